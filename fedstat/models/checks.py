@@ -53,6 +53,12 @@ def check_share(name: str, value: float | None) -> None:
         raise ModelError(f"{name}: expected a share between 0 and 1, received {value!r}")
 
 
+def check_level(name: str, value: object) -> None:
+    """Refuse what is not between 0 and 1."""
+    if not isinstance(value, int | float | np.floating) or not 0.0 < value < 1.0:
+        raise ModelError(f"{name}: expected a number between 0 and 1, received {value!r}")
+
+
 def check_whole(name: str, value: object, least: int) -> None:
     """Refuse what is not a whole number of at least `least`."""
     if not isinstance(value, Integral) or value < least:

@@ -14,13 +14,12 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.plots import axes_for
 from fedstat.inference.summary import ClientBlock, client_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary, human_bytes
+from fedstat.models.checks import check_level, check_whole
 from fedstat.models.laser.report.conformal_sets import ConformalSets, points_of
-from fedstat.models.laser.report.evaluation import SetEvaluation
-from fedstat.models.laser.report.prediction import (
-    FittedNetworks,
-    count_predictions,
-    predict_networks,
-)
+from fedstat.models.laser.report.counting import count_predictions
+from fedstat.models.laser.report.evaluation import SetEvaluation, check_threshold
+from fedstat.models.laser.report.importance import permutation_importance
+from fedstat.models.laser.report.prediction import FittedNetworks, predict_networks
 from fedstat.models.laser.training.course import Trained, Training
 from fedstat.models.laser.training.scoring import ScoreCounts
 from fedstat.models.laser.training.tasks import METHODS
@@ -146,35 +145,60 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         """Classes of the response, ascending; none of a normal one."""
         return self.record_.fitted.trained.outcome.classes
 
-    def predict_proba(self, partition: ClientPartition) -> pd.DataFrame:
+    def predict_proba(self, partition: ClientPartition, at: str = "average") -> pd.DataFrame:
         """Predict the probabilities of the classes of every entity, from the clients that have it.
 
         Parameters
         ----------
         partition : ClientPartition
             With one of the clients of the fit or more. A client that has left is one that has no entity.
+        at : str
+            Where clients have heads of their own (``heads="client"``, "local" and the like): the client whose
+            head predicts, or "average" over the heads that can. One head has one prediction for a set of
+            clients, and nothing to average.
 
         Returns
         -------
         DataFrame
-            (n, classes); nan for an entity that no client has.
+            (n, classes); nan for an entity that no client has, or for which the head of `at` has nothing.
 
         Raises
         ------
         NotAvailableError
             The response is normal.
         ModelError
-            The partition has no client of the fit.
+            The partition has no client of the fit, or `at` no head of its own.
         """
         if not self.classes:
             raise NotAvailableError("predict_proba: the response is normal; use predict")
-        found = predict_networks(self.record_.fitted, partition, "predict_proba()")
+        head = self._head(at)
+        found = predict_networks(self.record_.fitted, partition, "predict_proba()", head)
         return pd.DataFrame(found.predicted, index=partition.entities, columns=list(self.classes))
 
-    def predict(self, partition: ClientPartition) -> pd.Series:
-        """Predict the mean of a normal response, and else the most probable class."""
+    def _head(self, at: str) -> int | None:
+        """Find the number of the head of a client; None for the average."""
+        fitted = self.record_.fitted
+        if at == "average":
+            return None
+        if at not in fitted.clients or fitted.assembly.heads != len(fitted.clients):
+            own = fitted.clients if fitted.assembly.heads == len(fitted.clients) else ()
+            raise ModelError(
+                f"at: expected {', '.join(map(repr, ('average', *own)))}, received {at!r}; clients have heads of "
+                "their own where heads='client', or method='local'"
+            )
+        return fitted.clients.index(at)
+
+    def predict(self, partition: ClientPartition, *, threshold: float | None = None) -> pd.Series:
+        """Predict the mean of a normal response, and else the most probable class.
+
+        Of two classes the second where its probability is above the `threshold`, if there is one, such as
+        that of ``result.calibration.threshold()``.
+        """
+        if threshold is not None:
+            check_threshold(threshold, len(self.classes))
         found = predict_networks(self.record_.fitted, partition, "predict()")
-        return pd.Series(points_of(self.record_.fitted, found.predicted), index=partition.entities)
+        points = points_of(self.record_.fitted, found.predicted, 0.5 if threshold is None else threshold)
+        return pd.Series(points, index=partition.entities)
 
     def predict_set(
         self, partition: ClientPartition, alpha: float = 0.1, *, conditional: Conditional | None = None
@@ -206,8 +230,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         NotAvailableError
             The fit has no entities to calibrate by.
         """
-        if not 0.0 < alpha < 1.0:
-            raise ModelError(f"alpha: expected a number between 0 and 1, received {alpha!r}")
+        check_level("alpha", alpha)
         scores = self._scores()
         if conditional not in (None, "label") or (conditional and not self.classes):
             raise ModelError(f"conditional: expected None, or 'label' with classes, received {conditional!r}")
@@ -231,7 +254,8 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     def evaluate(self, partition: ClientPartition) -> SetEvaluation:
         """Count how well predictions agree with the response of another partition, by set of clients.
 
-        The holder of the response is handed the predictions, and counts; no response leaves it.
+        The holder of the response is handed the predictions, and counts; no response leaves it. For a curve
+        of calibration see ``result.evaluate(partition).evaluation().plot_calibration()``.
 
         Parameters
         ----------
@@ -244,7 +268,48 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
             It lacks the response, or all clients.
         """
         fitted = self.record_.fitted
-        return self._evaluation(count_predictions(fitted, self.record_.response, partition))
+        (scores,) = count_predictions(fitted, self.record_.response, partition)
+        return self._evaluation(scores)
+
+    def importance(
+        self, partition: ClientPartition, repeats: int = 10, *, alpha: float = 0.05
+    ) -> pd.DataFrame:
+        """Say what predictions lose where one client's columns are those of other entities.
+
+        Each client exchanges its rows, with all their columns, between the entities that it has, `repeats`
+        times, by permutations that nobody else knows; the response's holder counts as for :meth:`evaluate`.
+        A site that answers one evaluation only refuses it, and every repeat is further outputs for each
+        entity, which a limit on these (per_entity) counts: their differences tell of single clients' outputs.
+
+        Parameters
+        ----------
+        partition : ClientPartition
+            With the response, at the client that had it in the fit.
+        repeats : int
+            Permutations of each client.
+        alpha : float
+            One minus the level of the intervals, which are of the mean over permutations of these entities.
+
+        Returns
+        -------
+        DataFrame
+            By client: ``importance``, the mean loss over permutations, among the entities that have the
+            client, of the area under the ROC curve, of the accuracy where there are more than two classes, or
+            of R-squared; its ``std_error``, and ``low`` and ``high``, by Student's t.
+
+        Raises
+        ------
+        ModelError
+            Fewer than two repeats, `alpha` is not between 0 and 1, or the partition lacks the response.
+
+        References
+        ----------
+        Breiman, L. (2001). Random forests. Machine Learning 45, 5-32, section 10.
+        """
+        check_whole("repeats", repeats, 2)
+        check_level("alpha", alpha)
+        record = self.record_
+        return permutation_importance(record.fitted, record.response, partition, repeats, alpha)
 
     def _evaluation(self, scores: ScoreCounts) -> SetEvaluation:
         fitted = self.record_.fitted

@@ -14,14 +14,19 @@ from fedstat.models.laser.training.scoring import ScoreCounts, score_edges, scor
 from fedstat.typing import Floats, Ints
 
 
-def points_of(fitted: FittedNetworks, predicted: Floats) -> Floats:
-    """Means of a normal response, (n,), or the most probable classes; nan where nothing is known."""
+def points_of(fitted: FittedNetworks, predicted: Floats, threshold: float = 0.5) -> Floats:
+    """Means of a normal response, (n,), or the most probable classes; nan where nothing is known.
+
+    The second of two classes is taken where its probability is above the threshold.
+    """
     classes = fitted.trained.outcome.classes
     if not classes:
         return np.asarray(fitted.trained.mean + fitted.trained.sd * predicted[:, 0])
     known = np.isfinite(predicted).all(axis=1)
     out = np.full(len(predicted), np.nan)
-    out[known] = np.array(classes)[predicted[known].argmax(axis=1)]
+    two = len(classes) == 2
+    most = predicted[known, 1] > threshold if two else predicted[known].argmax(axis=1)
+    out[known] = np.array(classes)[most.astype(np.int64)]
     return out
 
 

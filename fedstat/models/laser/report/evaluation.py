@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import factorial
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import pandas as pd
+from scipy.special import expit, logit
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.evaluation.evaluation import Evaluation, discrimination
 from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.models.checks import check_choice, check_level
 from fedstat.models.laser.training.scoring import ScoreCounts, score_edges
 from fedstat.models.laser.training.tasks import members_of
 from fedstat.typing import Floats
+
+Criterion: TypeAlias = Literal["f1", "youden"]
+
+
+def check_threshold(threshold: float, classes: int) -> None:
+    """Refuse what is no probability, and one for a response that does not have two classes."""
+    if classes != 2:
+        raise ModelError("threshold: the response does not have two classes")
+    check_level("threshold", threshold)
 
 
 def set_name(clients: int, names: Sequence[str]) -> str:
@@ -46,26 +58,38 @@ class SetEvaluation:
         """Sets of clients, as in "A + B"."""
         return [set_name(s, self.clients) for s in self.scores.sets.tolist()]
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self, threshold: float | None = None) -> pd.DataFrame:
         """One row per set of clients.
+
+        Parameters
+        ----------
+        threshold : float, optional
+            Of two classes, the probability above which the second is predicted, for ``accuracy`` and ``f1``;
+            it is taken at the nearest edge of the bins in which was counted. By default one half.
 
         Returns
         -------
         DataFrame
             ``n``; of classes ``accuracy``, ``f1`` (of the second of two classes, else the mean over classes),
-            ``log_loss``, ``brier``, and of two ``auc`` with its 95 % interval (Hanley and McNeil 1982, see
+            ``log_loss``, ``brier``, and of two ``auc`` with its 95 % interval (Hanley and McNeil 1982 with
+            their probabilities counted, which differs from DeLong, DeLong and Clarke-Pearson 1988 by terms
+            that vanish faster than one over the entities; see
             :class:`fedstat.inference.evaluation.evaluation.Evaluation`); of a normal response ``rmse`` and
             ``rsquared``, which takes the variance of the fit. nan where too few entities were there to count.
         """
         scores, n = self.scores, self.scores.n
+        confusion = scores.confusion
+        if threshold is not None:
+            check_threshold(threshold, len(self.classes))
+            at = int(np.abs(score_edges(2) - logit(threshold)).argmin())
+            confusion = np.stack([self._confusions(g)[:, :, at] for g in range(len(n))])
         frame = pd.DataFrame({"n": n.astype(int)}, index=pd.Index(self.names, name="set"))
         with np.errstate(divide="ignore", invalid="ignore"):
             loss, second = (scores.losses / n[:, None]).T
             if not self.classes:
                 return frame.assign(rmse=self.sd * np.sqrt(second), rsquared=1.0 - second)
-            right = np.trace(scores.confusion, axis1=1, axis2=2)
-            frame["accuracy"] = right / n
-            frame["f1"] = self._f1()
+            frame["accuracy"] = np.trace(confusion, axis1=1, axis2=2) / n
+            frame["f1"] = self._f1(confusion)
         frame["log_loss"], frame["brier"] = loss, second / (2.0 if len(self.classes) == 2 else 1.0)
         if len(self.classes) == 2:
             found = [discrimination(*self._by_event(g)) for g in range(len(n))]
@@ -75,8 +99,43 @@ class SetEvaluation:
             )
         return frame
 
-    def _f1(self) -> Floats:
-        C = self.scores.confusion
+    def _confusions(self, g: int) -> Floats:
+        """Entities by class and predicted class at every edge of the bins as threshold, (2, 2, B - 1)."""
+        below = self.scores.bins[g].cumsum(axis=1)
+        return np.stack([below[:, :-1], below[:, -1:] - below[:, :-1]], axis=1)
+
+    def threshold(self, of: str | None = None, by: Criterion = "f1") -> float:
+        """Probability above which to predict the second of two classes.
+
+        Choose it on entities from which nothing was learned, as of ``result.calibration``, and not on those
+        by which predictions are judged afterwards.
+
+        Parameters
+        ----------
+        of : str, optional
+            A set of clients, by default the largest that was counted.
+        by : {"f1", "youden"}
+            What is largest there: F1 of the second class, or sensitivity plus specificity (Youden 1950).
+
+        Raises
+        ------
+        NotAvailableError
+            The response does not have two classes, or the set was not counted.
+        ModelError
+            There is no such criterion.
+        """
+        check_choice("by", by, get_args(Criterion))
+        confusions = self._confusions(self._counted(of))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = confusions / confusions.sum(axis=1, keepdims=True)
+            f1 = 2.0 * confusions[1, 1] / (confusions[1, 1] + confusions[:, 1].sum(axis=0) + confusions[1, 0])
+            value = np.nan_to_num(f1 if by == "f1" else shares[0, 0] + shares[1, 1])
+        # Between two counts that are not empty every edge is as good: the middle one.
+        best = np.flatnonzero(value >= value.max() * (1.0 - 1e-12))
+        run = best[: 1 + int(np.argmax(np.append(np.diff(best) > 1, True)))]
+        return float(expit(score_edges(2)[run[len(run) // 2]]))
+
+    def _f1(self, C: Floats) -> Floats:
         hits = np.diagonal(C, axis1=1, axis2=2)
         f1 = 2.0 * hits / (C.sum(axis=1) + C.sum(axis=2))
         return np.asarray(f1[:, 1] if len(self.classes) == 2 else np.nanmean(f1, axis=1))
@@ -94,20 +153,26 @@ class SetEvaluation:
         NotAvailableError
             The response does not have two classes, or the set was not counted.
         """
-        if len(self.classes) != 2:
-            raise NotAvailableError("no AUC or calibration: the response does not have two classes")
-        counted = [name for name, n in zip(self.names, self.scores.n.tolist(), strict=True) if n]
-        if not counted or (of is not None and of not in counted):
-            raise NotAvailableError(
-                f"expected one of the sets {', '.join(map(repr, counted))}, received {of!r}"
-            )
-        g = self.names.index(of or max(counted, key=lambda name: name.count(" + ")))
+        g = self._counted(of)
         events, others = self._by_event(g)
         sums = self.scores.expected[g].sum(axis=0)[None]
         edges = np.concatenate([[-np.inf], score_edges(2), [np.inf]])
         return Evaluation(
             edges=edges, sites=(self.names[g],), n=events + others, observed=events, expected=sums
         )
+
+    def _counted(self, of: str | None) -> int:
+        """Find the number of a set of clients, by default of the largest that was counted."""
+        if len(self.classes) != 2:
+            raise NotAvailableError(
+                "no AUC, calibration or threshold: the response does not have two classes"
+            )
+        counted = [name for name, n in zip(self.names, self.scores.n.tolist(), strict=True) if n]
+        if not counted or (of is not None and of not in counted):
+            raise NotAvailableError(
+                f"expected one of the sets {', '.join(map(repr, counted))}, received {of!r}"
+            )
+        return self.names.index(of or max(counted, key=lambda name: name.count(" + ")))
 
     def values(self) -> pd.Series:
         """Shapley values of the clients.
@@ -145,6 +210,11 @@ class SetEvaluation:
             return list(frame["rsquared"])
         most = self.scores.confusion.sum(axis=2).max(axis=1) / self.scores.n
         return list(frame["accuracy"] - most)
+
+    def worth_with(self, client: str) -> float:
+        """AUC beyond one half, R-squared, or accuracy beyond the largest class, where a client took part."""
+        with_client = self.scores.sets >> self.clients.index(client) & 1 == 1
+        return replace(self, scores=self.scores.together(with_client))._worth()[0]
 
     def summary(self) -> SheetSummary:
         """Print one line per set."""

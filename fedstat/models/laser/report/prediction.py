@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedstat.errors import ModelError
 from fedstat.federation.crypto.masks import hides
-from fedstat.federation.design.by_columns import design_ask
-from fedstat.federation.message import Ask, Reply
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.engine import Fit, Rounds
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.consent import FurtherAnalysis
@@ -23,17 +21,15 @@ from fedstat.models.laser.training.course import Trained, Training
 from fedstat.models.laser.training.holder_steps import average
 from fedstat.models.laser.training.losses import of_scores
 from fedstat.models.laser.training.networks import Networks, Optimiser
-from fedstat.models.laser.training.scoring import ScoreCounts, read_scores
 from fedstat.models.laser.training.tasks import Assembly, Heads, Method, assemble, members_of
-from fedstat.models.vertical.prediction.coding import ResponseSource
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
+    OpenedBlocks,
     new_ledger,
     open_blocks,
     prediction_analysis,
     present_clients,
 )
-from fedstat.records import to_json
 from fedstat.typing import Floats, Ints
 
 
@@ -106,104 +102,100 @@ class PredictedSets:
     predicted: Floats
     sets: Ints
     clients: tuple[str, ...]
-    session: str
 
     def name_of(self, clients: int) -> str:
         """Write a set of clients."""
         return " + ".join(self.clients[k] for k in members_of(clients))
 
 
-def predict_networks(fitted: FittedNetworks, partition: ClientPartition, call: str) -> PredictedSets:
-    """Predict the entities of a partition, from the clients that have each."""
+def predict_networks(
+    fitted: FittedNetworks, partition: ClientPartition, call: str, head: int | None = None
+) -> PredictedSets:
+    """Predict the entities of a partition, from the clients that have each; by one head, or on average."""
 
     def asking() -> Rounds[PredictedSets]:
-        return predicting(fitted, partition)
+        opened = yield from open_networks(fitted, partition)
+        return (yield from hidden(fitted, opened, predicted(fitted, opened, partition, head=head)))
 
     analysis = fitted.analysis(call, partition)
     return analysis.run(asking(), asking, new_ledger(partition, fitted.holder))
 
 
-def predicting(fitted: FittedNetworks, partition: ClientPartition) -> Rounds[PredictedSets]:
-    """Ask the clients that a partition has for the outputs of their networks.
-
-    Where a prediction needs only the sum of these, and masks hide each, they are masked.
-    """
+def open_networks(fitted: FittedNetworks, partition: ClientPartition) -> Rounds[OpenedBlocks]:
+    """Open the columns of the clients that a partition has."""
     present = present_clients(fitted.clients, partition)
     if not present:
         raise ModelError(
             f"predict: expected at least one of the clients {', '.join(fitted.clients)}; the partition has "
             f"{', '.join(partition.clients)}"
         )
-    opened = yield from open_blocks(fitted.blocks, present, partition, FAMILY)
+    return (yield from open_blocks(fitted.blocks, present, partition, FAMILY))
+
+
+def hidden(fitted: FittedNetworks, opened: OpenedBlocks, protocol: Rounds[Fit]) -> Rounds[Fit]:
+    """Mask the outputs of networks where a prediction needs only their sum, and masks hide each."""
+    present = tuple(opened.rows)
+    return (
+        mask_sums(protocol, present, opened.session) if fitted.one_each and hides(len(present)) else protocol
+    )
+
+
+def predicted(
+    fitted: FittedNetworks,
+    opened: OpenedBlocks,
+    partition: ClientPartition,
+    *,
+    permuted: tuple[str, int] | None = None,
+    head: int | None = None,
+) -> Rounds[PredictedSets]:
+    """Ask the clients for the outputs of their networks; of one that is `permuted`, by a number.
+
+    Its columns are exchanged between the entities that it has.
+    """
     to, n, width = Conversation(FAMILY, opened.session, None), partition.n_entities, fitted.width
-    hidden = np.array(fitted.hidden, dtype=np.int64)
-    asks = [
+    trained, hidden_units = fitted.trained, np.array(fitted.hidden, dtype=np.int64)
+    replies = yield [
         to.ask(
             k,
             "represent",
             json.dumps(fitted.modules.get(k, "")),
-            parameters=fitted.trained.networks[k],
-            hidden=hidden,
+            parameters=trained.networks[k],
+            hidden=hidden_units,
             width=width,
-            shift=fitted.trained.shift[k],
-            scale=fitted.trained.scale[k],
-            rows=opened.rows[k],
+            shift=trained.shift[k],
+            scale=trained.scale[k],
+            rows=rows,
             n=n,
             **fitted.beside(k),
+            **({"permuted": permuted[1]} if permuted and permuted[0] == k else {}),
         )
-        for k in present
+        for k, rows in opened.rows.items()
     ]
-    summed = fitted.one_each and hides(len(present))
-    replies = yield from (mask_sums(ask_once(asks), present, opened.session) if summed else ask_once(asks))
     outputs = np.zeros((len(fitted.assembly.networks), n, width))
     for reply in replies:
         for place, i in enumerate(fitted.assembly.at(fitted.clients.index(reply.site))):
             outputs[i] = reply.arrays["outputs"][:, place * width : (place + 1) * width]
     sets = ((~opened.missing) @ (1 << np.arange(len(fitted.clients)))).astype(np.int64)
-    return PredictedSets(predict_sets(fitted, outputs, sets), sets, fitted.clients, opened.session)
+    return PredictedSets(predict_sets(fitted, outputs, sets, head), sets, fitted.clients)
 
 
-def ask_once(asks: list[Ask]) -> Rounds[list[Reply]]:
-    """Ask one round."""
-    return (yield asks)
+def predict_sets(fitted: FittedNetworks, outputs: Floats, sets: Ints, head: int | None = None) -> Floats:
+    """Predict each entity, with outputs (I, n, d), from the clients of its set (n,); nan without any.
 
-
-def count_predictions(
-    fitted: FittedNetworks, response: ResponseSource, partition: ClientPartition
-) -> ScoreCounts:
-    """Count how well predictions agree with the response of a partition, by set of clients."""
-    holder = response.client
-    if holder not in partition.sites:
-        raise ModelError(f"evaluate: the partition lacks client '{holder}', which has the response")
-
-    def asking() -> Rounds[ScoreCounts]:
-        found = yield from predicting(fitted, partition)
-        question = {"response": response.text, "columns": response.columns}
-        yield [design_ask(holder, "open_response", found.session, question)]
-        rows = partition.rows[holder]
-        use = found.sets[rows] > 0
-        sets, code = np.unique(found.sets[rows[use]], return_inverse=True)
-        units = np.array([fitted.trained.mean, fitted.trained.sd, len(sets)])
-        arrays = {"predicted": found.predicted[rows[use]], "use": use, "code": code, "units": units}
-        to = Conversation(FAMILY, found.session, None)
-        (reply,) = yield [to.ask(holder, "score", to_json(fitted.trained.outcome), **arrays)]
-        return read_scores(reply, sets)
-
-    analysis = fitted.analysis("evaluate()", partition)
-    columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
-    analysis = replace(analysis, columns=columns)
-    return analysis.run(asking(), asking, new_ledger(partition, holder))
-
-
-def predict_sets(fitted: FittedNetworks, outputs: Floats, sets: Ints) -> Floats:
-    """Predict each entity, with outputs (I, n, d), from the clients of its set (n,); nan without any."""
+    By one `head`, nan for entities that its client lacks, or by the average of those of the set.
+    """
     classes = max(len(fitted.trained.outcome.classes), 1)
     out = np.full((len(sets), classes), np.nan)
     for s in np.unique(sets).tolist():
         at = np.flatnonzero(sets == s)
-        found = [task_scores(fitted, t, outputs[:, at]) for t in fitted.assembly.predicting(s)]
+        tasks = fitted.assembly.predicting(s)
+        if head is not None:
+            tasks = [t for t in tasks if fitted.assembly.tasks[t].head == head]
+        found = [task_scores(fitted, t, outputs[:, at]) for t in tasks]
         if found:
             out[at] = average(found, fitted.method == "ensemble")
+        elif head is not None:
+            continue
         elif s and classes > 1:
             out[at] = 1.0 / classes  # the method has no prediction for such a set: a guess
         elif s:

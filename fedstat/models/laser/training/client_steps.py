@@ -203,17 +203,20 @@ def represent(
     n: Array,
     distilled: Floats | None = None,
     joint: Array | None = None,
+    permuted: Array | None = None,
 ) -> tuple[dict[str, Array], str]:
     """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the client has none.
 
     `shift` and `scale` (p,) are those of the columns in the fit, `rows` where the entities stand among `n`;
     `text` is the name of a module in the place of the networks, or empty. `distilled` (1, q) has the network
-    whose `joint` outputs stand beside the columns.
+    whose `joint` outputs stand beside the columns. `permuted` is the number of a permutation of the rows.
     """
     X = block_of(state).X
     check_lengths(data.name, shift=(shift, X.shape[1]), scale=(scale, X.shape[1]), rows=(rows, len(X)))
     if not (scale > 0.0).all() or (len(rows) and not 0 <= rows.min() <= rows.max() < int(n)):
         raise MessageError(f"{data.name}: expected positive scales, and positions of its entities")
+    if permuted is not None:
+        X = X[secret_order(data, len(X), int(permuted))]
     Z, module = np.ascontiguousarray((X - shift) / scale), json.loads(text)
     if distilled is not None:
         Z = with_distilled(Z, (X.shape[1], *hidden.tolist(), 0 if joint is None else int(joint)), distilled)
@@ -225,6 +228,15 @@ def represent(
     out = np.zeros((int(n), outputs.shape[1] * outputs.shape[2]))
     out[rows] = outputs.reshape(len(X), -1)
     return {"outputs": out}, ""
+
+
+def secret_order(data: SiteData, n: int, number: int) -> Ints:
+    """Draw a permutation of n rows, the same for a number as long as the site has its keys.
+
+    Nobody else can: who knew which rows were exchanged would have differences of single outputs.
+    """
+    key = data.trust.identity.secret(f"permutation {number} of {n}")
+    return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).permutation(n)
 
 
 ROWS = Declared("presence", "which of the client's entities are in the batch", dtype="int64")
@@ -281,6 +293,7 @@ CLIENT_STEPS: Mapping[str, Step] = {
                 "aggregate", "parameters of a network beside the columns", 2, optional=True, dtype="float64"
             ),
             "joint": Declared("control", "outputs of that network", 0, optional=True),
+            "permuted": Declared("control", "number of a permutation of the rows", 0, optional=True),
         },
         {"outputs": OUTPUTS},
         Declared("control", "name of a module in the place of the networks"),

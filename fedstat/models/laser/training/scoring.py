@@ -10,7 +10,7 @@ from scipy.special import logit
 from fedstat.errors import MessageError
 from fedstat.federation.message import Reply
 from fedstat.inference.conformal import merge_upwards
-from fedstat.typing import Floats, Ints
+from fedstat.typing import Bools, Floats, Ints
 
 STEP, FURTHEST = 0.05, 8.0
 """Width of a bin of log odds, and where the outer bins begin."""
@@ -70,6 +70,12 @@ class ScoreCounts:
     def n(self) -> Floats:
         """Entities of each set, (G,)."""
         return np.asarray(self.bins.sum(axis=(1, 2)))
+
+    def together(self, groups: Bools) -> ScoreCounts:
+        """Count the entities of some sets, (G,), as those of one, which has all their clients."""
+        every = np.bitwise_or.reduce(self.sets[groups], initial=0)
+        sums = (self.bins, self.expected, self.confusion, self.losses)
+        return ScoreCounts(np.array([every]), *(part[groups].sum(axis=0)[None] for part in sums))
 
     @property
     def scores(self) -> Floats:
