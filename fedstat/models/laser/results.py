@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import numpy as np
@@ -12,13 +11,14 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.plots import axes_for
-from fedstat.inference.summary import ClientBlock, client_sheet, header_sheet
+from fedstat.inference.summary import client_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary, human_bytes
 from fedstat.models.checks import check_level, check_whole
 from fedstat.models.laser.report.conformal_sets import ConformalSets, points_of
 from fedstat.models.laser.report.counting import count_predictions
 from fedstat.models.laser.report.evaluation import SetEvaluation, check_threshold
 from fedstat.models.laser.report.importance import permutation_importance
+from fedstat.models.laser.report.notes import LASERRecord, notes_of
 from fedstat.models.laser.report.prediction import FittedNetworks, predict_networks
 from fedstat.models.laser.training.course import Trained, Training
 from fedstat.models.laser.training.scoring import ScoreCounts
@@ -46,20 +46,6 @@ class NoCoefficients:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(NO_ERRORS)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LASERRecord:
-    """What a file of results holds."""
-
-    fitted: FittedNetworks
-    response: ResponseSource
-    masked: bool
-    n: int
-    parts: tuple[int, int, int]
-    blocks: tuple[ClientBlock, ...]
-    label_epsilon: float
-    ledger: SavedLedger | None
 
 
 class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRecord):
@@ -182,9 +168,10 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
             return None
         if at not in fitted.clients or fitted.assembly.heads != len(fitted.clients):
             own = fitted.clients if fitted.assembly.heads == len(fitted.clients) else ()
+            words = ", ".join(map(repr, ("average", *own)))
             raise ModelError(
-                f"at: expected {', '.join(map(repr, ('average', *own)))}, received {at!r}; clients have heads of "
-                "their own where heads='client', or method='local'"
+                f"at: expected {words}, received {at!r}; clients have heads of their own where "
+                "heads='client', or method='local'"
             )
         return fitted.clients.index(at)
 
@@ -379,47 +366,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         sheets = [header_sheet(f"{self.model_name} results", left, right)]
         if self.record_.fitted.trained.scores is not None:
             sheets += self.calibration.summary().sheets
-        return SheetSummary([*sheets, client_sheet(r.blocks, kinds)], self._notes())
-
-    def _notes(self) -> list[str]:
-        r = self.record_
-        hidden = (
-            "The holder of the response was handed masked sums of the clients' outputs, over one random set "
-            "of clients for each entity and batch; the sets change, so that differences of sums tell of "
-            "single clients. "
-            if r.masked
-            else "The holder of the response was handed the outputs of every client for each entity. "
-        )
-        if r.fitted.trained.joint:
-            hidden = (
-                f"The coordinator and every client were handed {r.fitted.trained.joint} singular vectors of "
-                f"all clients' columns, for each entity that all have. {hidden}"
-            )
-        notes = [
-            "There are no standard errors: weights of networks are not identified.",
-            f"{hidden}From such numbers most of the variation of a client's columns can be predicted by who "
-            f"knows them for a few hundred entities. {self._of_labels()}",
-        ]
-        if self.record_.fitted.trained.scores is not None:
-            notes.append(
-                "Sets and intervals of predict_set() are calibrated by set of clients, and hold for entities "
-                "that are exchangeable with those that calibrate; a set of few entities rules out nothing."
-            )
-        return notes
-
-    def _of_labels(self) -> str:
-        epsilon, total = self.record_.label_epsilon, self.record_.fitted.trained.outcome.label_epsilon
-        if not epsilon:
-            return (
-                "Each client learned the labels of the entities that it has: the gradients of one batch tell "
-                "them apart."
-            )
-        return (
-            "Labels were randomised before anything else: whoever looks, the odds of two labels of one "
-            f"entity change by exp({epsilon:g}) at most, and by exp({total:g}) over all labels that their "
-            "holder has randomised. Columns are not protected, nor are labels from evaluate(). Sets, "
-            "intervals and figures of calibration are of randomised labels."
-        )
+        return SheetSummary([*sheets, client_sheet(r.blocks, kinds)], notes_of(r))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.method}, {self.record_.n:,} entities; see .summary()>"

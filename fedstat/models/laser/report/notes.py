@@ -1,0 +1,71 @@
+"""What is kept of a training, and the notes of its summary: what passed, and who learned what of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedstat.inference.summary import ClientBlock
+from fedstat.models.laser.report.prediction import FittedNetworks
+from fedstat.models.saved import SavedLedger
+from fedstat.models.vertical.prediction.coding import ResponseSource
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LASERRecord:
+    """What a file of results holds."""
+
+    fitted: FittedNetworks
+    response: ResponseSource
+    masked: bool
+    n: int
+    parts: tuple[int, int, int]
+    blocks: tuple[ClientBlock, ...]
+    label_epsilon: float
+    ledger: SavedLedger | None
+
+
+def notes_of(r: LASERRecord) -> list[str]:
+    """Say what was disclosed, and what intervals rest on."""
+    hidden = (
+        "The holder of the response was handed masked sums of the clients' outputs, over one random set "
+        "of clients for each entity and batch; the sets change, so that differences of sums tell of "
+        "single clients. "
+        if r.masked
+        else "The holder of the response was handed the outputs of every client for each entity. "
+    )
+    if r.fitted.trained.joint:
+        hidden = (
+            f"The coordinator and every client were handed {r.fitted.trained.joint} singular vectors of "
+            f"all clients' columns, for each entity that all have. {hidden}"
+        )
+    notes = [
+        "There are no standard errors: weights of networks are not identified.",
+        f"{hidden}From such numbers most of the variation of a client's columns can be predicted by who "
+        f"knows them for a few hundred entities. {_of_labels(r)}",
+    ]
+    if r.fitted.trained.scores is not None:
+        spread = (
+            " Under masks each entity calibrates one of the sets of clients that it could, so that the entities "
+            "to calibrate by are divided among these."
+        )
+        notes.append(
+            "Sets and intervals of predict_set() are calibrated by set of clients, and hold for entities "
+            "that are exchangeable with those that calibrate; a set of few entities rules out nothing."
+            f"{spread if r.masked else ''}"
+        )
+    return notes
+
+
+def _of_labels(r: LASERRecord) -> str:
+    epsilon, total = r.label_epsilon, r.fitted.trained.outcome.label_epsilon
+    if not epsilon:
+        return (
+            "Each client learned the labels of the entities that it has: the gradients of one batch tell "
+            "them apart."
+        )
+    return (
+        "Labels were randomised before anything else: whoever looks, the odds of two labels of one "
+        f"entity change by exp({epsilon:g}) at most, and by exp({total:g}) over all labels that their "
+        "holder has randomised. Columns are not protected, nor are labels from evaluate(). Sets, "
+        "intervals and figures of calibration are of randomised labels."
+    )
