@@ -45,8 +45,8 @@ def notes_of(r: LASERRecord) -> list[str]:
     ]
     if r.fitted.trained.scores is not None:
         spread = (
-            " Under masks each entity calibrates one of the sets of clients that it could, so that the entities "
-            "to calibrate by are divided among these."
+            " Under masks each entity calibrates one of the sets of clients that it could, so that the "
+            "entities to calibrate by are divided among these."
         )
         notes.append(
             "Sets and intervals of predict_set() are calibrated by set of clients, and hold for entities "
