@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -36,7 +37,9 @@ class CombinedResults:
         M.
     """
 
-    def __init__(self, params: pd.DataFrame, errors: pd.DataFrame) -> None:
+    def __init__(self, params: pd.DataFrame, errors: pd.DataFrame, response: str) -> None:
+        # what statsmodels' tables read
+        self.model = SimpleNamespace(endog_names=response, exog_names=list(params.columns))
         self.tables = len(params)
         self.params = params.mean().rename(None)
         self.between, self.within = params.var(ddof=1), (errors**2).mean()
@@ -137,4 +140,5 @@ def combine(results: Sequence[object]) -> CombinedResults:
     )
     if not (np.isfinite(params).all(axis=None) and np.isfinite(errors).all(axis=None)):
         raise ModelError("combine: a coefficient or a standard error is not a finite number")
-    return CombinedResults(params.reset_index(drop=True), errors.reset_index(drop=True))
+    response = str(getattr(getattr(results[0], "model", None), "endog_names", "combined"))
+    return CombinedResults(params.reset_index(drop=True), errors.reset_index(drop=True), response)

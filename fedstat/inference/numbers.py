@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,10 +27,18 @@ class EstimateNumbers:
 
     model_name = "Federated regression"
     method_name = ""
+    _model: Any = None
 
     def __init__(self, estimate: Estimate, ledger: LedgerLike | None = None) -> None:
         self.estimate = estimate
         self._ledger = ledger
+
+    @property
+    def model(self) -> Any:
+        """The model, with the names that statsmodels' tables read; these alone of results from a file."""
+        named = SimpleNamespace() if self._model is None else copy.copy(self._model)
+        named.endog_names, named.exog_names = self.estimate.response, list(self.estimate.names)
+        return named
 
     @property
     def params(self) -> pd.Series:

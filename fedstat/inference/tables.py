@@ -6,8 +6,9 @@ import csv
 import html
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 
 import numpy as np
@@ -181,7 +182,7 @@ def _text_table(sheet: Sheet) -> SimpleTable:
         headers=heads if any(sheet.headers) else None,
         title=sheet.title,
         txt_fmt={
-            "data_fmts": [_shortener(width) for width in sheet.widths],
+            "data_fmts": [partial(shorten, width=width) for width in sheet.widths],
             "data_aligns": sheet.aligns,
             "colwidths": list(sheet.widths),
             "colsep": " " * sheet.gap,
@@ -196,10 +197,6 @@ def _lines(row: Sequence[str], sheet: Sheet) -> list[tuple[str, ...]]:
     # Cells of one row wrap on their own; the shorter ones are filled with blanks.
     cells = (textwrap.wrap(cell, width) for cell, width in zip(row, sheet.widths, strict=True))
     return list(zip_longest(*cells, fillvalue=""))
-
-
-def _shortener(width: int) -> Callable[[str], str]:
-    return lambda cell: shorten(cell, width)
 
 
 def _pad(text: str, width: int, align: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -72,9 +73,32 @@ class Saveable:
         ----------
         path : str or Path
         """
+        Path(path).write_bytes(self._packed())
+
+    def _packed(self) -> bytes:
+        """Return the content of a file of the results."""
         arrays: dict[str, Any] = {}
         content = json.dumps(to_plain(self.to_record(), arrays))
-        Path(path).write_bytes(pack({"format": self.saved_as, "content": content}, arrays))
+        return pack({"format": self.saved_as, "content": content}, arrays)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what :meth:`save` writes, and nothing else: no model, no site, no row."""
+        return read_results, (self._packed(), "the pickle")
+
+    def __copy__(self) -> Self:
+        return self._of_fields(self.__dict__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy all but the model, by which both reach the same sites."""
+        if (model := self.__dict__.get("_model")) is not None:
+            memo[id(model)] = model
+        return self._of_fields(copy.deepcopy(self.__dict__, memo))
+
+    @classmethod
+    def _of_fields(cls, fields: Mapping[str, Any]) -> Self:
+        made = cls.__new__(cls)
+        made.__dict__.update(fields)
+        return made
 
 
 def load(path: str | Path) -> Any:
@@ -98,23 +122,28 @@ def load(path: str | Path) -> Any:
         The file is not one that fedstat saved, or a former version saved it.
     """
     path = Path(path)
+    return read_results(path.read_bytes(), path.name)
+
+
+def read_results(data: bytes, where: str) -> Any:
+    """Read results from the content of a file, or of a pickle."""
     try:
-        header, arrays = unpack(path.read_bytes())
+        header, arrays = unpack(data)
     except MessageError as error:
-        raise ModelError(f"{path.name}: not a file of results that fedstat saved") from error
+        raise ModelError(f"{where}: not a file of results that fedstat saved") from error
     form = header.get("format", "")
     # A family enters its reader when its module is imported, which a fresh session has not done.
     named = [family for family in form.split() if family in INSTALLED]
     for family in filter(INSTALLED.get, named or INSTALLED):
         import_module(f"fedstat.models.{family}.model")
     if form not in READERS:
-        raise ModelError(f"{path.name}: {_unknown(header.get('format'))}")
+        raise ModelError(f"{where}: {_unknown(header.get('format'))}")
     try:
         return READERS[form](header, arrays)
     # Of a stranger's file anything may be wrong; the cause stays attached for whoever wrote it.
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, FedstatError) as error:
         told = f": {error}" if isinstance(error, FedstatError) else ""
-        raise ModelError(f"{path.name}: the file is not whole ({type(error).__name__}){told}") from error
+        raise ModelError(f"{where}: the file is not whole ({type(error).__name__}){told}") from error
 
 
 def _unknown(form: str | None) -> str:

@@ -12,12 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import (
-    FedstatError,
-    MessageError,
-    SecurityError,
-    SessionError,
-)
+from fedstat.errors import FedstatError, MessageError, NotAvailableError, SecurityError, SessionError
 from fedstat.federation.account.chain import Chain, SiteAccount
 from fedstat.federation.account.charges import BudgetSpent
 from fedstat.federation.account.ledger import Ledger
@@ -61,6 +56,7 @@ STARTED_AGAIN = (
 TOOK_ITS_PLACE = (
     f"{SESSIONS_KEPT} newer sessions took the place of this one. Make the model again with from_formula"
 )
+NOT_COPIED = "a site is not pickled or copied, nor is a model, which asks it; results and partitions can be"
 RECEIPT = "receipt"
 """Family that asks for a site's statement on what has passed: it holds no data, and no policy refuses it."""
 BEFORE_ALIGNING = ("schema", "secure", "align", APPROVAL)
@@ -186,6 +182,9 @@ class Site:
 
     def __repr__(self) -> str:
         return f"Site({self.name!r}, {self._size})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise NotAvailableError(f"{self.name}: {NOT_COPIED}")
 
     def answer(self, request: bytes, asker: str = "") -> bytes:
         """Answer one ask.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedstat.federation.design.observed import Partial
 from fedstat.federation.door.owner.policy import Policy, site_policies
 from fedstat.federation.door.site import Site
 from fedstat.federation.partition.describe import Layout
+from fedstat.federation.partition.division import Division
 from fedstat.federation.rounds.alignment import align_entities
 from fedstat.federation.rounds.engine import Engine, LocalEngine
 from fedstat.federation.tables import checks as check
@@ -48,18 +49,28 @@ class PartitionOptions:
     def __post_init__(self) -> None:
         check.refuse(check.option_problems(self.partial, self.min_count))
 
+    def settled(self, clients: Sequence[str]) -> PartitionOptions:
+        """Read what files say, and draw the shared secret, so that sites can be opened alike again."""
+        given = dict(self.published or {})
+        check.refuse(f"published names '{name}', which is no client" for name in given if name not in clients)
+        return replace(
+            self,
+            policy=None,
+            policies=site_policies(clients, self.policy, self.policies),
+            shared_seed=secrets.randbits(SEED_BITS) if self.shared_seed is None else self.shared_seed,
+            published={name: as_published(one, f"published[{name!r}]") for name, one in given.items()},
+        )
+
     def open_sites(self, tables: Mapping[str, Table], site_column: str = "") -> dict[str, Site]:
         """One site per client, all with the same shared secret and each other's fingerprints."""
         rules = site_policies(tuple(tables), self.policy, self.policies)
-        seed = secrets.randbits(SEED_BITS) if self.shared_seed is None else self.shared_seed
-        given = dict(self.published or {})
-        check.refuse(f"published names '{name}', which is no client" for name in given if name not in tables)
+        given = self.published or {}
         sites = {
             client: Site(
                 client,
                 table,
                 rules[client],
-                seed,
+                self.shared_seed,
                 site_column,
                 published=described(client, table, rules[client], given.get(client)),
             )
@@ -77,7 +88,7 @@ class PartitionOptions:
         """Let sites that hold the clients' keys, and nothing else, number their entities."""
         # sites that hold keys and no column: nothing else can leave while entities are numbered
         keys = {client: KeyTable(client, frame, key) for client, frame in tables.items()}
-        sites = replace(self, published=None).open_sites(keys)
+        sites = replace(self, published=None).settled(tuple(keys)).open_sites(keys)
         for site in sites.values():
             site.trust.consents.update(dict.fromkeys(sites, "by whoever made the partition"))
         protocol = align_entities(tuple(sites), secrets.token_hex(8))
@@ -98,6 +109,13 @@ class PartitionParts:
     engine: Engine | None = None
     aligned_as: str = ""
     coordinator: str = ""
+    division: Division = field(default_factory=Division)
+
+    def opened(self) -> PartitionParts:
+        """Open sites in this process, with keys and accounts of their own."""
+        tables = self.alignment.tables
+        options = self.options.settled(tuple(tables))
+        return replace(self, options=options, sites=options.open_sites(tables, self.site_column))
 
 
 def described(client: str, table: Table, policy: Policy, given: IntoPublished | None) -> Published | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from narwhals.typing import IntoDataFrame
 
@@ -16,6 +16,7 @@ from fedstat.federation.carry.remote import Carrier, RemoteEngine
 from fedstat.federation.design.observed import Partial
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.partition.connect import connect
+from fedstat.federation.partition.copies import copied_parts
 from fedstat.federation.partition.describe import Layout
 from fedstat.federation.partition.local_sites import PartitionOptions, PartitionParts
 from fedstat.federation.partition.row_tables import SiteCurve, row_problems, stack_tables, with_site_curves
@@ -49,6 +50,10 @@ class ClientPartition(PartitionViews):
     processes with :meth:`connect`. In the *vertical*
     layout clients hold different columns of overlapping entities; in the *horizontal* layout they
     hold the same columns of different entities.
+
+    It can be pickled and copied where its rows are in this process or in Parquet files. The sites of the copy
+    are made anew, with keys and accounts of their own: what was asked of the others, or of their budgets
+    spent, they do not know.
 
     Attributes
     ----------
@@ -168,8 +173,7 @@ class ClientPartition(PartitionViews):
             stacked = with_site_curves(named_row_tables(frames, key), curves or {}, key)
             check.refuse(row_problems(stacked, key, site_column, new_data=new_data))
             alignment = stack_tables(stacked, key)
-        sites = options.open_sites(alignment.tables, site_column)
-        return cls._of(PartitionParts(layout, key, alignment, options, sites, site_column))
+        return cls._of(PartitionParts(layout, key, alignment, options, {}, site_column).opened())
 
     @classmethod
     @described_in(from_frames)
@@ -228,9 +232,7 @@ class ClientPartition(PartitionViews):
             table = with_curves("the table", table, curves or {}, key)
             check.refuse(check.row_split_problems(table, by, key, new_data=new_data))
             alignment = split_rows(table, by, key)
-        site_column = by or ""
-        sites = options.open_sites(alignment.tables, site_column)
-        return cls._of(PartitionParts(layout, key, alignment, options, sites, site_column))
+        return cls._of(PartitionParts(layout, key, alignment, options, {}, by or "").opened())
 
     @classmethod
     @described_in(from_frames)
@@ -356,6 +358,19 @@ class ClientPartition(PartitionViews):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __copy__(self) -> ClientPartition:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy tables and settings, of which :meth:`_again` makes sites with keys of their own."""
+        return ClientPartition._again, (copied_parts(self),)
+
+    @classmethod
+    def _again(cls, parts: PartitionParts) -> ClientPartition:
+        for rows in parts.alignment.rows.values():
+            rows.flags.writeable = False
+        return cls._of(parts.opened())
+
     @classmethod
     def _of(cls, parts: PartitionParts) -> ClientPartition:
         """Put a partition together; its mappings cannot be written to."""
@@ -372,7 +387,9 @@ class ClientPartition(PartitionViews):
             empty_rows=MappingProxyType(dict(alignment.empty_rows)),
             site_column=parts.site_column,
             _tables=MappingProxyType(dict(tables)),
+            _options=parts.options,
             _engine=parts.engine,
             _aligned_as=parts.aligned_as,
             coordinator=parts.coordinator,
+            division=parts.division,
         )

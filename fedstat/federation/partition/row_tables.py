@@ -121,7 +121,7 @@ def _key_problems(site: str, table: HeldTable, key: Sequence[str]) -> Iterator[s
             f"client {site!r} has no key column {', '.join(map(repr, absent))}. Rename its key, change `on`, "
             "or leave `on` out: rows need no key here."
         )
-    elif _streams_query(table) and set(key) & set(table.columns):
+    elif streams_query(table) and set(key) & set(table.columns):
         yield (
             f"client {site!r}: its table shows the key. Open it without, by "
             "fedstat.federation.tables.sources.open_source or SqlTable(..., leave_out=key)."
@@ -190,7 +190,8 @@ def _has(table: HeldTable, name: str) -> bool:
     return name in (table.schema.names if isinstance(table, ParquetTable) else table.columns)
 
 
-def _streams_query(table: HeldTable) -> bool:
+def streams_query(table: HeldTable | Table) -> bool:
+    """Whether rows come from a database whenever they are asked for."""
     return isinstance(inner_table(table) if isinstance(table, CurveTable) else table, SqlTable)
 
 

@@ -22,6 +22,7 @@ from fedstat.federation.partition.describe import (
     presence_matrix,
 )
 from fedstat.federation.partition.division import Division
+from fedstat.federation.partition.local_sites import PartitionOptions
 from fedstat.federation.partition.row_tables import common_columns
 from fedstat.federation.rounds.engine import Engine, LocalEngine
 from fedstat.federation.tables.curves.array import CurveArray
@@ -49,6 +50,7 @@ class PartitionViews:
     empty_rows: Mapping[str, int]
     site_column: str
     _tables: Mapping[str, Table] = field(repr=False)
+    _options: PartitionOptions = field(repr=False)
     _engine: Engine | None = field(default=None, repr=False)
     _aligned_as: str = field(default="", repr=False)
     coordinator: str = ""

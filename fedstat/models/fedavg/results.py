@@ -65,8 +65,8 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
     family : statsmodels family
     fit_ : FedAvgFit
         Sums over sites at the estimate.
-    model : HorizontalModel or None
-        None where the results were read from a file.
+    model : HorizontalModel
+        Of results that were read from a file, the names of response and coefficients only.
     """
 
     fit_: FedAvgFit

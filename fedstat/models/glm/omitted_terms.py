@@ -35,7 +35,7 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
 
     A ModelError says that they add no coefficient, or that rows lack their columns that the fit used.
     """
-    model = result.model
+    model: HorizontalModel = result.model
     larger = type(model).from_formula(
         f"{model.formula.text} + {terms}",
         model.partition,

@@ -40,8 +40,8 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
         Sums over sites at the estimate.
     basis : GLMBasis
         What is kept of the model, with which new rows are coded.
-    model : HorizontalModel or None
-        None where the results were read from a file.
+    model : HorizontalModel
+        Of results that were read from a file, the names of response and coefficients only.
     overdispersion : Overdispersion or None
         The negative binomial's alpha with its standard error, where it was estimated.
     """
@@ -164,7 +164,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
         NotAvailableError
             The results were read from a file.
         """
-        if self.model is None:
+        if self._model is None:
             raise NotAvailableError(
                 "score_test: this result was read from a file and has no partition; fit the model again, or "
                 "the larger one"

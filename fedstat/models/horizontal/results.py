@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, Self, cast
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import pandas as pd
 
@@ -108,8 +108,8 @@ class RowsResults(Saveable, FederatedResults):
     family : statsmodels family
     basis : RowsBasis
         What is kept of the model, with which new rows are coded.
-    model : HorizontalModel or None
-        None where the results were read from a file.
+    model : HorizontalModel
+        Of results that were read from a file, the names of response and coefficients only.
     evaluation_ledger : Ledger or None
         What the latest evaluation released.
     """
@@ -118,6 +118,7 @@ class RowsResults(Saveable, FederatedResults):
     basis: RowsBasis
     evaluation_ledger: Ledger | None = None
     _auc: float | None = None
+    _model: HorizontalModel | None
     _also_kept: ClassVar[tuple[str, ...]] = ()
     """Fields of the record beside estimate, account, fit and basis."""
 
@@ -131,7 +132,7 @@ class RowsResults(Saveable, FederatedResults):
     ) -> None:
         super().__init__(estimate, ledger)
         self.fit_, self.basis = fit, basis
-        self.model = cast("HorizontalModel", model)  # None after load
+        self._model = model
         self.distribution = fit.distribution
         self.family: Any = fit.distribution.make()
         self.model_name, self.method_name = basis.model_name, basis.method_name
@@ -214,11 +215,11 @@ class RowsResults(Saveable, FederatedResults):
             No partition is given, and the results were read from a file.
         """
         if partition is None:
-            if self.model is None:
+            if self._model is None:
                 raise NotAvailableError(
                     "evaluate: this result was read from a file and has no partition; give one"
                 )
-            partition = self.model.partition
+            partition = self._model.partition
         evaluation, self.evaluation_ledger = evaluate_rows(
             self.basis.agreement, self.fit_.design, self.distribution, self.estimate.params, partition
         )

@@ -74,10 +74,11 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
     covariance : Covariance or None
         Of (a, s2, beta_1, mu_1, ...); where the response is not normal s2 has none, and t_1, ..., t_K follow.
     counts : EntityCounts
-    model : VerticalModel or None
-        None where the results were read from a file.
+    model : VerticalModel
+        Of results that were read from a file, the names of response and coefficients only.
     """
 
+    _model: VerticalModel | None
     nested_otherwise: ClassVar[str] = ""
     """What to do beside a Wald test where two fits saw other entities."""
 
@@ -94,7 +95,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
         self.method_name = METHODS[outcome.method]
         self.options, self.fit_, self.covariance = outcome.options, outcome.fit, outcome.covariance
         self.counts, self.response = record.counts, record.response
-        self.model = model
+        self._model = model
         self._record, self._held = record, held or HeldInSession()
         self._specs: Mapping[str, str] | None = record.specs or None
 
@@ -313,8 +314,8 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
         return pd.Series(values, index=index, name=what)
 
     def _need_model(self, what: str) -> VerticalModel:
-        if self.model is None:
+        if self._model is None:
             raise NotAvailableError(
                 f"{what}: this result was read from a file and has no partition; give one"
             )
-        return self.model
+        return self._model

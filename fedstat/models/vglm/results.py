@@ -91,7 +91,7 @@ class VerticalGLMResults(
     ) -> None:
         super().__init__(estimate, ledger)
         self.selection, self._refit, self._predictor = selection, refit, predictor
-        self._notes, self.model, self._debiased = notes, model, debiased
+        self._notes, self._model, self._debiased = notes, model, debiased
         self.method_name = selection.penalty if selection.lam > 0.0 else "maximum likelihood"
 
     @classmethod
@@ -267,9 +267,9 @@ class VerticalGLMResults(
             for a block that an institution lacks: the expectation given what is there.
         """
         if partition is None:
-            if self.model is None:
+            if self._model is None:
                 raise NotAvailableError("results from a file have no entities: give a partition to predict")
-            partition = self.model.partition
+            partition = self._model.partition
         return predict_means(self._with_specs(), partition)
 
     def to_record(self) -> SelectionRecord:
@@ -294,8 +294,8 @@ class VerticalGLMResults(
         )
 
     def _with_specs(self) -> Predictor:
-        if not self._predictor.specs and self.model is not None:
-            specs = released_specs(self.model, self._predictor.clients)
+        if not self._predictor.specs and self._model is not None:
+            specs = released_specs(self._model, self._predictor.clients)
             self._predictor = replace(self._predictor, specs=specs)
         return self._predictor
 

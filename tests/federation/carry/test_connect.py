@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import signal
 
 import numpy as np
@@ -206,3 +208,11 @@ def test_tables_that_do_not_fit_together_are_listed(here, federation):
 def test_no_file(tmp_path):
     with pytest.raises(PartitionError, match=r"is absent; make it with 'fedstat federation new"):
         fs.ClientPartition.connect(tmp_path / "federation.toml")
+
+
+def test_a_connected_partition_says_why_it_is_not_pickled(federation):
+    there = fs.ClientPartition.connect(federation["study"])
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(NotAvailableError, match=r"connected to is not pickled.*ClientPartition\.connect"):
+            copied(there)
+    assert pickle.loads(pickle.dumps(fs.GLORE.from_formula(FORMULA, there).fit())).nobs

@@ -3,6 +3,7 @@
 import getpass
 import logging
 import os
+import pickle
 import shutil
 import socket
 import sqlite3
@@ -19,7 +20,7 @@ import psycopg
 import pytest
 
 from fedstat import GLORE
-from fedstat.errors import DesignError, FedstatError, PartitionError, SecurityError
+from fedstat.errors import DesignError, FedstatError, NotAvailableError, PartitionError, SecurityError
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.database import open_database
 from fedstat.federation.tables.sources import Source, open_source, read_source
@@ -643,3 +644,9 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, package, kind):
 def test_every_refusal_is_one_of_ours(ask):
     with pytest.raises(FedstatError):
         ask("sqlite", "SELECT * FROM no_such_table")
+
+
+def test_a_partition_of_a_query_says_why_it_is_not_pickled(ask):
+    partition = ClientPartition.from_frames({"Ward": ask("sqlite")}, layout="horizontal")
+    with pytest.raises(NotAvailableError, match=r"streams a query is not pickled .*'Ward'"):
+        pickle.dumps(partition)
