@@ -1,4 +1,4 @@
-"""What a user tries first: results in a pickle, beside those of statsmodels, and arguments of another kind."""
+"""What a user tries first: results in a pickle, beside those of statsmodels, arguments of another kind."""
 
 from __future__ import annotations
 
