@@ -16,6 +16,8 @@ from numba import njit
 from fedstat.kernels.glm.loops import REORDER
 from fedstat.typing import Floats, Ints
 
+BLOCK = 256
+"""Rows that are gone through at once: those of all layers stay in the nearest cache."""
 FIRST_DECAY, SECOND_DECAY, TINY = 0.9, 0.999, 1e-8
 
 
@@ -36,21 +38,24 @@ def forward(theta: Floats, widths: Ints, X: Floats) -> Floats:
     rows = X.shape[1]
     A = np.empty((widths.sum(), rows))
     A[: widths[0]] = X
-    at, base, last = 0, 0, len(widths) - 2
-    for layer in range(last + 1):
-        a, b = widths[layer], widths[layer + 1]
-        biases = at + a * b
-        for r in range(b):
-            out = A[base + a + r]
-            out[:] = theta[biases + r]
-            for c in range(a):
-                w, x = theta[at + r * a + c], A[base + c]
-                for i in range(rows):
-                    out[i] += w * x[i]
-            if layer < last:
-                for i in range(rows):
-                    out[i] = max(out[i], 0.0)
-        at, base = biases + b, base + a
+    last = len(widths) - 2
+    for start in range(0, rows, BLOCK):
+        end = min(start + BLOCK, rows)
+        at, base = 0, 0
+        for layer in range(last + 1):
+            a, b = widths[layer], widths[layer + 1]
+            biases = at + a * b
+            for r in range(b):
+                out = A[base + a + r, start:end]
+                out[:] = theta[biases + r]
+                for c in range(a):
+                    w, x = theta[at + r * a + c], A[base + c, start:end]
+                    for i in range(len(x)):
+                        out[i] += w * x[i]
+                if layer < last:
+                    for i in range(len(out)):
+                        out[i] = max(out[i], 0.0)
+            at, base = biases + b, base + a
     return A
 
 
@@ -61,36 +66,40 @@ def gradient(theta: Floats, widths: Ints, A: Floats, D: Floats) -> tuple[Floats,
     A are the activations of :func:`forward`, D (d, rows) the derivatives by the last of them.
     """
     rows = A.shape[1]
-    g = np.empty_like(theta)
-    at, base = len(theta), A.shape[0]
-    for layer in range(len(widths) - 2, -1, -1):
-        a, b = widths[layer], widths[layer + 1]
-        base -= b
-        below = base - a
-        biases = at - b
-        at = biases - a * b
-        E = np.zeros((a, rows))
-        for r in range(b):
-            d = D[r]
-            s = 0.0
-            for i in range(rows):
-                s += d[i]
-            g[biases + r] = s
-            for c in range(a):
-                w, x, e = theta[at + r * a + c], A[below + c], E[c]
+    g, of_columns = np.zeros_like(theta), np.empty((widths[0], rows))
+    for start in range(0, rows, BLOCK):
+        end = min(start + BLOCK, rows)
+        at, base = len(theta), A.shape[0]
+        above = D[:, start:end].copy()
+        for layer in range(len(widths) - 2, -1, -1):
+            a, b = widths[layer], widths[layer + 1]
+            base -= b
+            below = base - a
+            biases = at - b
+            at = biases - a * b
+            E = np.zeros((a, end - start))
+            for r in range(b):
+                d = above[r]
                 s = 0.0
-                for i in range(rows):
-                    s += d[i] * x[i]
-                    e[i] += w * d[i]
-                g[at + r * a + c] = s
-        if layer > 0:
-            for c in range(a):
-                e, x = E[c], A[below + c]
-                for i in range(rows):
-                    if x[i] <= 0.0:
-                        e[i] = 0.0
-        D = E
-    return g, D
+                for i in range(len(d)):
+                    s += d[i]
+                g[biases + r] += s
+                for c in range(a):
+                    w, x, e = theta[at + r * a + c], A[below + c, start:end], E[c]
+                    s = 0.0
+                    for i in range(len(d)):
+                        s += d[i] * x[i]
+                        e[i] += w * d[i]
+                    g[at + r * a + c] += s
+            if layer > 0:
+                for c in range(a):
+                    e, x = E[c], A[below + c, start:end]
+                    for i in range(len(e)):
+                        if x[i] <= 0.0:
+                            e[i] = 0.0
+            above = E
+        of_columns[:, start:end] = above
+    return g, of_columns
 
 
 @njit(cache=True, nogil=True)

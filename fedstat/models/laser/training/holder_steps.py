@@ -16,9 +16,10 @@ from fedstat.federation.design.by_columns import response_of
 from fedstat.federation.door.facts import DivisionOfRows, Entities, RowsByLevel, SummedColumns
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
+from fedstat.kernels.heads import heads_loss
 from fedstat.kernels.mlp import count_parameters
 from fedstat.models.laser.training.asked import NetworksAsked, OutcomeAsked, OutcomeTold
-from fedstat.models.laser.training.losses import flip_matrix, log_loss, of_scores, squared_loss
+from fedstat.models.laser.training.losses import flip_matrix, of_scores
 from fedstat.models.laser.training.networks import ADAM, Networks
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -169,30 +170,20 @@ def average(predictions: Sequence[Floats], vote: bool) -> Floats:
     return np.asarray(np.mean(predictions, axis=0))
 
 
-def run_heads(
-    batch: Batch, outcome: StagedOutcome, heads: Networks, learning: bool
-) -> tuple[float, Floats, dict[int, Floats]]:
+def run_heads(batch: Batch, outcome: StagedOutcome, heads: Networks) -> tuple[float, Floats, Floats]:
     """Return the mean loss of a batch, its derivatives by outputs (I, b, d), and by parameters of heads."""
-    b = len(batch.rows)
-    y, scale = outcome.y[batch.rows], 1.0 / b
-    labels = y.astype(np.int64)
-    own = scale if outcome.weights is None else scale * outcome.weights[labels]
-    R = np.ascontiguousarray(batch.outputs.transpose(0, 2, 1))
-    back, total = np.zeros_like(R), 0.0
-    of_heads: dict[int, Floats] = {}
-    for t, head in enumerate(batch.head.tolist()):
-        w = batch.weights[batch.code, t] * own
-        if not w.any():
-            continue
-        mean = np.ascontiguousarray(R[batch.members[t]].sum(axis=0) / batch.sizes[t])
-        A = heads.activate(head, mean)
-        F = heads.output(A)
-        loss, D = log_loss(F, labels, outcome.flip) if outcome.classes else squared_loss(F, y)
-        total += float(w @ loss)
-        if learning:
-            g, of_mean = heads.back(head, A, np.ascontiguousarray(D * w))
-            of_heads[head] = of_heads[head] + g if head in of_heads else g
-            back[batch.members[t]] += of_mean / batch.sizes[t]
+    y = outcome.y[batch.rows]
+    own = np.full(len(y), 1.0 / len(y))
+    if outcome.weights is not None:
+        own *= outcome.weights[y.astype(np.int64)]
+    # In arrays that may be written to, so that there is one compiled loop for all.
+    R = np.array(batch.outputs.transpose(0, 2, 1), order="C")
+    members, weights = np.array(batch.members), np.array(batch.weights)
+    sizes, head, code = np.array(batch.sizes), np.array(batch.head), np.array(batch.code)
+    flip = np.empty((0, 0)) if outcome.flip is None else outcome.flip
+    total, of_heads, back = heads_loss(
+        heads.theta, heads.widths, R, members, sizes, head, weights, code, own, y, flip
+    )
     return total, back.transpose(0, 2, 1), of_heads
 
 
@@ -210,9 +201,9 @@ def learn(data: SiteData, state: State, keep: Array, **arrays: Array) -> dict[st
     batch, outcome, heads = read_batch(data, state, arrays)
     if bool(keep):
         heads.best = heads.seen
-    loss, gradient, of_heads = run_heads(batch, outcome, heads.networks, learning=True)
-    for number, g in of_heads.items():
-        heads.networks.learn(number, g)
+    loss, gradient, of_heads = run_heads(batch, outcome, heads.networks)
+    for number in np.flatnonzero(of_heads.any(axis=1)).tolist():
+        heads.networks.learn(number, of_heads[number])
     if not np.isfinite(loss):
         raise EstimationError(f"{data.name}: the loss is not finite; use a smaller learning rate (rate=)")
     told = {"gradient": np.ascontiguousarray(gradient)}
@@ -227,7 +218,7 @@ def judge(data: SiteData, state: State, **arrays: Array) -> dict[str, Array]:
     batch, outcome, heads = read_batch(data, state, arrays)
     heads.seen = heads.networks.theta.copy()
     state.tell(Entities(len(batch.rows)))
-    return {"loss": np.array(run_heads(batch, outcome, heads.networks, learning=False)[0])}
+    return {"loss": np.array(run_heads(batch, outcome, heads.networks)[0])}
 
 
 def release_training_of_heads(data: SiteData, state: State) -> dict[str, Array]:

@@ -1,12 +1,10 @@
-"""Losses of a response of two or more classes, or a normal one, from the outputs of a head."""
+"""Probabilities of classes, and of labels that are randomised."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fedstat.typing import Floats, Ints
-
-SMALLEST = 1e-12
+from fedstat.typing import Floats
 
 
 def softmax(F: Floats) -> Floats:
@@ -18,28 +16,6 @@ def softmax(F: Floats) -> Floats:
 def of_scores(F: Floats, classes: int) -> Floats:
     """Probabilities (rows, classes) from scores (classes, rows); means (rows, 1) of a normal response."""
     return (softmax(F) if classes else F).T
-
-
-def log_loss(F: Floats, y: Ints, flip: Floats | None = None) -> tuple[Floats, Floats]:
-    """Minus log-likelihood of classes y (rows,), and its derivatives by the scores F (classes, rows).
-
-    `flip` (classes, classes) are probabilities that a class, by row, was recorded as another: the likelihood
-    is that of what was recorded (Patrini et al. 2017, theorem 2, forward correction).
-    """
-    P, rows = softmax(F), np.arange(F.shape[1])
-    if flip is None:
-        loss = -np.log(np.maximum(P[y, rows], SMALLEST))
-        P[y, rows] -= 1.0
-        return loss, P
-    of_recorded = flip[:, y]
-    q = np.maximum((P * of_recorded).sum(axis=0), SMALLEST)
-    return -np.log(q), P * (1.0 - of_recorded / q)
-
-
-def squared_loss(F: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Half the squared errors of y (rows,), and their derivatives by F (1, rows)."""
-    error = F - y
-    return 0.5 * error[0] ** 2, error
 
 
 def flip_matrix(classes: int, epsilon: float) -> Floats:

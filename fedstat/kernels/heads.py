@@ -1,0 +1,106 @@
+"""Heads over sets of networks: losses of many predictions from the same outputs, and their derivatives.
+
+A head takes the mean of the outputs of the networks in a set. Of two classes or more its scores are those of
+a softmax; of a normal response it is the mean.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from fedstat.kernels.glm.loops import REORDER
+from fedstat.kernels.mlp import BLOCK, forward, gradient
+from fedstat.typing import Bools, Floats, Ints
+
+SMALLEST = 1e-12
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def log_loss(F: Floats, y: Floats, flip: Floats) -> tuple[Floats, Floats]:
+    """Minus log-likelihood of classes y (rows,), and its derivatives by the scores F (classes, rows).
+
+    `flip` (classes, classes) are probabilities that a class, by row, was recorded as another: the likelihood
+    is that of what was recorded (Patrini et al. 2017, theorem 2, forward correction). It has no rows where
+    classes are recorded as they are.
+    """
+    C, rows = F.shape
+    loss, D = np.empty(rows), np.empty((C, rows))
+    for i in range(rows):
+        top, total, label = F[0, i], 0.0, int(y[i])
+        for c in range(1, C):
+            top = max(top, F[c, i])
+        for c in range(C):
+            D[c, i] = np.exp(F[c, i] - top)
+            total += D[c, i]
+        for c in range(C):
+            D[c, i] /= total
+        if len(flip) == 0:
+            # Compared so that what is no number stays none.
+            loss[i] = -np.log(SMALLEST if D[label, i] < SMALLEST else D[label, i])
+            D[label, i] -= 1.0
+            continue
+        recorded = 0.0
+        for c in range(C):
+            recorded += D[c, i] * flip[c, label]
+        recorded = SMALLEST if recorded < SMALLEST else recorded
+        loss[i] = -np.log(recorded)
+        for c in range(C):
+            D[c, i] *= 1.0 - flip[c, label] / recorded
+    return loss, D
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def squared_loss(F: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Half the squared errors of y (rows,), and their derivatives by F (1, rows)."""
+    D = F - y
+    return 0.5 * D[0] ** 2, D
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def heads_loss(
+    theta: Floats,
+    widths: Ints,
+    R: Floats,
+    members: Bools,
+    sizes: Ints,
+    head: Ints,
+    weights: Floats,
+    code: Ints,
+    own: Floats,
+    y: Floats,
+    flip: Floats,
+) -> tuple[float, Floats, Floats]:
+    """Sum the losses of all tasks of a batch; differentiate by heads (H, q), and by outputs (I, d, b).
+
+    R (I, d, b) are the outputs of networks. Task t has the head `head[t]` of parameters `theta` (H, q), on
+    the sum over the networks in `members` (T, I) over `sizes`. Its loss in a row counts `weights` (G, T)
+    times, by the pattern `code` (b,), and the row's `own` weight (b,). y has classes where a head has two
+    outputs or more; `flip` as in :func:`log_loss`.
+    """
+    networks, d, b = R.shape
+    of_heads, back, total = np.zeros_like(theta), np.zeros_like(R), 0.0
+    for start in range(0, b, BLOCK):
+        end = min(start + BLOCK, b)
+        for t in range(len(head)):
+            w = np.empty(end - start)
+            for i in range(len(w)):
+                w[i] = weights[code[start + i], t] * own[start + i]
+            if not w.any():
+                continue
+            M = np.zeros((d, end - start))
+            for k in range(networks):
+                if members[t, k]:
+                    M += R[k, :, start:end]
+            M /= sizes[t]
+            A = forward(theta[head[t]], widths, M)
+            F = A[len(A) - widths[-1] :]
+            loss, D = log_loss(F, y[start:end], flip) if len(F) > 1 else squared_loss(F, y[start:end])
+            total += (w * loss).sum()
+            g, of_mean = gradient(theta[head[t]], widths, A, D * w)
+            of_heads[head[t]] += g
+            of_mean /= sizes[t]
+            for k in range(networks):
+                if members[t, k]:
+                    back[k, :, start:end] += of_mean
+    return total, of_heads, back
