@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedstat.models.m2sem.modality.categorical import CategoricalModality
 from fedstat.models.m2sem.modality.gaussian import GaussianModality
 
 
@@ -30,6 +31,30 @@ def near(rng, k, K):
 def gaussian(seed=0, Q=2, **shape):
     x, r, z = continuous(seed, Q=Q, **shape)
     return begun(GaussianModality(x, [f"x{p}" for p in range(x.shape[1])], Q, z), r), r
+
+
+def levels(
+    seed=0, n=200, K=3, Q=2, missing=0.0, kinds=("ordinal", "nominal", "binary", "ordinal", "nominal")
+):
+    """Levels -1, 0, ..., responsibilities near the truth, and how many levels a column has."""
+    rng = np.random.default_rng(seed)
+    k, eta = factors(rng, n, K, Q, spread=1.5)
+    codes, C = np.empty((n, len(kinds)), dtype=int), []
+    for p, kind in enumerate(kinds):
+        C.append({"ordinal": 4, "nominal": 3, "binary": 2}[kind])
+        if kind == "nominal":
+            u = eta @ rng.standard_normal((Q, C[p])) + rng.gumbel(size=(n, C[p]))
+            codes[:, p] = u.argmax(axis=1)
+        else:
+            u = eta @ (rng.choice([-1, 1], Q) * rng.uniform(0.5, 1.5, Q)) + rng.logistic(size=n)
+            codes[:, p] = np.searchsorted(np.linspace(-1.5, 1.5, C[p] + 1)[1:-1], u)
+    codes[rng.random(codes.shape) < missing] = -1
+    return codes, near(rng, k, K), C
+
+
+def categorical(seed=0, Q=2, kinds=("ordinal", "nominal", "binary", "ordinal", "nominal"), **shape):
+    codes, r, C = levels(seed, Q=Q, kinds=kinds, **shape)
+    return begun(CategoricalModality(codes, [f"x{p}" for p in range(len(C))], Q, kinds, C), r), r
 
 
 def begun(modality, r):

@@ -97,8 +97,13 @@ class Modality(ABC):
         """
 
     @abstractmethod
-    def _improve_columns(self, r: Floats, row_penalties: Floats) -> tuple[Floats, Floats]:
-        """Improve what belongs to columns; return clusters' weights (K,) and mean factors (K, Q)."""
+    def improve(
+        self, r: Floats, row_penalties: Floats | float = 0.0, means_penalty: float = 0.0, steps: int = 1
+    ) -> None:
+        """Take so many EM steps at home for posteriors r (n, K), of which rows may have any weight.
+
+        The sum of r log f(x_i | k) less :meth:`penalty` does not fall.
+        """
 
     @abstractmethod
     def _shift(self, c: Floats) -> None:
@@ -114,18 +119,13 @@ class Modality(ABC):
 
     # ---- what all share -----------------------------------------------------------------------------
 
-    def improve(self, r: Floats, row_penalties: Floats | float = 0.0, means_penalty: float = 0.0) -> None:
-        """Take one M-step for posteriors r (n, K), of which rows may have any weight.
+    def _improve_means(self, N: Floats, m: Floats, penalty: float) -> None:
+        """Put means where clusters of weights N (K,) have mean factors m (K, Q), drawn to zero."""
+        self.means = np.zeros_like(m) if self.silent else shrink_means(N, m, float(penalty))
+        self._recentre()
 
-        After :meth:`log_densities`; the sum of r log f(x_i | k) less :meth:`penalty` does not fall.
-        """
-        penalties = np.broadcast_to(np.asarray(row_penalties, dtype=float), (self.P,))
-        N, m = self._improve_columns(r, penalties)
-        if self.silent:
-            self.means = np.zeros_like(self.means)
-            return
-        self.means = shrink_means(N, m, float(means_penalty))
-        # Of all means that give the same densities, those of the least norm.
+    def _recentre(self) -> None:
+        """Of all means that give the same densities, take those of the least norm."""
         c = self.means.mean(axis=0)
         self.means = self.means - c
         self._shift(c)

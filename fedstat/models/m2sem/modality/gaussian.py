@@ -88,12 +88,19 @@ class GaussianModality(Modality):
         assert self._posterior is not None
         return self._posterior.e
 
-    def _improve_columns(self, r: Floats, row_penalties: Floats) -> tuple[Floats, Floats]:
-        if self._posterior is None:
+    def improve(
+        self, r: Floats, row_penalties: Floats | float = 0.0, means_penalty: float = 0.0, steps: int = 1
+    ) -> None:
+        """Take M-steps for posteriors r (n, K): all closed but for one root of each group."""
+        penalties = np.broadcast_to(np.asarray(row_penalties, dtype=float), (self.P,))
+        for _ in range(steps):
             self.log_densities()
+            self._improve_means(*self._improve_columns(r, penalties), means_penalty)
+
+    def _improve_columns(self, r: Floats, row_penalties: Floats) -> tuple[Floats, Floats]:
+        """Improve what belongs to columns; return clusters' weights (K,) and mean factors (K, Q)."""
         assert self._posterior is not None
         moments = factor_moments(self.X, self.Z, self._pattern, self._posterior, r)
-        self._posterior = None
         q = self.Z.shape[1]
         M = moments.M if len(moments.M) == 1 else np.tensordot(self._seen.T.astype(float), moments.M, 1)
         # Intercepts and slopes are eliminated: S and s are what is left of second moments and products.
