@@ -116,6 +116,7 @@ FITS = {
     "means filled in": lambda: vfem(method="impute"),
     "networks": lambda: networks(exchange="clear", validation=0.3),
     "networks masked": lambda: networks(exchange="masked"),
+    "networks, joint": lambda: networks(method="vfedtrans"),
     "networks, none held back": lambda: networks(validation=0.0),
     "networks, not kept": lambda: networks(keep=False, validation=0.0),
     "vglm": lambda: vglm(lam=0.05),

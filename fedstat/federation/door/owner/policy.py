@@ -118,7 +118,8 @@ class Policy:
         all that the site publishes of that column, and products of different columns; see
         :mod:`fedstat.federation.door.descriptions`.
     evaluation : {"any", "once"}
-        "once" answers the evaluation of one model, of whatever response, and that again.
+        "once" answers the evaluation of one model, of whatever response, and that again; predictions from
+        outside are averaged over `min_count` entities first.
     discrete : {"any", "bits"}
         "bits" releases sums of products by group only over so many entities that columns of few values are
         not determined by them; see :mod:`fedstat.federation.tables.bits`.

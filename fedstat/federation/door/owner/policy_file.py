@@ -164,7 +164,8 @@ KEYS: tuple[Key, ...] = (
         '"any" or "once"',
         lambda value: value in ("any", "once"),
         'How often the fits of models may be held against the rows: "once" answers for one model, and the '
-        "same again, since single rows lie between the cuts of two.",
+        "same again, since single rows lie between the cuts of two; predictions that come from outside it "
+        "averages over min_count entities, since sums of losses of chosen ones tell every label.",
     ),
     Key(
         "discrete",

@@ -13,7 +13,8 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.models.laser.training.asked import OutcomeTold
 from fedstat.models.laser.training.holder_steps import BATCH, average, read_batch, task_predictions
-from fedstat.models.laser.training.scoring import count_scores
+from fedstat.models.laser.training.scoring import count_scores, log_odds
+from fedstat.models.vertical.prediction.cells import averaged
 from fedstat.records import from_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -44,7 +45,8 @@ def score(
     """Count how well predictions (n, classes) agree with the opened response of the rows in `use`, by group.
 
     `text` has the classes of the fit; rows of another, or without a response, do not count. A normal response
-    is brought to the `units` of the fit: mean and standard deviation; `units[2]` is the number of groups.
+    is brought to the `units` of the fit: mean and standard deviation; `units[2]` is the number of groups. Of
+    predictions, see :func:`averaged`.
     """
     known = from_json(OutcomeTold, text, f"{data.name}: the classes of the fit").classes
     opened, C = response_of(state), max(len(known), 1)
@@ -58,18 +60,29 @@ def score(
         or not units[1] > 0.0
     ):
         raise MessageError(f"{data.name}: predictions of {predicted.shape[1]} classes, expected {C}")
+    has, by = np.isfinite(y), None
     if known:
         if not ((predicted >= 0.0) & (predicted <= 1.0)).all():
             raise MessageError(f"{data.name}: expected probabilities")
         at = np.searchsorted(known, y).clip(0, C - 1)
-        there = np.isfinite(y) & (np.array(known)[at] == y)
+        there, by = has & (np.array(known)[at] == y), log_odds(predicted)
         y = at.astype(np.float64)
     else:
-        there = np.isfinite(y)
+        there = has
         y = np.where(there, (y - units[0]) / units[1], 0.0)
+    # Of all that have a response: which class one has is nothing that may make a cell.
+    predicted = averaged(data, predicted, np.where(has, code, -1), by)
     code = np.where(there, code, -1)
     state.tell(Entities(int(there.sum())))
-    return _told(state, count_scores(predicted, y, len(known), code, int(units[2]), data.min_count), C), ""
+    counts = count_scores(predicted, y, len(known), code, int(units[2]), data.min_count)
+    return _told(state, counts if known else in_one_bin(counts), C), ""
+
+
+def in_one_bin(counts: Sequence[Floats]) -> list[Floats]:
+    """Put all entities of a group in its last bin: an evaluation by squared errors needs no residuals."""
+    bins, expected, *others = counts
+    last = np.arange(bins.shape[2]) == bins.shape[2] - 1
+    return [np.where(last, part.sum(axis=2, keepdims=True), 0.0) for part in (bins, expected)] + others
 
 
 def _told(state: State, counts: Sequence[Floats], classes: int) -> dict[str, Array]:

@@ -36,10 +36,14 @@ def scores_of(P: Floats, classes: int, of: Floats) -> Floats:
     of the absolute residual.
     """
     if classes:
-        p = P[np.arange(len(P)), of.astype(np.int64)]
-        return np.asarray(-logit(np.clip(p, 1e-12, 1.0 - 1e-12)))
+        return -log_odds(P[np.arange(len(P)), of.astype(np.int64)])
     with np.errstate(divide="ignore"):
         return np.log(np.abs(of - P[:, 0]))
+
+
+def log_odds(P: Floats) -> Floats:
+    """Logarithms of odds of probabilities, finite."""
+    return np.asarray(logit(np.clip(P, 1e-12, 1.0 - 1e-12)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.door.facts import Entities
+from fedstat.federation.door.facts import Entities, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.federation.rounds.product_steps import check_positions
@@ -86,10 +86,18 @@ TRANSFER_STEPS: Mapping[str, Step] = {
         {
             "rows": ROWS,
             "target": Declared(
-                "per entity", "singular vectors of all clients' columns", 2, dtype="float64", weighs=""
+                "per entity",
+                "singular vectors of all clients' columns",
+                2,
+                dtype="float64",
+                weighs="singular vectors",
             ),
         },
-        {"parameters": Declared("aggregate", "parameters of the networks", 2, behind=(Entities,))},
+        {
+            "parameters": Declared(
+                "aggregate", "parameters of the networks", 2, behind=(Entities, GivenWeights)
+            )
+        },
         Declared("control", "layers and training"),
     ),
 }

@@ -8,11 +8,12 @@ import numpy as np
 
 from fedstat.errors import MessageError
 from fedstat.federation.design.by_columns import block_of, response_of
+from fedstat.federation.door.facts import Entities, Evaluated, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import row_dots
+from fedstat.models.vertical.prediction.cells import averaged
 from fedstat.models.vertical.prediction.steps import PREDICTOR
-from fedstat.models.vfem.blocks.declare import weighted
 from fedstat.typing import Array, Bools, Floats, Ints
 
 
@@ -66,6 +67,7 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
     """Compare predictions with the response of the rows in `use`.
 
     Released: ``sums`` of rows compared, squared errors, squared deviations of the response from its mean.
+    Of predictions, see :func:`averaged`.
     """
     response = response_of(state)
     check_lengths(data.name, use=(use, len(response)), predicted=(predicted, int(np.count_nonzero(use))))
@@ -74,8 +76,12 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
     y, predicted = y[there], predicted[there]
     state.rest_on(len(y))
     deviation = y - y.mean() if len(y) else y
-    error = y - predicted
-    return {"sums": np.array([len(y), error @ error, deviation @ deviation])}
+    used = averaged(data, predicted, np.zeros(len(y), dtype=np.int64))
+    error, moved = y - used, predicted - used
+    # What averaging adds, if the response moves with its predictions within a cell as it does between cells.
+    sums = np.array([len(y), error @ error - moved @ moved, deviation @ deviation])
+    state.tell(Evaluated(sums))
+    return {"sums": sums}
 
 
 CODE = Declared("presence", "missing pattern of each entity", dtype="int64")
@@ -116,6 +122,12 @@ STEPS: Mapping[str, Step] = {
             "use": Declared("presence", "which entities are compared", dtype="bool"),
             "predicted": Declared("per entity", "predictions", weighs="predictions"),
         },
-        {"sums": weighted("number of predictions, their squared errors, squared deviations")},
+        {
+            "sums": Declared(
+                "aggregate",
+                "number of predictions, their squared errors, squared deviations",
+                behind=(Entities, Evaluated, GivenWeights),
+            )
+        },
     ),
 }
