@@ -160,8 +160,10 @@ def test_a_response_follows_from_squared_errors_of_chosen_predictions():
 
 
 def test_and_does_not_where_predictions_are_averaged():
-    part = sites(Policy(evaluation="once"))
-    assert abs(income_from_errors(part, 70) - INCOME[70]) > 1.0
+    once = [sites(Policy(evaluation="once")) for _ in range(8)]
+    wrong = [abs(income_from_errors(part, 25 * k) - INCOME[25 * k]) for k, part in enumerate(once)]
+    assert np.median(wrong) > 1.0  # what it tells is the mean of six
+    part = once[0]
     with pytest.raises(DescriptionError, match='evaluation = "any"'):
         errors_of(part, np.full(N, 15.0))
 
