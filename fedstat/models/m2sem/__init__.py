@@ -1,1 +1,8 @@
-"""Clusters over modalities of mixed type at several institutions (M2-SEM)."""
+"""Clusters of entities whose columns, of mixed type, are at several institutions (M2-SEM)."""
+
+from fedstat.federation.door.conduct import in_order
+from fedstat.federation.door.site import FAMILIES
+from fedstat.models.m2sem.asked import FAMILY
+from fedstat.models.m2sem.steps import ORDER, STEPS
+
+FAMILIES[FAMILY] = in_order(STEPS, ORDER)

@@ -1,0 +1,191 @@
+"""The modalities of one client in a fit: several mixtures side by side, each improved with posteriors held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.models.m2sem.asked import NONE, SlotAsked
+from fedstat.models.m2sem.columns import OpenedColumns
+from fedstat.models.m2sem.making import make_modality
+from fedstat.models.m2sem.modality.base import Modality
+from fedstat.typing import Bools, Floats, Ints
+
+LEAST_NORM, LEAST_SEPARATION = 1e-3, 1e-4
+"""Of loadings and modalities to which penalties are adapted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldModality:
+    """Parameters of one modality in one mixture, and what penalties are adapted to.
+
+    `support` (P,) are columns that may have loadings, `silent` says that its means are zero; `weights` (P,)
+    and `weight` multiply the penalties of loadings and of means.
+    """
+
+    state: Floats
+    support: Bools
+    silent: bool
+    weights: Floats
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """A mixture as a client holds it: its modalities, and the posteriors (n, K) behind them."""
+
+    factors: int
+    nodes: int
+    modalities: tuple[HeldModality, ...]
+    r: Floats | None = None
+
+
+class Bench:
+    """Modalities of one number of factors and nodes, in which any mixture of these can be improved."""
+
+    def __init__(self, modalities: Sequence[Modality]) -> None:
+        self.modalities = tuple(modalities)
+        self._held: Slot | None = None
+
+    def begun(self, factors: int, nodes: int) -> Slot:
+        """Mixture of one cluster: the local factor analyses."""
+        for modality in self.modalities:
+            modality.begin(1)
+        return self.take(factors, nodes, [(np.ones(m.P), 1.0) for m in self.modalities], None)
+
+    def put(self, slot: Slot) -> bool:
+        """Let the modalities have the parameters of a mixture; False where they had, and its densities."""
+        if self._held is slot:
+            return False
+        for modality, held in zip(self.modalities, slot.modalities, strict=True):
+            modality.restore(held.state)
+            modality.support, modality.silent = held.support.copy(), held.silent
+        self._held = None  # until its densities are computed
+        return True
+
+    def take(
+        self, factors: int, nodes: int, weights: Sequence[tuple[Floats, float]], r: Floats | None
+    ) -> Slot:
+        """Return what the modalities have now as a mixture."""
+        held = tuple(
+            HeldModality(m.state(), m.support.copy(), m.silent, each, one)
+            for m, (each, one) in zip(self.modalities, weights, strict=True)
+        )
+        self._held = Slot(factors, nodes, held, r)
+        return self._held
+
+    def densities(self) -> Floats:
+        """Log densities of all rows given each cluster, (n, K), over all modalities."""
+        return np.asarray(sum(m.log_densities() for m in self.modalities))
+
+    def scores(self) -> Floats:
+        """Factor scores of all modalities under one cluster, (n, sum of factors)."""
+        for m in self.modalities:
+            m.log_densities()
+        everyone = np.ones((self.modalities[0].n, 1))
+        return np.hstack([m.factor_scores(everyone) for m in self.modalities])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Improved:
+    """What a mixture gives after a round: densities (n, K), penalty, parameters, and which columns load."""
+
+    slot: Slot
+    densities: Floats
+    penalty: float
+    parameters: int
+    support: Bools
+
+
+@dataclass(slots=True, eq=False)
+class HeldMixtures:
+    """What a client holds of a fit.
+
+    `place` (n,) are the positions of its entities among `total`, `groups` those of its rows that have each
+    presence pattern, by pattern. `benches` are by factors and nodes, `analyses` the mixtures of one cluster
+    by factors; `past` is a digest of all that clients were told alike.
+    """
+
+    opened: OpenedColumns
+    covariates: Floats | None
+    place: Ints
+    total: int
+    groups: Mapping[int, Ints]
+    past: str
+    benches: dict[tuple[int, int], Bench] = field(default_factory=dict)
+    analyses: dict[int, Slot] = field(default_factory=dict)
+    slots: dict[int, Slot] = field(default_factory=dict)
+
+    def bench(self, factors: int, nodes: int) -> Bench:
+        """Modalities with so many factors and nodes, made when first asked for."""
+        if (factors, nodes) not in self.benches:
+            made = [make_modality(one, factors, nodes, self.covariates) for one in self.opened.modalities]
+            self.benches[factors, nodes] = Bench(made)
+        return self.benches[factors, nodes]
+
+    def begin(self, factors: int, nodes: int) -> None:
+        """Analyse the factors of every modality, of one cluster."""
+        self.analyses[factors] = self.bench(factors, nodes).begun(factors, nodes)
+
+    def source(self, name: str, asked: SlotAsked) -> Slot:
+        """Find the mixture from which one goes on."""
+        kept = self.analyses.get(asked.factors) if asked.source == NONE else self.slots.get(asked.source)
+        if kept is None or kept.factors != asked.factors:
+            raise MessageError(f"{name}: holds no mixture {asked.source} of {asked.factors} factors in this fit")
+        return kept
+
+    def improve(self, name: str, asked: SlotAsked, r: Floats, shares: Floats) -> Improved:
+        """Take local steps from a source with posteriors r (n, K) held."""
+        source, bench = self.source(name, asked), self.bench(asked.factors, asked.nodes)
+        stale = bench.put(source)
+        if asked.scores:
+            return self._spheres(bench, source, r)
+        weights = [(one.weights, one.weight) for one in source.modalities]
+        if asked.weigh:
+            weights = [adapt(m, shares) for m in bench.modalities]
+        for m in bench.modalities:
+            if m.clusters != r.shape[1]:
+                m.begin_means(r)
+                stale = True
+        if asked.fixed:
+            for m in bench.modalities:
+                m.support = m.row_norms() > 0.0
+                m.silent = not (m.support.any() and np.any(m.means))
+        pairs = [(asked.lam1 * each, asked.lam2 * one) for each, one in weights]
+        f = bench.densities() if stale or not asked.steps else np.empty(0)
+        for _ in range(asked.steps):
+            for m, (rows, means) in zip(bench.modalities, pairs, strict=True):
+                m.improve(r, rows, means)
+            f = bench.densities()
+        slot = bench.take(asked.factors, asked.nodes, weights, r)
+        self.slots[asked.slot] = slot
+        loaded = [np.append(m.row_norms() > 0.0, bool(np.any(m.means))) for m in bench.modalities]
+        return Improved(
+            slot,
+            f,
+            sum(m.penalty(rows, means) for m, (rows, means) in zip(bench.modalities, pairs, strict=True)),
+            sum(m.free_parameters() for m in bench.modalities),
+            np.concatenate(loaded),
+        )
+
+    def _spheres(self, bench: Bench, source: Slot, r: Floats) -> Improved:
+        """Move k-means' centres on the factor scores of one cluster; densities are those of spheres."""
+        scores = bench.scores()
+        centres = r.T @ scores / r.sum(axis=0)[:, None]
+        f = scores @ centres.T - 0.5 * (centres * centres).sum(axis=1)
+        return Improved(source, f, 0.0, 0, np.zeros(0, dtype=np.bool_))
+
+    def only(self, slots: Sequence[int]) -> None:
+        """Forget all other mixtures."""
+        self.slots = {number: slot for number, slot in self.slots.items() if number in slots}
+
+
+def adapt(modality: Modality, shares: Floats) -> tuple[Floats, float]:
+    """Weights of penalties: 1 / |l_p| and 1 / D_m at the present parameters."""
+    return (
+        1.0 / np.maximum(modality.row_norms(), LEAST_NORM),
+        1.0 / max(modality.separation(shares), LEAST_SEPARATION) ** 0.5,
+    )

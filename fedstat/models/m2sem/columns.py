@@ -1,0 +1,180 @@
+"""Columns of one client as a mixture takes them: what they are, and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import DescriptionError, DesignError
+from fedstat.federation.design.levels import check_declared
+from fedstat.federation.door.facts import FactorAsked, FactorsAsked, RowsByLevel
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step
+from fedstat.federation.tables.columns import (
+    LevelValue,
+    as_categories,
+    as_numbers,
+    at_column,
+    column_kind,
+    find_levels,
+    pick_columns,
+)
+from fedstat.models.m2sem.asked import ColumnsAsked, ColumnTold, Kind, ModalityAsked, Told
+from fedstat.records import from_json, to_json
+from fedstat.typing import Array, Bools, Floats
+
+ITEM = "m2sem columns"
+FEW_VALUES = 10
+"""Whole numbers with so many values or fewer may be a scale or a code: the analyst says which."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedModality:
+    """A modality's columns over the rows that have some column of the client: nan where a cell is missing.
+
+    Values (n, P) of categorical columns are places of levels, -1 where missing.
+    """
+
+    asked: ModalityAsked
+    values: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedColumns:
+    """Modalities of a client; which rows of its table have some value in them, (n_rows,)."""
+
+    modalities: tuple[OpenedModality, ...]
+    seen: Bools
+
+
+def describe_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Tell what columns are, and the levels of those that have some; no value of a row, and no range."""
+    asked = from_json(ColumnsAsked, text, f"{data.name}: the columns asked for")
+    series = _ask(data, state, asked.columns, frozenset({*asked.ordinal, *asked.nominal}))
+    said: dict[str, Kind] = {
+        **dict.fromkeys(asked.continuous, "continuous"),
+        **dict.fromkeys(asked.ordinal, "ordinal"),
+        **dict.fromkeys(asked.nominal, "nominal"),
+    }
+    told = {name: _tell(data, state, one.dropna(), name, said.get(name)) for name, one in series.items()}
+    return {}, to_json(told)
+
+
+def _ask(
+    data: SiteData, state: State, names: Sequence[str], levelled: frozenset[str]
+) -> dict[str, pd.Series]:
+    """Take columns out of the table, once the owner's policy has been asked."""
+    absent = [name for name in names if name not in data.table.columns]
+    if absent or not names:
+        raise DescriptionError(
+            f"{data.name}: has no column {', '.join(map(repr, absent)) or 'that is asked for'}"
+        )
+    state.play(names)
+    picked = pick_columns(data.frame, names, data.name)
+    kinds = {name: column_kind(one, data.name, name) for name, one in picked.items()}
+    factors = [
+        FactorAsked(name, (name,), ("C",) if kind == "category" or name in levelled else ())
+        for name, kind in kinds.items()
+    ]
+    state.tell(FactorsAsked(factors))
+    return picked
+
+
+def _tell(
+    data: SiteData, state: State, present: pd.Series, name: str, said: Kind | None
+) -> ColumnTold:
+    """Say what one column is, from the analyst's word, its type, and its levels as published or found."""
+    public = data.published.get(name)
+    listed = () if public is None else public.levels
+    category = column_kind(present, data.name, name) == "category"
+    if said == "continuous":
+        if category:
+            raise DesignError(f"{at_column(data.name, name)} holds categories, which are not continuous")
+        return ColumnTold("continuous")
+    # Where an owner has questions judged from the description, its numbers are what that says they are.
+    by_description = data.policy.formulas == "simple" and not category and said is None
+    if by_description and not listed:
+        return ColumnTold("continuous")
+    if not category and said is None and not listed:
+        distinct = np.unique(as_numbers(present, data.name, name))
+        whole = len(distinct) <= FEW_VALUES and bool((distinct == np.round(distinct)).all())
+        if len(distinct) > 2 and not whole:
+            return ColumnTold("continuous")
+    found = find_levels(present)
+    ordered = check_declared(data.name, name, found, listed) if listed else found
+    levels = tuple(level for level in ordered if level in found)
+    if len(levels) < 2:
+        raise DesignError(
+            f"{at_column(data.name, name)} has the same value in all of its {len(present):,} rows. Leave it out"
+        )
+    counts = present.value_counts()
+    if category or said is not None or len(levels) <= FEW_VALUES:
+        state.tell(RowsByLevel(name, [int(counts[level]) for level in levels]))
+    return _of_levels(present, levels, category, said)
+
+
+def _of_levels(
+    present: pd.Series, levels: tuple[LevelValue, ...], category: bool, said: Kind | None
+) -> ColumnTold:
+    kind: Told
+    if len(levels) == 2:
+        kind = "binary"
+    elif said is not None:
+        kind = said
+    elif category:
+        dtype = present.dtype
+        kind = "ordinal" if isinstance(dtype, pd.CategoricalDtype) and dtype.ordered else "nominal"
+    elif len(levels) <= FEW_VALUES:
+        kind = "counted"
+    else:
+        return ColumnTold("continuous")
+    return ColumnTold(kind, levels)
+
+
+def open_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Open the columns of a client's modalities; ``seen`` (n_rows,) tells which rows have any value."""
+    asked = from_json(tuple[ModalityAsked, ...], text, f"{data.name}: the modalities asked for")
+    columns = [column for modality in asked for column in modality.columns]
+    series = _ask(
+        data, state, [c.name for c in columns], frozenset(c.name for c in columns if c.levels)
+    )
+    missing = [one.isna().to_numpy(dtype=np.bool_) for one in series.values()]
+    seen: Bools = ~np.all(missing, axis=0)
+    opened = OpenedColumns(tuple(_open(data, one, series, seen) for one in asked), seen)
+    state.keep(ITEM, opened, int(seen.sum()), columns=len(columns))
+    return {"seen": seen}, ""
+
+
+def _open(
+    data: SiteData, asked: ModalityAsked, series: dict[str, pd.Series], seen: Bools
+) -> OpenedModality:
+    """Read one modality."""
+    held: list[Floats] = []
+    for column in asked.columns:
+        one = series[column.name][seen]
+        if asked.continuous:
+            held.append(as_numbers(one, data.name, column.name))
+            continue
+        there = one.notna().to_numpy(dtype=np.bool_)
+        codes = np.full(len(one), -1.0)
+        codes[there] = as_categories(one[there], column.levels, data.name, column.name).codes
+        held.append(codes)
+    values = np.column_stack(held)
+    return OpenedModality(asked, values if asked.continuous else values.astype(np.int64))
+
+
+COLUMN_STEPS = {
+    "describe_columns": Step(
+        describe_columns,
+        text_in=Declared("control", "names of columns, and what the analyst says they are"),
+        text_out=Declared("schema", "whether columns are numbers or categories, and levels"),
+    ),
+    "open_columns": Step(
+        open_columns,
+        gives={"seen": Declared("presence", "which rows have any of the columns", dtype="bool")},
+        text_in=Declared("control", "modalities, and the levels of their columns"),
+    ),
+}

@@ -1,0 +1,178 @@
+"""One mixture on its way to a maximum, as the coordinator sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import logsumexp
+
+from fedstat.models.m2sem.asked import NONE
+from fedstat.typing import Bools, Floats, Ints
+
+GAIN, CHANGE = 0.005, 1e-3
+"""A mixture has converged where a round gains less, and no posterior changes by more."""
+REST_OF_WEIGHT = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Penalties of loadings and of means, before they are adapted."""
+
+    lam1: float = 0.0
+    lam2: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subjects:
+    """Who has whom: clients in the order of their names, positions of their entities among `total`.
+
+    `pattern` (N,) are the presence patterns, whose clients `members` (G, M) tell; `least` the fewest entities
+    that each client wants behind a cluster, and the largest share that one may have.
+    """
+
+    clients: tuple[str, ...]
+    place: Mapping[str, Ints]
+    pattern: Ints
+    members: Bools
+    least: Mapping[str, tuple[int, float]]
+
+    @property
+    def total(self) -> int:
+        """Number of entities."""
+        return len(self.pattern)
+
+    def too_few(self, r: Floats) -> tuple[str, int] | None:
+        """Find a client at which a cluster of posteriors r (N, K) has fewer entities than its owner wants."""
+        for client in self.clients:
+            count, share = self.least[client]
+            at = r[self.place[client]]
+            total, squares = at.sum(axis=0), (at * at).sum(axis=0)
+            heavy = share * total < at.max(axis=0, initial=0.0)
+            wrong = (total**2 < count * squares) | ~(total > 0.0) | heavy
+            # The few heaviest may not have nearly all of the weight either.
+            if 1 < count <= len(at):
+                rest = np.partition(at, len(at) - count + 1, axis=0)[: len(at) - count + 1].sum(axis=0)
+                wrong |= rest < 1.01 * REST_OF_WEIGHT * total
+            if wrong.any():
+                return client, int(np.argmax(wrong))
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """A mixture of K clusters and Q factors that is improved: posteriors r (N, K), shares w, what it reached.
+
+    `slot` names it at the clients, `source` what it goes on from. `trace` has the penalised log-likelihood
+    after every round; `change` is the largest of a posterior in the latest one. `half` (N,) are the entities
+    that weigh, all where it is None.
+    """
+
+    clusters: int
+    factors: int
+    r: Floats
+    name: str = ""
+    slot: int = NONE
+    source: int = NONE
+    penalties: Penalties = field(default_factory=Penalties)
+    fixed: bool = False
+    weigh: bool = False
+    tell: bool = False
+    nodes: int = 7
+    half: Floats | None = None
+    w: Floats = field(default_factory=lambda: np.ones(1))
+    loglik: float = -np.inf
+    penalty: float = 0.0
+    parameters: int = 0
+    support: Mapping[str, Bools] = field(default_factory=dict)
+    trace: list[float] = field(default_factory=list)
+    change: float = np.inf
+    emptied: list[str] = field(default_factory=list)
+    failed: str = ""
+
+    @property
+    def penalised(self) -> float:
+        """Penalised observed log-likelihood."""
+        return self.loglik - self.penalty
+
+    @property
+    def gain(self) -> float:
+        """What the latest round has gained."""
+        return self.trace[-1] - self.trace[-2] if len(self.trace) > 1 else np.inf
+
+    @property
+    def converged(self) -> bool:
+        """Whether it has come to an end."""
+        return self.gain < GAIN and self.change < CHANGE
+
+    @property
+    def sent(self) -> Floats:
+        """Posteriors as they are sent."""
+        return self.r if self.half is None else self.r * self.half[:, None]
+
+    @property
+    def free(self) -> int:
+        """Number of free parameters."""
+        return self.parameters + self.clusters - 1
+
+    def criterion(self, select: str, n: int, columns: int) -> float:
+        """BIC, EBIC or ICL of the mixture on n entities; the lower the better.
+
+        EBIC adds twice the logarithm of the number of supports of the size (Chen and Chen 2008, gamma 1); ICL
+        twice the entropy of the posteriors.
+        """
+        bic = -2.0 * self.loglik + self.free * float(np.log(n))
+        if select == "ebic":
+            rows = sum(int(one.sum()) for one in self.support.values())
+            return bic + 2.0 * log_choose(columns, rows)
+        return bic + 2.0 * entropy_of(self.r) if select == "icl" else bic
+
+    def settle(self, D: Floats, totals: Floats) -> None:
+        """Take differences of log densities (N, K - 1), summed over clients, and the three totals."""
+        a = np.log(np.maximum(self.w, 1e-300)) + np.column_stack([D, np.zeros(len(D))])
+        top = logsumexp(a, axis=1)
+        r = np.exp(a - top[:, None])
+        self.loglik = float(top.sum() + totals[0])
+        self.penalty, self.parameters = float(totals[1]), round(float(totals[2]))
+        self.change = float(np.abs(r - self.r).max(initial=0.0))
+        self.r = r
+        self.trace.append(self.penalised)
+
+    def refill(self, k: int, rng: np.random.Generator) -> None:
+        """Let a cluster that has been emptied begin anew, as a random half of the largest one."""
+        labels = np.argmax(self.r, axis=1)
+        largest = int(np.argmax(np.bincount(labels, minlength=self.clusters)))
+        members = np.flatnonzero(labels == largest)
+        labels[rng.permutation(members)[: len(members) // 2]] = k
+        self.r = soft(labels, self.clusters)
+        self.trace, self.change = [], np.inf
+
+
+def soft(labels: Ints, clusters: int, certain: float = 0.8) -> Floats:
+    """Posteriors (N, K) around labels (N,); the same for all clusters where a label is -1."""
+    r = np.full((len(labels), clusters), (1.0 - certain) / clusters)
+    known = labels >= 0
+    r[known, labels[known]] += certain
+    r[~known] = 1.0 / clusters
+    return r
+
+
+def hard(r: Floats) -> Floats:
+    """Posteriors (N, K) that are certain."""
+    return np.eye(r.shape[1])[np.argmax(r, axis=1)]
+
+
+def entropy_of(r: Floats) -> float:
+    """Entropy of posteriors, added up over entities."""
+    return float(-(r * np.log(np.maximum(r, 1e-300))).sum())
+
+
+def log_choose(n: int, k: int) -> float:
+    """Logarithm of the number of ways to choose k of n."""
+    return float(np.log(np.arange(n - k + 1, n + 1)).sum() - np.log(np.arange(1, k + 1)).sum())
+
+
+def best_of(courses: Sequence[Course]) -> Course:
+    """The one with the largest penalised log-likelihood."""
+    return max(courses, key=lambda one: one.penalised)

@@ -1,0 +1,17 @@
+"""From the columns that a client opened to modalities that can be improved."""
+
+from __future__ import annotations
+
+from fedstat.errors import NotAvailableError
+from fedstat.models.m2sem.columns import OpenedModality
+from fedstat.models.m2sem.modality.base import Modality
+from fedstat.models.m2sem.modality.gaussian import GaussianModality
+from fedstat.typing import Floats
+
+
+def make_modality(opened: OpenedModality, factors: int, nodes: int, covariates: Floats | None) -> Modality:
+    """Make a modality of one client's columns, with a number of factors and nodes for each."""
+    asked = opened.asked
+    if asked.continuous:
+        return GaussianModality(opened.values, asked.names, factors, covariates)
+    raise NotAvailableError("categorical columns")

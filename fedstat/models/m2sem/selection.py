@@ -1,0 +1,152 @@
+"""Which columns and modalities tell clusters apart: adaptive penalties along a path, and refits without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.models.m2sem.course import Course, Penalties
+from fedstat.models.m2sem.protocol import Exchange
+
+LAM1 = (1.0, 2.0, 4.0, 8.0, 12.0, 18.0)
+LAM2 = (2.0, 4.0, 8.0, 12.0)
+PATH_ROUNDS, REFIT_ROUNDS, EXTENSIONS = 3, 4, 3
+WIDER = 1.5
+"""By how much a grid is extended at its edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A support on the path, by the penalties that led to it, and its refit's criterion."""
+
+    penalties: Penalties
+    columns: int
+    modalities: int
+    parameters: int
+    loglik: float
+    criterion: float
+
+
+@dataclass(slots=True, eq=False)
+class Path:
+    """Refits of all supports that a path has met, by support."""
+
+    exchange: Exchange
+    select: str
+    steps: int
+    columns: int
+    refits: dict[bytes, Course] = field(default_factory=dict)
+    met: list[tuple[Penalties, bytes]] = field(default_factory=list)
+    penalised: dict[Penalties, Course] = field(default_factory=dict)
+
+    def criterion(self, one: Course) -> float:
+        """Return what a refit is judged by."""
+        return one.criterion(self.select, self.exchange.subjects.total, self.columns)
+
+    def judge(self, courses: Sequence[Course]) -> Rounds[None]:
+        """Refit the supports of penalised mixtures that are new, side by side."""
+        new = []
+        for one in courses:
+            key = support_of(one)
+            self.met.append((one.penalties, key))
+            self.penalised[one.penalties] = one
+            if key not in self.refits:
+                self.refits[key] = refit = continued(one, Penalties(), fixed=True)
+                refit.name = f"refit at {one.penalties.lam1:g}, {one.penalties.lam2:g}"
+                new.append(refit)
+        kept = [*self.refits.values(), *self.penalised.values()]
+        yield from self.exchange.ascend(new, self.steps, REFIT_ROUNDS, kept=[k for k in kept if k.slot >= 0])
+
+    def best(self, among: Sequence[Penalties] | None = None) -> Penalties:
+        """Return the penalties whose support has the best refit."""
+        known = [(p, key) for p, key in self.met if among is None or p in among]
+        known = [(p, key) for p, key in known if not self.refits[key].failed]
+        return min(known, key=lambda pair: self.criterion(self.refits[pair[1]]))[0]
+
+    def refit(self, penalties: Penalties) -> Course:
+        """Return the refit at penalties."""
+        return self.refits[dict(self.met)[penalties]]
+
+    def table(self) -> list[Judged]:
+        """List what was judged."""
+        out = []
+        for penalties, key in self.met:
+            one = self.refits[key]
+            rows = sum(int(support.sum()) for support in one.support.values())
+            on = sum(int(x) for x in np.frombuffer(key, dtype=np.uint8)) - rows
+            out.append(Judged(penalties, rows, on, one.free, one.loglik, self.criterion(one)))
+        return out
+
+
+def support_of(one: Course) -> bytes:
+    """Support of a mixture, of all clients in the order of their names."""
+    return np.concatenate([one.support[client] for client in sorted(one.support)]).astype(np.uint8).tobytes()
+
+
+def continued(one: Course, penalties: Penalties, *, fixed: bool = False, weigh: bool = False) -> Course:
+    """Go on from a mixture in a new place, with other penalties."""
+    return replace(
+        one,
+        slot=-1,
+        source=one.slot,
+        penalties=penalties,
+        fixed=fixed,
+        weigh=weigh,
+        tell=True,
+        trace=[],
+        change=np.inf,
+        name=f"penalties {penalties.lam1:g}, {penalties.lam2:g}",
+    )
+
+
+def select_support(exchange: Exchange, fit: Course, path: Path) -> Rounds[Course]:
+    """Go along the penalties of loadings, then of means at the best of these; return the best refit."""
+    yield from path.judge([(yield from _penalise(exchange, fit, Penalties(), path, weigh=True))])
+    first = path.penalised[Penalties()]
+    grid = [Penalties(lam1, 0.0) for lam1 in LAM1]
+    yield from _along(exchange, first, grid, path)
+    best = path.best()
+    yield from _along(exchange, path.penalised[best], [replace(best, lam2=lam2) for lam2 in LAM2], path)
+    return path.refit(path.best())
+
+
+def _along(exchange: Exchange, start: Course, grid: list[Penalties], path: Path) -> Rounds[None]:
+    """Go along a grid, each point from the one before, and on while the best is the last."""
+    points, last = list(grid), start
+    for _ in range(1 + EXTENSIONS):
+        made = []
+        for penalties in points:
+            last = yield from _penalise(exchange, last, penalties, path, beside=made)
+            if last.failed:
+                break
+            made.append(last)
+        yield from path.judge(made)
+        if not made or path.best() != grid[-1] or exchange.left < 2 * PATH_ROUNDS + REFIT_ROUNDS:
+            return
+        wider = replace(
+            grid[-1],
+            **({"lam2": grid[-1].lam2 * WIDER} if grid[-1].lam2 else {"lam1": grid[-1].lam1 * WIDER}),
+        )
+        grid.append(wider)
+        points = [wider]
+
+
+def _penalise(
+    exchange: Exchange,
+    source: Course,
+    penalties: Penalties,
+    path: Path,
+    *,
+    weigh: bool = False,
+    beside: Sequence[Course] = (),
+) -> Rounds[Course]:
+    """Improve a mixture under penalties."""
+    one = continued(source, penalties, weigh=weigh)
+    kept = [*path.refits.values(), *path.penalised.values(), *beside, source]
+    # Without penalties it is the fit itself, whose support is asked for.
+    rounds, steps = (1, 1) if weigh else (PATH_ROUNDS, path.steps)
+    yield from exchange.ascend([one], steps, rounds, kept=[k for k in kept if k.slot >= 0])
+    return one

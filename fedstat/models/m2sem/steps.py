@@ -1,0 +1,307 @@
+"""Steps of one client of a mixture: local factor analyses, EM steps with posteriors held, log densities.
+
+Only differences of log densities leave for an entity, to be added up over clients under masks. The posteriors
+come from outside: whoever makes them could let a cluster be one entity, and its means then are that entity's.
+So a client takes no posteriors that leave a cluster to few entities; and since who tells one client more than
+the others would learn that client's part of a sum, all that shapes a mixture is bound into the masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from scipy.cluster.vq import kmeans2
+
+from fedstat.errors import DescriptionError, DesignError, MessageError, ModelError
+from fedstat.federation.door.facts import CaseWeights, DivisionOfRows, Entities
+from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.message import Declared, Step, check_lengths, check_room
+from fedstat.models.m2sem.asked import (
+    BeginAsked,
+    RoundAsked,
+    by_pattern,
+    digest_posteriors,
+    split_columns,
+)
+from fedstat.models.m2sem.bench import HeldMixtures, Slot
+from fedstat.models.m2sem.columns import COLUMN_STEPS, ITEM, OpenedColumns
+from fedstat.records import from_json
+from fedstat.typing import Array, Bools, Floats, Ints
+
+MIXTURES = "m2sem mixtures"
+NOT_BEGUN = "this fit was not begun here; ask 'begin' first"
+
+
+def held_mixtures(state: State) -> HeldMixtures:
+    """Return what the client holds of the fit."""
+    return state.use(MIXTURES, HeldMixtures, NOT_BEGUN)
+
+
+def begin(
+    data: SiteData, state: State, text: str, place: Ints, pattern: Ints, members: Bools, client: Array
+) -> tuple[dict[str, Array], str]:
+    """Analyse the factors of every modality, of one cluster; nothing leaves.
+
+    `place` (n,) are the positions of the client's rows with some value among all entities, of which `pattern`
+    (N,) tells the clients that have them: those that `members` (G, M) names, of whom it is number `client`.
+    """
+    asked = from_json(BeginAsked, text, f"{data.name}: the question about factors")
+    opened = state.use(ITEM, OpenedColumns, "its columns are not open; make the model again")
+    total, (groups, clients) = len(pattern), members.shape
+    check_lengths(data.name, place=(place, int(opened.seen.sum())))
+    if not 0 <= int(client) < clients or (total and not 0 <= pattern.min() <= pattern.max() < groups):
+        raise MessageError(f"{data.name}: expected a client and patterns that are among the members")
+    mine = members[:, int(client)]
+    # Else sites could be told different patterns for one entity, and different posteriors with them.
+    if not np.array_equal(place, np.flatnonzero(mine[pattern])):
+        raise DescriptionError(f"{data.name}: its entities are not those whose presence pattern has it")
+    rows = by_pattern(pattern[place], groups)
+    held = HeldMixtures(
+        opened, None, place, total, {g: rows[g] for g in np.flatnonzero(mine).tolist()}, past=""
+    )
+    try:
+        for factors in asked.factors:
+            check_room(data.name, held_numbers(opened, factors, asked.nodes), opened_size(opened))
+            held.begin(factors, asked.nodes)
+    except ModelError as error:
+        raise DesignError(f"{data.name}: {error}") from error
+    state.keep(MIXTURES, held, len(place))
+    return {}, ""
+
+
+def opened_size(opened: OpenedColumns) -> int:
+    """Count the values that are open."""
+    return sum(one.values.size for one in opened.modalities)
+
+
+def held_numbers(opened: OpenedColumns, factors: int, nodes: int) -> int:
+    """Count the numbers that an E-step keeps: weights of nodes for every row, where there are nodes."""
+    grids = sum(not one.asked.continuous for one in opened.modalities)
+    n = int(opened.seen.sum())
+    return grids * min(n, 1024) * nodes**factors + n * factors
+
+
+def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array, seed: Array) -> dict[str, Array]:
+    """Cluster the client's rows by their own factor scores alone: ``labels`` (n,)."""
+    held = held_mixtures(state)
+    analysis = held.analyses.get(int(factors))
+    if analysis is None or not 1 <= int(clusters) <= len(held.place):
+        raise MessageError(f"{data.name}: expected a number of clusters, and of factors that were analysed")
+    bench = held.bench(analysis.factors, analysis.nodes)
+    bench.put(analysis)
+    state.tell(Entities(len(held.place)))
+    return {"labels": nearest_centres(bench.scores(), int(clusters), int(seed))}
+
+
+def nearest_centres(scores: Floats, clusters: int, seed: int, tries: int = 5) -> Ints:
+    """K-means of factor scores, the best of some tries: labels (n,)."""
+    rng, best, least = np.random.default_rng(seed), np.zeros(len(scores), dtype=np.int64), np.inf
+    for _ in range(tries):
+        centres, labels = kmeans2(scores, clusters, minit="++", rng=rng, missing="warn")
+        spread = float(((scores - centres[labels]) ** 2).sum())
+        if spread < least:
+            best, least = labels.astype(np.int64), spread
+    return best
+
+
+def improve(
+    data: SiteData, state: State, text: str, r: Floats, shares: Floats, salts: Array
+) -> tuple[dict[str, Array], str]:
+    """Improve mixtures by EM steps over the factors with posteriors held; release what is left to be summed.
+
+    Posteriors r (n, sum of K) and shares of the clusters, (sum of K,), stand side by side for the mixtures
+    asked for; `salts` (G, w) go into the digests of the posteriors. Released are ``differences``
+    (N, sum of K - 1) of log densities from the last cluster's, zero for entities that the client lacks, and
+    ``totals`` (S, 3): the sum of log densities given the last cluster, the penalty, the free parameters;
+    ``support``, for mixtures of which it is asked, which columns load and which modalities differ by cluster.
+    """
+    asked = from_json(RoundAsked, text, f"{data.name}: the question about mixtures")
+    held = held_mixtures(state)
+    widths = [one.clusters for one in asked.slots]
+    _check_told(data.name, held, asked, r, shares, salts, sum(widths))
+    n, wide = len(held.place), sum(widths) - len(widths)
+    check_room(data.name, held.total * (wide + 1), opened_size(held.opened))
+    of_slots, w = split_columns(r, widths), np.split(shares, np.cumsum(widths)[:-1])
+    for part in of_slots:
+        check_posteriors(state, part)
+    D, totals, support = np.zeros((held.total, wide)), np.zeros((len(widths), 3)), []
+    first = 0
+    for s, one in enumerate(asked.slots):
+        found = held.improve(data.name, one, np.ascontiguousarray(of_slots[s]), w[s])
+        last = found.densities[:, -1]
+        D[held.place, first : first + one.clusters - 1] = found.densities[:, :-1] - last[:, None]
+        totals[s] = last.sum(), found.penalty, found.parameters
+        first += one.clusters - 1
+        if one.tell:
+            support.append(found.support)
+    held.only([*asked.kept, *(one.slot for one in asked.slots)])
+    held.past = asked.follow(text)
+    state.keep(MIXTURES, held, n)
+    told = {"support": np.array(support)} if support else {}
+    return {"differences": D, "totals": totals, **told}, ""
+
+
+def check_posteriors(state: State, r: Floats) -> None:
+    """Let the door judge whether every cluster has enough entities: (sum r)^2 / sum r^2 of them."""
+    for k, (total, squares) in enumerate(zip(r.sum(axis=0).tolist(), (r * r).sum(axis=0).tolist(), strict=True)):
+        state.tell(CaseWeights(total, squares, (f"cluster {k + 1}",)))
+
+
+def _check_told(
+    site: str, held: HeldMixtures, asked: RoundAsked, r: Floats, shares: Floats, salts: Array, width: int
+) -> None:
+    """Require posteriors that all clients were told alike, after all that was told alike before."""
+    check_lengths(site, r=(r, len(held.place)), shares=(shares, width), salts=(salts, len(asked.posteriors)))
+    if r.shape[1] != width or (r.size and not (r.min() >= 0.0 and r.max() <= 1.0)):
+        raise MessageError(f"{site}: expected posteriors between 0 and 1, of {width} clusters")
+    same = asked.past == held.past and max(held.groups, default=-1) < len(asked.posteriors)
+    for g, rows in held.groups.items() if same else ():
+        same &= digest_posteriors(salts[g].tobytes(), r[rows]) == asked.posteriors[g]
+    if not same:
+        raise DescriptionError(
+            f"{site}: these posteriors, or earlier ones, are not those that all clients are told. Whoever "
+            "tells clients different ones would read one client's part off the sum; nothing was computed"
+        )
+
+
+def release_modalities(data: SiteData, state: State, slot: Array, order: Ints) -> dict[str, Array]:
+    """Release the parameters of one mixture, and the profiles of its clusters in another `order` (K,).
+
+    ``parameters`` of all modalities, one after the other; ``profiles`` (K, sum of P C), means of columns or
+    probabilities of levels by cluster; ``relevance`` (M,), by how much each modality tells clusters apart,
+    with ``norms`` (sum of P,), the lengths of loadings.
+    """
+    held = held_mixtures(state)
+    found, r = _one_mixture(data, held, slot)
+    if not np.array_equal(np.sort(order), np.arange(r.shape[1])):
+        raise MessageError(f"{data.name}: expected an order of {r.shape[1]} clusters")
+    r = np.ascontiguousarray(r[:, order])
+    check_posteriors(state, r)
+    rows = np.flatnonzero(held.opened.seen)
+    state.tell(DivisionOfRows("", np.argmax(r, axis=1).astype(np.int64), rows))
+    bench = held.bench(found.factors, found.nodes)
+    bench.put(found)
+    for m in bench.modalities:
+        m.means = m.means[order]
+    weights = [(one.weights, one.weight) for one in found.modalities]
+    held.slots[int(slot)] = replace(bench.take(found.factors, found.nodes, weights, r))
+    state.keep(MIXTURES, held, len(held.place))
+    shares = r.mean(axis=0)
+    return {
+        "parameters": np.concatenate([m.state() for m in bench.modalities]),
+        "profiles": np.hstack([m.profile().reshape(m.clusters, -1) for m in bench.modalities]),
+        "relevance": np.array([m.separation(shares) for m in bench.modalities]),
+        "norms": np.concatenate([m.row_norms() for m in bench.modalities]),
+    }
+
+
+def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
+    """Release the factor scores of one mixture, (n, sum of Q), of the client's entities."""
+    held = held_mixtures(state)
+    found, r = _one_mixture(data, held, slot)
+    bench = held.bench(found.factors, found.nodes)
+    bench.put(found)
+    bench.densities()
+    return {"scores": np.hstack([m.factor_scores(r) for m in bench.modalities])}
+
+
+def _one_mixture(data: SiteData, held: HeldMixtures, slot: Array) -> tuple[Slot, Floats]:
+    """Return a mixture that was improved in this fit, and its posteriors."""
+    found = held.slots.get(int(slot))
+    if found is None or found.r is None:
+        raise MessageError(f"{data.name}: holds no mixture {int(slot)} in this fit")
+    return found, found.r
+
+
+POSTERIORS = Declared(
+    "per entity",
+    "posterior probabilities of clusters, of the client's entities",
+    2,
+    dtype="float64",
+    weighs="posterior probabilities of clusters",
+)
+SHARES = Declared("control", "shares of the clusters", dtype="float64")
+SLOT = Declared("control", "which mixture", 0)
+BEHIND: tuple[type, ...] = (Entities, CaseWeights)
+STEPS: Mapping[str, Step] = {
+    **COLUMN_STEPS,
+    "begin": Step(
+        begin,
+        {
+            "place": Declared("presence", "positions of the client's entities", dtype="int64"),
+            "pattern": Declared("presence", "presence pattern of every entity", dtype="int64", common=True),
+            "members": Declared("presence", "clients that each pattern has", 2, dtype="bool", common=True),
+            "client": Declared("control", "which of these it is", 0),
+        },
+        text_in=Declared("control", "numbers of factors and nodes", common=True),
+        begins=True,
+    ),
+    "own_clusters": Step(
+        own_clusters,
+        {
+            "clusters": Declared("control", "number of clusters", 0),
+            "factors": Declared("control", "number of factors", 0),
+            "seed": Declared("control", "seed of the first centres", 0),
+        },
+        {"labels": Declared("per entity", "clusters by the client's own columns", dtype="int64")},
+    ),
+    "improve": Step(
+        improve,
+        {
+            "r": POSTERIORS,
+            "shares": Declared("control", "shares of the clusters", dtype="float64", common=True),
+            "salts": Declared("control", "salts of the digests", 2, dtype="uint8"),
+        },
+        {
+            "differences": Declared(
+                "per entity", "log densities given each cluster, less that of the last", 2, maskable=True
+            ),
+            "totals": Declared(
+                "aggregate",
+                "sum of log densities given the last cluster, penalty, number of parameters",
+                2,
+                maskable=True,
+                behind=BEHIND,
+            ),
+            "support": Declared(
+                "aggregate",
+                "columns with loadings, modalities that differ by cluster",
+                2,
+                optional=True,
+                dtype="bool",
+                behind=BEHIND,
+            ),
+        },
+        Declared("control", "mixtures, local steps, penalties", common=True),
+    ),
+    "release_modalities": Step(
+        release_modalities,
+        {"slot": SLOT, "order": Declared("control", "order of the clusters", dtype="int64")},
+        {
+            "parameters": Declared(
+                "aggregate", "parameters of the modalities", behind=(*BEHIND, DivisionOfRows)
+            ),
+            "profiles": Declared(
+                "aggregate", "means and probabilities by cluster", 2, behind=(*BEHIND, DivisionOfRows)
+            ),
+            "relevance": Declared(
+                "aggregate", "by how much modalities tell clusters apart", behind=(*BEHIND, DivisionOfRows)
+            ),
+            "norms": Declared("aggregate", "lengths of loadings", behind=(*BEHIND, DivisionOfRows)),
+        },
+    ),
+    "release_scores": Step(
+        release_scores,
+        {"slot": SLOT},
+        {"scores": Declared("per entity", "factor scores of the client's entities", 2)},
+    ),
+}
+ORDER: Mapping[str, str] = {
+    "open_columns": "describe_columns",
+    "own_clusters": "begin",
+    "improve": "begin own_clusters improve",
+    "release_modalities": "improve",
+    "release_scores": "improve release_modalities release_scores",
+}
