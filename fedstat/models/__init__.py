@@ -13,7 +13,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "laser": ("LASER",),
     "copula": ("CopulaSynthesizer", "Bounds", "asinh", "log"),
     "copula_glm": ("PrivateCopulaGLM",),
-    "m2sem": (),
+    "m2sem": ("M2SEM",),
 }
 """Folders that enter steps into ``fedstat.federation.door.site.FAMILIES``, and the public classes of their
 ``model.py``; what families share has steps and no class."""

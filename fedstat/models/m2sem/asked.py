@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
@@ -67,6 +68,11 @@ class ModalityAsked:
     def names(self) -> tuple[str, ...]:
         """Names of its columns."""
         return tuple(column.name for column in self.columns)
+
+    @property
+    def most_levels(self) -> int:
+        """Levels of the column that has most; one of numbers."""
+        return max(1, *(len(column.levels) for column in self.columns))
 
     @property
     def kind(self) -> str:
@@ -163,7 +169,7 @@ def by_pattern(pattern: Ints, groups: int) -> list[Ints]:
     """Entities of each presence pattern, in their order."""
     order = np.argsort(pattern, kind="stable")
     ends = np.searchsorted(pattern[order], np.arange(groups + 1))
-    return [order[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [order[a:b] for a, b in pairwise(ends.tolist())]
 
 
 def split_columns(values: Floats, widths: Sequence[int]) -> list[Floats]:

@@ -1,4 +1,4 @@
-"""The modalities of one client in a fit: several mixtures side by side, each improved with posteriors held."""
+"""The modalities of one client in a fit: mixtures side by side, improved with posteriors held."""
 
 from __future__ import annotations
 
@@ -134,7 +134,9 @@ class HeldMixtures:
         """Find the mixture from which one goes on."""
         kept = self.analyses.get(asked.factors) if asked.source == NONE else self.slots.get(asked.source)
         if kept is None or kept.factors != asked.factors:
-            raise MessageError(f"{name}: holds no mixture {asked.source} of {asked.factors} factors in this fit")
+            raise MessageError(
+                f"{name}: holds no mixture {asked.source} of {asked.factors} factors in this fit"
+            )
         return kept
 
     def improve(self, name: str, asked: SlotAsked, r: Floats, shares: Floats) -> Improved:

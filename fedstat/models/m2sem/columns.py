@@ -83,9 +83,7 @@ def _ask(
     return picked
 
 
-def _tell(
-    data: SiteData, state: State, present: pd.Series, name: str, said: Kind | None
-) -> ColumnTold:
+def _tell(data: SiteData, state: State, present: pd.Series, name: str, said: Kind | None) -> ColumnTold:
     """Say what one column is, from the analyst's word, its type, and its levels as published or found."""
     public = data.published.get(name)
     listed = () if public is None else public.levels
@@ -108,7 +106,8 @@ def _tell(
     levels = tuple(level for level in ordered if level in found)
     if len(levels) < 2:
         raise DesignError(
-            f"{at_column(data.name, name)} has the same value in all of its {len(present):,} rows. Leave it out"
+            f"{at_column(data.name, name)} has the same value in all of its {len(present):,} rows. Leave it "
+            "out"
         )
     counts = present.value_counts()
     if category or said is not None or len(levels) <= FEW_VALUES:
@@ -138,9 +137,7 @@ def open_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     """Open the columns of a client's modalities; ``seen`` (n_rows,) tells which rows have any value."""
     asked = from_json(tuple[ModalityAsked, ...], text, f"{data.name}: the modalities asked for")
     columns = [column for modality in asked for column in modality.columns]
-    series = _ask(
-        data, state, [c.name for c in columns], frozenset(c.name for c in columns if c.levels)
-    )
+    series = _ask(data, state, [c.name for c in columns], frozenset(c.name for c in columns if c.levels))
     missing = [one.isna().to_numpy(dtype=np.bool_) for one in series.values()]
     seen: Bools = ~np.all(missing, axis=0)
     opened = OpenedColumns(tuple(_open(data, one, series, seen) for one in asked), seen)
@@ -148,9 +145,7 @@ def open_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     return {"seen": seen}, ""
 
 
-def _open(
-    data: SiteData, asked: ModalityAsked, series: dict[str, pd.Series], seen: Bools
-) -> OpenedModality:
+def _open(data: SiteData, asked: ModalityAsked, series: dict[str, pd.Series], seen: Bools) -> OpenedModality:
     """Read one modality."""
     held: list[Floats] = []
     for column in asked.columns:

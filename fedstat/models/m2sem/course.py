@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import logsumexp
 
+from fedstat.inference.mixture.classification import posterior_entropy
 from fedstat.models.m2sem.asked import NONE
 from fedstat.typing import Bools, Floats, Ints
 
@@ -126,7 +127,7 @@ class Course:
         if select == "ebic":
             rows = sum(int(one.sum()) for one in self.support.values())
             return bic + 2.0 * log_choose(columns, rows)
-        return bic + 2.0 * entropy_of(self.r) if select == "icl" else bic
+        return bic + 2.0 * posterior_entropy(self.r) if select == "icl" else bic
 
     def settle(self, D: Floats, totals: Floats) -> None:
         """Take differences of log densities (N, K - 1), summed over clients, and the three totals."""
@@ -163,16 +164,11 @@ def hard(r: Floats) -> Floats:
     return np.eye(r.shape[1])[np.argmax(r, axis=1)]
 
 
-def entropy_of(r: Floats) -> float:
-    """Entropy of posteriors, added up over entities."""
-    return float(-(r * np.log(np.maximum(r, 1e-300))).sum())
-
-
 def log_choose(n: int, k: int) -> float:
     """Logarithm of the number of ways to choose k of n."""
     return float(np.log(np.arange(n - k + 1, n + 1)).sum() - np.log(np.arange(1, k + 1)).sum())
 
 
 def best_of(courses: Sequence[Course]) -> Course:
-    """The one with the largest penalised log-likelihood."""
+    """Return the one with the largest penalised log-likelihood."""
     return max(courses, key=lambda one: one.penalised)

@@ -8,47 +8,37 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import EstimationError
+from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.m2sem.asked import ModalityAsked
-from fedstat.models.m2sem.course import Course, entropy_of
+from fedstat.models.m2sem.course import Course
 from fedstat.models.m2sem.protocol import Exchange
 from fedstat.models.m2sem.selection import Judged, Path, continued, select_support
 from fedstat.models.m2sem.starts import StartPlan, start
-from fedstat.typing import Floats, Ints
+from fedstat.typing import Floats
 
 FINAL_ROUNDS, FINE_ROUNDS = 30, 8
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FittedModality:
-    """A modality as it was released: profiles (K, sum of P C) and lengths of loadings (P,) among it."""
-
-    client: str
-    asked: ModalityAsked
-    profiles: Floats
-    norms: Floats
-    relevance: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixtureFit:
     """A fitted mixture; clusters are in the order of their sizes.
 
-    `parameters` of all modalities of a client, one after the other. `coarse` is the largest change of a
-    posterior that fewer nodes make.
+    `released` is what clients gave of it. `coarse` is the largest change of a posterior that fewer nodes
+    make. `frequencies` are those with which columns, and then their modality, were selected in half-samples.
     """
 
     course: Course
     r: Floats
     w: Floats
-    modalities: tuple[FittedModality, ...]
-    parameters: Mapping[str, Floats]
+    released: Sequence[Reply]
     history: Sequence[tuple[int, str, float]]
     judged: Sequence[Judged]
     select: str | None
     rounds: int
     converged: bool
     coarse: float
+    frequencies: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +71,7 @@ def fit_mixture(
         one, coarse = yield from refine(exchange, one, plan)
     if one.failed:
         raise EstimationError(f"{one.failed}; take fewer clusters")
-    return (yield from finish(exchange, one, plan, modalities, judged, coarse))
+    return (yield from finish(exchange, one, plan, judged, coarse))
 
 
 def refine(exchange: Exchange, one: Course, plan: FitPlan) -> Rounds[tuple[Course, float]]:
@@ -100,7 +90,6 @@ def finish(
     exchange: Exchange,
     one: Course,
     plan: FitPlan,
-    modalities: Mapping[str, Sequence[ModalityAsked]],
     judged: Sequence[Judged],
     coarse: float,
 ) -> Rounds[MixtureFit]:
@@ -108,15 +97,11 @@ def finish(
     order = np.argsort(-one.r.sum(axis=0), kind="stable")
     replies = yield from exchange.release(one, order)
     r = np.ascontiguousarray(one.r[:, order])
-    found: list[FittedModality] = []
-    for reply in replies:
-        found += of_client(reply.site, modalities[reply.site], reply.arrays)
     return MixtureFit(
         course=one,
         r=r,
         w=r.mean(axis=0),
-        modalities=tuple(found),
-        parameters={reply.site: reply.arrays["parameters"] for reply in replies},
+        released=replies,
         history=tuple(exchange.history),
         judged=tuple(judged),
         select=plan.select,
@@ -125,14 +110,3 @@ def finish(
         coarse=coarse,
     )
 
-
-def of_client(
-    client: str, asked: Sequence[ModalityAsked], arrays: Mapping[str, Floats]
-) -> list[FittedModality]:
-    """Take apart what a client has released."""
-    widths = [1 if m.continuous else max(len(c.levels) for c in m.columns) for m in asked]
-    ends = np.cumsum([len(m.columns) * width for m, width in zip(asked, widths, strict=True)])
-    profiles = np.split(arrays["profiles"], ends[:-1], axis=1)
-    norms = np.split(arrays["norms"], np.cumsum([len(m.columns) for m in asked])[:-1])
-    pairs = zip(asked, profiles, norms, arrays["relevance"].tolist(), strict=True)
-    return [FittedModality(client, *parts) for parts in pairs]

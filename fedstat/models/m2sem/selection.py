@@ -104,8 +104,8 @@ def continued(one: Course, penalties: Penalties, *, fixed: bool = False, weigh: 
 
 def select_support(exchange: Exchange, fit: Course, path: Path) -> Rounds[Course]:
     """Go along the penalties of loadings, then of means at the best of these; return the best refit."""
-    yield from path.judge([(yield from _penalise(exchange, fit, Penalties(), path, weigh=True))])
-    first = path.penalised[Penalties()]
+    first = yield from _penalise(exchange, fit, Penalties(), path, weigh=True)
+    yield from path.judge([first])
     grid = [Penalties(lam1, 0.0) for lam1 in LAM1]
     yield from _along(exchange, first, grid, path)
     best = path.best()
@@ -117,7 +117,7 @@ def _along(exchange: Exchange, start: Course, grid: list[Penalties], path: Path)
     """Go along a grid, each point from the one before, and on while the best is the last."""
     points, last = list(grid), start
     for _ in range(1 + EXTENSIONS):
-        made = []
+        made: list[Course] = []
         for penalties in points:
             last = yield from _penalise(exchange, last, penalties, path, beside=made)
             if last.failed:

@@ -29,10 +29,8 @@ class StartPlan:
     rounds: int
 
 
-def start(
-    exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan
-) -> Rounds[list[Course]]:
-    """Fit mixtures of sizes (K, Q) without penalty, each from the best of several starts, all side by side."""
+def start(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan) -> Rounds[list[Course]]:
+    """Fit mixtures of sizes (K, Q) without penalty, from the best of several starts, side by side."""
     begun = yield from _first(exchange, sizes, plan)
     for course in begun:
         # All go on for a while: which is the best cannot be seen before.
@@ -47,9 +45,7 @@ def start(
     return [max(require(some), key=lambda one: one.penalised) for some in going]
 
 
-def _first(
-    exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan
-) -> Rounds[list[Course]]:
+def _first(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan) -> Rounds[list[Course]]:
     """Cluster factor scores: squared distances add over clients."""
     rng, n = exchange.rng, exchange.subjects.total
     moving = [
@@ -59,7 +55,9 @@ def _first(
         for number in range(plan.means)
     ]
     begun = [Course(1, Q, np.ones((n, 1)), "start", nodes=exchange.nodes) for K, Q in sizes if K == 1]
-    own = yield from _own_clusters(exchange, [size for size in sizes if size[0] > 1]) if plan.own else nothing()
+    own = (
+        yield from _own_clusters(exchange, [size for size in sizes if size[0] > 1]) if plan.own else nothing()
+    )
     for _ in range(MEANS_ROUNDS if moving else 0):
         for one in moving:
             one.r = _filled(hard(one.r), exchange)

@@ -83,7 +83,9 @@ def held_numbers(opened: OpenedColumns, factors: int, nodes: int) -> int:
     return grids * min(n, 1024) * nodes**factors + n * factors
 
 
-def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array, seed: Array) -> dict[str, Array]:
+def own_clusters(
+    data: SiteData, state: State, clusters: Array, factors: Array, seed: Array
+) -> dict[str, Array]:
     """Cluster the client's rows by their own factor scores alone: ``labels`` (n,)."""
     held = held_mixtures(state)
     analysis = held.analyses.get(int(factors))
@@ -145,7 +147,9 @@ def improve(
 
 def check_posteriors(state: State, r: Floats) -> None:
     """Let the door judge whether every cluster has enough entities: (sum r)^2 / sum r^2 of them."""
-    for k, (total, squares) in enumerate(zip(r.sum(axis=0).tolist(), (r * r).sum(axis=0).tolist(), strict=True)):
+    for k, (total, squares) in enumerate(
+        zip(r.sum(axis=0).tolist(), (r * r).sum(axis=0).tolist(), strict=True)
+    ):
         state.tell(CaseWeights(total, squares, (f"cluster {k + 1}",)))
 
 
@@ -169,9 +173,10 @@ def _check_told(
 def release_modalities(data: SiteData, state: State, slot: Array, order: Ints) -> dict[str, Array]:
     """Release the parameters of one mixture, and the profiles of its clusters in another `order` (K,).
 
-    ``parameters`` of all modalities, one after the other; ``profiles`` (K, sum of P C), means of columns or
+    ``parameters`` of all modalities, one after the other, in ``units`` of their columns; ``profiles`` (K, sum of P C), means of columns or
     probabilities of levels by cluster; ``relevance`` (M,), by how much each modality tells clusters apart,
-    with ``norms`` (sum of P,), the lengths of loadings.
+    with ``norms`` (sum of P,), the lengths of loadings; ``floor`` (sum of P,), whether a column's errors have
+    the least variance that is allowed.
     """
     held = held_mixtures(state)
     found, r = _one_mixture(data, held, slot)
@@ -191,9 +196,11 @@ def release_modalities(data: SiteData, state: State, slot: Array, order: Ints) -
     shares = r.mean(axis=0)
     return {
         "parameters": np.concatenate([m.state() for m in bench.modalities]),
-        "profiles": np.hstack([m.profile().reshape(m.clusters, -1) for m in bench.modalities]),
+        "units": np.concatenate([units_of(m) for m in bench.modalities]),
+        "profiles": np.hstack([np.nan_to_num(m.profile()).reshape(m.clusters, -1) for m in bench.modalities]),
         "relevance": np.array([m.separation(shares) for m in bench.modalities]),
         "norms": np.concatenate([m.row_norms() for m in bench.modalities]),
+        "floor": np.concatenate([np.isin(m.names, m.at_floor) for m in bench.modalities]),
     }
 
 
@@ -225,6 +232,7 @@ POSTERIORS = Declared(
 SHARES = Declared("control", "shares of the clusters", dtype="float64")
 SLOT = Declared("control", "which mixture", 0)
 BEHIND: tuple[type, ...] = (Entities, CaseWeights)
+RELEASED: tuple[type, ...] = (*BEHIND, DivisionOfRows)
 STEPS: Mapping[str, Step] = {
     **COLUMN_STEPS,
     "begin": Step(
@@ -281,15 +289,19 @@ STEPS: Mapping[str, Step] = {
         {"slot": SLOT, "order": Declared("control", "order of the clusters", dtype="int64")},
         {
             "parameters": Declared(
-                "aggregate", "parameters of the modalities", behind=(*BEHIND, DivisionOfRows)
+                "aggregate", "parameters of the modalities", behind=RELEASED
             ),
             "profiles": Declared(
-                "aggregate", "means and probabilities by cluster", 2, behind=(*BEHIND, DivisionOfRows)
+                "aggregate", "means and probabilities by cluster", 2, behind=RELEASED
             ),
             "relevance": Declared(
-                "aggregate", "by how much modalities tell clusters apart", behind=(*BEHIND, DivisionOfRows)
+                "aggregate", "by how much modalities tell clusters apart", behind=RELEASED
             ),
-            "norms": Declared("aggregate", "lengths of loadings", behind=(*BEHIND, DivisionOfRows)),
+            "units": Declared("aggregate", "means and deviations of columns", behind=RELEASED),
+            "norms": Declared("aggregate", "lengths of loadings", behind=RELEASED),
+            "floor": Declared(
+                "aggregate", "columns whose errors have the least variance", dtype="bool", behind=RELEASED
+            ),
         },
     ),
     "release_scores": Step(

@@ -1,0 +1,123 @@
+"""What a fit of clusters over institutions discloses, before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.door.state import State
+from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.federation.forecast.forecast import Forecast, Loop
+from fedstat.federation.forecast.invention import generator
+from fedstat.federation.forecast.rehearsal import DryRun
+from fedstat.models.explain import ForecastPlan
+from fedstat.models.m2sem.agreement import Agreed
+from fedstat.models.m2sem.asked import ModalityAsked
+from fedstat.models.m2sem.columns import ITEM, OpenedColumns, OpenedModality
+from fedstat.typing import Array, Ints
+
+REHEARSED = 24
+"""Rounds of a rehearsal; the others are like them."""
+FEW, USUAL = 60, 110
+
+
+class M2SEMPlan(ForecastPlan):
+    """What is known of clusters over institutions before a fit."""
+
+    def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
+        super().__init__(model, given)
+        self.model = model
+
+    def arguments(self) -> Mapping[str, Any]:
+        """Rehearse a few rounds only, without local steps that nobody sees."""
+        return {"max_rounds": min(int(self.given["max_rounds"]), REHEARSED), "local_steps": 1}
+
+    def loops(self, course: DryRun) -> Sequence[Loop]:
+        """Go on until nothing changes any more."""
+        most = int(self.given["max_rounds"])
+        lengths = min(FEW, most), min(USUAL, most), most
+        return [Loop("improve", frozenset({"improve"}), lengths)]
+
+    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+        """Say what posteriors and sums tell."""
+        yield from learned_of(self.model, self.given["starts"] == "all" and self.model.n_clusters > 1)
+
+    def notes(self, forecast: Forecast) -> Iterator[str]:
+        """Say how rounds are guessed."""
+        yield (
+            "How many rounds there are depends on the data: they are guessed. Several mixtures are improved "
+            "in one round while starts and penalties are tried, each with its own differences of log "
+            "densities."
+        )
+
+
+def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
+    """Say who learns what, in the words of whoever is asked."""
+    clients, sums = model.subjects.clients, model.subjects.members.sum(axis=1)
+    yield (
+        "each client",
+        "the probability of each cluster for each of its own entities, after every round. Clusters are made "
+        "of all clients' columns, so this tells it something of what the others hold: of an entity in a "
+        "cluster of the ill, that it is probably ill",
+    )
+    yield (
+        "coordinator",
+        "for every entity, the sum over clients of differences of its log densities between clusters, of "
+        "every round. For continuous columns they are linear in the values: over many rounds they span the "
+        "joint factor scores of each entity (as many directions as factors of all modalities), and with "
+        "these the sums of what clients' columns say along them. They do not tell how odd an entity is. Whoever "
+        "knows some clients' columns has the others' part",
+    )
+    alone = int(sums[model.subjects.pattern].__eq__(1).sum())
+    two = int((sums[model.subjects.pattern] == 2).sum())
+    if len(clients) == 1:
+        yield "coordinator", f"all sums are '{clients[0]}''s own parts: it is the only client"
+    elif len(clients) == 2:
+        yield (
+            "each client",
+            "the other's part, from a sum and its own part, if the coordinator passes sums on: with two "
+            "clients no masks help",
+        )
+    if alone and len(clients) > 1:
+        yield (
+            "coordinator",
+            f"of {alone:,} entities that one client alone has, that client's own part of every sum: the "
+            "others add zeros",
+        )
+    if two and len(clients) > 2:
+        yield (
+            "each client",
+            f"of {two:,} entities that two clients have, the other's part, if the coordinator passes sums on",
+        )
+    if own:
+        yield (
+            "coordinator and all clients",
+            "each client's clusters of its own entities by its own columns, from which some starts begin; "
+            "starts='sum' leaves them out",
+        )
+
+
+def invent_clients(
+    agreed: Agreed, rows: Mapping[str, Ints], policies: Mapping[str, Policy], session: str
+) -> dict[str, DrySite]:
+    """Let every client have opened columns of the agreed kinds and levels, with drawn values."""
+    rng, sites = generator(), {}
+    for name, policy in policies.items():
+        site = DrySite(name, policy, len(rows[name]), entities=rows[name])
+        sites[name] = site
+        if name in agreed.modalities:
+            state, seen = State(name), agreed.seen[name]
+            drawn = [OpenedModality(one, _draw(one, int(seen.sum()), rng)) for one in agreed.modalities[name]]
+            columns = sum(len(one.columns) for one in agreed.modalities[name])
+            state.keep(ITEM, OpenedColumns(tuple(drawn), seen), int(seen.sum()), columns=columns)
+            site.open(session, state)
+    return sites
+
+
+def _draw(one: ModalityAsked, n: int, rng: np.random.Generator) -> Array:
+    if one.continuous:
+        return np.asarray(rng.normal(size=(n, len(one.columns))))
+    return np.column_stack([np.arange(n) % len(c.levels) for c in one.columns])[rng.permutation(n)]

@@ -1,0 +1,240 @@
+"""The user's side of clusters over institutions: arguments in, results out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from fedstat.errors import DisclosureWarning, FormulaError, ModelError, warn
+from fedstat.federation.account.ledger import CoordinatorAccount, Ledger
+from fedstat.federation.crypto.masks import TWO_SITES
+from fedstat.federation.design.formula.parse import parse_formula
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.masked_sums import masked as mask_sums
+from fedstat.federation.rounds.products import Conversation
+from fedstat.models.checks import check_choice, check_layout, check_masked, check_whole
+from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.models.m2sem.agreement import Agreed, agree_columns, check_sizes, who_has_whom
+from fedstat.models.m2sem.asked import FAMILY, MOST_CLUSTERS, MOST_FACTORS
+from fedstat.models.m2sem.explain import M2SEMPlan, invent_clients
+from fedstat.models.m2sem.fitting import FitPlan, MixtureFit, fit_mixture
+from fedstat.models.m2sem.modalities import choose_columns
+from fedstat.models.m2sem.protocol import Exchange
+from fedstat.models.m2sem.results import M2SEMResults
+from fedstat.models.m2sem.starts import StartPlan
+
+Select = Literal["bic", "ebic", "icl"]
+Starts = Literal["all", "sum"]
+NODES, FINE_NODES = 7, 15
+
+
+class M2SEM(Explainable):
+    """Clusters of entities whose columns, of mixed type, are at several institutions.
+
+    The columns of one kind at one client, a *modality*, are measured on a few factors of their own, of which
+    the clusters move the means. Entities that a client lacks cost nothing: the likelihood is that of what
+    there is. By penalties it is found which modalities tell clusters apart, and by which columns.
+
+    Parameters
+    ----------
+    partition : ClientPartition
+        In the vertical layout.
+    n_clusters : int
+        K; :meth:`search` compares several.
+    n_factors : int
+        Q, of every modality.
+    columns : sequence of str, optional
+        To be clustered by; by default all.
+    modalities : mapping of str to sequence of str, optional
+        Columns of one client that share factors, by the modality's name. By default a client's continuous
+        columns are one, and its categorical columns another.
+    continuous, ordinal, nominal : sequence of str
+        What columns of whole numbers with few values are, which else is asked for; or of others. Floats are
+        continuous, ordered categories ordinal, other categories nominal, and columns of two values binary.
+    coordinator : str, optional
+        The institution at which the coordinator sits, or ``"apart"``, the default.
+
+    Raises
+    ------
+    ModelError, DesignError
+        An argument has no meaning, or it is not clear what a column is.
+    EstimationError
+        No client has any value of some entities.
+
+    References
+    ----------
+    Ding, Y. (2024). Federated learning for multimodal data. Dissertation, Binghamton University, chapter 2.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_clusters(seed=1)  # doctest: +SKIP
+    """
+
+    family: ClassVar[str] = FAMILY
+    _plan: ClassVar[type[ForecastPlan] | None] = M2SEMPlan
+
+    def __init__(
+        self,
+        partition: ClientPartition,
+        n_clusters: int = 3,
+        n_factors: int = 2,
+        *,
+        columns: Sequence[str] | None = None,
+        modalities: Mapping[str, Sequence[str]] | None = None,
+        continuous: Sequence[str] = (),
+        ordinal: Sequence[str] = (),
+        nominal: Sequence[str] = (),
+        coordinator: str | None = None,
+    ) -> None:
+        check_layout(type(self).__name__, partition, "vertical")
+        check_whole("n_clusters", n_clusters, 1)
+        check_whole("n_factors", n_factors, 1)
+        if n_clusters > MOST_CLUSTERS or n_factors > MOST_FACTORS:
+            raise ModelError(f"expected at most {MOST_CLUSTERS} clusters and {MOST_FACTORS} factors")
+        self.partition, self.engine = partition, partition.engine
+        self.n_clusters, self.n_factors = int(n_clusters), int(n_factors)
+        self.coordinator = coordinator or partition.coordinator or "apart"
+        check_choice("coordinator", self.coordinator, ("apart", *partition.clients))
+        said = {"continuous": continuous, "ordinal": ordinal, "nominal": nominal}
+        self.chosen = choose_columns(partition, columns, modalities, said, ())
+        self._session = partition.new_session()
+        self._account = CoordinatorAccount()
+        self._agreement = self.new_ledger()
+        self._asking = Conversation(FAMILY, self._session, self._agreement.at)
+        self.agreed: Agreed = self.engine.run(agree_columns(self._asking, self.chosen), self._agreement)
+        least = {c: (p.min_count, p.max_share) for c, p in self._policies.items()}
+        self.subjects, _ = who_has_whom(self.agreed, partition.rows, partition.n_entities, least)
+        check_sizes(self.agreed, self.subjects, self.n_clusters, self.n_factors)
+
+    @classmethod
+    def from_formula(cls, formula: str, partition: ClientPartition, **options: Any) -> Self:
+        """Make a model from a formula without a response, whose terms are columns.
+
+        Parameters
+        ----------
+        formula : str
+            ``"~ ."`` for every column, or ``"~ a + b"``.
+        partition : ClientPartition
+        **options
+            As for the class, but for `columns`.
+
+        Raises
+        ------
+        FormulaError
+            A term is no column; a transformed column is put into the table first.
+        """
+        parsed = parse_formula(formula, partition.columns, response=False)
+        names: list[str] = []
+        for terms in parsed.clients:
+            wrong = [term for term in terms.terms if term not in terms.columns]
+            if wrong:
+                raise FormulaError(
+                    f"formula: expected columns by their names, received '{wrong[0]}'; transform it at its "
+                    "client, before the partition is made"
+                )
+            names += terms.columns
+        return cls(partition, columns=names, **options)
+
+    @property
+    def _policies(self) -> dict[str, Policy]:
+        return {client: self.partition.sites[client].policy for client in self.chosen.columns}
+
+    @property
+    def description(self) -> str:
+        """What is asked for, in words."""
+        return f"{self.n_clusters} clusters by {self.agreed.columns} columns on {self.n_factors} factors each"
+
+    def new_ledger(self) -> Ledger:
+        """Start an account for one run."""
+        return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
+
+    def fit(
+        self,
+        *,
+        select: Select | None = "bic",
+        n_init: int = 3,
+        starts: Starts = "all",
+        local_steps: int = 12,
+        masked: bool | None = None,
+        max_rounds: int = 200,
+        seed: int = 0,
+    ) -> M2SEMResults:
+        """Fit the clusters, and select what tells them apart.
+
+        Parameters
+        ----------
+        select : {"bic", "ebic", "icl"} or None
+            By what supports are judged that penalties lead to, each refitted without; None: no selection.
+        n_init : int
+            Starts by k-means of the factor scores of all clients.
+        starts : {"all", "sum"}
+            Whether each client's own clusters are starts as well; they are shown to the coordinator, and to
+            the other clients.
+        local_steps : int
+            EM steps over its factors that a client takes between two messages.
+        masked : bool, optional
+            Whether clients' parts of sums are hidden by pairwise masks; by default with three clients or
+            more.
+        max_rounds : int
+            After which the fit ends as it is, and says so.
+        seed : int
+            Of the starts.
+
+        Returns
+        -------
+        M2SEMResults
+
+        Raises
+        ------
+        EstimationError
+            A cluster has too few entities at some client, whatever the start.
+        PolicyError
+            An institution refuses a release.
+
+        Warns
+        -----
+        DisclosureWarning
+            Two clients: each part of a sum follows from the other.
+        """
+        plan = self._plan_fit(select, n_init, starts, local_steps, max_rounds, seed)
+        sites = self.subjects.clients
+        masks = check_masked(masked, len(sites), any(p.masked_only for p in self._policies.values()))
+        if masks and len(sites) == 2:
+            warn(TWO_SITES, DisclosureWarning)
+        ledger = copy.deepcopy(self._agreement)
+        fit = self._run(
+            fit_mixture(self._exchange(seed, max_rounds), plan, self.agreed.modalities), masks, ledger
+        )
+        return M2SEMResults.of(self, fit, masks, ledger)
+
+    def _plan_fit(
+        self, select: Select | None, n_init: int, starts: Starts, local_steps: int, max_rounds: int, seed: int
+    ) -> FitPlan:
+        check_choice("select", select, ("bic", "ebic", "icl", None))
+        check_choice("starts", starts, ("all", "sum"))
+        for name, value in (("n_init", n_init), ("local_steps", local_steps), ("max_rounds", max_rounds)):
+            check_whole(name, value, 1)
+        check_whole("seed", seed, 0)
+        begin = StartPlan(int(n_init), starts == "all", min(2, local_steps), int(local_steps), 15)
+        return FitPlan(self.n_clusters, self.n_factors, begin, select, int(local_steps), FINE_NODES)
+
+    def _exchange(self, seed: int, most: int) -> Exchange:
+        return Exchange(self._asking, self.subjects, NODES, np.random.default_rng(seed), int(most))
+
+    def _run(self, protocol: Rounds[MixtureFit], masks: bool, ledger: Ledger) -> MixtureFit:
+        if masks:
+            protocol = mask_sums(protocol, self.subjects.clients, self._session)
+        return self.engine.run(self.receipted(protocol, ledger), ledger)
+
+    def _columns_read(self, site: str) -> Sequence[str]:
+        return self.chosen.columns.get(site, ())
+
+    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        return invent_clients(self.agreed, self.partition.rows, policies, self._session)
