@@ -2,7 +2,7 @@
 
 from fedstat.federation.door.conduct import in_order
 from fedstat.federation.door.site import FAMILIES
-from fedstat.models.m2sem.asked import FAMILY
+from fedstat.models.m2sem.client.asked import FAMILY
 from fedstat.models.m2sem.steps import ORDER, STEPS
 
 FAMILIES[FAMILY] = in_order(STEPS, ORDER)

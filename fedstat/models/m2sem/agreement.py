@@ -10,8 +10,8 @@ import numpy as np
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
-from fedstat.models.m2sem.asked import ColumnTold, ModalityAsked
-from fedstat.models.m2sem.course import Subjects
+from fedstat.models.m2sem.client.asked import ColumnTold, ModalityAsked
+from fedstat.models.m2sem.course.mixture import Subjects
 from fedstat.models.m2sem.modalities import Chosen, check_counted
 from fedstat.records import from_json, to_json
 from fedstat.typing import Bools, Ints

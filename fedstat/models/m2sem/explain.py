@@ -15,8 +15,8 @@ from fedstat.federation.forecast.invention import generator
 from fedstat.federation.forecast.rehearsal import DryRun
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.m2sem.agreement import Agreed
-from fedstat.models.m2sem.asked import ModalityAsked
-from fedstat.models.m2sem.columns import ITEM, OpenedColumns, OpenedModality
+from fedstat.models.m2sem.client.asked import ModalityAsked
+from fedstat.models.m2sem.client.columns import ITEM, OpenedModalities, OpenedModality
 from fedstat.typing import Array, Ints
 
 REHEARSED = 24
@@ -66,10 +66,10 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
     yield (
         "coordinator",
         "for every entity, the sum over clients of differences of its log densities between clusters, of "
-        "every round. For continuous columns they are linear in the values: over many rounds they span the "
-        "joint factor scores of each entity (as many directions as factors of all modalities), and with "
-        "these the sums of what clients' columns say along them. They do not tell how odd an entity is. Whoever "
-        "knows some clients' columns has the others' part",
+        "every round. For continuous columns they are linear in the values: over many rounds they span "
+        "the joint factor scores of each entity (as many directions as factors of all modalities), and with "
+        "these the sums of what clients' columns say along them. They do not tell how odd an entity is. "
+        "Whoever knows some clients' columns has the others' part",
     )
     alone = int(sums[model.subjects.pattern].__eq__(1).sum())
     two = int((sums[model.subjects.pattern] == 2).sum())
@@ -112,7 +112,7 @@ def invent_clients(
             state, seen = State(name), agreed.seen[name]
             drawn = [OpenedModality(one, _draw(one, int(seen.sum()), rng)) for one in agreed.modalities[name]]
             columns = sum(len(one.columns) for one in agreed.modalities[name])
-            state.keep(ITEM, OpenedColumns(tuple(drawn), seen), int(seen.sum()), columns=columns)
+            state.keep(ITEM, OpenedModalities(tuple(drawn), seen), int(seen.sum()), columns=columns)
             site.open(session, state)
     return sites
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedstat.errors import DesignError, ModelError
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.models.m2sem.asked import ColumnAsked, ColumnsAsked, ColumnTold, ModalityAsked
+from fedstat.models.m2sem.client.asked import ColumnAsked, ColumnsAsked, ColumnTold, ModalityAsked
 
 SHOWN = 8
 """Columns that an error names."""

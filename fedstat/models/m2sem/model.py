@@ -21,13 +21,13 @@ from fedstat.federation.rounds.products import Conversation
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_whole
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.m2sem.agreement import Agreed, agree_columns, check_sizes, who_has_whom
-from fedstat.models.m2sem.asked import FAMILY, MOST_CLUSTERS, MOST_FACTORS
+from fedstat.models.m2sem.client.asked import FAMILY, MOST_CLUSTERS, MOST_FACTORS
+from fedstat.models.m2sem.course.exchange import Exchange
+from fedstat.models.m2sem.course.starts import StartPlan
 from fedstat.models.m2sem.explain import M2SEMPlan, invent_clients
-from fedstat.models.m2sem.fitting import FitPlan, MixtureFit, fit_mixture
 from fedstat.models.m2sem.modalities import choose_columns
-from fedstat.models.m2sem.protocol import Exchange
+from fedstat.models.m2sem.protocol import MixtureFit, MixturePlan, fit_mixture
 from fedstat.models.m2sem.results import M2SEMResults
-from fedstat.models.m2sem.starts import StartPlan
 
 Select = Literal["bic", "ebic", "icl"]
 Starts = Literal["all", "sum"]
@@ -212,18 +212,18 @@ class M2SEM(Explainable):
         fit = self._run(
             fit_mixture(self._exchange(seed, max_rounds), plan, self.agreed.modalities), masks, ledger
         )
-        return M2SEMResults.of(self, fit, masks, ledger)
+        return M2SEMResults.of(self, fit, masks, starts == "all" and self.n_clusters > 1, ledger)
 
     def _plan_fit(
         self, select: Select | None, n_init: int, starts: Starts, local_steps: int, max_rounds: int, seed: int
-    ) -> FitPlan:
+    ) -> MixturePlan:
         check_choice("select", select, ("bic", "ebic", "icl", None))
         check_choice("starts", starts, ("all", "sum"))
         for name, value in (("n_init", n_init), ("local_steps", local_steps), ("max_rounds", max_rounds)):
             check_whole(name, value, 1)
         check_whole("seed", seed, 0)
         begin = StartPlan(int(n_init), starts == "all", min(2, local_steps), int(local_steps), 15)
-        return FitPlan(self.n_clusters, self.n_factors, begin, select, int(local_steps), FINE_NODES)
+        return MixturePlan(self.n_clusters, self.n_factors, begin, select, int(local_steps), FINE_NODES)
 
     def _exchange(self, seed: int, most: int) -> Exchange:
         return Exchange(self._asking, self.subjects, NODES, np.random.default_rng(seed), int(most))

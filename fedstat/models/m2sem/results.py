@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.mixture.classification import classification_table, posterior_entropy
 from fedstat.inference.tables import SheetSummary
-from fedstat.models.m2sem.asked import ModalityAsked
-from fedstat.models.m2sem.fitting import MixtureFit
+from fedstat.models.m2sem.client.asked import ModalityAsked
+from fedstat.models.m2sem.protocol import MixtureFit
 from fedstat.models.m2sem.report.plots import plot_cluster_profiles, plot_profile_heat
+from fedstat.models.m2sem.report.record import FittedClient, M2SEMRecord
 from fedstat.models.m2sem.report.summary import summarise
-from fedstat.models.m2sem.selection import Judged
 from fedstat.models.saved import Saveable, SavedLedger
-from fedstat.records import Least
-from fedstat.typing import Floats
+from fedstat.typing import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,65 +26,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FittedClient:
-    """A client's modalities as released: parameters, and profiles (K, sum of P C) of all side by side.
+class Live:
+    """What results of this session can ask on: the model, whose clients hold the mixture, and the fit."""
 
-    `norms` (sum of P,) are lengths of loadings, `relevance` (M,) by how much modalities tell clusters apart,
-    `floor` names columns whose errors have the least variance allowed, `entities` counts its rows.
-    """
-
-    modalities: tuple[ModalityAsked, ...]
-    parameters: Floats
-    units: Floats
-    profiles: Floats
-    norms: Floats
-    relevance: Floats
-    floor: tuple[str, ...]
-    entities: int
-
-    @property
-    def parts(self) -> list[tuple[ModalityAsked, Floats, Floats, float]]:
-        """By modality: profiles (K, P, C), norms (P,), relevance."""
-        out, at, first = [], 0, 0
-        for one, relevance in zip(self.modalities, self.relevance.tolist(), strict=True):
-            P, C = len(one.columns), one.most_levels
-            profiles = self.profiles[:, at : at + P * C].reshape(-1, P, C)
-            out.append((one, profiles, self.norms[first : first + P], relevance))
-            at, first = at + P * C, first + P
-        return out
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class M2SEMRecord:
-    """What a file of results holds: no value of an entity, and so no posterior."""
-
-    clients: Mapping[str, FittedClient]
-    shares: Floats
-    factors: Annotated[int, Least(1)]
-    nodes: Annotated[int, Least(2)]
-    n: Annotated[int, Least(1)]
-    loglik: float
-    parameters: int
-    select: str | None
-    entropy: float
-    sizes: Floats
-    classified: Floats
-    history: tuple[tuple[int, str, float], ...]
-    judged: tuple[Judged, ...]
-    rounds: int
-    converged: bool
-    coarse: float
-    emptied: tuple[str, ...]
-    masked: bool
-    own: bool
-    frequencies: Floats | None
-    ledger: SavedLedger | None
-
-    def check(self) -> None:
-        """Require parts of one fit."""
-        K = len(self.shares)
-        if any(len(one.profiles) != K for one in self.clients.values()) or self.classified.shape != (K, K + 1):
-            raise ModelError("profiles and shares are not of one fit")
+    model: Any
+    fit: MixtureFit
 
 
 class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRecord):
@@ -98,26 +42,19 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
         What has left each institution.
     """
 
-    model_name = "Clusters over institutions"
-
-    def __init__(self, record: M2SEMRecord, ledger: Ledger | None, live: Any = None) -> None:
+    def __init__(self, record: M2SEMRecord, ledger: Ledger | None, live: Live | None = None) -> None:
         self.record_, self.ledger, self._live = record, ledger, live
 
     @classmethod
     def of(cls, model: Any, fit: MixtureFit, masked: bool, own: bool, ledger: Ledger) -> M2SEMResults:
         """Make results of a fit."""
-        one, r, table = fit.course, fit.r, classification_table(fit.r)
-        place = model.subjects.place
+        one, place = fit.course, model.subjects.place
         clients = {
             reply.site: FittedClient(
-                model.agreed.modalities[reply.site],
-                reply.arrays["parameters"],
-                reply.arrays["units"],
-                reply.arrays["profiles"],
-                reply.arrays["norms"],
-                reply.arrays["relevance"],
-                at_floor(model.agreed.modalities[reply.site], reply.arrays["floor"]),
-                len(place[reply.site]),
+                modalities=model.agreed.modalities[reply.site],
+                floor=marked(model.agreed.modalities[reply.site], reply.arrays["floor"]),
+                entities=len(place[reply.site]),
+                **{name: array for name, array in reply.arrays.items() if name != "floor"},
             )
             for reply in fit.released
         }
@@ -126,13 +63,12 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
             shares=fit.w,
             factors=one.factors,
             nodes=one.nodes,
-            n=len(r),
+            n=len(fit.r),
             loglik=one.loglik,
             parameters=one.free,
             select=fit.select,
-            entropy=posterior_entropy(r),
-            sizes=table["entities"].to_numpy(dtype=float),
-            classified=np.nan_to_num(table.to_numpy(dtype=float)),
+            uncertainty=posterior_entropy(fit.r),
+            classified=np.nan_to_num(classification_table(fit.r).to_numpy(dtype=float)),
             history=tuple(fit.history),
             judged=tuple(fit.judged),
             rounds=fit.rounds,
@@ -154,18 +90,13 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
         return len(self.record_.shares)
 
     @property
-    def clusters(self) -> pd.RangeIndex:
-        """Numbers of the clusters."""
-        return pd.RangeIndex(1, self.n_clusters + 1, name="cluster")
-
-    @property
     def posterior(self) -> pd.DataFrame:
         """Probability of every cluster for every entity, (n, K), in the order of the partition.
 
         It is not in a file of results; :meth:`predict` makes it anew.
         """
         live = self._alive("posterior")
-        return pd.DataFrame(live.fit.r, index=live.model.partition.entities, columns=self.clusters)
+        return pd.DataFrame(live.fit.r, index=live.model.partition.entities, columns=self.record_.clusters)
 
     @property
     def labels(self) -> pd.Series:
@@ -176,25 +107,17 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
     @property
     def sizes(self) -> pd.DataFrame:
         """Shares of the clusters, and entities of which each is the most likely one."""
-        r = self.record_
-        columns = {"share": r.shares, "entities": r.sizes.astype(np.int64)}
-        return pd.DataFrame(columns, index=self.clusters)
+        return self.record_.sizes
 
     @property
     def entropy(self) -> float:
         """One where posteriors are certain, zero where they tell nothing."""
-        K, r = self.n_clusters, self.record_
-        return 1.0 - r.entropy / (r.n * float(np.log(K))) if K > 1 else 1.0
+        return self.record_.entropy
 
     @property
     def classification(self) -> pd.DataFrame:
         """Mean posterior of every cluster (columns) by the most likely one (rows), with entities."""
-        table = pd.DataFrame(
-            self.record_.classified,
-            index=self.clusters.rename("most likely"),
-            columns=[*self.clusters, "entities"],
-        )
-        return table.astype({"entities": np.int64})
+        return self.record_.classification
 
     # ---- what they are like ----------------------------------------------------------------------
 
@@ -206,39 +129,16 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
         DataFrame
             Index (client, modality, column, level), the level empty for means; one column a cluster.
         """
-        keys, rows = [], []
-        for client, held in self.record_.clients.items():
-            for one, values, _, _ in held.parts:
-                for p, column in enumerate(one.columns):
-                    for c, level in enumerate(column.levels or ("",)):
-                        keys.append((client, one.name, column.name, str(level)))
-                        rows.append(values[:, p, c])
-        index = pd.MultiIndex.from_tuples(keys, names=["client", "modality", "column", "level"])
-        return pd.DataFrame(np.array(rows), index=index, columns=self.clusters)
+        return self.record_.profiles()
 
     @property
     def modalities(self) -> pd.DataFrame:
         """By modality: kind, columns, entities, by how much it tells clusters apart, whether selected.
 
         ``distance`` is in standard deviations of what its columns tell of its factors; 0 where its means are
-        the same in all clusters.
+        the same in all clusters. ``frequency`` is the share of half-samples that select it.
         """
-        rows = [
-            {
-                "client": client,
-                "modality": one.name,
-                "kind": one.kind,
-                "columns": len(one.columns),
-                "loaded": int((norms > 0.0).sum()),
-                "entities": held.entities,
-                "distance": relevance**0.5,
-                "selected": relevance > 0.0,
-            }
-            for client, held in self.record_.clients.items()
-            for one, _, norms, relevance in held.parts
-        ]
-        frame = pd.DataFrame(rows).set_index(["client", "modality"])
-        return frame if self.record_.frequencies is None else frame.assign(frequency=self._frequencies()[1])
+        return self.record_.modalities
 
     @property
     def features(self) -> pd.DataFrame:
@@ -246,34 +146,13 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
 
         That is so where it has loadings on factors whose means differ by cluster.
         """
-        rows = [
-            {
-                "client": client,
-                "modality": one.name,
-                "column": column.name,
-                "kind": column.kind,
-                "loading": norm,
-                "selected": norm > 0.0 and relevance > 0.0,
-            }
-            for client, held in self.record_.clients.items()
-            for one, _, norms, relevance in held.parts
-            for column, norm in zip(one.columns, norms.tolist(), strict=True)
-        ]
-        frame = pd.DataFrame(rows).set_index(["client", "modality", "column"])
-        return frame if self.record_.frequencies is None else frame.assign(frequency=self._frequencies()[0])
-
-    def _frequencies(self) -> tuple[Floats, Floats]:
-        """Selection frequencies of columns, and of modalities, in the order of the clients."""
-        found = self.record_.frequencies
-        assert found is not None
-        sizes = [len(one.columns) for held in self.record_.clients.values() for one in held.modalities]
-        ends = np.cumsum([size + 1 for size in sizes])
-        parts = np.split(found, ends[:-1])
-        return np.concatenate([part[:-1] for part in parts]), np.array([part[-1] for part in parts])
+        return self.record_.features
 
     def tidy(self) -> pd.DataFrame:
         """Profiles in one frame, a row for each cluster and column or level: estimate."""
-        return self.profiles().stack().rename("estimate").reset_index()
+        frame = self.profiles()
+        names = [str(name) for name in frame.index.names]
+        return frame.reset_index().melt(id_vars=names, var_name="cluster", value_name="estimate")
 
     # ---- how good --------------------------------------------------------------------------------
 
@@ -295,12 +174,12 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
     @property
     def bic(self) -> float:
         """Schwarz's criterion; the lower the better."""
-        return -2.0 * self.llf + self.df_model * float(np.log(self.nobs))
+        return self.record_.bic
 
     @property
     def icl(self) -> float:
         """BIC and twice the entropy of the posteriors."""
-        return self.bic + 2.0 * self.record_.entropy
+        return self.bic + 2.0 * self.record_.uncertainty
 
     @property
     def converged(self) -> bool:
@@ -315,19 +194,7 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
     @property
     def path(self) -> pd.DataFrame:
         """What penalties led to which support, and what its refit without penalties is worth."""
-        rows = [
-            {
-                "lam1": one.penalties.lam1,
-                "lam2": one.penalties.lam2,
-                "columns": one.columns,
-                "modalities": one.modalities,
-                "parameters": one.parameters,
-                "llf": one.loglik,
-                str(self.record_.select): one.criterion,
-            }
-            for one in self.record_.judged
-        ]
-        return pd.DataFrame(rows)
+        return self.record_.path
 
     # ---- pictures --------------------------------------------------------------------------------
 
@@ -342,21 +209,28 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
         Returns
         -------
         matplotlib Figure
+
+        Raises
+        ------
+        NotAvailableError
+            No column tells clusters apart.
         """
-        return plot_cluster_profiles(self, selected)
+        return plot_cluster_profiles(self.record_, selected)
 
     def plot_heat(self, ax: Axes | None = None) -> Axes:
         """Draw how far each cluster's columns are from their means over clusters, as a heat map."""
-        return plot_profile_heat(self, ax)
+        return plot_profile_heat(self.record_, ax)
 
     # ---- printed ---------------------------------------------------------------------------------
 
     def summary(self) -> SheetSummary:
         """Lay out fit and exchange, clusters, modalities, and what is to be known of them."""
-        return summarise(self)
+        return summarise(self.record_, self.ledger)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.n_clusters} clusters of {self.nobs:,} entities; see .summary()>"
+        return (
+            f"<{type(self).__name__}: {self.n_clusters} clusters of {self.nobs:,} entities; see .summary()>"
+        )
 
     def _repr_html_(self) -> str:
         return self.summary().as_html()
@@ -370,28 +244,19 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
 
     @classmethod
     def of_record(cls, record: M2SEMRecord) -> Self:
-        """Rebuild results from what is kept of them."""
+        """Rebuild the results."""
         return cls(record, None if record.ledger is None else record.ledger.restore())
 
     def _alive(self, what: str) -> Live:
         if self._live is None:
             raise NotAvailableError(
-                f"{what}: a file of results holds no value of an entity; predict(partition) makes posteriors, "
-                "and a new fit the rest"
+                f"{what}: a file of results holds no value of an entity; predict(partition) makes "
+                "posteriors, and a new fit the rest"
             )
-        return self._live  # type: ignore[no-any-return]
+        return self._live
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Live:
-    """What results of this session can ask on: the model, whose clients hold the mixture, and the fit."""
-
-    model: Any
-    fit: MixtureFit
-
-
-def at_floor(modalities: tuple[ModalityAsked, ...], floor: Floats) -> tuple[str, ...]:
+def marked(modalities: tuple[ModalityAsked, ...], marks: Array) -> tuple[str, ...]:
     """Names of the columns that are marked, (sum of P,)."""
     names = [name for one in modalities for name in one.names]
-    return tuple(name for name, here in zip(names, floor.tolist(), strict=True) if here)
-
+    return tuple(name for name, here in zip(names, marks.tolist(), strict=True) if here)

@@ -18,15 +18,15 @@ from fedstat.errors import DescriptionError, DesignError, MessageError, ModelErr
 from fedstat.federation.door.facts import CaseWeights, DivisionOfRows, Entities
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
-from fedstat.models.m2sem.asked import (
+from fedstat.models.m2sem.client.asked import (
     BeginAsked,
     RoundAsked,
     by_pattern,
     digest_posteriors,
     split_columns,
 )
-from fedstat.models.m2sem.bench import HeldMixtures, Slot
-from fedstat.models.m2sem.columns import COLUMN_STEPS, ITEM, OpenedColumns
+from fedstat.models.m2sem.client.bench import HeldMixtures, Slot
+from fedstat.models.m2sem.client.columns import COLUMN_STEPS, ITEM, OpenedModalities
 from fedstat.records import from_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -48,7 +48,7 @@ def begin(
     (N,) tells the clients that have them: those that `members` (G, M) names, of whom it is number `client`.
     """
     asked = from_json(BeginAsked, text, f"{data.name}: the question about factors")
-    opened = state.use(ITEM, OpenedColumns, "its columns are not open; make the model again")
+    opened = state.use(ITEM, OpenedModalities, "its columns are not open; make the model again")
     total, (groups, clients) = len(pattern), members.shape
     check_lengths(data.name, place=(place, int(opened.seen.sum())))
     if not 0 <= int(client) < clients or (total and not 0 <= pattern.min() <= pattern.max() < groups):
@@ -71,16 +71,16 @@ def begin(
     return {}, ""
 
 
-def opened_size(opened: OpenedColumns) -> int:
+def opened_size(opened: OpenedModalities) -> int:
     """Count the values that are open."""
     return sum(one.values.size for one in opened.modalities)
 
 
-def held_numbers(opened: OpenedColumns, factors: int, nodes: int) -> int:
+def held_numbers(opened: OpenedModalities, factors: int, nodes: int) -> int:
     """Count the numbers that an E-step keeps: weights of nodes for every row, where there are nodes."""
     grids = sum(not one.asked.continuous for one in opened.modalities)
     n = int(opened.seen.sum())
-    return grids * min(n, 1024) * nodes**factors + n * factors
+    return grids * min(n, 1024) * int(nodes**factors) + n * factors
 
 
 def own_clusters(
@@ -173,10 +173,10 @@ def _check_told(
 def release_modalities(data: SiteData, state: State, slot: Array, order: Ints) -> dict[str, Array]:
     """Release the parameters of one mixture, and the profiles of its clusters in another `order` (K,).
 
-    ``parameters`` of all modalities, one after the other, in ``units`` of their columns; ``profiles`` (K, sum of P C), means of columns or
-    probabilities of levels by cluster; ``relevance`` (M,), by how much each modality tells clusters apart,
-    with ``norms`` (sum of P,), the lengths of loadings; ``floor`` (sum of P,), whether a column's errors have
-    the least variance that is allowed.
+    ``parameters`` of all modalities, one after the other, in ``units`` of their columns; ``profiles``
+    (K, sum of P C), means of columns or probabilities of levels by cluster; ``relevance`` (M,), by how much
+    each modality tells clusters apart, with ``norms`` (sum of P,), the lengths of loadings; ``floor``
+    (sum of P,), whether a column's errors have the least variance that is allowed.
     """
     held = held_mixtures(state)
     found, r = _one_mixture(data, held, slot)
@@ -196,7 +196,7 @@ def release_modalities(data: SiteData, state: State, slot: Array, order: Ints) -
     shares = r.mean(axis=0)
     return {
         "parameters": np.concatenate([m.state() for m in bench.modalities]),
-        "units": np.concatenate([units_of(m) for m in bench.modalities]),
+        "units": np.concatenate([m.units for m in bench.modalities]),
         "profiles": np.hstack([np.nan_to_num(m.profile()).reshape(m.clusters, -1) for m in bench.modalities]),
         "relevance": np.array([m.separation(shares) for m in bench.modalities]),
         "norms": np.concatenate([m.row_norms() for m in bench.modalities]),
@@ -288,15 +288,9 @@ STEPS: Mapping[str, Step] = {
         release_modalities,
         {"slot": SLOT, "order": Declared("control", "order of the clusters", dtype="int64")},
         {
-            "parameters": Declared(
-                "aggregate", "parameters of the modalities", behind=RELEASED
-            ),
-            "profiles": Declared(
-                "aggregate", "means and probabilities by cluster", 2, behind=RELEASED
-            ),
-            "relevance": Declared(
-                "aggregate", "by how much modalities tell clusters apart", behind=RELEASED
-            ),
+            "parameters": Declared("aggregate", "parameters of the modalities", behind=RELEASED),
+            "profiles": Declared("aggregate", "means and probabilities by cluster", 2, behind=RELEASED),
+            "relevance": Declared("aggregate", "by how much modalities tell clusters apart", behind=RELEASED),
             "units": Declared("aggregate", "means and deviations of columns", behind=RELEASED),
             "norms": Declared("aggregate", "lengths of loadings", behind=RELEASED),
             "floor": Declared(

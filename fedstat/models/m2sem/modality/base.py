@@ -57,6 +57,16 @@ class Modality(ABC):
         """Number of clusters."""
         return len(self.means)
 
+    @property
+    def units(self) -> Floats:
+        """Means and deviations by which columns were standardised at home; none of categories."""
+        return np.empty(0)
+
+    @property
+    def at_floor(self) -> tuple[str, ...]:
+        """Columns whose errors have the least variance that is allowed."""
+        return ()
+
     # ---- what a kind of columns has of its own ------------------------------------------------------
 
     @property

@@ -20,19 +20,27 @@ class GaussianModality(Modality):
     """Continuous columns x = B'z + L eta + e with eta | k ~ N(mu_k, I) and e ~ N(0, diag psi).
 
     Columns (n, P) are standardised at home, nan where a cell is missing, so that penalties mean the same for
-    all units; log densities and profiles are those of the columns as they came.
+    all units; log densities and profiles are those of the columns as they came. Of new rows `units` (2 P,)
+    are the means and deviations of those of a fit.
     """
 
     kind = "continuous"
 
     def __init__(
-        self, columns: Floats, names: Sequence[str], factors: int, covariates: Floats | None = None
+        self,
+        columns: Floats,
+        names: Sequence[str],
+        factors: int,
+        covariates: Floats | None = None,
+        units: Floats | None = None,
     ) -> None:
         super().__init__(names, len(columns), factors, covariates)
         cells = ~np.isnan(columns)
         self._cells = cells
-        self._centre = np.nanmean(columns, axis=0)
-        self._scale = np.nanstd(columns, axis=0)
+        if units is None:
+            self._centre, self._scale = np.nanmean(columns, axis=0), np.nanstd(columns, axis=0)
+        else:
+            self._centre, self._scale = units.reshape(2, -1)
         constant = [name for name, s in zip(names, self._scale, strict=True) if not s > 0.0]
         if constant:
             raise ModelError(f"expected columns that vary; received {', '.join(constant)}: leave them out")
@@ -55,6 +63,11 @@ class GaussianModality(Modality):
     def row_columns(self) -> Ints:
         """Each column has one row."""
         return np.arange(self.P)
+
+    @property
+    def units(self) -> Floats:
+        """Means and deviations of the columns, (2 P,)."""
+        return np.concatenate([self._centre, self._scale])
 
     @property
     def at_floor(self) -> tuple[str, ...]:

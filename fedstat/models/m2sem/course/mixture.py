@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from fedstat.inference.mixture.classification import posterior_entropy
-from fedstat.models.m2sem.asked import NONE
+from fedstat.models.m2sem.client.asked import NONE
 from fedstat.typing import Bools, Floats, Ints
 
 GAIN, CHANGE = 0.005, 1e-3
@@ -161,7 +161,7 @@ def soft(labels: Ints, clusters: int, certain: float = 0.8) -> Floats:
 
 def hard(r: Floats) -> Floats:
     """Posteriors (N, K) that are certain."""
-    return np.eye(r.shape[1])[np.argmax(r, axis=1)]
+    return np.asarray(np.eye(r.shape[1])[np.argmax(r, axis=1)])
 
 
 def log_choose(n: int, k: int) -> float:

@@ -9,8 +9,8 @@ from zlib import crc32
 import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.m2sem.course import Course, hard, soft
-from fedstat.models.m2sem.protocol import Exchange, require
+from fedstat.models.m2sem.course.exchange import Exchange, require
+from fedstat.models.m2sem.course.mixture import Course, hard, soft
 from fedstat.typing import Floats, Ints
 
 MEANS_ROUNDS, SHORT_ROUNDS = 6, 8

@@ -22,7 +22,7 @@ from fedstat.federation.tables.columns import (
     find_levels,
     pick_columns,
 )
-from fedstat.models.m2sem.asked import ColumnsAsked, ColumnTold, Kind, ModalityAsked, Told
+from fedstat.models.m2sem.client.asked import ColumnsAsked, ColumnTold, Kind, ModalityAsked, Told
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Bools, Floats
 
@@ -43,7 +43,7 @@ class OpenedModality:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OpenedColumns:
+class OpenedModalities:
     """Modalities of a client; which rows of its table have some value in them, (n_rows,)."""
 
     modalities: tuple[OpenedModality, ...]
@@ -140,7 +140,7 @@ def open_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     series = _ask(data, state, [c.name for c in columns], frozenset(c.name for c in columns if c.levels))
     missing = [one.isna().to_numpy(dtype=np.bool_) for one in series.values()]
     seen: Bools = ~np.all(missing, axis=0)
-    opened = OpenedColumns(tuple(_open(data, one, series, seen) for one in asked), seen)
+    opened = OpenedModalities(tuple(_open(data, one, series, seen) for one in asked), seen)
     state.keep(ITEM, opened, int(seen.sum()), columns=len(columns))
     return {"seen": seen}, ""
 

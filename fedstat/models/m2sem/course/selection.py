@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.m2sem.course import Course, Penalties
-from fedstat.models.m2sem.protocol import Exchange
+from fedstat.models.m2sem.course.exchange import Exchange
+from fedstat.models.m2sem.course.mixture import Course, Penalties
 
 LAM1 = (1.0, 2.0, 4.0, 8.0, 12.0, 18.0)
 LAM2 = (2.0, 4.0, 8.0, 12.0)
@@ -31,7 +31,7 @@ class Judged:
 
 
 @dataclass(slots=True, eq=False)
-class Path:
+class SupportPath:
     """Refits of all supports that a path has met, by support."""
 
     exchange: Exchange
@@ -102,7 +102,7 @@ def continued(one: Course, penalties: Penalties, *, fixed: bool = False, weigh: 
     )
 
 
-def select_support(exchange: Exchange, fit: Course, path: Path) -> Rounds[Course]:
+def select_support(exchange: Exchange, fit: Course, path: SupportPath) -> Rounds[Course]:
     """Go along the penalties of loadings, then of means at the best of these; return the best refit."""
     first = yield from _penalise(exchange, fit, Penalties(), path, weigh=True)
     yield from path.judge([first])
@@ -113,7 +113,7 @@ def select_support(exchange: Exchange, fit: Course, path: Path) -> Rounds[Course
     return path.refit(path.best())
 
 
-def _along(exchange: Exchange, start: Course, grid: list[Penalties], path: Path) -> Rounds[None]:
+def _along(exchange: Exchange, start: Course, grid: list[Penalties], path: SupportPath) -> Rounds[None]:
     """Go along a grid, each point from the one before, and on while the best is the last."""
     points, last = list(grid), start
     for _ in range(1 + EXTENSIONS):
@@ -138,7 +138,7 @@ def _penalise(
     exchange: Exchange,
     source: Course,
     penalties: Penalties,
-    path: Path,
+    path: SupportPath,
     *,
     weigh: bool = False,
     beside: Sequence[Course] = (),

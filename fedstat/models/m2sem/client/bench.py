@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.models.m2sem.asked import NONE, SlotAsked
-from fedstat.models.m2sem.columns import OpenedColumns
-from fedstat.models.m2sem.making import make_modality
+from fedstat.models.m2sem.client.asked import NONE, SlotAsked
+from fedstat.models.m2sem.client.columns import OpenedModalities
+from fedstat.models.m2sem.client.making import make_modality
 from fedstat.models.m2sem.modality.base import Modality
 from fedstat.typing import Bools, Floats, Ints
 
@@ -109,7 +109,7 @@ class HeldMixtures:
     by factors; `past` is a digest of all that clients were told alike.
     """
 
-    opened: OpenedColumns
+    opened: OpenedModalities
     covariates: Floats | None
     place: Ints
     total: int

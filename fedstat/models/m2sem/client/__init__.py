@@ -1,0 +1,1 @@
+"""What one client holds and does in a mixture."""

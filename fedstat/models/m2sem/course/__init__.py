@@ -1,0 +1,1 @@
+"""The course of a fit, as the coordinator sees it."""

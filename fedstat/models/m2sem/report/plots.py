@@ -1,0 +1,97 @@
+"""Pictures of clusters: profiles by modality, heat map, grid of sizes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import NotAvailableError
+from fedstat.inference.plots import COLOURS, axes_for
+from fedstat.inference.tables import shorten
+from fedstat.models.m2sem.report.record import M2SEMRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+MOST_COLUMNS = 60
+"""Of a heat map."""
+
+
+def places(r: M2SEMRecord, selected: bool) -> pd.DataFrame:
+    """Where clusters are in each column, in standard deviations over clusters around the mean of all.
+
+    Of categories it is the mean place of the level, from 0, or of nominal ones the probability of the level
+    that differs most.
+    """
+    chosen, rows, keys = r.features["selected"], [], []
+    shares = r.shares
+    for client, held in r.clients.items():
+        for one, values, _, _ in held.parts:
+            for p, column in enumerate(one.columns):
+                key = (client, one.name, column.name)
+                if selected and not chosen[key]:
+                    continue
+                levels = values[:, p, : max(len(column.levels), 1)]
+                if column.kind == "continuous":
+                    at = levels[:, 0]
+                elif column.kind == "nominal":
+                    at = levels[:, np.argmax(np.ptp(levels, axis=0))]
+                else:
+                    at = levels @ np.arange(levels.shape[1])
+                keys.append(key)
+                centred = at - shares @ at
+                sd = float(np.sqrt(shares @ centred**2))
+                rows.append(centred / sd if sd > 0.0 else centred)
+    if not rows:
+        raise NotAvailableError("no column tells clusters apart; plot with selected=False")
+    index = pd.MultiIndex.from_tuples(keys, names=["client", "modality", "column"])
+    return pd.DataFrame(np.array(rows), index=index, columns=r.clusters)
+
+
+def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
+    """Draw a panel for each modality, a line for each cluster."""
+    frame = places(r, selected)
+    groups = [(key, part) for key, part in frame.groupby(level=["client", "modality"], sort=False)]
+    whole = axes_for(None, 7.0, 0.9 + 0.24 * (len(frame) + 3 * len(groups)))
+    figure = whole.get_figure(root=True)
+    assert figure is not None
+    whole.remove()
+    heights = [len(part) + 1 for _, part in groups]
+    axes = figure.subplots(len(groups), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
+    for ax, ((client, modality), part) in zip(axes, groups, strict=True):
+        y = np.arange(len(part))[::-1]
+        for number, (k, values) in enumerate(part.items()):
+            label = f"cluster {k} ({r.shares[number]:.0%})"
+            colour = COLOURS[number % len(COLOURS)]
+            ax.plot(values.to_numpy(), y, "o-", color=colour, linewidth=1.0, markersize=4, label=label)
+        ax.axvline(0.0, color="0.7", linewidth=0.8, zorder=0)
+        names = [shorten(str(key[2]), 28) for key in part.index]
+        ax.set_yticks(y, names, fontsize="x-small", parse_math=False)
+        title = str(client) if client == modality else f"{client}: {modality}"
+        ax.set_title(title, fontsize="small", loc="left", parse_math=False)
+        ax.set_ylim(-0.6, len(part) - 0.4)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("distance from the mean of all, in standard deviations between clusters")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper right", frameon=False, fontsize="small", ncols=2)
+    figure.tight_layout(rect=(0.0, 0.0, 1.0, 1.0 - 0.35 / figure.get_figheight()))
+    return figure
+
+
+def plot_profile_heat(r: M2SEMRecord, ax: Axes | None) -> Axes:
+    """Draw a row for each column, a column for each cluster."""
+    frame = places(r, bool(r.features["selected"].any())).iloc[:MOST_COLUMNS]
+    ax = axes_for(ax, 3.0 + 0.5 * len(frame.columns), 1.2 + 0.2 * len(frame), "Profiles of the clusters")
+    values = frame.to_numpy()
+    most = max(float(np.abs(values).max()), 1e-12)
+    image = ax.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
+    names = [shorten(f"{client}: {name}", 40) for client, _, name in frame.index]
+    ax.set_yticks(range(len(frame)), names, fontsize="x-small", parse_math=False)
+    ax.set_xticks(range(len(frame.columns)), [f"{k}" for k in frame.columns])
+    ax.set_xlabel("cluster")
+    ax.figure.colorbar(image, ax=ax, label="standard deviations between clusters")
+    return ax

@@ -1,0 +1,187 @@
+"""The printed summary of clusters over institutions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedstat.federation.account.ledger import Ledger
+from fedstat.inference.mixture.classification import OVERLAP
+from fedstat.inference.summary import first_of_run, header_sheet, what_left
+from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
+from fedstat.models.m2sem.course.selection import LAM1, LAM2
+from fedstat.models.m2sem.report.record import M2SEMRecord
+
+COARSE = 0.01
+"""Change of a posterior by fewer nodes of which the summary tells."""
+SHOWN = 6
+UNCONVERGED = "Not converged: numbers below are of a fit that was broken off"
+
+
+def summarise(r: M2SEMRecord, ledger: Ledger | None) -> SheetSummary:
+    """Lay out header, clusters, modalities, institutions and notes."""
+    left = [
+        ("Clusters", f"{len(r.shares)}, {r.factors} factors a modality"),
+        ("Entities", f"{r.n:,}"),
+        ("Log-likelihood", f"{r.loglik:,.2f}"),
+        ("Parameters", f"{r.parameters:,}"),
+        ("BIC", f"{r.bic:,.1f}"),
+        ("ICL", f"{r.bic + 2.0 * r.uncertainty:,.1f}"),
+        ("Entropy", f"{r.entropy:.3f}"),
+        ("Selection", "none" if r.select is None else f"{r.select.upper()} of refits"),
+    ]
+    right = [
+        ("Institutions", str(len(r.clients))),
+        ("Exchange", "masked sums" if r.masked else "clear"),
+        ("Rounds", f"{r.rounds:,} of the fit" if ledger is None else f"{ledger.rounds:,}"),
+        ("Traffic", "not recorded" if ledger is None else human_bytes(ledger.bytes)),
+        ("Converged", "yes" if r.converged else "NO"),
+    ]
+    sheets = [
+        header_sheet("Clusters over institutions", left, right),
+        _clusters(r),
+        _modalities(r),
+        _clients(r, ledger),
+    ]
+    return SheetSummary(sheets, list(notes(r)), "" if r.converged else f"*** {UNCONVERGED} ***")
+
+
+def _clusters(r: M2SEMRecord) -> Sheet:
+    sizes, means = r.sizes, np.diag(r.classified).tolist()
+    rows = tuple(
+        (f"{k:d}", f"{share:.3f}", f"{entities:,}", f"{right:.3f}")
+        for k, (share, entities, right) in enumerate(
+            zip(sizes["share"], sizes["entities"], means, strict=True), 1
+        )
+    )
+    headers = ("cluster", "share", "most likely of", "their mean posterior")
+    return Sheet(headers, rows, "lrrr", (18, 10, 18, 24), gap=2)
+
+
+def _modalities(r: M2SEMRecord) -> Sheet:
+    frame = r.modalities
+    clients = [str(client) for client, _ in frame.index]
+    rows = tuple(
+        (
+            client,
+            str(name),
+            str(row["kind"]),
+            f"{row['loaded']} of {row['columns']}",
+            number(float(row["distance"]), 3) if row["selected"] else "0",
+            *([f"{row['frequency']:.2f}"] if "frequency" in frame else []),
+        )
+        for client, (_, name), row in zip(
+            first_of_run(clients), frame.index, frame.to_dict("records"), strict=True
+        )
+    )
+    often = "frequency" in frame
+    headers = ("institution", "modality", "kind", "columns", "distance", *(["selected in"] if often else []))
+    widths = (16, 18 if often else 24, 18, 10, 10, *([11] if often else []))
+    return Sheet(headers, rows, "lllrr" + "r" * often, widths, gap=1, wrap=True)
+
+
+def _clients(r: M2SEMRecord, ledger: Ledger | None) -> Sheet:
+    kinds = None if ledger is None else ledger.kinds_by_client()
+    rows = tuple(
+        (
+            client,
+            str(sum(len(one.columns) for one in held.modalities)),
+            f"{held.entities:,}",
+            what_left(client, kinds),
+        )
+        for client, held in r.clients.items()
+    )
+    return Sheet(
+        ("institution", "columns", "entities", "what left it"),
+        rows,
+        "lrrl",
+        (22, 8, 10, 32),
+        gap=2,
+        wrap=True,
+    )
+
+
+def notes(r: M2SEMRecord) -> Iterator[str]:
+    """Say what is to be known of the fit."""
+    if not r.converged:
+        yield (
+            f"{UNCONVERGED} after {r.rounds:,} rounds: the log-likelihood still rises, or posteriors still "
+            "move. Fit with more max_rounds, or take fewer clusters or factors."
+        )
+    if r.select is not None:
+        yield (
+            "What is said of columns and modalities is conditional on the support that was selected: "
+            "probabilities and criteria do not count that other supports were tried."
+        )
+        yield from edges(r)
+        if not r.modalities["selected"].any():
+            yield (
+                "No modality tells the clusters apart: all means were selected to be the same. There is no "
+                "sign of clusters by this criterion."
+            )
+    yield (
+        "Distance: how far clusters are apart in a modality, in standard deviations of what its columns tell "
+        "of its factors; 0 where it tells nothing of them."
+    )
+    if r.entropy < OVERLAP and len(r.shares) > 1:
+        yield (
+            f"Clusters overlap (entropy {r.entropy:.2f}): labels of many entities are uncertain, and "
+            "standard errors from the information are too small. Take posteriors, and bootstrap()."
+        )
+    if r.emptied:
+        yield (
+            f"A cluster was emptied at {', '.join(map(repr, dict.fromkeys(r.emptied)))}, and began anew as "
+            "half of the largest one. There may be fewer clusters."
+        )
+    floors = [f"'{name}' at '{client}'" for client, held in r.clients.items() for name in held.floor]
+    if floors:
+        more = f" and {len(floors) - SHOWN} more" if len(floors) > SHOWN else ""
+        yield (
+            f"The error variance of {', '.join(floors[:SHOWN])}{more} is at the least that is allowed: other "
+            "columns of the modality give it away, and its likelihood has no maximum. Leave a column out, or "
+            "take fewer factors."
+        )
+    if r.coarse > COARSE:
+        yield (
+            f"Posteriors differ by up to {r.coarse:.2f} between the nodes of the search and those of the "
+            "last fit: the comparison of supports is coarse."
+        )
+    yield from disclosed(r)
+
+
+def edges(r: M2SEMRecord) -> Iterator[str]:
+    """Say where the best support lies at the edge of the penalties that were tried."""
+    judged = r.judged
+    if not judged:
+        return
+    best = min(judged, key=lambda one: one.criterion).penalties
+    tried = max(one.penalties.lam1 for one in judged)
+    if best.lam1 == tried > LAM1[-1] or best.lam2 == max(one.penalties.lam2 for one in judged) > LAM2[-1]:
+        yield "The best penalty is the largest that was tried: a sparser support might be better still."
+
+
+def disclosed(r: M2SEMRecord) -> Iterator[str]:
+    """Say what the exchange has told whom."""
+    few = len(r.clients) < 3
+    hidden = (
+        "under masks, so that each part is hidden where three clients or more have an entity"
+        if r.masked and not few
+        else "which with two clients give each part away to the other"
+        if r.masked
+        else "as each client's own part, in clear"
+    )
+    yield (
+        "The coordinator was handed, for every entity and round, sums over clients of differences of log "
+        f"densities, {hidden}. They span the joint factor scores. Each client was told the probabilities of "
+        "clusters of its own entities, which say something of the columns that others hold."
+    )
+    if r.own:
+        yield "Clusters of each client's own columns were shown, from which some starts began."
+    count = int(np.sum([held.entities for held in r.clients.values()]))
+    if count < r.n * len(r.clients):
+        share = 1.0 - count / (r.n * len(r.clients))
+        yield (
+            f"{share:.0%} of entities and clients are pairs without a record: such entities are clustered by "
+            "what there is, which is right where lacking a record depends on nothing that is not there."
+        )
