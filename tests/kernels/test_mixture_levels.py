@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from scipy.special import expit, log_softmax
 
-from fedstat.kernels.mixtures.nodes import expected_counts, node_densities, node_means, normal_nodes
+from fedstat.kernels.mixtures.nodes import (
+    GroupedLevels,
+    expected_counts,
+    node_densities,
+    node_means,
+    node_weights,
+    normal_nodes,
+)
 from fedstat.kernels.mixtures.nominal import nominal_derivatives, nominal_table
 from fedstat.kernels.mixtures.ordinal import ordinal_derivatives, ordinal_table
 
@@ -90,18 +97,27 @@ def test_nodes_integrate_polynomials_of_a_normal_law(Q):
 
 def test_rows_at_nodes_are_their_numpy_twin():
     rng = np.random.default_rng(2)
-    n, P, C, K, t = 30, 4, 3, 2, 5
+    n, P, C, K, t, J = 30, 4, 3, 2, 5, 2
+    group = rng.integers(0, J, n)
     codes = rng.integers(-1, C, (n, P))
     codes[0] = -1
-    table, logs = 4 * np.log(rng.random((P, C, K * t))), np.log(rng.dirichlet(np.ones(t)))
+    table, logs = 4 * np.log(rng.random((J, P, C, K * t))), np.log(rng.dirichlet(np.ones(t)))
     r, eta = rng.random((n, K)), rng.standard_normal((K * t, 2))
-    a = np.array([sum(table[p, c] for p, c in enumerate(row) if c >= 0) + np.zeros(K * t) for row in codes])
+    rows = GroupedLevels(codes, group)
+    a = np.zeros((n, K * t))
+    for i in range(n):
+        for p in np.flatnonzero(codes[i] >= 0):
+            a[i] += table[group[i], p, codes[i, p]]
     a = np.exp(a.reshape(n, K, t) + logs)
     node = a / a.sum(axis=2, keepdims=True)
-    assert np.allclose(node_densities(codes, table, logs, K), np.log(a.sum(axis=2)))
+    assert np.allclose(node_densities(rows, table, logs, K), np.log(a.sum(axis=2)))
     e = np.einsum("nkt,ktq->nkq", node, eta.reshape(K, t, 2))
-    assert np.allclose(node_means(codes, table, logs, eta, K), e)
+    assert np.allclose(node_means(rows, table, logs, eta, K), e)
     at = (r[:, :, None] * node).reshape(n, -1)
-    counts = expected_counts(codes, r, table, logs)
-    levels = np.einsum("npc,ng->pcg", codes[:, :, None] == np.arange(C), at)
+    counts = expected_counts(rows, r, table, logs)
+    assert np.allclose(node_weights(rows, table, logs, K), node) and np.allclose(
+        counts.f, np.log(a.sum(axis=2))
+    )
+    of = group[:, None] == np.arange(J)
+    levels = np.einsum("nj,npc,ng->jpcg", of, codes[:, :, None] == np.arange(C), at)
     assert np.allclose(counts.levels, levels) and np.allclose(counts.nodes, at.sum(axis=0).reshape(K, t))

@@ -31,7 +31,7 @@ class Nodes(NamedTuple):
 
 
 class ExpectedCounts(NamedTuple):
-    """Expected numbers of rows: by column, level and node (P, C, K t), and by cluster and node (K, t).
+    """Expected numbers of rows: by group, column, level and node (J, P, C, K t), by cluster and node (K, t).
 
     f (n, K) are the log densities by cluster on the way there.
     """
@@ -49,24 +49,42 @@ def normal_nodes(T: int, Q: int) -> Nodes:
     return Nodes(z, np.log(weights).sum(axis=1))
 
 
-def node_densities(codes: Ints, table: Floats, log_weights: Floats, K: int) -> Floats:
-    """Return log f(x_i | k), (n, K), from levels (n, P), -1 where unseen, and their logs (P, C, K t)."""
-    f = np.empty((len(codes), K))
-    _densities(fixed(codes, np.int64), fixed(table), fixed(log_weights), f)
+class GroupedLevels(NamedTuple):
+    """Levels (n, P) of rows, -1 where unseen, and the group (n,) of each: rows with the same covariates."""
+
+    codes: Ints
+    group: Ints
+
+
+def node_densities(rows: GroupedLevels, table: Floats, log_weights: Floats, K: int) -> Floats:
+    """Return log f(x_i | k), (n, K), from logs of levels' probabilities by group, (J, P, C, K t)."""
+    f = np.empty((len(rows.codes), K))
+    _densities(*_fixed_rows(rows), fixed(table), fixed(log_weights), f)
     return f
 
 
-def node_means(codes: Ints, table: Floats, log_weights: Floats, eta: Floats, K: int) -> Floats:
+def node_weights(rows: GroupedLevels, table: Floats, log_weights: Floats, K: int) -> Floats:
+    """Return the weights of nodes given a row and its cluster, (n, K, t): few rows at a time."""
+    out = np.empty((len(rows.codes), K, len(log_weights)))
+    _weights(*_fixed_rows(rows), fixed(table), fixed(log_weights), out)
+    return out
+
+
+def node_means(rows: GroupedLevels, table: Floats, log_weights: Floats, eta: Floats, K: int) -> Floats:
     """Return E[eta | x_i, k], (n, K, Q), at nodes eta (K t, Q)."""
-    e = np.zeros((len(codes), K, eta.shape[1]))
-    _means(fixed(codes, np.int64), fixed(table), fixed(log_weights), fixed(eta), e)
+    e = np.zeros((len(rows.codes), K, eta.shape[1]))
+    _means(*_fixed_rows(rows), fixed(table), fixed(log_weights), fixed(eta), e)
     return e
 
 
-def expected_counts(codes: Ints, r: Floats, table: Floats, log_weights: Floats) -> ExpectedCounts:
+def _fixed_rows(rows: GroupedLevels) -> tuple[Ints, Ints]:
+    return fixed(rows.codes, np.int64), fixed(rows.group, np.int64)
+
+
+def expected_counts(rows: GroupedLevels, r: Floats, table: Floats, log_weights: Floats) -> ExpectedCounts:
     """Spread every row over the nodes where it may be, under weights r (n, K) of clusters."""
     levels, nodes, f = np.zeros(table.shape), np.zeros((r.shape[1], len(log_weights))), np.empty(r.shape)
-    _counts(fixed(codes, np.int64), fixed(r), fixed(table), fixed(log_weights), levels, nodes, f)
+    _counts(*_fixed_rows(rows), fixed(r), fixed(table), fixed(log_weights), levels, nodes, f)
     return ExpectedCounts(levels, nodes, f)
 
 
@@ -104,23 +122,32 @@ def _total(a: Floats) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _densities(codes: Ints, table: Floats, log_weights: Floats, f: Floats) -> None:
+def _densities(codes: Ints, group: Ints, table: Floats, log_weights: Floats, f: Floats) -> None:
     n, K = f.shape
     a = np.empty((K, len(log_weights)))
     for i in range(n):
-        _add_levels(codes[i], table, log_weights, a)
+        _add_levels(codes[i], table[group[i]], log_weights, a)
         for k in range(K):
             top = _normalise(a[k])
             f[i, k] = top + np.log(_total(a[k]))
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
-def _means(codes: Ints, table: Floats, log_weights: Floats, eta: Floats, e: Floats) -> None:
+def _weights(codes: Ints, group: Ints, table: Floats, log_weights: Floats, out: Floats) -> None:
+    for i in range(len(codes)):
+        _add_levels(codes[i], table[group[i]], log_weights, out[i])
+        for k in range(out.shape[1]):
+            _normalise(out[i, k])
+            out[i, k] /= _total(out[i, k])
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def _means(codes: Ints, group: Ints, table: Floats, log_weights: Floats, eta: Floats, e: Floats) -> None:
     n, K, Q = e.shape
     T = len(log_weights)
     a = np.empty((K, T))
     for i in range(n):
-        _add_levels(codes[i], table, log_weights, a)
+        _add_levels(codes[i], table[group[i]], log_weights, a)
         for k in range(K):
             _normalise(a[k])
             s = _total(a[k])
@@ -131,14 +158,21 @@ def _means(codes: Ints, table: Floats, log_weights: Floats, eta: Floats, e: Floa
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
 def _counts(
-    codes: Ints, r: Floats, table: Floats, log_weights: Floats, levels: Floats, nodes: Floats, f: Floats
+    codes: Ints,
+    group: Ints,
+    r: Floats,
+    table: Floats,
+    log_weights: Floats,
+    levels: Floats,
+    nodes: Floats,
+    f: Floats,
 ) -> None:
     n, K = r.shape
     T = len(log_weights)
     a = np.empty((K, T))
     flat = a.reshape(K * T)
     for i in range(n):
-        _add_levels(codes[i], table, log_weights, a)
+        _add_levels(codes[i], table[group[i]], log_weights, a)
         for k in range(K):
             top = _normalise(a[k])
             total = _total(a[k])
@@ -149,6 +183,6 @@ def _counts(
                 nodes[k, t] += a[k, t]
         for p in range(codes.shape[1]):
             if codes[i, p] >= 0:
-                row = levels[p, codes[i, p]]
+                row = levels[group[i], p, codes[i, p]]
                 for g in range(K * T):
                     row[g] += flat[g]

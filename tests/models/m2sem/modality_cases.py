@@ -52,9 +52,26 @@ def levels(
     return codes, near(rng, k, K), C
 
 
-def categorical(seed=0, Q=2, kinds=("ordinal", "nominal", "binary", "ordinal", "nominal"), **shape):
+MIXED = ("ordinal", "nominal", "binary", "ordinal", "nominal")
+
+
+def categorical(seed=0, Q=2, kinds=MIXED, covariates=0, **shape):
     codes, r, C = levels(seed, Q=Q, kinds=kinds, **shape)
-    return begun(CategoricalModality(codes, [f"x{p}" for p in range(len(C))], Q, kinds, C), r), r
+    z = np.random.default_rng(seed).integers(0, 3, (len(codes), covariates)) - 1.0 if covariates else None
+    names = [f"x{p}" for p in range(len(C))]
+    return begun(CategoricalModality(codes, names, Q, kinds, C, covariates=z), r), r
+
+
+def central_hessian(value, at, h):
+    """Second derivatives by central differences of fourth order in the step."""
+    E = h * np.eye(len(at))
+
+    def second(s):
+        four = [[value(at + s * (a + b)) - value(at + s * (a - b)) for b in E] for a in E]
+        back = [[value(at - s * (a + b)) - value(at - s * (a - b)) for b in E] for a in E]
+        return (np.array(four) + np.array(back)) / (4 * (s * h) ** 2)
+
+    return (4 * second(1) - second(2)) / 3
 
 
 def begun(modality, r):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from modality_cases import categorical, climb, levels, objective
+from modality_cases import begun, categorical, climb, levels, objective
 from scipy.integrate import quad
 from scipy.special import expit
 from scipy.stats import norm
@@ -15,17 +15,18 @@ from fedstat.models.m2sem.modality.categorical import FINAL, CategoricalModality
 ONE_FACTOR = ("ordinal", "ordinal", "binary", "ordinal")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     missing=st.sampled_from([0.0, 0.2, 0.5]),
+    covariates=st.integers(0, 1),
     row=st.sampled_from([0.0, 1.0, 20.0]),
     means=st.sampled_from([0.0, 3.0, 40.0]),
 )
-def test_no_step_lowers_the_objective(seed, missing, row, means):
-    m, r = categorical(seed, n=60, missing=missing)
+def test_no_step_lowers_the_objective(seed, missing, covariates, row, means):
+    m, r = categorical(seed, n=60, missing=missing, covariates=covariates)
     rng = np.random.default_rng(seed)
-    values = climb(m, r * rng.uniform(0.0, 2.0, 60)[:, None], row * rng.random(m.P), means, steps=10)
+    values = climb(m, r * rng.uniform(0.0, 2.0, 60)[:, None], row * rng.random(m.P), means, steps=8)
     assert np.diff(values).min() > -1e-8 * np.abs(values).max()
 
 
@@ -165,3 +166,41 @@ def test_support_and_silence_are_kept():
     assert np.array_equal(m.row_norms() > 0.0, m.support) and not m.means.any()
     # Thresholds 3 + 1 + 3, two columns of two logits; rows of loadings: one binary, one ordinal, two nominal.
     assert m.free_parameters() == 3 + 1 + 3 + 2 + 2 + 4 * 2 - 1
+
+
+def test_a_covariate_is_an_offset_of_its_rows():
+    """Rows of one value of z have the likelihood of a modality without covariates whose intercepts moved."""
+    m, _ = categorical(3, covariates=2)
+    f = m.log_densities()
+    z = m.Z[:, 1:]
+    for block in m._blocks:
+        block.theta[:, block.C - 1 : block.intercepts] = 0.3 * np.arange(1, block.intercepts - block.C + 2)
+    moved = m.log_densities()
+    assert np.array_equal(np.abs(moved - f).max(axis=1) == 0.0, ~z.any(axis=1))
+    twin = CategoricalModality(
+        m.codes, m.names, 2, ("ordinal", "nominal", "binary", "ordinal", "nominal"), m.levels
+    )
+    twin.means = m.means
+    for own, other in zip(m._blocks, twin._blocks, strict=True):
+        other.load(own.loadings)
+    for value in np.unique(z, axis=0):
+        for own, other in zip(m._blocks, twin._blocks, strict=True):
+            B = own.C - 1
+            b = own.theta[:, B : own.intercepts].reshape(len(own.theta), -1, 2) @ value
+            other.theta[:, :B] = own.theta[:, :B] + own.sign * b
+        rows = (z == value).all(axis=1)
+        assert np.allclose(twin.log_densities()[rows], moved[rows])
+
+
+def test_new_rows_have_the_levels_of_the_fit():
+    codes, r, C = levels(1)
+    kinds = ("ordinal", "nominal", "binary", "ordinal", "nominal")
+    codes[codes[:, 0] == 2, 0] = 1
+    m = begun(CategoricalModality(codes, list("abcde"), 2, kinds, C), r)
+    climb(m, r, steps=2)
+    some = CategoricalModality(codes[:7], list("abcde"), 2, kinds, C, units=m.units)
+    some.restore(m.state())
+    assert np.allclose(some.log_densities(), m.log_densities()[:7])
+    codes[0, 0] = 2
+    with pytest.raises(ModelError, match="a: 1 row"):
+        CategoricalModality(codes[:7], list("abcde"), 2, kinds, C, units=m.units)

@@ -115,6 +115,25 @@ class Modality(ABC):
         The sum of r log f(x_i | k) less :meth:`penalty` does not fall.
         """
 
+    @property
+    @abstractmethod
+    def free(self) -> Bools:
+        """Tell which parameters of :meth:`state` were estimated, (p,): not zeros of selection, not floors."""
+
+    @abstractmethod
+    def scores_by_cluster(self, r: Floats) -> tuple[Floats, Floats]:
+        """Return a_ik = E[complete score | x_i, k], (n, K, p), and the modality's own information (p, p).
+
+        In the parameters of :meth:`state`. The information under posteriors r (n, K) is that of complete rows
+        less the covariance of scores given a row and its cluster; of one mixture the observed information of
+        parameters of modalities m and l is then I(m = l) own - sum_ik r_ik (a_mik - a_mi)(a_lik - a_li)',
+        with a_mi = sum_k r_ik a_mik (Louis 1982).
+        """
+
+    @abstractmethod
+    def profile_slopes(self) -> Floats:
+        """Return derivatives of the flat profile in the parameters of :meth:`state`, (K P [C], p)."""
+
     @abstractmethod
     def _shift(self, c: Floats) -> None:
         """Move the means of all clusters by -c, (Q,), and the intercepts so that no density changes."""

@@ -11,9 +11,11 @@ from fedstat.errors import ModelError
 from fedstat.kernels.mixtures.group_prox import shrink_rows
 from fedstat.kernels.mixtures.nodes import (
     ExpectedCounts,
+    GroupedLevels,
     expected_counts,
     node_densities,
     node_means,
+    node_weights,
     normal_nodes,
 )
 from fedstat.models.m2sem.modality.base import BEGINNING, Modality
@@ -25,7 +27,8 @@ from fedstat.models.m2sem.modality.levels import (
     NominalColumns,
     OrdinalColumns,
 )
-from fedstat.typing import Floats, Ints
+from fedstat.models.m2sem.modality.louis import CellSlopes, complete_information
+from fedstat.typing import Bools, Floats, Ints
 
 SEARCH, FINAL = 7, 15
 """Nodes of each factor while models are compared, and of the last fit."""
@@ -34,6 +37,10 @@ KINDS: dict[str, type[LevelColumns]] = {
     "binary": OrdinalColumns,
     "nominal": NominalColumns,
 }
+MOST_GROUPS = 500
+"""Of rows with the same covariates: each has counts of its own."""
+CHUNK = 4096
+"""Rows of which the weights of all nodes are held at a time."""
 LOGISTIC_BY_NORMAL = 1.6
 """Standard deviation of a logistic variable that is most like a normal one."""
 
@@ -41,8 +48,9 @@ LOGISTIC_BY_NORMAL = 1.6
 class CategoricalModality(Modality):
     """Levels (n, P) of ordinal, binary and nominal columns, -1 where a cell is missing.
 
-    `kinds` (P,) are keys of ``KINDS``. Levels at which the client has no row have probability zero, which is
-    their maximum likelihood. `nodes` are those of each factor, and may be set at any time.
+    `kinds` (P,) are keys of ``KINDS``, `levels` (P,) say how many levels a column has. Levels at which the
+    client has no row have probability zero, which is their maximum likelihood; of new rows `units` are those
+    of the fit's. `nodes` are those of each factor, and may be set at any time.
     """
 
     kind = "categorical"
@@ -55,25 +63,43 @@ class CategoricalModality(Modality):
         kinds: Sequence[str],
         levels: Sequence[int],
         nodes: int = SEARCH,
+        covariates: Floats | None = None,
+        units: Floats | None = None,
     ) -> None:
-        super().__init__(names, len(codes), factors, None)
+        super().__init__(names, len(codes), factors, covariates)
         self.levels = tuple(levels)
-        self._seen = [np.unique(column[column >= 0]) for column in codes.T]
+        if units is None:
+            units = np.concatenate(
+                [np.bincount(x[x >= 0], minlength=C) for x, C in zip(codes.T, levels, strict=True)]
+            )
+        self._counts = np.split(np.asarray(units, dtype=float), np.cumsum(levels)[:-1])
+        self._seen = [np.flatnonzero(counts) for counts in self._counts]
         constant = [name for name, seen in zip(names, self._seen, strict=True) if len(seen) < 2]
         if constant:
             raise ModelError(f"expected columns that vary; received {', '.join(constant)}: leave them out")
         self.codes = np.full(codes.shape, -1, dtype=np.int64)
         for p, seen in enumerate(self._seen):
+            unknown = ~np.isin(codes[:, p], seen) & (codes[:, p] >= 0)
+            if unknown.any():
+                raise ModelError(
+                    f"{names[p]}: {int(unknown.sum())} row(s) at levels that the fit did not see"
+                )
             self.codes[:, p] = np.where(codes[:, p] >= 0, np.searchsorted(seen, codes[:, p]), -1)
+        distinct, group = np.unique(self.Z[:, 1:], axis=0, return_inverse=True)
+        if len(distinct) > MOST_GROUPS:
+            raise ModelError(
+                f"covariates of categorical columns have {len(distinct)} combinations of values, expected at "
+                f"most {MOST_GROUPS}: round them, or have them in classes"
+            )
+        self._rows = GroupedLevels(self.codes, group.ravel())
         of = [(KINDS[kind], len(seen)) for kind, seen in zip(kinds, self._seen, strict=True)]
         self._blocks: list[LevelColumns] = []
         for block, C in sorted(set(of), key=lambda one: (one[0].__name__, one[1])):
-            columns = np.array(
-                [p for p in range(self.P) if (KINDS[kinds[p]], len(self._seen[p])) == (block, C)]
-            )
-            counts = (self.codes[:, columns, None] == np.arange(C)).sum(axis=0)
-            self._blocks.append(block(columns, counts / counts.sum(axis=1, keepdims=True), factors))
-        self._most = max(block.C for block in self._blocks)
+            columns = np.array([p for p in range(self.P) if of[p] == (block, C)])
+            shares = np.array([self._counts[p][self._seen[p]] for p in columns])
+            shares /= shares.sum(axis=1, keepdims=True)
+            self._blocks.append(block(columns, shares, factors, distinct))
+        self._groups, self._most = len(distinct), max(block.C for block in self._blocks)
         self.nodes = nodes
 
     @property
@@ -123,9 +149,9 @@ class CategoricalModality(Modality):
         return (self.means[:, None] + self._grid.z).reshape(-1, self.Q)
 
     def _table(self, eta: Floats) -> Floats:
-        out = np.zeros((self.P, self._most, len(eta)))
+        out = np.zeros((self._groups, self.P, self._most, len(eta)))
         for block in self._blocks:
-            out[block.columns, : block.C] = block.table(eta)
+            out[:, block.columns, : block.C] = block.table(eta)
         return out
 
     def log_densities(self) -> Floats:
@@ -133,13 +159,13 @@ class CategoricalModality(Modality):
         state = self.state()
         if self._last is None or not np.array_equal(self._last[0], state):
             table = self._table(self._eta())
-            self._last = state, node_densities(self.codes, table, self._grid.log_weights, self.clusters)
+            self._last = state, node_densities(self._rows, table, self._grid.log_weights, self.clusters)
         return self._last[1]
 
     def factors_by_cluster(self) -> Floats:
         """Return E[eta | x_i, k], (n, K, Q)."""
         eta = self._eta()
-        return node_means(self.codes, self._table(eta), self._grid.log_weights, eta, self.clusters)
+        return node_means(self._rows, self._table(eta), self._grid.log_weights, eta, self.clusters)
 
     def improve(
         self, r: Floats, row_penalties: Floats | float = 0.0, means_penalty: float = 0.0, steps: int = 1
@@ -166,7 +192,7 @@ class CategoricalModality(Modality):
 
     def _expect(self, r: Floats, penalties: Floats, means_penalty: float) -> tuple[ExpectedCounts, float]:
         """Spread rows over nodes; return the objective, too."""
-        counts = expected_counts(self.codes, r, self._table(self._eta()), self._grid.log_weights)
+        counts = expected_counts(self._rows, r, self._table(self._eta()), self._grid.log_weights)
         self._last = self.state(), counts.f
         return counts, float((r * counts.f).sum()) - self.penalty(penalties, means_penalty)
 
@@ -176,7 +202,7 @@ class CategoricalModality(Modality):
         """Improve what belongs to columns; return clusters' weights (K,) and mean factors (K, Q)."""
         for block in self._blocks:
             at = block.columns
-            block.improve(eta, counts.levels[at, : block.C], penalties[at], self.support[at])
+            block.improve(eta, counts.levels[:, at, : block.C], penalties[at], self.support[at])
         N = counts.nodes.sum(axis=1)
         m = np.einsum("kt,ktq->kq", counts.nodes, eta.reshape(len(N), -1, self.Q))
         return N, m / np.maximum(N, 1e-300)[:, None]
@@ -186,9 +212,11 @@ class CategoricalModality(Modality):
         if self.silent:
             return np.zeros_like(means)
         K, Q = means.shape
-        parts = [b.slopes(self._eta(), levels[b.columns, : b.C]) for b in self._blocks]
-        score = np.sum([part[0] for part in parts], axis=0).reshape(K, -1, Q).sum(axis=1)
-        info = np.sum([part[1] for part in parts], axis=0).reshape(K, -1, Q, Q).sum(axis=1)
+        eta, score, info = self._eta(), np.zeros((K, Q)), np.zeros((K, Q, Q))
+        for block in self._blocks:
+            at_means = block.in_means(eta, levels[:, block.columns, : block.C], K)
+            score += at_means.slopes
+            info += at_means.second
         S = block_diag(*info) + RIDGE * (1.0 + np.trace(info.sum(axis=0))) * np.eye(K * Q)
         new = shrink_rows(S[None], (S @ means.ravel() + score.ravel())[None], np.array([penalty]))
 
@@ -227,10 +255,65 @@ class CategoricalModality(Modality):
 
     def profile(self) -> Floats:
         """Return probabilities of levels by cluster, (K, P, C), nan beyond those that a column has."""
-        shape = (self.P, self._most, self.clusters, len(self._grid.z))
-        inner = np.exp(self._table(self._eta())).reshape(shape) @ np.exp(self._grid.log_weights)
-        out = np.full((self.clusters, self.P, max(self.levels)), np.nan)
-        for p, (seen, C) in enumerate(zip(self._seen, self.levels, strict=True)):
-            out[:, p, :C] = 0.0
-            out[:, p, seen] = inner[p, : len(seen)].T
+        out, eta, w = self._empty_profile(), self._eta(), np.exp(self._grid.log_weights)
+        for block in self._blocks:
+            table = np.exp(block.table_at_zero(eta)).reshape(*block.shares.shape, self.clusters, -1)
+            for p, inner in zip(block.columns, table @ w, strict=True):
+                out[:, p, self._seen[p]] = inner.T
         return out
+
+    def _empty_profile(self) -> Floats:
+        out = np.full((self.clusters, self.P, max(self.levels)), np.nan)
+        for p, C in enumerate(self.levels):
+            out[:, p, :C] = 0.0
+        return out
+
+    @property
+    def units(self) -> Floats:
+        """Rows of every column at every level, (sum of levels,)."""
+        return np.concatenate(self._counts)
+
+    @property
+    def free(self) -> Bools:
+        """Tell which parameters of :meth:`state` were estimated."""
+        parts = []
+        for block in self._blocks:
+            free = np.ones(block.theta.shape, dtype=np.bool_)
+            free[:, block.intercepts :] = self.support[block.columns, None]
+            parts.append(free.ravel())
+        return np.concatenate([*parts, np.full(self.means.size, not self.silent)])
+
+    def scores_by_cluster(self, r: Floats) -> tuple[Floats, Floats]:
+        """Return scores (n, K, p) given each cluster, and information (p, p): Louis' first two terms."""
+        eta, log_weights, K = self._eta(), self._grid.log_weights, self.clusters
+        table = self._table(eta)
+        counts = expected_counts(self._rows, r, table, log_weights).levels
+        H = complete_information(self._blocks, eta, counts, self.means.shape)
+        slopes = CellSlopes.of(self._blocks, eta)
+        a = np.empty((self.n, K, len(H)))
+        for start in range(0, self.n, CHUNK):
+            rows = slice(start, start + CHUNK)
+            some = GroupedLevels(self.codes[rows], self._rows.group[rows])
+            a[rows], within = slopes.spread(some, node_weights(some, table, log_weights, K), r[rows])
+            H -= within
+        return a, H
+
+    def profile_slopes(self) -> Floats:
+        """Return derivatives of the profile in the parameters of :meth:`state`, (K P C, p)."""
+        eta, w, (K, Q) = self._eta(), np.exp(self._grid.log_weights), self.means.shape
+        out = np.zeros((*self._empty_profile().shape, len(self.state())))
+        start, means = 0, out.shape[-1] - K * Q
+        for block in self._blocks:
+            own, in_eta = block.cell_slopes(eta, zero=True)
+            weights = np.exp(block.table_at_zero(eta)) * np.tile(w, K)
+            own, in_eta = (
+                (weights[..., None] * part).reshape(*weights.shape[:2], K, len(w), -1).sum(axis=3)
+                for part in (own, in_eta)
+            )
+            for j, p in enumerate(block.columns):
+                at, seen = start + j * block.theta.shape[1] + block.at_zero, self._seen[p]
+                out[:, p, seen[:, None], at] = own[j].transpose(1, 0, 2)
+                for k in range(K):
+                    out[k, p, seen, means + k * Q : means + (k + 1) * Q] = in_eta[j, :, k]
+            start += block.theta.size
+        return out.reshape(-1, out.shape[-1])

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from fedstat.errors import ModelError
 from fedstat.kernels.mixtures.gaussian import FactorPosterior, factor_moments, factor_posterior
 from fedstat.kernels.mixtures.group_prox import shrink_rows
+from fedstat.kernels.mixtures.nodes import normal_nodes
 from fedstat.models.m2sem.modality.base import BEGINNING, Modality
 from fedstat.typing import Bools, Floats, Ints
 
@@ -152,6 +154,62 @@ class GaussianModality(Modality):
         self.B, self.L, self.psi = columns[:, :q].copy(), columns[:, q : q + Q].copy(), columns[:, -1].copy()
         self.means = state[columns.size :].reshape(-1, Q).copy()
         self._posterior = None
+
+    @property
+    def free(self) -> Bools:
+        """Tell which parameters of :meth:`state` were estimated."""
+        columns = np.ones((self.P, self.Z.shape[1] + self.Q + 1), dtype=np.bool_)
+        columns[:, self.Z.shape[1] : -1] = self.support[:, None]
+        columns[:, -1] = self.psi > FLOOR
+        return np.concatenate([columns.ravel(), np.full(self.means.size, not self.silent)])
+
+    def scores_by_cluster(self, r: Floats) -> tuple[Floats, Floats]:
+        """Return scores (n, K, p) given each cluster, and the information (p, p) of Louis' first two terms.
+
+        Scores are quadratic in the factors: three nodes of each integrate their products exactly.
+        """
+        self.log_densities()
+        assert self._posterior is not None
+        e, root = self._posterior.e, np.linalg.cholesky(self._posterior.V)[self._pattern]
+        (P, q), (K, Q) = self.B.shape, self.means.shape
+        d, nodes = q + Q + 1, normal_nodes(3, Q)
+        a, H = np.zeros((self.n, K, P * d + K * Q)), np.zeros((P * d + K * Q, P * d + K * Q))
+        columns = np.zeros((P, d, d))
+        seen = self._cells.astype(float)
+        for k in range(K):
+            mean = P * d + k * Q
+            for z, log_w in zip(*nodes, strict=True):
+                eta, rw = e[:, k] + root @ z, r[:, k] * np.exp(log_w)
+                x = np.column_stack([self.Z, eta])
+                left = np.where(self._cells, self.X - x @ np.column_stack([self.B, self.L]).T, 0.0) / self.psi
+                s = np.zeros((self.n, a.shape[2]))
+                own = s[:, : P * d].reshape(self.n, P, d)
+                own[:, :, :-1] = left[:, :, None] * x[:, None]
+                own[:, :, -1] = 0.5 * left**2 - 0.5 * seen / self.psi
+                s[:, mean : mean + Q] = eta - self.means[k]
+                a[:, k] += np.exp(log_w) * s
+                H -= (s * rw[:, None]).T @ s
+                both = (rw[:, None, None] * x[:, :, None] * x[:, None]).reshape(self.n, -1)
+                columns[:, :-1, :-1] += (seen.T @ both).reshape(P, d - 1, d - 1) / self.psi[:, None, None]
+                slope = (left * rw[:, None]).T @ x / self.psi[:, None]
+                columns[:, :-1, -1] += slope
+                columns[:, -1, :-1] += slope
+                columns[:, -1, -1] += rw @ (left**2 / self.psi - 0.5 * seen / self.psi**2)
+            H += (a[:, k] * r[:, k, None]).T @ a[:, k]
+            H[mean : mean + Q, mean : mean + Q] += r[:, k].sum() * np.eye(Q)
+        H[: P * d, : P * d] += block_diag(*columns)
+        return a, H
+
+    def profile_slopes(self) -> Floats:
+        """Return derivatives of the profile in the parameters of :meth:`state`, (K P, p)."""
+        (P, q), (K, Q) = self.B.shape, self.means.shape
+        out, d = np.zeros((K, P, P * (q + Q + 1) + K * Q)), q + Q + 1
+        for p in range(P):
+            out[:, p, p * d] = self._scale[p]
+            out[:, p, p * d + q : p * d + q + Q] = self._scale[p] * self.means
+            for k in range(K):
+                out[k, p, P * d + k * Q : P * d + (k + 1) * Q] = self._scale[p] * self.L[p]
+        return out.reshape(K * P, -1)
 
     def profile(self) -> Floats:
         """Return the columns' means by cluster, (K, P), at covariates of zero."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import expit
@@ -21,42 +22,75 @@ LEAST_GAP = 1e-6
 """Between two thresholds, whose level has hardly any rows then."""
 
 
-class LevelColumns(ABC):
-    """Columns at places (P,), all of C levels; parameters theta (P, d) are intercepts, then loadings."""
+class NodeCurvatures(NamedTuple):
+    """Of the expected log-likelihood at every node, minus second derivatives but for the slopes.
 
-    def __init__(self, columns: Ints, shares: Floats, factors: int) -> None:
+    slopes (J P, R, G) in predictors, second (J P, R, R, G) in two of them, mixed (J P, C - 1, R, G) in an
+    intercept and a predictor.
+    """
+
+    slopes: Floats
+    second: Floats
+    mixed: Floats
+
+
+class MeansCurvatures(NamedTuple):
+    """Of the expected log-likelihood in the clusters' means: slopes (K, Q), minus second derivatives.
+
+    second (K, Q, Q); mixed (P, d, K, Q) are those in a parameter of a column and a mean.
+    """
+
+    slopes: Floats
+    second: Floats
+    mixed: Floats
+
+
+class LevelColumns(ABC):
+    """Columns at places (P,), all of C levels, with covariates (J, q) of which rows have one.
+
+    Parameters theta (P, d) are C - 1 intercepts, slopes of covariates, then loadings in R rows. At given
+    covariates they are effective ones, intercepts and loadings: J sets of P columns.
+    """
+
+    sign: float
+    """With which covariates move the intercepts."""
+
+    def __init__(self, columns: Ints, shares: Floats, factors: int, covariates: Floats) -> None:
         self.columns, self.shares = columns, shares
         self.C, self.Q = int(shares.shape[1]), factors
-        self.theta = self._begin()
+        self.intercepts = self.C - 1 + self.rows * covariates.shape[1]
+        self.theta = np.zeros((len(columns), self.intercepts + self.rows * factors))
+        self.theta[:, : self.C - 1] = self._begin()
+        self.covariates = covariates
 
     @property
     @abstractmethod
     def rows(self) -> int:
-        """Number of rows of the loadings of each column."""
+        """Number of rows of the loadings of each column, R."""
 
     @abstractmethod
     def _begin(self) -> Floats:
-        """Return parameters without loadings, from the shares of levels (P, C)."""
+        """Return intercepts (P, C - 1) without loadings, from the shares of levels (P, C)."""
 
     @abstractmethod
     def scores(self, codes: Ints) -> Floats:
-        """Return numbers (n, P rows) for levels (n, P), of which loadings can begin."""
+        """Return numbers (n, P R) for levels (n, P), of which loadings can begin."""
 
     @abstractmethod
-    def _table(self, theta: Floats, eta: Floats) -> Floats:
-        """Return log P(x_p = c | eta), (P, C, G)."""
+    def _table(self, effective: Floats, eta: Floats) -> Floats:
+        """Return log P(x_p = c | eta), (J P, C, G)."""
 
     @abstractmethod
-    def _derivatives(self, theta: Floats, eta: Floats, counts: Floats) -> tuple[Floats, Floats]:
-        """Return slopes (P, d) and information (P, d, d)."""
+    def _derivatives(self, effective: Floats, eta: Floats, counts: Floats) -> tuple[Floats, Floats]:
+        """Return slopes (J P, d) and information (J P, d, d) in effective parameters."""
 
     @abstractmethod
-    def shift(self, c: Floats) -> None:
-        """Let the intercepts take what the factors lose, c (Q,)."""
+    def curvatures(self, eta: Floats, counts: Floats) -> NodeCurvatures:
+        """Return derivatives at every node under counts (J P, C, G)."""
 
     @abstractmethod
-    def slopes(self, eta: Floats, counts: Floats) -> tuple[Floats, Floats]:
-        """Return slopes of the expected log-likelihood in every node, (G, Q), and information (G, Q, Q)."""
+    def _cell_slopes(self, effective: Floats, eta: Floats) -> tuple[Floats, Floats]:
+        """Return slopes of log P(x = c | eta) in intercepts (J P, C, G, C - 1), predictors (J P, C, G, R)."""
 
     @abstractmethod
     def information(self) -> Floats:
@@ -66,36 +100,76 @@ class LevelColumns(ABC):
         return theta
 
     @property
-    def intercepts(self) -> int:
-        """Number of parameters of a column that are no loadings."""
-        return int(self.theta.shape[1] - self.rows * self.Q)
-
-    @property
     def loadings(self) -> Floats:
-        """Loadings by column and row, (P, rows, Q)."""
+        """Loadings by column and row, (P, R, Q)."""
         return self.theta[:, self.intercepts :].reshape(len(self.columns), self.rows, self.Q)
 
     def load(self, loadings: Floats) -> None:
-        """Put the loadings, (P, rows, Q)."""
+        """Put the loadings, (P, R, Q)."""
         self.theta[:, self.intercepts :] = loadings.reshape(len(self.columns), -1)
 
+    def moving(self) -> Floats:
+        """Return the matrices from parameters to effective ones, (J, C - 1 + R Q, d)."""
+        B, (J, q), loads = self.C - 1, self.covariates.shape, self.rows * self.Q
+        A = np.zeros((J, B + loads, self.theta.shape[1]))
+        A[:, :B, :B], A[:, B:, self.intercepts :] = np.eye(B), np.eye(loads)
+        for b in range(B):
+            row = b if self.rows > 1 else 0
+            A[:, b, B + row * q : B + (row + 1) * q] = self.sign * self.covariates
+        return A
+
+    def effective(self, theta: Floats) -> Floats:
+        """Return effective parameters, (J P, C - 1 + R Q)."""
+        if not self.covariates.shape[1]:
+            return theta
+        effective: Floats = np.einsum("jed,pd->jpe", self.moving(), theta)
+        return effective.reshape(-1, effective.shape[2])
+
     def table(self, eta: Floats) -> Floats:
-        """Return log P(x_p = c | eta), (P, C, G), at nodes (G, Q)."""
-        return self._table(self.theta, eta)
+        """Return log P(x_p = c | eta), (J, P, C, G), at nodes (G, Q)."""
+        table = self._table(self.effective(self.theta), eta)
+        return table.reshape(len(self.covariates), len(self.columns), self.C, -1)
+
+    @property
+    def at_zero(self) -> Ints:
+        """Places among a column's parameters of those that are effective at covariates of zero."""
+        return np.delete(np.arange(self.theta.shape[1]), np.s_[self.C - 1 : self.intercepts])
+
+    def table_at_zero(self, eta: Floats) -> Floats:
+        """Return log P(x_p = c | eta), (P, C, G), at covariates of zero."""
+        return self._table(self.theta[:, self.at_zero], eta)
+
+    def cell_slopes(self, eta: Floats, zero: bool = False) -> tuple[Floats, Floats]:
+        """Return slopes of log P(x = c | eta) in effective parameters (J P, C, G, e), in eta (J P, C, G, Q).
+
+        Or of (P, ...) at covariates of zero.
+        """
+        effective = self.theta[:, self.at_zero] if zero else self.effective(self.theta)
+        own, u = self._cell_slopes(effective, eta)
+        by_loading = (u[..., None] * eta[:, None]).reshape(*u.shape[:-1], -1)
+        L = effective[:, self.C - 1 :].reshape(-1, self.rows, self.Q)
+        return np.concatenate([own, by_loading], axis=-1), np.einsum("pcgr,prq->pcgq", u, L)
+
+    def shift(self, c: Floats) -> None:
+        """Let the intercepts take what the factors lose, c (Q,)."""
+        self.theta[:, : self.C - 1] += self.sign * np.matmul(self.loadings, c)
 
     def improve(self, eta: Floats, counts: Floats, penalties: Floats, support: Bools) -> None:
         """Take one proximal step of Newton, halved by column until its own objective does not fall.
 
-        `counts` (P, C, G) are expected rows at nodes eta; `penalties` (P,) are on norms of loadings.
+        `counts` (J, P, C, G) are expected rows at nodes eta; `penalties` (P,) are on norms of loadings.
         """
-        f = self.intercepts
+        f, P = self.intercepts, len(self.columns)
         self.theta[~support, f:] = 0.0
+        flat = counts.reshape(-1, *counts.shape[2:])
 
         def value(theta: Floats) -> Floats:
-            fit = np.einsum("pcg,pcg->p", counts, self._table(theta, eta))
-            return np.asarray(fit - penalties * np.linalg.norm(theta[:, f:], axis=1))
+            fit = np.einsum("pcg,pcg->p", flat, self._table(self.effective(theta), eta))
+            return np.asarray(
+                fit.reshape(-1, P).sum(axis=0) - penalties * np.linalg.norm(theta[:, f:], axis=1)
+            )
 
-        step = self._step(*self._derivatives(self.theta, eta, counts), penalties, support)
+        step = self._step(*self._slopes(eta, flat), penalties, support)
         old, size = value(self.theta), np.ones((len(step), 1))
         for _ in range(HALVINGS):
             new = self._feasible(self.theta + size * step)
@@ -105,15 +179,53 @@ class LevelColumns(ABC):
             size[worse] /= 2.0
         self.theta = np.where(worse[:, None], self.theta, new)
 
+    def _slopes(self, eta: Floats, counts: Floats) -> tuple[Floats, Floats]:
+        """Return slopes (P, d) and information (P, d, d) in all parameters."""
+        score, info = self._derivatives(self.effective(self.theta), eta, counts)
+        if not self.covariates.shape[1]:
+            return score, info
+        A, (J, P) = self.moving(), (len(self.covariates), len(self.columns))
+        info = info.reshape(J, P, *info.shape[1:])
+        return (
+            np.einsum("jpe,jed->pd", score.reshape(J, P, -1), A),
+            np.einsum("jpef,jed,jfh->pdh", info, A, A, optimize=True),
+        )
+
+    def in_means(self, eta: Floats, counts: Floats, K: int) -> MeansCurvatures:
+        """Return derivatives in the means with which nodes move, under counts (J, P, C, G)."""
+        s, second, mixed = self.curvatures(eta, counts.reshape(-1, *counts.shape[2:]))
+        effective = self.effective(self.theta)
+        L = effective[:, self.C - 1 :].reshape(-1, self.rows, self.Q)
+        carried = np.einsum("prsg,psq->prgq", second, L)
+        by_loading = np.einsum("prgq,gt->prgtq", carried, eta) - np.einsum("prg,tq->prgtq", s, np.eye(self.Q))
+        both = np.concatenate(
+            [
+                np.einsum("pbrg,prq->pbgq", mixed, L),
+                by_loading.transpose(0, 1, 3, 2, 4).reshape(len(L), -1, len(eta), self.Q),
+            ],
+            axis=1,
+        )
+        cross = both.reshape(*both.shape[:2], K, -1, self.Q).sum(axis=3)
+        J, P = len(self.covariates), len(self.columns)
+        cross = np.einsum("jpekq,jed->pdkq", cross.reshape(J, P, *cross.shape[1:]), self.moving())
+        return MeansCurvatures(
+            np.einsum("prg,prq->gq", s, L).reshape(K, -1, self.Q).sum(axis=1),
+            np.einsum("prgq,prt->gqt", carried, L).reshape(K, -1, self.Q, self.Q).sum(axis=1),
+            cross,
+        )
+
+    def complete_information(self, eta: Floats, counts: Floats) -> Floats:
+        """Return minus second derivatives of the expected log-likelihood in parameters, (P, d, d)."""
+        return self._slopes(eta, counts.reshape(-1, *counts.shape[2:]))[1]
+
     def _step(self, score: Floats, info: Floats, penalties: Floats, support: Bools) -> Floats:
         """Minimise the quadratic model, intercepts eliminated: the loadings of a column by one root."""
         f = self.intercepts
         n = np.trace(info, axis1=1, axis2=2)[:, None, None]
         info = info + RIDGE * (n + 1.0) * np.eye(info.shape[1])
         old = self.theta[:, f:]
-        carried = np.linalg.solve(
-            info[:, :f, :f], np.concatenate([info[:, :f, f:], score[:, :f, None]], axis=2)
-        )
+        both = np.concatenate([info[:, :f, f:], score[:, :f, None]], axis=2)
+        carried = np.linalg.solve(info[:, :f, :f], both)
         slope, by = carried[:, :, -1], carried[:, :, :-1]
         S = info[:, f:, f:] - np.matmul(info[:, f:, :f], by)
         s = score[:, f:] - np.matmul(info[:, f:, :f], slope[:, :, None])[:, :, 0]
@@ -123,24 +235,24 @@ class LevelColumns(ABC):
 
 
 class OrdinalColumns(LevelColumns):
-    """P(x <= c) = expit(alpha_c - l'eta): more of a factor is a higher level. Binary columns have two."""
+    """P(x <= c) = expit(alpha_c - l'eta - b'z): more of a factor is a higher level; also binary columns."""
 
-    rows = 1
+    rows, sign = 1, -1.0
 
     def _begin(self) -> Floats:
         below = np.cumsum(self.shares, axis=1)[:, :-1]
-        return np.column_stack([np.log(below / (1.0 - below)), np.zeros((len(below), self.Q))])
+        return np.log(below / (1.0 - below))
 
     def scores(self, codes: Ints) -> Floats:
         """Return the levels' numbers."""
         return codes.astype(float)
 
-    def _table(self, theta: Floats, eta: Floats) -> Floats:
-        return ordinal_table(theta[:, : self.C - 1], theta[:, self.C - 1 :] @ eta.T)
+    def _table(self, effective: Floats, eta: Floats) -> Floats:
+        return ordinal_table(effective[:, : self.C - 1], effective[:, self.C - 1 :] @ eta.T)
 
-    def _derivatives(self, theta: Floats, eta: Floats, counts: Floats) -> tuple[Floats, Floats]:
-        alpha = theta[:, : self.C - 1]
-        return ordinal_derivatives(alpha, theta[:, self.C - 1 :] @ eta.T, eta, counts)
+    def _derivatives(self, effective: Floats, eta: Floats, counts: Floats) -> tuple[Floats, Floats]:
+        alpha = effective[:, : self.C - 1]
+        return ordinal_derivatives(alpha, effective[:, self.C - 1 :] @ eta.T, eta, counts)
 
     def _feasible(self, theta: Floats) -> Floats:
         """Keep thresholds in order: a level without rows may lose its place, and nothing waits for it."""
@@ -148,18 +260,32 @@ class OrdinalColumns(LevelColumns):
         gaps = LEAST_GAP * np.arange(B)
         return np.column_stack([np.maximum.accumulate(theta[:, :B] - gaps, axis=1) + gaps, theta[:, B:]])
 
-    def shift(self, c: Floats) -> None:
-        """Let thresholds fall by l'c."""
-        self.theta[:, : self.C - 1] -= (self.loadings[:, 0] @ c)[:, None]
+    def _below(self, effective: Floats, eta: Floats) -> tuple[Floats, Floats]:
+        """Return thresholds (J P, C - 1) and P(x <= c | eta), (J P, C - 1, G)."""
+        alpha, L = effective[:, : self.C - 1], effective[:, self.C - 1 :]
+        return alpha, expit(alpha[:, :, None] - (L @ eta.T)[:, None])
 
-    def slopes(self, eta: Floats, counts: Floats) -> tuple[Floats, Floats]:
-        """Add up slopes of the logistic regressions of all thresholds."""
-        L = self.loadings[:, 0]
-        F = expit(self.theta[:, : self.C - 1, None] - (L @ eta.T)[:, None])
+    def curvatures(self, eta: Floats, counts: Floats) -> NodeCurvatures:
+        """Add up the logistic regressions of all thresholds."""
+        _, F = self._below(self.effective(self.theta), eta)
         below, above = counts[:, :-1], counts[:, 1:]
-        left = (above * F - below * (1.0 - F)).sum(axis=1)
-        weight = ((below + above) * F * (1.0 - F)).sum(axis=1)
-        return left.T @ L, np.einsum("pg,pq,pt->gqt", weight, L, L)
+        weight = (below + above) * F * (1.0 - F)
+        slopes = (above * F - below * (1.0 - F)).sum(axis=1)
+        return NodeCurvatures(slopes[:, None], weight.sum(axis=1)[:, None, None], -weight[:, :, None])
+
+    def _cell_slopes(self, effective: Floats, eta: Floats) -> tuple[Floats, Floats]:
+        """Return F_{c-1} + F_c - 1 for the predictor, and what thresholds beside a level have."""
+        alpha, F = self._below(effective, eta)
+        B = self.C - 1
+        full = np.pad(F, ((0, 0), (1, 1), (0, 0)))
+        full[:, -1] = 1.0
+        own = np.zeros((len(F), self.C, F.shape[2], B))
+        kappa = np.zeros((len(F), self.C))
+        kappa[:, 1:B] = 1.0 / np.expm1(np.diff(alpha, axis=1))
+        for b in range(B):
+            own[:, b, :, b] = 1.0 - F[:, b] + kappa[:, b, None]
+            own[:, b + 1, :, b] = -F[:, b] - kappa[:, b + 1, None]
+        return own, (full[:, :-1] + full[:, 1:] - 1.0)[..., None]
 
     def information(self) -> Floats:
         """Return that of the logistic variables behind the levels, of variance pi^2 / 3."""
@@ -168,7 +294,9 @@ class OrdinalColumns(LevelColumns):
 
 
 class NominalColumns(LevelColumns):
-    """log P(x = c) / P(x = 0) = a_c + l_c'eta for every level but the first."""
+    """log P(x = c) / P(x = 0) = a_c + l_c'eta + b_c'z for every level but the first."""
+
+    sign = 1.0
 
     @property
     def rows(self) -> int:
@@ -176,32 +304,31 @@ class NominalColumns(LevelColumns):
         return self.C - 1
 
     def _begin(self) -> Floats:
-        a: Floats = np.log(self.shares[:, 1:] / self.shares[:, :1])
-        return np.column_stack([a, np.zeros((len(a), (self.C - 1) * self.Q))])
+        return np.log(self.shares[:, 1:] / self.shares[:, :1])
 
     def scores(self, codes: Ints) -> Floats:
         """Return indicators of levels."""
         indicators = codes[:, :, None] == np.arange(1, self.C)
         return np.asarray(indicators.reshape(len(codes), -1), dtype=float)
 
-    def _table(self, theta: Floats, eta: Floats) -> Floats:
-        L = theta[:, self.C - 1 :].reshape(len(theta), -1, self.Q)
-        return nominal_table(theta[:, : self.C - 1, None] + L @ eta.T)
+    def _table(self, effective: Floats, eta: Floats) -> Floats:
+        L = effective[:, self.C - 1 :].reshape(len(effective), -1, self.Q)
+        return nominal_table(effective[:, : self.C - 1, None] + np.matmul(L, eta.T))
 
-    def _derivatives(self, theta: Floats, eta: Floats, counts: Floats) -> tuple[Floats, Floats]:
-        return nominal_derivatives(self._table(theta, eta), eta, counts)
+    def _derivatives(self, effective: Floats, eta: Floats, counts: Floats) -> tuple[Floats, Floats]:
+        return nominal_derivatives(self._table(effective, eta), eta, counts)
 
-    def shift(self, c: Floats) -> None:
-        """Let intercepts rise by l'c."""
-        self.theta[:, : self.C - 1] += np.matmul(self.loadings, c)
+    def curvatures(self, eta: Floats, counts: Floats) -> NodeCurvatures:
+        """Return those of logits: canonical, so that intercepts and predictors are alike."""
+        pi, N = np.exp(self._table(self.effective(self.theta), eta))[:, 1:], counts.sum(axis=1)[:, None]
+        second = N[:, None] * pi[:, :, None] * (np.eye(self.C - 1)[:, :, None] - pi[:, None])
+        return NodeCurvatures(counts[:, 1:] - N * pi, second, second)
 
-    def slopes(self, eta: Floats, counts: Floats) -> tuple[Floats, Floats]:
-        """Add up slopes of the logits."""
-        L, pi, N = self.loadings, np.exp(self.table(eta))[:, 1:], counts.sum(axis=1)
-        mean: Floats = np.einsum("pcg,pcq->pgq", pi, L)
-        gradient: Floats = np.einsum("pcg,pcq->gq", counts[:, 1:] - N[:, None] * pi, L)
-        own = np.einsum("pg,pcg,pcq,pct->gqt", N, pi, L, L, optimize=True)
-        return gradient, own - np.einsum("pg,pgq,pgt->gqt", N, mean, mean)
+    def _cell_slopes(self, effective: Floats, eta: Floats) -> tuple[Floats, Floats]:
+        """Return indicators less probabilities, for intercepts and predictors alike."""
+        pi = np.exp(self._table(effective, eta))[:, 1:].transpose(0, 2, 1)
+        both = np.eye(self.C)[:, None, 1:] - pi[:, None]
+        return both, both
 
     def information(self) -> Floats:
         """Return Fisher's information of the logits at the shares of the levels."""
