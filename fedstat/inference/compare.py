@@ -12,8 +12,10 @@ from fedstat.errors import ModelError
 from fedstat.inference.summary import first_of_run
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
 
+JUDGED = "Entities Judged"
 BOTTOM = (
     "No. Observations",
+    JUDGED,
     "R-squared",
     "Log-Likelihood",
     "AUC",
@@ -46,6 +48,14 @@ class Comparison(SheetSummary):
         self.coefficients, self.bottom = coefficients, bottom
         tables = [part.reset_index() for part in (coefficients.apply(_align_stars), bottom)]
         heads = [str(heading) for heading in tables[0].columns]
+        if coefficients.empty:
+            # Of fits that have figures alone there is one sheet, and no client beside a name.
+            heads, body = ["", *heads[2:]], tables[1].drop(columns="client")
+            widths = tuple(
+                min(max(map(len, [*body[c], h])), WIDEST) for c, h in zip(body, heads, strict=True)
+            )
+            super().__init__([_sheet(body, heads, widths, 1)], notes)
+            return
         # Coefficients and figures are two sheets of one width, so that their columns stand in line.
         longest = [max(map(len, [*tables[0][head], *tables[1][head], head])) for head in heads]
         widths = tuple(min(length, WIDEST) for length in longest)
@@ -59,13 +69,17 @@ class Comparison(SheetSummary):
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One fit: its cells by coefficient name, the clients of these, its bottom figures, what it lacks."""
+    """One fit: its cells by coefficient name, the clients of these, its bottom figures, what it lacks.
+
+    `judged` says of which entities the figures of a fit without coefficients are.
+    """
 
     cells: dict[str, str]
     clients: dict[str, str]
     bottom: tuple[str, ...]
     lacking: str
     converged: bool
+    judged: str = ""
 
 
 def compare(
@@ -77,7 +91,7 @@ def compare(
     ----------
     results : mapping of str to FederatedResults
         Heading of each column to its fit. A statsmodels result fits too, for a pooled reference, and results
-        without coefficients that have figures, such as of networks.
+        without coefficients that have figures, such as of networks, or evaluations of these.
     stars : sequence of float
         A star for each level that the p-value is below; empty for none.
     digits : int
@@ -131,7 +145,7 @@ def _check_fit(heading: object, result: object) -> None:
 
 def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
     if hasattr(result, "figures"):
-        return _Column({}, {}, _bottom(result), "", True)
+        return _Column({}, {}, _bottom(result), "", True, getattr(result, "judged", ""))
     params: pd.Series = result.params  # type: ignore[attr-defined]
     names = [str(name) for name in params.index]
     bse, pvalues = getattr(result, "bse", None), getattr(result, "pvalues", None)
@@ -163,6 +177,7 @@ def _bottom(result: object) -> tuple[str, ...]:
     further = (figures.get(name) for name in ("accuracy", "f1", "log_loss", "rmse"))
     return (
         "" if nobs is None else f"{int(nobs):,}",
+        f"{figures['n']:,.0f}" if "n" in figures else "",
         "" if rsquared is None else number(rsquared),
         "" if llf is None else number(llf, 2),
         "" if auc is None else number(auc),
@@ -200,6 +215,7 @@ def _notes(columns: Mapping[str, _Column], stars: Sequence[float]) -> tuple[str,
     notes = [f"{heading} has NOT CONVERGED." for heading, column in columns.items() if not column.converged]
     if any(column.cells for column in columns.values()):
         notes.append("Standard errors in brackets" + (f"; {marks}." if marks else "."))
+    notes += dict.fromkeys(column.judged for column in columns.values() if column.judged)
     lacking: dict[str, list[str]] = {}
     for heading, column in columns.items():
         lacking.setdefault(column.lacking, []).append(str(heading))
@@ -217,7 +233,7 @@ def _align_stars(column: pd.Series) -> pd.Series:
     )
 
 
-def _sheet(frame: pd.DataFrame, headers: Sequence[str], widths: tuple[int, ...]) -> Sheet:
+def _sheet(frame: pd.DataFrame, headers: Sequence[str], widths: tuple[int, ...], names: int = 2) -> Sheet:
     columns = [list(frame[column]) for column in frame]
     rows = tuple(zip(first_of_run(columns[0]), *columns[1:], strict=True))
-    return Sheet(tuple(headers), rows, "ll" + "r" * (len(widths) - 2), widths, gap=2)
+    return Sheet(tuple(headers), rows, "l" * names + "r" * (len(widths) - names), widths, gap=2)

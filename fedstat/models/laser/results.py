@@ -45,7 +45,13 @@ class NoCoefficients:
         return f"<no coefficients: {NO_ERRORS}>"
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(NO_ERRORS)
+        raise NotAvailableError(NO_ERRORS)
+
+    def __getitem__(self, name: object) -> NoReturn:
+        raise NotAvailableError(NO_ERRORS)
+
+    def __iter__(self) -> NoReturn:
+        raise NotAvailableError(NO_ERRORS)
 
 
 class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRecord):
@@ -310,11 +316,14 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     @property
     def figures(self) -> dict[str, float]:
         """How well the largest set of clients predicts, of the entities from which nothing was learned."""
-        if self.record_.fitted.trained.scores is None or not self.record_.fitted.trained.scores.n.any():
-            return {}
-        frame = self.calibration.to_frame()
-        size = [str(name).count(" + ") if n else -1 for name, n in frame["n"].items()]
-        return {str(name): float(value) for name, value in frame.iloc[int(np.argmax(size))].items()}
+        return {} if self.record_.fitted.trained.scores is None else self.calibration.figures
+
+    judged = (
+        "Figures are of entities from which nothing was learned, and that all clients of the largest set "
+        "counted have. Under masks each entity counts for one set, so that few may be left for this one: "
+        "compare what evaluate() returns of the same entities."
+    )
+    """Of which entities the figures are, for a comparison."""
 
     def clients(self) -> pd.DataFrame:
         """Say what every client brought, and what it is worth to predictions.

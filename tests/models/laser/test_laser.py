@@ -236,16 +236,30 @@ def test_there_are_no_coefficients(result):
     assert "no standard errors" in repr(result.params)
     with pytest.raises(AttributeError, match="not identified"):
         result.params.index  # noqa: B018
+    for look in (lambda: result.params["bank0"], lambda: list(result.params)):
+        with pytest.raises(NotAvailableError, match="not identified"):
+            look()
     text = str(result.summary())
     assert "There are no standard errors" in text and "learned the labels" in text
 
 
 def test_methods_side_by_side(part):
-    fits = {m: model(part).fit(method=m, exchange="clear", **QUICK) for m in ("laser", "local")}
-    table = fs.compare(fits).to_frame()
+    fits = {m: model(part).fit(method=m, **QUICK) for m in ("laser", "local")}
+    compared = fs.compare(fits)
+    table = compared.to_frame()
     assert list(table.loc["", "laser"].index) == [
-        "No. Observations", "AUC", "Accuracy", "F1", "Log-Loss", "Rounds", "Traffic",
+        "No. Observations", "Entities Judged", "AUC", "Accuracy", "F1", "Log-Loss", "Rounds", "Traffic",
     ]  # fmt: skip
+    # Under masks one set each: of how few the figures are stands beside them.
+    judged = table.loc[("", "Entities Judged")].astype(int)
+    assert judged["laser"] < judged["local"] / 3
+    assert "compare what evaluate() returns" in " ".join(str(compared).split())
+    text = str(compared).splitlines()
+    assert text[1].split() == ["laser", "local"] and len({len(line) for line in text[:3]}) == 1
+    other = partition(500, seed=4)
+    again = fs.compare({name: fit.evaluate(other) for name, fit in fits.items()}).to_frame()
+    assert len(set(again.loc[("", "Entities Judged")])) == 1
+    assert list(again.loc[""].index) == ["Entities Judged", "AUC", "Accuracy", "F1", "Log-Loss"]
 
 
 def test_forecast_of_rounds_is_what_a_fit_takes(part):

@@ -211,6 +211,15 @@ class SetEvaluation:
         most = self.scores.confusion.sum(axis=2).max(axis=1) / self.scores.n
         return list(frame["accuracy"] - most)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """How well the largest set of clients that was counted predicts; empty where none was."""
+        frame = self.to_frame()
+        size = [str(name).count(" + ") if n else -1 for name, n in frame["n"].items()]
+        if max(size, default=-1) < 0:
+            return {}
+        return {str(name): float(value) for name, value in frame.iloc[int(np.argmax(size))].items()}
+
     def worth_with(self, client: str) -> float:
         """AUC beyond one half, R-squared, or accuracy beyond the largest class, where a client took part."""
         with_client = self.scores.sets >> self.clients.index(client) & 1 == 1
