@@ -26,6 +26,21 @@ def log_loss(F: Floats, y: Floats, flip: Floats) -> tuple[Floats, Floats]:
     """
     C, rows = F.shape
     loss, D = np.empty(rows), np.empty((C, rows))
+    if C == 2 and len(flip) == 0:
+        # Log odds of the other class, and its probability without an overflow. In loops of their own, all but
+        # those of exponential and logarithm take several rows at once.
+        odds, small = D
+        for i in range(rows):
+            odds[i] = (F[1, i] - F[0, i]) * (1.0 - 2.0 * y[i])
+        for i in range(rows):
+            small[i] = np.exp(-abs(odds[i]))
+        for i in range(rows):
+            loss[i] = np.log(1.0 + small[i])
+        for i in range(rows):
+            loss[i] += 0.5 * (odds[i] + abs(odds[i]))
+            other = (1.0 if odds[i] > 0.0 else small[i]) / (1.0 + small[i]) * (1.0 - 2.0 * y[i])
+            D[0, i], D[1, i] = -other, other
+        return loss, D
     for i in range(rows):
         top, total, label = F[0, i], 0.0, int(y[i])
         for c in range(1, C):
@@ -58,6 +73,95 @@ def squared_loss(F: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
+def _linear_heads_loss(
+    theta: Floats,
+    widths: Ints,
+    R: Floats,
+    members: Bools,
+    sizes: Ints,
+    head: Ints,
+    weights: Floats,
+    code: Ints,
+    own: Floats,
+    y: Floats,
+    flip: Floats,
+) -> tuple[float, Floats, Floats]:
+    """Do the same for heads without hidden layers: scores of a set are means of those of its networks."""
+    (networks, d, b), C = R.shape, widths[1]
+    of_heads, back, total = np.zeros_like(theta), np.zeros_like(R), 0.0
+    S, of_S = np.empty((networks, C, BLOCK)), np.empty((networks, C, BLOCK))
+    F, w = np.empty((C, BLOCK)), np.empty(BLOCK)
+    used = np.empty(networks, dtype=np.bool_)
+    for start in range(0, b, BLOCK):
+        m = min(start + BLOCK, b) - start
+        for h in range(len(theta)):
+            used[:] = False
+            for t in range(len(head)):
+                if head[t] == h:
+                    used |= members[t]
+            for k in range(networks):
+                if used[k]:
+                    _scores(theta[h], R[k, :, start : start + m], S[k, :, :m])
+                    of_S[k] = 0.0
+            for t in range(len(head)):
+                if head[t] != h:
+                    continue
+                for i in range(m):
+                    w[i] = weights[code[start + i], t] * own[start + i]
+                if not w[:m].any():
+                    continue
+                for c in range(C):
+                    F[c] = theta[h, C * d + c]
+                share = 1.0 / sizes[t]
+                for k in range(networks):
+                    if members[t, k]:
+                        for c in range(C):
+                            f, s = F[c], S[k, c]
+                            for i in range(m):
+                                f[i] += share * s[i]
+                at = y[start : start + m]
+                loss, D = log_loss(F[:, :m], at, flip) if C > 1 else squared_loss(F[:, :m], at)
+                for i in range(m):
+                    total += w[i] * loss[i]
+                for c in range(C):
+                    e, summed = D[c], 0.0
+                    for i in range(m):
+                        e[i] *= w[i]
+                        summed += e[i]
+                    of_heads[h, C * d + c] += summed
+                for k in range(networks):
+                    if members[t, k]:
+                        for c in range(C):
+                            e, s = D[c], of_S[k, c]
+                            for i in range(m):
+                                s[i] += share * e[i]
+            for k in range(networks):
+                if used[k]:
+                    for c in range(C):
+                        e = of_S[k, c]
+                        for j in range(d):
+                            v, x, r, summed = theta[h, c * d + j], R[k, j, start:], back[k, j, start:], 0.0
+                            for i in range(m):
+                                summed += e[i] * x[i]
+                                r[i] += v * e[i]
+                            of_heads[h, c * d + j] += summed
+    return total, of_heads, back
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def _scores(theta: Floats, R: Floats, S: Floats) -> None:
+    """Matrix of a linear head times outputs R (d, m), in S (C, m)."""
+    d = len(R)
+    for c in range(len(S)):
+        out = S[c]
+        out[:] = 0.0
+        for j in range(d):
+            w, x = theta[c * d + j], R[j]
+            for i in range(len(out)):
+                out[i] += w * x[i]
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
 def heads_loss(
     theta: Floats,
     widths: Ints,
@@ -78,6 +182,8 @@ def heads_loss(
     times, by the pattern `code` (b,), and the row's `own` weight (b,). y has classes where a head has two
     outputs or more; `flip` as in :func:`log_loss`.
     """
+    if len(widths) == 2:
+        return _linear_heads_loss(theta, widths, R, members, sizes, head, weights, code, own, y, flip)
     networks, d, b = R.shape
     of_heads, back, total = np.zeros_like(theta), np.zeros_like(R), 0.0
     for start in range(0, b, BLOCK):

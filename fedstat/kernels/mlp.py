@@ -60,13 +60,15 @@ def forward(theta: Floats, widths: Ints, X: Floats) -> Floats:
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
-def gradient(theta: Floats, widths: Ints, A: Floats, D: Floats) -> tuple[Floats, Floats]:
-    """Differentiate a loss by parameters and by columns: (q,) and (p, rows).
+def gradient(
+    theta: Floats, widths: Ints, A: Floats, D: Floats, columns: bool = True
+) -> tuple[Floats, Floats]:
+    """Differentiate a loss by parameters, and by columns where these are asked for: (q,) and (p, rows).
 
     A are the activations of :func:`forward`, D (d, rows) the derivatives by the last of them.
     """
     rows = A.shape[1]
-    g, of_columns = np.zeros_like(theta), np.empty((widths[0], rows))
+    g, of_columns = np.zeros_like(theta), np.empty((widths[0] if columns else 0, rows))
     for start in range(0, rows, BLOCK):
         end = min(start + BLOCK, rows)
         at, base = len(theta), A.shape[0]
@@ -87,9 +89,13 @@ def gradient(theta: Floats, widths: Ints, A: Floats, D: Floats) -> tuple[Floats,
                 for c in range(a):
                     w, x, e = theta[at + r * a + c], A[below + c, start:end], E[c]
                     s = 0.0
-                    for i in range(len(d)):
-                        s += d[i] * x[i]
-                        e[i] += w * d[i]
+                    if layer > 0 or columns:
+                        for i in range(len(d)):
+                            s += d[i] * x[i]
+                            e[i] += w * d[i]
+                    else:
+                        for i in range(len(d)):
+                            s += d[i] * x[i]
                     g[at + r * a + c] += s
             if layer > 0:
                 for c in range(a):
@@ -98,11 +104,12 @@ def gradient(theta: Floats, widths: Ints, A: Floats, D: Floats) -> tuple[Floats,
                         if x[i] <= 0.0:
                             e[i] = 0.0
             above = E
-        of_columns[:, start:end] = above
+        if columns:
+            of_columns[:, start:end] = above
     return g, of_columns
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def adam_step(
     theta: Floats, g: Floats, first: Floats, second: Floats, step: int, rate: float, decay: float
 ) -> None:

@@ -35,7 +35,6 @@ def ours(b):
     import numpy as np
 
     from fedstat.kernels.heads import heads_loss
-    from fedstat.kernels.mlp import forward, gradient
     from fedstat.models.laser.training.networks import Networks, Optimiser
 
     rng, adam = np.random.default_rng(0), Optimiser(RATE, DECAY)
@@ -46,13 +45,15 @@ def ours(b):
     head, code, weights = np.zeros(len(SETS), dtype=int), np.zeros(b, dtype=int), np.ones((1, len(SETS)))
     rest = (members, members.sum(axis=1), head, weights, code, np.full(b, 1.0 / b), y, np.empty((0, 0)))
 
+    R = np.empty((CLIENTS, WIDTH, b))
+
     def step():
-        A = [forward(net.theta[0], net.widths, x) for net, x in zip(nets, X, strict=True)]
-        R = np.stack([a[-WIDTH:] for a in A])
+        A = [net.activate(0, x) for net, x in zip(nets, X, strict=True)]
+        np.stack([a[-WIDTH:] for a in A], out=R)
         loss, of_heads, back = heads_loss(heads.theta, heads.widths, R, *rest)
         heads.learn(0, of_heads[0])
         for net, a, d in zip(nets, A, back, strict=True):
-            net.learn(0, gradient(net.theta[0], net.widths, a, d)[0])
+            net.learn(0, net.back(0, a, d))
         return loss
 
     return step

@@ -60,7 +60,7 @@ class TrainingClient:
             D = columns[i * d : (i + 1) * d]
             # A network that had no part in the loss has no gradient, and does not move.
             if D.any():
-                self.networks.learn(i, self.networks.back(i, A, D)[0])
+                self.networks.learn(i, self.networks.back(i, A, D))
         self.activations = []
 
 

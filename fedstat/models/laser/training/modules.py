@@ -76,12 +76,12 @@ class ModuleNetworks(Networks):
         self.graph = self.module(torch().from_numpy(np.ascontiguousarray(X.T)))
         return np.ascontiguousarray(self.graph.detach().numpy().T)
 
-    def back(self, i: int, A: Floats, D: Floats) -> tuple[Floats, Floats]:
-        """Differentiate a loss by the parameters; the columns' derivatives are not needed."""
+    def back(self, i: int, A: Floats, D: Floats) -> Floats:
+        """Differentiate a loss by the parameters."""
         self.module.zero_grad()
         self.graph.backward(torch().from_numpy(np.ascontiguousarray(D.T)))
         grads = [p.grad if p.grad is not None else torch().zeros_like(p) for p in self.module.parameters()]
-        return np.concatenate([g.numpy().ravel() for g in grads]), np.empty((0, 0))
+        return np.concatenate([g.numpy().ravel() for g in grads])
 
 
 def evaluate_module(name: str, theta: Floats, width: int, X: Floats) -> Floats:

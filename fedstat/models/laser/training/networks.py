@@ -77,13 +77,14 @@ class Networks:
         """Take a step of Adam with one network."""
         # In arrays of their own: what a door takes back after a refusal are the former ones.
         self.theta, self.first, self.second = self.theta.copy(), self.first.copy(), self.second.copy()
-        self.steps = self.steps + (np.arange(len(self.steps)) == i)
+        self.steps = self.steps.copy()
+        self.steps[i] += 1
         o = self.optimiser
         adam_step(self.theta[i], g, self.first[i], self.second[i], int(self.steps[i]), o.rate, o.decay)
 
-    def back(self, i: int, A: Floats, D: Floats) -> tuple[Floats, Floats]:
-        """Differentiate a loss by the parameters of one network and by its columns; see the kernel."""
-        return gradient(self.theta[i], self.widths, A, D)
+    def back(self, i: int, A: Floats, D: Floats) -> Floats:
+        """Differentiate a loss by the parameters of one network; see the kernel."""
+        return gradient(self.theta[i], self.widths, A, D, False)[0]
 
 
 def evaluate(theta: Floats, widths: Sequence[int], X: Floats) -> Floats:

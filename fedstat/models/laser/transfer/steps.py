@@ -71,7 +71,7 @@ def _learn(network: Networks, X: Floats, target: Floats) -> None:
     """Take a step against the squared error of a batch."""
     A = network.activate(0, np.ascontiguousarray(X.T))
     error = np.ascontiguousarray(network.output(A) - target.T) / len(X)
-    network.learn(0, network.back(0, A, error)[0])
+    network.learn(0, network.back(0, A, error))
 
 
 TRANSFER_STEPS: Mapping[str, Step] = {
