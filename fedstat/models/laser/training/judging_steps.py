@@ -88,7 +88,7 @@ def in_one_bin(counts: Sequence[Floats]) -> list[Floats]:
 def _told(state: State, counts: Sequence[Floats], classes: int) -> dict[str, Array]:
     """Name the arrays of counts, and tell the door of them."""
     bins, expected, confusion, losses = counts
-    state.tell(Evaluated(np.concatenate([bins.ravel(), expected.ravel(), confusion.ravel()])))
+    state.tell(Evaluated(np.concatenate([part.ravel() for part in counts])))
     return {
         "bins": bins.reshape(len(bins) * classes, -1),
         "expected": expected.reshape(len(bins) * classes, -1),
