@@ -171,9 +171,10 @@ def test_and_does_not_where_predictions_are_averaged():
 def test_an_evaluation_that_is_one_is_as_good_by_cells():
     model = fs.LASER.from_formula("y ~ b + s + t", sites("open"), hidden=(6,), width=4)
     fitted = model.fit(epochs=20, batch_size=50, rate=0.02, exchange="clear", calibration=0.0)
-    row, same = (
-        fitted.evaluate(sites(policy)).to_frame().iloc[0] for policy in ("open", Policy(evaluation="once"))
-    )
+    found = [fitted.evaluate(sites(policy)) for policy in ("open", Policy(evaluation="once"))]
+    said = ["averaged over 5 entities" in " ".join(str(one.summary()).split()) for one in found]
+    assert said == [False, True]
+    row, same = (one.to_frame().iloc[0] for one in found)
     np.testing.assert_allclose(same, row, atol=0.02)
     assert row["auc"] > 0.7
     columns = "income ~ b + s + t"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import numpy as np
@@ -247,8 +248,9 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     def evaluate(self, partition: ClientPartition) -> SetEvaluation:
         """Count how well predictions agree with the response of another partition, by set of clients.
 
-        The holder of the response is handed the predictions, and counts; no response leaves it. For a curve
-        of calibration see ``result.evaluate(partition).evaluation().plot_calibration()``.
+        The holder of the response is handed the predictions, and counts; no response leaves it. One that
+        answers a single evaluation averages them over a few entities first, which moves figures little. For a
+        curve of calibration see ``result.evaluate(partition).evaluation().plot_calibration()``.
 
         Parameters
         ----------
@@ -262,7 +264,8 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         """
         fitted = self.record_.fitted
         (scores,) = count_predictions(fitted, self.record_.response, partition)
-        return self._evaluation(scores)
+        policy = partition.sites[self.record_.response.client].policy
+        return replace(self._evaluation(scores), least=policy.min_count if policy.evaluation == "once" else 0)
 
     def importance(
         self, partition: ClientPartition, repeats: int = 10, *, alpha: float = 0.05

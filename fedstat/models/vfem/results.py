@@ -161,7 +161,9 @@ class VFEMResults(
         Returns
         -------
         float
-            One minus the ratio of the squared errors to the squared deviations from the mean.
+            One minus the ratio of the squared errors to the squared deviations from the mean; to about a
+            hundredth where the response's holder answers one evaluation, and averages predictions over a few
+            entities first.
         """
         return prediction_rsquared(self._predictor(), partition)
 

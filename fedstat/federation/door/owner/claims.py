@@ -83,8 +83,8 @@ WITHOUT: Mapping[str, Mapping[str, str]] = {
     "remember": {ANALYST: "A row, from two analyses whose entities differ by it."},
     "formulas": {ANALYST: "A known person's response, from two fits that differ by a column made for it."},
     "evaluation": {
-        ANALYST: "Responses and predictions of single rows, between the cuts of evaluations, and from losses of "
-        "predictions that are chosen for it."
+        ANALYST: "Responses and predictions of single rows, between the cuts of evaluations, and from losses "
+        "of predictions that are chosen for it."
     },
     "reasons": {ANALYST: "Values, by bisection: texts of refusals state counts of rows."},
     "max_refusals": {ANALYST: "Values, by bisection: one bit a refusal, and no end of them."},

@@ -46,12 +46,16 @@ class SetEvaluation:
         Of the response; none of a normal one.
     sd : float
         Standard deviation of a normal response, in which its residuals are counted.
+    least : int
+        Of how many entities, or more, the predictions were averaged before they were counted, as an owner
+        wants who answers one evaluation; 0 where they were not.
     """
 
     scores: ScoreCounts
     clients: tuple[str, ...]
     classes: tuple[float, ...]
     sd: float = 1.0
+    least: int = 0
 
     @property
     def names(self) -> list[str]:
@@ -235,6 +239,11 @@ class SetEvaluation:
         )
         widths = (34, *[8] * len(frame.columns))
         notes = ["Counted at the institution that holds the response; sets with too few entities have -."]
+        if self.least:
+            notes.append(
+                f"Predictions were averaged over {self.least} entities or more that have similar ones before "
+                "they were counted, by the policy of that institution."
+            )
         sheet = Sheet(
             heads, rows, "l" + "r" * len(frame.columns), widths, "Predictions by set of clients", wrap=True
         )
