@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from inspect import Parameter, signature
 from numbers import Integral
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.crypto.masks import hides
@@ -18,6 +22,79 @@ LAYOUTS = {
     "vertical": ("clients hold different columns", "ClientPartition.from_frames({client: table}, on=key)"),
 }
 """In words, and how to make a partition of it."""
+POSITIONAL = Parameter.POSITIONAL_OR_KEYWORD
+
+
+WEIGHTS = {
+    "freq_weights": "where a row stands for several",
+    "var_weights": "where the variance of a row is the dispersion over its weight",
+}
+OTHER_WEIGHTS = ("weights", "weight", "sample_weight", *WEIGHTS)
+
+
+def check_arguments(model: type, given: Iterable[str], call: Callable[..., Any] | None = None) -> None:
+    """Refuse arguments that a model, or a `call` of it, does not have; it says where weights are given."""
+    own = _arguments_of(model)
+    known = own if call is None else _named(call)
+    where = model.__name__ if call is None else f"{model.__name__}.{call.__name__}"
+    for name in given:
+        if name in known:
+            continue
+        if name in OTHER_WEIGHTS:
+            raise ModelError(f"{name}: {_weights_of(model, own)}")
+        close = get_close_matches(name, known, 1)
+        meant = f" (is {close[0]!r} meant?)" if close else ""
+        listed = "from_formula" if call is None else call.__name__
+        raise ModelError(
+            f"{where} has no argument {name!r}{meant}; help({model.__name__}.{listed}) lists them"
+        )
+
+
+def _weights_of(model: type, own: Sequence[str]) -> str:
+    there = set(own) - set(getattr(model, "weightless", ()))
+    taken = [f'{name}="column" {meaning}' for name, meaning in WEIGHTS.items() if name in there]
+    if not taken:
+        return f"{model.__name__} has no weights: every row counts once"
+    return (
+        "give from_formula the name of a column of the sites' own tables, by what it means: "
+        f"{', or '.join(taken)}"
+    )
+
+
+def _arguments_of(model: type) -> list[str]:
+    """Names of the keywords of a model, through the classes to which it passes on what it does not know."""
+    names: list[str] = []
+    for base in model.__mro__:
+        init = vars(base).get("__init__")
+        if init is None:
+            continue
+        names += _named(init)
+        kinds = [one.kind for one in signature(init).parameters.values()]
+        if Parameter.VAR_KEYWORD not in kinds:
+            break
+    return names
+
+
+def _named(call: Callable[..., Any]) -> list[str]:
+    parameters = signature(call).parameters.values()
+    return [one.name for one in parameters if one.kind in (Parameter.KEYWORD_ONLY, POSITIONAL)]
+
+
+def check_frame(call: str, frame: object, otherwise: str) -> pd.DataFrame:
+    """Require a pandas table of rows that the caller holds; `otherwise` says what of other rows."""
+    if isinstance(frame, pd.DataFrame):
+        return frame
+    plain = "; to_pandas() makes one of it" if hasattr(frame, "to_pandas") else ""
+    raise ModelError(
+        f"{call}: expected a pandas DataFrame of rows that you hold, received {kind_of(frame)}{plain}; "
+        f"{otherwise}"
+    )
+
+
+def kind_of(value: object) -> str:
+    """Name the type of a value, with the package that it is of."""
+    package, name = type(value).__module__.split(".")[0], type(value).__name__
+    return name if package == "builtins" else f"{package} {name}"
 
 
 def check_layout(model: str, partition: object, layout: str) -> None:
@@ -25,8 +102,8 @@ def check_layout(model: str, partition: object, layout: str) -> None:
     what, remedy = LAYOUTS[layout]
     if not isinstance(partition, ClientPartition):
         raise ModelError(
-            f"partition: expected a fedstat.ClientPartition, received {type(partition).__name__}; make one "
-            f"with {remedy}"
+            f"partition: expected a fedstat.ClientPartition, received {kind_of(partition)}; make one with "
+            f"{remedy}, which takes tables of pandas, polars and pyarrow"
         )
     if partition.layout != layout:
         raise ModelError(

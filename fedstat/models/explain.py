@@ -30,6 +30,7 @@ from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.federation.rounds.statements import receipted
 from fedstat.inference.explanation import Explanation
 from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.models.checks import check_arguments
 from fedstat.models.consent import learned_in, owners_asked
 
 PLANNED = ("sender", "receiver", "step", "array", "kind", "what", "masked", "shape", "entities")
@@ -192,6 +193,7 @@ def asking_owners(fit: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(fit)
     def asking(self: Explainable, *args: Any, **arguments: Any) -> Any:
+        check_arguments(type(self), arguments, fit)
         sites = owners_asked(self.partition)
         # The fit of a forecast is that which the plan is made of.
         if sites and not isinstance(self.engine, Rehearsal):

@@ -7,13 +7,14 @@ import pickle
 
 import numpy as np
 import pandas as pd
+import polars
 import pytest
 import statsmodels.api as sm
 import statsmodels.formula.api as smf
 from statsmodels.iolib.summary2 import summary_col
 
 import fedstat as fs
-from fedstat.errors import NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COPIES = {"pickle": lambda one: pickle.loads(pickle.dumps(one)), "deepcopy": copy.deepcopy}
@@ -178,3 +179,69 @@ def test_a_model_keeps_the_names_of_each_fit():
     model = fs.GLORE.from_formula("y ~ x + z", by_rows())
     assert model.fit().model.exog_names == ["Intercept", "x", "z"]
     assert isinstance(model.fit().model, fs.GLORE) and not hasattr(model, "exog_names")
+
+
+# -- arguments of another kind -----------------------------------------------------------------------
+
+ALL = ["GLORE", "FederatedGLM", "FedAvg", "VFEMRegression", "VerticalGLM"]
+OWN_TABLES = r"the values must be a column of the sites' own tables"
+
+
+def model_of(family, **given):
+    partition = by_columns() if family in ("VFEMRegression", "VerticalGLM") else by_rows()
+    return getattr(fs, family).from_formula("y ~ x + z", partition, **given)
+
+
+@pytest.mark.parametrize("groups", [draw()["g"], draw()["g"].to_numpy(), ["g"]])
+@pytest.mark.parametrize("cov_type, role", [("cluster", "groups"), ("survey", "clusters")])
+def test_clusters_are_named_and_not_handed_over(groups, cov_type, role):
+    with pytest.raises(ModelError, match=rf"name of a column as '{role}', received .*{OWN_TABLES}.*labels"):
+        model_of("GLORE").fit(cov_type=cov_type, cov_kwds={role: groups})
+
+
+@pytest.mark.parametrize("kwds", [draw()["g"], "g", ["g"]])
+def test_cov_kwds_are_a_dict(kwds):
+    with pytest.raises(ModelError, match=r"cov_kwds: expected \{'groups': 'column'\} or the like, received"):
+        model_of("GLORE").fit(cov_type="cluster", cov_kwds=kwds)
+
+
+def test_sites_and_labels_are_clusters_still():
+    assert model_of("GLORE").fit(cov_type="cluster", cov_kwds={"groups": "site"}).bse.notna().all()
+    survey = {"cov_type": "survey", "cov_kwds": {"clusters": "g", "strata": None}}
+    assert model_of("GLORE", labels=["g"]).fit(**survey).bse.notna().all()
+    with pytest.raises(ModelError, match="'site' is not among the model's labels"):
+        model_of("GLORE", labels=["g"]).fit(cov_type="survey", cov_kwds={"clusters": "g", "strata": "site"})
+
+
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("weights", ["g", draw()["g"]])
+def test_weights_that_a_model_has_not_are_refused_with_those_that_it_has(family, weights):
+    told = {"VFEMRegression": "VFEMRegression has no weights", "VerticalGLM": "VerticalGLM has no weights"}
+    told |= {"FedAvg": r'name of a column .*: freq_weights="column" where a row stands for several$'}
+    expected = told.get(family, r'name of a column .*: freq_weights="column" .*, or var_weights="column"')
+    with pytest.raises(ModelError, match=f"^weights: .*{expected}"):
+        model_of(family, weights=weights)
+    with pytest.raises(ModelError, match=f"^weights: .*{expected}"):
+        model_of(family).fit(weights=weights)
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_other_unknown_arguments_are_named_with_the_nearest(family):
+    with pytest.raises(ModelError, match=rf"{family} has no argument 'missin' \(is 'missing' meant\?\)"):
+        model_of(family, missin="drop")
+    with pytest.raises(ModelError, match=rf"{family}.fit has no argument 'nonsense'; help\({family}\.fit\)"):
+        model_of(family).fit(nonsense=1)
+
+
+def test_polars_frames_are_told_where_they_are_taken(results):
+    frame = polars.from_pandas(draw().assign(site=["A", "B", "C"] * 100))
+    pandas_wanted = r"expected a pandas DataFrame .*received polars DataFrame; to_pandas\(\) makes one of it"
+    for call in (results["GLORE"].predict, results["GLORE"].get_prediction, results["FedAvg"].predict):
+        with pytest.raises(ModelError, match=pandas_wanted):
+            call(frame)
+    partition_wanted = r"received polars DataFrame; make one with .*takes tables of pandas, polars"
+    vfem, vglm = results["VFEMRegression"], results["VerticalGLM"]
+    for call in (vfem.predict, vfem.get_prediction, vglm.predict, results["GLORE"].evaluate):
+        with pytest.raises(ModelError, match=partition_wanted):
+            call(frame)
+    assert fs.ClientPartition.from_frame(frame, by="site").n_entities == 300

@@ -125,7 +125,8 @@ def agree_coding(
         if not row.n:
             raise DesignError(
                 f"site {row.site!r} has no row with all of {', '.join(map(repr, question.needed))} (of "
-                f"{row.n_rows:,} rows). Use fewer of these columns, or leave the site out.{gaps}"
+                f"{row.n_rows:,} rows): one of these columns may hold no value there. Use fewer of them, or "
+                f"leave the site out.{gaps}"
             )
     kinds: dict[str, Kind] = agree_kinds(columns)
     levels = agree_levels(columns, site_column=site_column, min_count=min_count)

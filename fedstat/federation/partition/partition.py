@@ -144,8 +144,8 @@ class ClientPartition(PartitionViews):
             repeat a fit number for number. Drawn from the operating system, 128 bits, when not given: a
             short number can be found by trying, which matters where sites are served, and is refused there.
         new_data : bool
-            True for entities that are only to be predicted for: constant columns, columns without
-            a value and clients without rows are then allowed.
+            True for entities that are only to be predicted for: clients without rows, or without a value, are
+            then allowed.
         published : mapping of str to path or mapping, optional
             By client, what its owner publishes of its columns: a ``columns.toml``, or what such a file says.
             By default proposed from the client's table where its policy judges questions from it.

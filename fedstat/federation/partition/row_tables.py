@@ -110,8 +110,6 @@ def row_problems(
     for name in (*key, *common):
         having = {site: table for site, table in tables.items() if _has(table, name)}
         yield from kind_problems(having, name)
-    if not new_data:
-        yield from _variation_problems(tables, common)
 
 
 def _key_problems(site: str, table: HeldTable, key: Sequence[str]) -> Iterator[str]:
@@ -141,41 +139,6 @@ def _content_problems(
             yield from check.emptiness_problems(where, table, columns)
     elif not new_data:
         yield from check.size_problems(where, table.n_rows, columns)
-
-
-def _variation_problems(tables: Mapping[str, HeldTable], common: Sequence[str]) -> Iterator[str]:
-    """Columns without a value, or with one only, over all sites; unknown where a table is streamed."""
-    frames = [table for table in tables.values() if isinstance(table, pd.DataFrame)]
-    if len(frames) < len(tables) or not any(len(frame) for frame in frames):
-        return
-    for name in common:
-        n_values = _values_seen([frame[name] for frame in frames])
-        if n_values == 0:
-            yield f"column {name!r}: all values are missing, at every client. Drop the column."
-        elif n_values == 1:
-            yield (
-                f"column {name!r}: all values present are the same, at every client. Drop the column, or set "
-                "new_data=True if the tables are only to be predicted for."
-            )
-
-
-def _values_seen(parts: Iterable[pd.Series[Any]]) -> int:
-    """How many different values there are: 0, 1, or 2 for more."""
-    # one value a site is enough: what is constant at each may still differ between them
-    firsts: list[Any] = []
-    for part in parts:
-        present = part.dropna()
-        if present.empty:
-            continue
-        if not check.is_constant(present):
-            return 2
-        firsts.append(present.iloc[0])
-    return min(len(firsts), 1) if all(_same(first, firsts[0]) for first in firsts) else 2
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two values are one; of curves they are arrays."""
-    return np.array_equal(a, b, equal_nan=True) if isinstance(a, np.ndarray) else bool(a == b)
 
 
 def _columns_besides(table: HeldTable, key: Sequence[str]) -> list[str]:

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import PartitionError
-from fedstat.federation.tables.curves.array import all_equal, curves_of, is_curve
 
 PARTIAL = ("condition", "drop", "error", "mean")
 ALIGN = ("clear", "private")
@@ -95,7 +94,6 @@ def row_split_problems(table: pd.DataFrame, by: str, key: Sequence[str], *, new_
     if unnamed:
         yield f"column {by!r}: {unnamed:,} rows name no client. Drop these rows or fill the client in."
     yield from _absent_key_problems("the table", table, key)
-    # a site may lack a column or hold one value of it: only the whole table is asked to vary
     names = columns_besides(table, [*key, by])
     yield from content_problems({"": table}, {"": names}, new_data=new_data)
 
@@ -137,9 +135,7 @@ def content_problems(
         for name in names:
             yield from infinity_problems(where, frame[name], name)
         if not new_data:
-            # a table without a value would be told of again for every column
-            empty = list(emptiness_problems(where, frame, names))
-            yield from empty or variation_problems(where, frame, names)
+            yield from emptiness_problems(where, frame, names)
 
 
 def _where(client: str) -> str:
@@ -297,19 +293,6 @@ def size_problems(where: str, n_rows: int, names: Sequence[str]) -> Iterator[str
         yield f"{where} has no column besides the key. Leave the client out, or check how its table was read."
 
 
-def variation_problems(where: str, frame: pd.DataFrame, names: Sequence[str]) -> Iterator[str]:
-    """Columns that no model can use, because they are empty or constant."""
-    for name in names:
-        present = frame[name].dropna()
-        if present.empty:
-            yield f"{where}, column {name!r}: all {len(frame):,} values are missing. Drop the column."
-        elif is_constant(present):
-            yield (
-                f"{where}, column {name!r}: all {len(present):,} values present are the same. Drop the "
-                "column, or set new_data=True if the table is only to be predicted for."
-            )
-
-
 def infinity_problems(where: str, column: pd.Series[Any], name: str) -> Iterator[str]:
     """Infinite numbers in one column."""
     if column.dtype.kind != "f":
@@ -317,14 +300,6 @@ def infinity_problems(where: str, column: pd.Series[Any], name: str) -> Iterator
     count = int(np.isinf(column.to_numpy(dtype=np.float64, na_value=np.nan)).sum())
     if count:
         yield f"{where}, column {name!r}: {count:,} infinite values. Make them missing or finite."
-
-
-def is_constant(present: pd.Series[Any]) -> bool:
-    """Tell whether a column without missing values holds one value only; it has at least one."""
-    first = present.iloc[0]
-    if is_curve(present):
-        return all_equal(curves_of(present))
-    return bool(pd.api.types.is_scalar(first)) and bool((present == first).all())
 
 
 def _listed(columns: Iterable[str], limit: int = 8) -> str:

@@ -67,6 +67,8 @@ def column_kind(series: pd.Series, client: str, name: str) -> Kind:
     if not (pd.api.types.is_object_dtype(dtype) or pd.api.types.is_string_dtype(dtype)):
         raise _unsupported(client, name, str(dtype))
     inferred = pd.api.types.infer_dtype(series, skipna=True)
+    if inferred == "empty":
+        raise DesignError(f"{at_column(client, name)} has no value in any of its rows. Leave it out.")
     form = _FORMS.get(OBJECT_KINDS.get(inferred, ""))
     if form is None:
         raise _unsupported(client, name, f"{dtype} ({inferred})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from functools import cached_property
-from typing import ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 import statsmodels.genmod.families as sm_families
@@ -16,7 +16,7 @@ from fedstat.federation.forecast.rehearsal import Rehearsal
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.glm.specification import DistributionSpec, Family
-from fedstat.models.checks import check_choice, check_layout, check_whole
+from fedstat.models.checks import check_arguments, check_choice, check_layout, check_whole
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.request import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula_glm.design import check_response, columns_by_client, score_columns
@@ -136,6 +136,7 @@ class PrivateCopulaGLM(PrivateRelease):
         bounds: Bounds | Mapping[str, IntoBound] | None = None,
         delta: float = LARGEST_DELTA,
         coordinator: str | None = None,
+        **others: Any,
     ) -> Self:
         """Make a model from a formula.
 
@@ -155,6 +156,7 @@ class PrivateCopulaGLM(PrivateRelease):
             As the class.
         """
         check_layout(cls.__name__, partition, "vertical")
+        check_arguments(cls, others)
         parsed = parse_formula(formula, partition.columns)
         return cls(parsed, partition, epsilon, bounds, family=family, delta=delta, coordinator=coordinator)
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError, ModelError
+from fedstat.errors import DesignError
 from fedstat.federation.tables.columns import read_numbers
+from fedstat.models.checks import check_frame
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula_glm.moments.columns import ScoredDesign
 from fedstat.models.horizontal.prediction import PredictedRows
 from fedstat.typing import Floats
 
-NONE_HELD = (
-    "predict: expected a DataFrame of rows that you hold. Predictions of the institutions' entities are "
-    "values of each, which no budget pays for"
-)
+NONE_HELD = "predictions of the institutions' entities are values of each, which no budget pays for"
 
 
 def design_rows(design: ScoredDesign, frame: pd.DataFrame | None) -> PredictedRows:
@@ -24,8 +22,7 @@ def design_rows(design: ScoredDesign, frame: pd.DataFrame | None) -> PredictedRo
     Values beyond a range stand at its end. A DesignError names an absent column, one that holds no numbers,
     and one with a level that its bounds do not list.
     """
-    if not isinstance(frame, pd.DataFrame):
-        raise ModelError(NONE_HELD)
+    frame = check_frame("predict", frame, NONE_HELD)
     needed = sorted(set(design.sources.tolist()))
     absent = [design.bins[j].name for j in needed if design.bins[j].name not in frame.columns]
     if absent:

@@ -66,6 +66,7 @@ class FedAvg(HorizontalModel):
     _plan = FedAvgPlan
     method_name: ClassVar[str] = "federated averaging"
     default_family: ClassVar[Any] = sm_families.Binomial
+    weightless: ClassVar[tuple[str, ...]] = ("var_weights",)
 
     def fit(
         self,

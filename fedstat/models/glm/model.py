@@ -8,7 +8,7 @@ import statsmodels.genmod.families as sm_families
 
 from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.checks import check_choice, check_masked, check_positive, check_whole
+from fedstat.models.checks import check_choice, check_masked, check_positive, check_whole, kind_of
 from fedstat.models.glm.explain import GLMPlan
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
@@ -138,7 +138,7 @@ class FederatedGLM(HorizontalModel):
         elif scale not in ("X2", "dev"):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
         self._check_alpha(alpha, cov_type)
-        choice = self._choose_covariance(cov_type, cov_kwds or {})
+        choice = self._choose_covariance(cov_type, {} if cov_kwds is None else cov_kwds)
         session = self.open_session(FAMILY, check_masked(masked, len(self.sites), self.masks_wanted))
         newton = Newton(session, self.distribution, NewtonOptions(maxiter, tol, rounds), scale)
         if alpha is None:
@@ -152,8 +152,12 @@ class FederatedGLM(HorizontalModel):
             warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning)
         return result
 
-    def _choose_covariance(self, cov_type: str, kwds: dict[str, str]) -> CovarianceChoice:
+    def _choose_covariance(self, cov_type: str, kwds: object) -> CovarianceChoice:
         """Check the columns of clusters and strata."""
+        if not isinstance(kwds, dict):
+            raise ModelError(
+                f"cov_kwds: expected {{'groups': 'column'}} or the like, received {kind_of(kwds)}"
+            )
         allowed = {"cluster": {"groups"}, "survey": {"clusters", "strata"}}.get(cov_type, set())
         if not set(kwds) <= allowed:
             raise ModelError(
@@ -163,10 +167,19 @@ class FederatedGLM(HorizontalModel):
         if cov_type in ("cluster", "survey") and clusters is None:
             key = "groups" if cov_type == "cluster" else "clusters"
             raise ModelError(f"cov_kwds: cov_type={cov_type!r} needs {{{key!r}: column}}")
-        if cov_type == "cluster" and clusters == self.partition.site_column:
-            return CovarianceChoice(cov_type, clusters)
-        for name in (clusters, kwds.get("strata")):
-            if name not in (None, *self.question.labels):
+        known = (
+            None,
+            *self.question.labels,
+            *([self.partition.site_column] if cov_type == "cluster" else []),
+        )
+        for role, name in kwds.items():
+            if not isinstance(name, str | None):
+                raise ModelError(
+                    f"cov_kwds: expected the name of a column as {role!r}, received {kind_of(name)}; the "
+                    "values must be a column of the sites' own tables, named here and in "
+                    "from_formula(..., labels=[...])"
+                )
+            if name not in known:
                 raise ModelError(
                     f"cov_kwds: column {name!r} is not among the model's labels; name it in "
                     f"from_formula(..., labels=[{name!r}])"

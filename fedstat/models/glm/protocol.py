@@ -221,9 +221,9 @@ class Newton:
     def _check_units(self, total: Total) -> None:
         if self.session.masked and self.distribution.estimates_scale and total.pearson < VANISHING:
             raise EstimationError(
-                f"the sum of squared residuals of '{self._response}' is below "
-                f"{VANISHING:g}, of which masked sums keep few digits: measure it in smaller units, or "
-                "fit(masked=False)"
+                f"the sum of squared residuals of '{self._response}' is below {VANISHING:g}: it is constant, "
+                "or fitted without a rest, or in units so large that masked sums keep few digits of it; measure "
+                "it in smaller units, or fit(masked=False)"
             )
 
     def climb(self, wanted: Wanted) -> Rounds[tuple[Floats, Total, list[Reply]]]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import expit
 
-from fedstat.errors import MessageError, ModelError
+from fedstat.errors import MessageError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign, SiteRows, open_asks
 from fedstat.federation.design.row_steps import OPEN_ROWS, rows_of, translation
@@ -22,6 +22,7 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.evaluation.evaluation import Evaluation, merge_small_bins
 from fedstat.kernels.glm.rows import linear_predictor
 from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.models.checks import check_layout
 from fedstat.models.consent import FurtherAnalysis
 from fedstat.models.horizontal.rows import glm_rows
 from fedstat.typing import Array, Floats
@@ -128,8 +129,7 @@ def evaluate_rows(
 
     `design` is that of the fit.
     """
-    if not isinstance(partition, ClientPartition) or partition.layout != "horizontal":
-        raise ModelError("evaluate: expected a horizontal ClientPartition")
+    check_layout("evaluate()", partition, "horizontal")
     sites = tuple(SiteRows(name, 0, 0) for name in partition.sites)
     ledger = Ledger()
 

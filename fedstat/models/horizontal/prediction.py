@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError, ModelError
+from fedstat.errors import DesignError
 from fedstat.federation.design.block import apply_block
 from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign
 from fedstat.federation.design.response import build_offset
 from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, pick_columns
+from fedstat.models.checks import check_frame
 from fedstat.typing import Bools, Floats
 
 
@@ -40,11 +41,7 @@ def predict_rows(
     Parameters are in the units of the data; the frame needs no response. A DesignError says that a column is
     absent, of another type, or holds a level that the fit did not know.
     """
-    if not isinstance(frame, pd.DataFrame):
-        raise ModelError(
-            f"predict: expected a DataFrame of rows that you hold, received {type(frame).__name__}; what "
-            "stays at the sites is judged by evaluate(partition)"
-        )
+    check_frame("predict", frame, "rows that stay at the sites are judged by evaluate(partition)")
     question, first = agreement.question, int(design.intercept)
     seen, X = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
     if question.terms:

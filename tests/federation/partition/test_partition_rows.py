@@ -321,22 +321,6 @@ def test_all_problems_are_told_at_once():
         assert part in message
 
 
-def test_a_column_constant_at_one_site_is_fine_and_at_all_sites_is_refused():
-    frames = {"A": table(w=1.0, s="u"), "B": table(w=[2.0, NAN, 2.0, 2.0], s="v")}
-    assert rows_of(frames, on="id").pooled_columns == ("x", "w", "s")
-    same = {site: frame.assign(w=SECRET, s="u", v=NAN) for site, frame in frames.items()}
-    message = refusal(same)
-    assert message.startswith("the tables have 3 problems")
-    assert re.search(r"'w': all values present are the same, at every client", message)
-    assert re.search(r"'v': all values are missing, at every client", message)
-    assert rows_of(same, on="id", new_data=True).n_entities == 8
-
-
-def test_a_column_is_not_called_constant_where_a_streamed_table_may_vary(tmp_path):
-    varied = ParquetTable(written(tmp_path, {"B": table(w=[1.0, 2.0, 3.0, 4.0])})["B"])
-    assert "w" in rows_of({"A": table(w=1.0), "B": varied}).pooled_columns
-
-
 def test_a_site_may_have_no_value_of_a_column_whatever_its_type():
     frames = {"A": table(s=list("uvuv")), "B": table(s=NAN), "C": table(s=None)}
     assert "s" in rows_of(frames, on="id").pooled_columns

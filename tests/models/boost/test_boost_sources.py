@@ -13,7 +13,7 @@ import pytest
 from curve_cases import LOOSE, declared, simulated
 
 import fedstat as fs
-from fedstat.errors import DesignError, PartitionError
+from fedstat.errors import DesignError, EstimationError, PartitionError
 from fedstat.federation.tables.curves.array import curves_of
 from fedstat.federation.tables.curves.streamed import CURVES_PER_CHUNK
 from fedstat.federation.tables.sources import Source, open_source
@@ -279,8 +279,9 @@ def test_a_declaration_that_contradicts_itself_is_refused():
 
 def test_curves_that_are_all_the_same_or_have_fewer_points_than_a_basis_are_refused():
     flat = WIDE.assign(**{f"x1_{j}": float(j) for j in range(30)})
-    with pytest.raises(PartitionError, match=r"'x1': all .* are the same"):
-        fs.ClientPartition.from_frames(by_client(flat), layout="horizontal", curves=declared("x1", "y"))
+    held = fs.ClientPartition.from_frames(by_client(flat), layout="horizontal", curves=declared("x1", "y"))
+    with pytest.raises(EstimationError, match=r"bsignal\(x1\): its columns do not vary"):
+        fs.FedFunctionBoost.from_formula("y(t) ~ bsignal(x1, knots=3)", held).fit(steps=2)
     partition = fs.ClientPartition.from_frames(
         by_client(WIDE.drop(columns=[f"x1_{j}" for j in range(6, 30)])),
         layout="horizontal",

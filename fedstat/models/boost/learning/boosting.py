@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import EstimationError, NotAvailableError
 from fedstat.kernels.boosting.bases import smooth_curve
 from fedstat.kernels.boosting.path import follow_blocks, follow_full, follow_shrunk
 from fedstat.models.boost.learning.moments import CurveMoments
@@ -160,6 +160,8 @@ class Boosting:
         sums = self.moments.over(folds)
         offset = self.offset(sums)
         centred, along = self._about(folds, offset)
+        if not float(centred.yy) > 0.0:
+            raise EstimationError("the response does not vary about its mean: nothing is fitted")
         ready = make_ready(centred, self.design, self.gram, along)
         other, other_along = (None, None) if test is None else self._about(test, offset)
         if not isinstance(ready, BlockReady):

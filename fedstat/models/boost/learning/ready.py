@@ -133,20 +133,27 @@ def principal_directions(sums: Sums, columns: slice, learner: Learner) -> Floats
     return np.vstack([-mean @ A[:, :m], A[:, :m]])
 
 
+def check_varying(sums: Sums, design: BoostDesign) -> None:
+    """Require learners, but for the intercept, whose columns vary over rows; an EstimationError of others."""
+    for p, one in enumerate(design.learners):
+        rows = design.columns(p)
+        squares, total = np.diag(sums.S[rows, rows]), sums.S[rows, 0]
+        flat = (squares - total**2 / sums.S[0, 0]).sum() <= CONSTANT * squares.sum()
+        if flat and not one.varying and one.kind != INTERCEPT:
+            raise EstimationError(
+                f"{one.label}: its columns do not vary but as the intercept does; leave the learner out"
+            )
+
+
 def make_ready(sums: Sums, design: BoostDesign, gram: Floats, varying: VaryingSums | None = None) -> Ready:
     """Choose smoothing parameters by degrees of freedom; `gram` is that of the response's basis, (k2, k2).
 
     With the penalty "separable" both directions are smoothed one after the other, (S + a K1) B (G + b K2);
     with "fdboost" one parameter is that of K2 x I + I x K1, as in FDboost.
     """
+    check_varying(sums, design)
     C, margins = map(list, zip(*(design.fitted(p, sums) for p in range(len(design.learners))), strict=True))
     grams = [c.T @ sums.S[design.columns(p), design.columns(p)] @ c for p, c in enumerate(C)]
-    for p, (one, A) in enumerate(zip(design.learners, grams, strict=True)):
-        rows = design.columns(p)
-        if not one.varying and np.trace(A) <= CONSTANT * np.trace(sums.S[rows, rows]):
-            raise EstimationError(
-                f"{one.label}: its columns do not vary but as the intercept does; leave the learner out"
-            )
     starts = np.cumsum([0, *(c.shape[1] for c in C)]).astype(np.int64)
     K2 = design.along(len(gram))
     if isinstance(sums, UnevenSums) or varying is not None:

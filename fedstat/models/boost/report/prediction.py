@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError
 from fedstat.federation.design.block import apply_block
 from fedstat.federation.design.response import build_response
 from fedstat.federation.forecast.invented_rows import coded_names
@@ -21,6 +20,7 @@ from fedstat.models.boost.learning.columns import all_columns, time_basis
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.varying import basis_along, columns_along, varying_of
 from fedstat.models.boost.report.surfaces import Held
+from fedstat.models.checks import check_frame
 from fedstat.typing import Bools, Floats
 
 
@@ -55,7 +55,7 @@ def predict_boosted(
 
 def new_columns(held: HeldCurves, new: pd.DataFrame) -> tuple[Bools, pd.DataFrame, Floats]:
     """Which of the rows lack nothing, all rows with their curves, and columns of learners of those."""
-    _check_frame(new)
+    check_frame("predict", new, "rows that stay at the sites are asked for nothing by it")
     question = held.basis.agreement.question
     curves = {name: held.curves[name] for name in held.formula.curves}
     frame = with_curves("the new rows", new, curves) if curves else new
@@ -111,10 +111,3 @@ def scores(
     with np.errstate(divide="ignore"):
         mape = 100.0 * float(np.mean(np.abs((y - f) / y)))
     return {"rsquared": 1.0 - float(((y - f) ** 2).sum() / ((y - start) ** 2).sum()), "mape": mape}
-
-
-def _check_frame(new: object) -> None:
-    if not isinstance(new, pd.DataFrame):
-        raise ModelError(
-            f"predict: expected a DataFrame of rows that you hold, received {type(new).__name__}"
-        )

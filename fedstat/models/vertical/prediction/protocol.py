@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 
-from fedstat.errors import ModelError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import design_ask, told_columns
 from fedstat.federation.design.spec import BlockSpec
@@ -20,6 +19,7 @@ from fedstat.federation.forecast.invented_entities import invent_entities
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
+from fedstat.models.checks import check_layout
 from fedstat.models.consent import FurtherAnalysis
 from fedstat.typing import Bools, Floats, Ints
 
@@ -68,8 +68,7 @@ class PredictedBlocks:
 
 def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple[str, ...]:
     """Clients of a fit that a partition has, too; a ModelError where it is horizontal."""
-    if partition.layout != "vertical":
-        raise ModelError("predict: expected a vertical partition, received a horizontal one")
+    check_layout("a prediction", partition, "vertical")
     return tuple(k for k in clients if k in partition.sites)
 
 
