@@ -8,7 +8,7 @@ import pytest
 from fedstat.models import INSTALLED
 
 PACKAGE = Path(__file__).parents[1] / "fedstat"
-FOUNDATION = ("errors", "typing", "records", "documented")
+FOUNDATION = ("errors", "typing", "records", "documented", "spline_names")
 FEDERATION = (
     "message",
     "files",
@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "typing": {"errors"},
     "records": {"errors", "typing"},
     "documented": set(),
+    "spline_names": set(),
     "data": set(),
     "datasets": {*FOUNDATION, "data"},
     "kernels": {*FOUNDATION},

@@ -11,6 +11,7 @@ import pandas as pd
 from fedstat.errors import ModelError
 from fedstat.inference.summary import first_of_run
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
+from fedstat.spline_names import from_zero
 
 JUDGED = "Entities Judged"
 BOTTOM = (
@@ -147,7 +148,7 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
     if hasattr(result, "figures"):
         return _Column({}, {}, _bottom(result), "", True, getattr(result, "judged", ""))
     params: pd.Series = result.params  # type: ignore[attr-defined]
-    names = [str(name) for name in params.index]
+    names = from_zero([str(name) for name in params.index])
     bse, pvalues = getattr(result, "bse", None), getattr(result, "pvalues", None)
     values = params.to_numpy(dtype=np.float64)
     # A number that is small beside its standard error is printed in fixed point.

@@ -112,6 +112,12 @@ def check_layout(model: str, partition: object, layout: str) -> None:
         )
 
 
+def check_call(model: type, partition: object, layout: str, given: Iterable[str]) -> None:
+    """Check what a model is made of: a partition in its layout, and arguments that it has."""
+    check_layout(model.__name__, partition, layout)
+    check_arguments(model, given)
+
+
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Refuse a word that is not one of the choices."""
     if value not in choices:

@@ -41,6 +41,7 @@ from fedstat.federation.tables.columns import (
     pick_columns,
 )
 from fedstat.federation.tables.published import Published
+from fedstat.spline_names import from_zero
 from fedstat.typing import Bools, Floats
 
 ENOUGH = 2
@@ -280,7 +281,8 @@ def _require_means(spec: BlockSpec, client: str) -> None:
 
 
 def _require_names(coded: Coded, spec: BlockSpec, client: str) -> None:
-    if (coded.names, coded.term_names) != (spec.names, spec.term_names):
+    # Specifications of former versions count the columns of a spline from one.
+    if (coded.names, coded.term_names) != (from_zero(spec.names), spec.term_names):
         raise DesignError(
             f"client {client!r}: the new rows code to {len(coded.names)} design columns that are not the "
             f"{len(spec.names)} of the fitted model; build the specification again."

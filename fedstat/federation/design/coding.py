@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from formulaic import ModelSpec, SimpleFormula
 from formulaic.materializers import PandasMaterializer
+from formulaic.materializers.types import FactorValues
 from formulaic.parser.types import Factor
 from formulaic.parser.types import Term as FormulaicTerm
 from formulaic.transforms import TRANSFORMS, C
@@ -200,13 +201,18 @@ def _transform(tree: Transform, values: Any, state: TransformStates, where: str)
     if tree.function == "bs" and mine and options.get("extrapolation", "raise") == "raise":
         _require_inside(values, mine["lower_bound"], mine["upper_bound"], where)
     try:
-        return TRANSFORMS[tree.function](values, **options, _state=mine)
+        found = TRANSFORMS[tree.function](values, **options, _state=mine)
     except (ValueError, ArithmeticError, IndexError, KeyError):
         # formulaic's own text may quote a bound, which is a value of the data
         raise DesignError(
             f"{where}: {tree.function}() cannot be computed with these options and data; a spline needs df "
             "of at least its degree and knots inside the range of the data."
         ) from None
+    if tree.function == "bs":
+        # Counted from zero, as by patsy; formulaic keeps a place for the column that it leaves out.
+        columns = {place - 1: column for place, column in found.items()}
+        return FactorValues(columns, found.__formulaic_metadata__, drop_field=None)
+    return found
 
 
 def _require_inside(values: Floats, lower: float, upper: float, where: str) -> None:

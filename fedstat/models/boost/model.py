@@ -55,14 +55,7 @@ from fedstat.models.boost.results import BoostResults
 from fedstat.models.boost.score_protocol import ScoreRounds, plan_scores
 from fedstat.models.boost.steps import FAMILY
 from fedstat.models.boost.vertical_model import columns_apart
-from fedstat.models.checks import (
-    check_arguments,
-    check_choice,
-    check_layout,
-    check_masked,
-    check_positive,
-    check_whole,
-)
+from fedstat.models.checks import check_call, check_choice, check_masked, check_positive, check_whole
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.typing import Floats
@@ -193,8 +186,7 @@ class FedFunctionBoost(HorizontalModel):
         """
         if "epsilon" in settings or getattr(partition, "layout", "") == "vertical":
             return cast("Self", columns_apart(formula, partition, **settings))
-        check_layout(cls.__name__, partition, "horizontal")
-        check_arguments(cls, settings)
+        check_call(cls, partition, "horizontal", settings)
         curves = common_columns(map(tuple, partition.curves.values()))
         parsed = parse_boost_formula(formula, curves)
         return cls(plain_formula(parsed, partition), partition, learners=parsed, **settings)

@@ -37,7 +37,7 @@ from fedstat.models.boost.vertical.question import curves_apart, find_owners
 from fedstat.models.boost.vertical.steps import FAMILY, POINTS, WIDTH
 from fedstat.models.boost.vertical_explain import VerticalBoostPlan
 from fedstat.models.boost.vertical_results import VerticalBoostResults
-from fedstat.models.checks import check_arguments, check_choice, check_layout, check_positive, check_whole
+from fedstat.models.checks import check_call, check_choice, check_positive, check_whole
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.vertical.division import divide_as_before
 from fedstat.models.vertical.layout import Layout, complete_at, lay_out
@@ -111,8 +111,7 @@ class VerticalFunctionBoost(VerticalModel):
     @classmethod
     def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
         """Make a model from a formula; see :meth:`fedstat.FedFunctionBoost.from_formula`."""
-        check_layout(cls.__name__, partition, "vertical")
-        check_arguments(cls, settings)
+        check_call(cls, partition, "vertical", settings)
         return cls(parse_boost_formula(formula, list(curves_apart(partition))), partition, **settings)
 
     def fit(

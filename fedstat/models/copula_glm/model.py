@@ -16,7 +16,7 @@ from fedstat.federation.forecast.rehearsal import Rehearsal
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.products import Conversation
 from fedstat.kernels.glm.specification import DistributionSpec, Family
-from fedstat.models.checks import check_arguments, check_choice, check_layout, check_whole
+from fedstat.models.checks import check_call, check_choice, check_layout, check_whole
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.request import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula_glm.design import check_response, columns_by_client, score_columns
@@ -155,8 +155,7 @@ class PrivateCopulaGLM(PrivateRelease):
         ModelError
             As the class.
         """
-        check_layout(cls.__name__, partition, "vertical")
-        check_arguments(cls, others)
+        check_call(cls, partition, "vertical", others)
         parsed = parse_formula(formula, partition.columns)
         return cls(parsed, partition, epsilon, bounds, family=family, delta=delta, coordinator=coordinator)
 

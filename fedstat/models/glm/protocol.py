@@ -222,8 +222,8 @@ class Newton:
         if self.session.masked and self.distribution.estimates_scale and total.pearson < VANISHING:
             raise EstimationError(
                 f"the sum of squared residuals of '{self._response}' is below {VANISHING:g}: it is constant, "
-                "or fitted without a rest, or in units so large that masked sums keep few digits of it; measure "
-                "it in smaller units, or fit(masked=False)"
+                "or fitted without a rest, or in units so large that masked sums keep few digits of it; "
+                "measure it in smaller units, or fit(masked=False)"
             )
 
     def climb(self, wanted: Wanted) -> Rounds[tuple[Floats, Total, list[Reply]]]:

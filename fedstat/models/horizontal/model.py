@@ -26,7 +26,7 @@ from fedstat.federation.forecast.invented_rows import RowsInvention
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Fit, Rounds
 from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.checks import check_arguments, check_layout
+from fedstat.models.checks import check_call
 from fedstat.models.consent import FurtherAnalysis, owners_asked
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.horizontal.session import RowsSession
@@ -132,8 +132,7 @@ class HorizontalModel(Explainable):
         SpellingWarning
             Levels of a column differ by blanks or case alone.
         """
-        check_layout(cls.__name__, partition, "horizontal")
-        check_arguments(cls, settings)
+        check_call(cls, partition, "horizontal", settings)
         held = dict.fromkeys(name for names in partition.columns.values() for name in names)
         # Columns of some sites parse as well, so that the error can name the sites that lack them.
         partly = [name for name in held if name not in partition.pooled_columns]

@@ -17,7 +17,7 @@ from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.forecast.invented_columns import invent_columns
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Engine, Rounds
-from fedstat.models.checks import check_arguments, check_layout
+from fedstat.models.checks import check_call
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.vertical.layout import Layout
 
@@ -101,8 +101,7 @@ class VerticalModel(Explainable):
         DesignError
             The columns that it names cannot enter a model; see the message.
         """
-        check_layout(cls.__name__, partition, "vertical")
-        check_arguments(cls, options)
+        check_call(cls, partition, "vertical", options)
         parsed = parse_formula(formula, partition.columns)
         return cls(parsed, partition, missing=missing, coordinator=coordinator, **options)
 

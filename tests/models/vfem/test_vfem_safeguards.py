@@ -263,7 +263,7 @@ def test_a_horizontal_partition_is_refused():
 
 
 def test_what_is_not_a_partition_is_refused():
-    with pytest.raises(ModelError, match=r"expected a fedstat.ClientPartition, received DataFrame"):
+    with pytest.raises(ModelError, match=r"expected a fedstat.ClientPartition, received pandas DataFrame"):
         fs.VFEMRegression.from_formula("y ~ .", simulate(n=300).table, between="independent")
 
 
