@@ -44,6 +44,8 @@ class M2SEMPlan(ForecastPlan):
     def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
         """Say what posteriors and sums tell."""
         yield from learned_of(self.model, self.given["starts"] == "all" and self.model.n_clusters > 1)
+        if self.given["cov_type"] is not None and self.model.n_clusters > 1:
+            yield from products_told(self.model.subjects.clients)
 
     def notes(self, forecast: Forecast) -> Iterator[str]:
         """Say how rounds are guessed."""
@@ -97,6 +99,24 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
             "coordinator and all clients",
             "each client's clusters of its own entities by its own columns, from which some starts begin; "
             "starts='sum' leaves them out",
+        )
+
+
+def products_told(clients: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Say what standard errors tell."""
+    yield (
+        "coordinator",
+        "for standard errors, the information of each client's parameters, and of every two clients sums "
+        "over all entities that both have of products of their scores, by secure multiplication: no score of "
+        "an entity. Whoever knows all scores of one client has as many equations about each score of another "
+        "as that client has scores; there are twice as many entities as scores at least. cov_type=None "
+        "leaves them out",
+    )
+    if len(clients) == 2:
+        yield (
+            "coordinator",
+            "the random numbers of these products, which it deals: together with what one client shows the "
+            "other they are that client's scores, so it must collude with neither",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -147,6 +148,11 @@ class M2SEM(Explainable):
         return {client: self.partition.sites[client].policy for client in self.chosen.columns}
 
     @property
+    def asking(self) -> Conversation:
+        """How clients are addressed."""
+        return self._asking
+
+    @property
     def description(self) -> str:
         """What is asked for, in words."""
         return f"{self.n_clusters} clusters by {self.agreed.columns} columns on {self.n_factors} factors each"
@@ -163,6 +169,7 @@ class M2SEM(Explainable):
         starts: Starts = "all",
         local_steps: int = 12,
         masked: bool | None = None,
+        cov_type: Literal["observed"] | None = "observed",
         max_rounds: int = 200,
         seed: int = 0,
     ) -> M2SEMResults:
@@ -182,6 +189,9 @@ class M2SEM(Explainable):
         masked : bool, optional
             Whether clients' parts of sums are hidden by pairwise masks; by default with three clients or
             more.
+        cov_type : {"observed"} or None
+            Standard errors from the observed information, for which every two clients multiply scores of
+            their parameters securely; None for none.
         max_rounds : int
             After which the fit ends as it is, and says so.
         seed : int
@@ -203,7 +213,9 @@ class M2SEM(Explainable):
         DisclosureWarning
             Two clients: each part of a sum follows from the other.
         """
+        check_choice("cov_type", cov_type, ("observed", None))
         plan = self._plan_fit(select, n_init, starts, local_steps, max_rounds, seed)
+        plan = replace(plan, observed=cov_type is not None and self.n_clusters > 1)
         sites = self.subjects.clients
         masks = check_masked(masked, len(sites), any(p.masked_only for p in self._policies.values()))
         if masks and len(sites) == 2:

@@ -15,6 +15,7 @@ from fedstat.models.m2sem.course.exchange import Exchange
 from fedstat.models.m2sem.course.mixture import Course
 from fedstat.models.m2sem.course.selection import Judged, SupportPath, continued, select_support
 from fedstat.models.m2sem.course.starts import StartPlan, start
+from fedstat.models.m2sem.inference.information import ObservedInformation, ask_information
 from fedstat.typing import Floats
 
 FINAL_ROUNDS, FINE_ROUNDS = 30, 8
@@ -26,6 +27,7 @@ class MixtureFit:
 
     `released` is what clients gave of it. `coarse` is the largest change of a posterior that fewer nodes
     make. `frequencies` are those with which columns, and then their modality, were selected in half-samples.
+    `observed` is what standard errors are made of.
     """
 
     course: Course
@@ -39,6 +41,7 @@ class MixtureFit:
     converged: bool
     coarse: float
     frequencies: Floats | None = None
+    observed: ObservedInformation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class MixturePlan:
     select: str | None
     local_steps: int
     fine: int
+    observed: bool = False
 
 
 def fit_mixture(
@@ -94,8 +98,14 @@ def finish(
     coarse: float,
 ) -> Rounds[MixtureFit]:
     """Have parameters and profiles released, with the largest cluster first."""
-    order = np.argsort(-one.r.sum(axis=0), kind="stable")
+    converged, order = one.converged, np.argsort(-one.r.sum(axis=0), kind="stable")
+    if plan.observed:
+        yield from settle(exchange, one)
     replies = yield from exchange.release(one, order)
+    observed = None
+    if plan.observed:
+        r, w = np.ascontiguousarray(one.r[:, order]), one.w[order]
+        observed = yield from ask_information(exchange.asking, one.slot, r, w, exchange.subjects.place)
     r = np.ascontiguousarray(one.r[:, order])
     return MixtureFit(
         course=one,
@@ -106,6 +116,14 @@ def finish(
         judged=tuple(judged),
         select=plan.select,
         rounds=exchange.rounds,
-        converged=one.converged,
+        converged=converged,
         coarse=coarse,
+        observed=observed,
     )
+
+
+def settle(exchange: Exchange, one: Course) -> Rounds[None]:
+    """Let clients hold the posteriors at their parameters as they are: information is that of one point."""
+    r, w, loglik, trace, change = one.r, one.w, one.loglik, list(one.trace), one.change
+    yield from exchange.improve([one], 0)
+    one.r, one.w, one.loglik, one.trace, one.change = r, w, loglik, trace, change

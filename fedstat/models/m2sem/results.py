@@ -8,14 +8,27 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.inference.mixture.classification import classification_table, posterior_entropy
+from fedstat.inference.mixture.bch import OutsideResults
+from fedstat.inference.mixture.classification import (
+    classification_errors,
+    classification_table,
+    posterior_entropy,
+)
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.m2sem.client.asked import ModalityAsked
+from fedstat.models.m2sem.inference.outside import ask_outside
 from fedstat.models.m2sem.protocol import MixtureFit
 from fedstat.models.m2sem.report.plots import plot_cluster_profiles, plot_profile_heat
 from fedstat.models.m2sem.report.record import FittedClient, M2SEMRecord
+from fedstat.models.m2sem.report.statements import (
+    communality_table,
+    contrasts,
+    tidy_profiles,
+    wald_tests,
+    with_share_errors,
+)
 from fedstat.models.m2sem.report.summary import summarise
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.typing import Array
@@ -78,6 +91,7 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
             masked=masked,
             own=own,
             frequencies=fit.frequencies,
+            observed=fit.observed,
             ledger=None,
         )
         return cls(record, ledger, Live(model, fit))
@@ -106,8 +120,8 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
 
     @property
     def sizes(self) -> pd.DataFrame:
-        """Shares of the clusters, and entities of which each is the most likely one."""
-        return self.record_.sizes
+        """Shares of the clusters, with errors if there are any, and entities of which each is most likely."""
+        return with_share_errors(self.record_)
 
     @property
     def entropy(self) -> float:
@@ -148,11 +162,120 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
         """
         return self.record_.features
 
-    def tidy(self) -> pd.DataFrame:
-        """Profiles in one frame, a row for each cluster and column or level: estimate."""
-        frame = self.profiles()
-        names = [str(name) for name in frame.index.names]
-        return frame.reset_index().melt(id_vars=names, var_name="cluster", value_name="estimate")
+    def tidy(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Profiles in one frame, a row for each cluster and column or level.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            ``estimate`` and, where there are standard errors, ``std_error``, ``conf_low``, ``conf_high``.
+        """
+        return tidy_profiles(self.record_, alpha)
+
+    def contrasts(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Differences between every two clusters, by column or level, with tests.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            Index (client, modality, column, level, clusters); ``estimate``, ``std_error``, ``conf_low``,
+            ``conf_high``, ``statistic``, ``p_value``.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no standard errors; says why.
+        """
+        return contrasts(self.record_, alpha)
+
+    def tests(self) -> pd.DataFrame:
+        """Wald's test, by column, that all clusters are the same in it.
+
+        Returns
+        -------
+        DataFrame
+            Index (client, modality, column); ``statistic``, ``df``, ``p_value``, nan for columns and
+            modalities that were selected to be the same.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no standard errors; says why.
+        """
+        return wald_tests(self.record_)
+
+    def communalities(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Share of each column's variance within clusters that its factors make up.
+
+        Of ordinal and binary columns, of the variance of a logistic variable behind them; 0 for nominal ones.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            ``estimate``, ``std_error``, ``conf_low``, ``conf_high``.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no standard errors; says why.
+        """
+        return communality_table(self.record_, alpha)
+
+    def outside(self, variable: str, *, client: str | None = None, alpha: float = 0.05) -> OutsideResults:
+        """Compare clusters by a variable that they were not made of.
+
+        Its holder sums it by most likely cluster; what classification gets wrong is corrected (Bolck, Croon
+        and Hagenaars 2004).
+
+        Parameters
+        ----------
+        variable : str
+            A column of numbers, of which means are compared, or a categorical one, of which shares of levels
+            are.
+        client : str, optional
+            Who holds it; needed where several have a column of this name.
+        alpha : float
+            Limits are of level ``1 - alpha``.
+
+        Returns
+        -------
+        OutsideResults
+
+        Raises
+        ------
+        ModelError
+            Nobody has such a column, or several have.
+        PolicyError
+            Its holder refuses: a cluster has too few entities, or too few of a level.
+        """
+        model, labels = self._alive("outside").model, self.labels.to_numpy() - 1
+        holders = [name for name, held in model.partition.columns.items() if variable in held]
+        if client is not None:
+            holders = [name for name in holders if name == client]
+        if len(holders) != 1:
+            who = f"{', '.join(map(repr, holders))} have; name one by client=" if holders else "nobody has"
+            raise ModelError(f"outside: expected a column of one client, received {variable!r}, which {who}")
+        (holder,) = holders
+        clusters = labels[model.partition.rows[holder]]
+        protocol = ask_outside(model.asking, holder, variable, clusters, self.n_clusters)
+        levels, sums = model.engine.run(protocol, self.ledger or model.new_ledger())
+        errors = classification_errors(self.posterior.to_numpy())
+        return OutsideResults(variable, holder, levels, errors, sums, alpha)
 
     # ---- how good --------------------------------------------------------------------------------
 

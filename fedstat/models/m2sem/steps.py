@@ -179,7 +179,7 @@ def release_modalities(data: SiteData, state: State, slot: Array, order: Ints) -
     (sum of P,), whether a column's errors have the least variance that is allowed.
     """
     held = held_mixtures(state)
-    found, r = _one_mixture(data, held, slot)
+    found, r = one_mixture(data, held, slot)
     if not np.array_equal(np.sort(order), np.arange(r.shape[1])):
         raise MessageError(f"{data.name}: expected an order of {r.shape[1]} clusters")
     r = np.ascontiguousarray(r[:, order])
@@ -207,14 +207,14 @@ def release_modalities(data: SiteData, state: State, slot: Array, order: Ints) -
 def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
     """Release the factor scores of one mixture, (n, sum of Q), of the client's entities."""
     held = held_mixtures(state)
-    found, r = _one_mixture(data, held, slot)
+    found, r = one_mixture(data, held, slot)
     bench = held.bench(found.factors, found.nodes)
     bench.put(found)
     bench.densities()
     return {"scores": np.hstack([m.factor_scores(r) for m in bench.modalities])}
 
 
-def _one_mixture(data: SiteData, held: HeldMixtures, slot: Array) -> tuple[Slot, Floats]:
+def one_mixture(data: SiteData, held: HeldMixtures, slot: Array) -> tuple[Slot, Floats]:
     """Return a mixture that was improved in this fit, and its posteriors."""
     found = held.slots.get(int(slot))
     if found is None or found.r is None:

@@ -12,6 +12,7 @@ import pandas as pd
 from fedstat.errors import ModelError
 from fedstat.models.m2sem.client.asked import ModalityAsked
 from fedstat.models.m2sem.course.selection import Judged
+from fedstat.models.m2sem.inference.information import ObservedInformation
 from fedstat.models.saved import SavedLedger
 from fedstat.records import Least
 from fedstat.typing import Floats
@@ -69,6 +70,7 @@ class M2SEMRecord:
     masked: bool
     own: bool
     frequencies: Floats | None
+    observed: ObservedInformation | None
     ledger: SavedLedger | None
 
     def check(self) -> None:

@@ -12,10 +12,13 @@ from fedstat.inference.summary import first_of_run, header_sheet, what_left
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
 from fedstat.models.m2sem.course.selection import LAM1, LAM2
 from fedstat.models.m2sem.report.record import M2SEMRecord
+from fedstat.models.m2sem.report.statements import has_errors, profile_errors, wald_tests
 
 COARSE = 0.01
 """Change of a posterior by fewer nodes of which the summary tells."""
 SHOWN = 6
+MOST_COLUMNS, MOST_CLUSTERS = 20, 4
+"""Of profiles that are printed."""
 UNCONVERGED = "Not converged: numbers below are of a fit that was broken off"
 
 
@@ -42,6 +45,7 @@ def summarise(r: M2SEMRecord, ledger: Ledger | None) -> SheetSummary:
         header_sheet("Clusters over institutions", left, right),
         _clusters(r),
         _modalities(r),
+        *_profiles(r),
         _clients(r, ledger),
     ]
     return SheetSummary(sheets, list(notes(r)), "" if r.converged else f"*** {UNCONVERGED} ***")
@@ -79,6 +83,33 @@ def _modalities(r: M2SEMRecord) -> Sheet:
     headers = ("institution", "modality", "kind", "columns", "distance", *(["selected in"] if often else []))
     widths = (16, 18 if often else 24, 18, 10, 10, *([11] if often else []))
     return Sheet(headers, rows, "lllrr" + "r" * often, widths, gap=1, wrap=True)
+
+
+def _profiles(r: M2SEMRecord) -> Iterator[Sheet]:
+    """Lay out profiles with standard errors, of the columns that differ most between clusters."""
+    if not has_errors(r) or len(r.shares) > MOST_CLUSTERS:
+        return
+    frame, errors, tests = r.profiles(), profile_errors(r), wald_tests(r)
+    shown = tests["statistic"].dropna().nlargest(MOST_COLUMNS).index
+    p_values = dict(zip(tests.index.tolist(), tests["p_value"].tolist(), strict=True))
+    here = [at for at, key in enumerate(frame.index) if key[:3] in shown]
+    if not here:
+        return
+    rows = tuple(
+        (
+            " = ".join(str(part) for part in (column, level) if part),
+            *(
+                f"{number(value, 3)} ({number(error, 3)})"
+                for value, error in zip(frame.iloc[at], errors[at], strict=True)
+            ),
+            f"{p_values[client, modality, column]:.3f}",
+        )
+        for at in here
+        for client, modality, column, level in [tuple(map(str, frame.index[at]))]
+    )
+    headers = ("mean or share (std err)", *(f"cluster {k}" for k in r.clusters), "P>chi2")
+    widths = (24, *(18 for _ in r.shares), 7)
+    yield Sheet(headers, rows, "l" + "r" * (len(widths) - 1), widths, gap=1)
 
 
 def _clients(r: M2SEMRecord, ledger: Ledger | None) -> Sheet:
@@ -124,6 +155,15 @@ def notes(r: M2SEMRecord) -> Iterator[str]:
         "Distance: how far clusters are apart in a modality, in standard deviations of what its columns tell "
         "of its factors; 0 where it tells nothing of them."
     )
+    if r.observed is not None and not r.observed.available:
+        yield f"No standard errors: {r.observed.problem}."
+    if has_errors(r):
+        dropped = len(r.features) - MOST_COLUMNS
+        more = "; the others are in tidy() and tests()" if dropped > 0 else ""
+        yield (
+            f"Standard errors are from the observed information of all clients together (Louis 1982){more}. "
+            "P is of Wald's test that all clusters are the same in a column."
+        )
     if r.entropy < OVERLAP and len(r.shares) > 1:
         yield (
             f"Clusters overlap (entropy {r.entropy:.2f}): labels of many entities are uncertain, and "

@@ -1,0 +1,158 @@
+"""Observed information of one client's modalities, but for what it shares with others (Louis 1982).
+
+The factors of different modalities are independent given the cluster. So the information of two modalities'
+parameters is what their scores, expected given row and cluster, have in common between clusters:
+``-sum_ik r_ik c_ik d_ik'`` of scores c, d that are centred over the posterior of each row.
+
+Rotations and shifts of the factors change no density: parameters are taken in coordinates without these
+directions, and only what is free of them is stated. Loadings and means that are fixed at zero are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from scipy.linalg import block_diag, null_space
+
+from fedstat.models.m2sem.modality.base import Modality
+from fedstat.typing import Bools, Floats, Ints
+
+LOGISTIC = np.pi**2 / 3.0
+"""Variance of a logistic variable."""
+STEP = 1e-5
+"""Of numerical derivatives of statements, in units of a parameter."""
+NEGLIGIBLE = 1e-10
+"""Score, relative to the largest, below which it does not depend on the cluster."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalInformation:
+    """Of a client's d coordinates, the first q of which have scores that depend on the cluster.
+
+    `own` (d, d) is their information, `with_shares` (K, d) the sums of r c by cluster, `columns` (n, K, q)
+    are the centred scores by the root of the posterior. `jacobian` (s, d) is that of its statements: by
+    modality profiles (K, P, C), flat, then communalities (P,), which are also given for all modalities.
+    """
+
+    own: Floats
+    with_shares: Floats
+    columns: Floats
+    jacobian: Floats
+    communalities: Floats
+
+
+def local_information(modalities: Sequence[Modality], r: Floats) -> LocalInformation:
+    """Information of all modalities of a client, at their present parameters and posteriors r (n, K)."""
+    parts = [_of_modality(m, r) for m in modalities]
+    q = [part.columns.shape[2] for part in parts]
+    columns = np.concatenate([part.columns for part in parts], axis=2)
+    own = block_diag(*(part.own for part in parts))
+    first = np.cumsum([0, *(len(part.own) for part in parts)])
+    at = np.concatenate([np.arange(f, f + w) for f, w in zip(first, q, strict=False)]).astype(np.int64)
+    # Between modalities of one client as between those of two.
+    own[np.ix_(at, at)] -= np.einsum("ikp,ikq->pq", columns, columns)
+    order = np.concatenate([at, np.setdiff1d(np.arange(len(own)), at)])
+    return LocalInformation(
+        own[np.ix_(order, order)],
+        np.concatenate([part.with_shares for part in parts], axis=1)[:, order],
+        columns,
+        block_diag(*(part.jacobian for part in parts))[:, order],
+        np.concatenate([part.communalities for part in parts]),
+    )
+
+
+def communalities(m: Modality) -> Floats:
+    """Share of a column's variance within clusters that its factors make up: (P,), 0 for nominal ones.
+
+    Of ordinal and binary columns, of the variance of a logistic variable behind them.
+    """
+    squares = m.row_norms() ** 2
+    single = np.bincount(m.row_columns, minlength=m.P) == 1
+    return np.where(single, squares / (squares + getattr(m, "psi", LOGISTIC)), 0.0)
+
+
+def _of_modality(m: Modality, r: Floats) -> LocalInformation:
+    scores, own = m.scores_by_cluster(r)
+    centred = scores - np.einsum("nk,nkp->np", r, scores)[:, None]
+    largest = np.abs(centred).max(axis=(0, 1), initial=0.0)
+    free, flat = free_and_flat(m)
+    crossing = free & (largest > NEGLIGIBLE * max(float(np.abs(scores).max(initial=0.0)), 1e-300))
+    bases = [_without(flat[one]) for one in (crossing, free & ~crossing)]
+    Z = np.zeros((len(own), sum(base.shape[1] for base in bases)))
+    q = bases[0].shape[1]
+    Z[crossing, :q], Z[free & ~crossing, q:] = bases
+    weighted = centred @ Z[:, :q]
+    J = _slopes(m, free) @ Z[free]
+    shares = np.zeros((r.shape[1], Z.shape[1]))
+    shares[:, :q] = np.einsum("nk,nkp->kp", r, weighted)
+    return LocalInformation(Z.T @ own @ Z, shares, np.sqrt(r)[:, :, None] * weighted, J, communalities(m))
+
+
+def free_and_flat(m: Modality) -> tuple[Bools, Floats]:
+    """Which of the p parameters are free, and directions (p, d) in which no density changes."""
+    state, L = m.state(), m.loadings.copy()
+    loading, means = _places(m, state)
+    free: Bools = m.free.copy()
+    unloaded = ~L.any(axis=1)
+    free[loading[unloaded]] = False
+    silent = m.silent or not m.means.any()
+    free[means] &= not silent
+    directions = [*_rotations(m, loading, means, len(state))]
+    if not silent:
+        directions += [*_shifts(m, state), *_unseen(m, means, len(state))]
+    return free, np.array(directions).T.reshape(len(state), -1)
+
+
+def _places(m: Modality, state: Floats) -> tuple[Ints, Ints]:
+    """Places among the parameters of loadings, (R, Q), and of means, (K, Q)."""
+    m.restore(np.arange(len(state), dtype=np.float64))
+    loading, means = m.loadings.astype(np.int64), m.means.astype(np.int64)
+    m.restore(state)
+    return loading, means
+
+
+def _rotations(m: Modality, loading: Ints, means: Ints, p: int) -> Iterator[Floats]:
+    for a, b in combinations(range(m.Q), 2):
+        turned = np.zeros(p)
+        for places, values in ((loading, m.loadings), (means, m.means)):
+            turned[places[:, a]], turned[places[:, b]] = -values[:, b], values[:, a]
+        yield turned
+
+
+def _shifts(m: Modality, state: Floats) -> Iterator[Floats]:
+    for c in np.eye(m.Q):
+        m.means = m.means - c
+        m._shift(c)
+        yield m.state() - state
+        m.restore(state)
+
+
+def _unseen(m: Modality, means: Ints, p: int) -> Iterator[Floats]:
+    """Means of factors on which no column loads."""
+    for e in null_space(m.loadings).T:
+        for places in means:
+            unseen = np.zeros(p)
+            unseen[places] = e
+            yield unseen
+
+
+def _without(flat: Floats) -> Floats:
+    """Orthonormal coordinates (p, d) without some directions (p, f)."""
+    return null_space(flat.T) if flat.any() else np.eye(len(flat))
+
+
+def _slopes(m: Modality, free: Bools) -> Floats:
+    """Jacobian of the statements in the free parameters; that of communalities by central differences."""
+    state, columns = m.state(), []
+    for j in np.flatnonzero(free).tolist():
+        h = STEP * max(1.0, abs(state[j]))
+        sides = []
+        for moved in (h, -h):
+            m.restore(state + moved * np.eye(1, len(state), j)[0])
+            sides.append(communalities(m))
+        columns.append((sides[0] - sides[1]) / (2.0 * h))
+    m.restore(state)
+    return np.concatenate([np.nan_to_num(m.profile_slopes()[:, free]), np.array(columns).T])

@@ -1,0 +1,237 @@
+"""Standard errors of mixtures: information over clients is the Hessian of the joint likelihood."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+import fedstat as fs
+from fedstat.errors import NotAvailableError
+from fedstat.models.m2sem.inference.information import ClientInformation, assemble, invert
+from fedstat.models.m2sem.inference.local import _places, _without, free_and_flat, local_information
+from fedstat.models.m2sem.modality.categorical import CategoricalModality
+from fedstat.models.m2sem.modality.gaussian import GaussianModality
+from fedstat.models.m2sem.model import M2SEM
+
+
+def modalities_of(data, Q=1, nodes=7):
+    """One modality for each client, fitted from the true clusters, with posteriors and shares."""
+    mods = []
+    for frame, kind in zip(data.frames.values(), data.modalities["kind"], strict=True):
+        names = list(frame)[1:]
+        if kind == "continuous":
+            mods.append(GaussianModality(frame[names].to_numpy(), names, Q))
+        else:
+            codes = np.column_stack([frame[name].cat.codes for name in names]).astype(np.int64)
+            P = len(names)
+            mods.append(CategoricalModality(codes, names, Q, ["ordinal"] * P, [4] * P, nodes=nodes))
+    K = len(data.shares)
+    r = np.eye(K)[data.labels] * 0.8 + 0.2 / K
+    for m in mods:
+        m.begin(K)
+        m.begin_means(r)
+    return mods, *ascended(mods, r, 20)
+
+
+def posterior(mods, w):
+    a = np.log(w) + sum(m.log_densities() for m in mods)
+    total = logsumexp(a, axis=1)
+    return np.exp(a - total[:, None]), total.sum()
+
+
+def ascended(mods, r, rounds):
+    w = r.mean(axis=0)
+    for _ in range(rounds):
+        r = posterior(mods, w)[0]
+        w = r.mean(axis=0)
+        for m in mods:
+            m.improve(r)
+    return posterior(mods, w)[0], w
+
+
+def client_information(parts, r):
+    out = {}
+    for client, mods in parts.items():
+        one = local_information(mods, r)
+        q = one.columns.shape[2]
+        told = ClientInformation(one.own, one.with_shares, one.jacobian, one.communalities, q)
+        out[client] = told, one.columns
+    return out
+
+
+def joint_information(parts, r, w):
+    made = client_information(parts, r)
+    names = list(made)
+    crossed = {
+        (a, b): np.einsum("ikp,ikq->pq", made[a][1], made[b][1])
+        for i, a in enumerate(names)
+        for b in names[i + 1 :]
+    }
+    told = {client: one for client, (one, _) in made.items()}
+    return assemble(r, w, told, crossed), told
+
+
+def hessian(value, p, h=2e-3):
+    """Second derivatives at zero by central differences of two widths (Richardson)."""
+    H, E = np.empty((p, p)), np.eye(p)
+
+    def second(i, j, h):
+        a, b = h * E[i], h * E[j]
+        return (value(a + b) - value(a - b) - value(b - a) + value(-a - b)) / (4 * h * h)
+
+    for i in range(p):
+        for j in range(i, p):
+            H[i, j] = H[j, i] = (4 * second(i, j, h) - second(i, j, 2 * h)) / 3
+    return H
+
+
+def test_three_clients_with_continuous_and_ordinal_columns_have_the_joint_hessian():
+    kinds = ["continuous", "ordinal", "continuous"]
+    data = fs.datasets.make_clusters(150, kinds, p=3, separation=2.0, seed=3)
+    mods, r, w = modalities_of(data)
+    info, told = joint_information({str(i): [m] for i, m in enumerate(mods)}, r, w)
+    # The same coordinates: where a client's jacobian of all its parameters is the identity.
+    bases = [coordinates(m, r) for m in mods]
+    starts = [m.state() for m in mods]
+
+    def loglik(u):
+        shares = np.append(w[:-1] + u[: len(w) - 1], 0.0)
+        shares[-1] = 1.0 - shares.sum()
+        at = len(w) - 1
+        for m, Z, start in zip(mods, bases, starts, strict=True):
+            m.restore(start + Z @ u[at : at + Z.shape[1]])
+            at += Z.shape[1]
+        return posterior(mods, shares)[1]
+
+    H = hessian(loglik, len(info))
+    assert np.abs(info + H).max() < 1e-6 * np.abs(H).max()
+    assert [part.crossing for part in told.values()] == [10, 13, 10]
+
+
+def coordinates(m, r):
+    """Coordinates (p, d) in which no direction leaves the densities as they are: all scores cross here."""
+    free, flat = free_and_flat(m)
+    base = _without(flat[free])
+    Z = np.zeros((len(free), base.shape[1]))
+    Z[free] = base
+    return Z
+
+
+def errors_of(parts, r, w):
+    """Variances of all statements."""
+    info, told = joint_information(parts, r, w)
+    found = invert(info, len(w), told)
+    assert found.available
+    return np.concatenate([np.diag(found.of_client(client)) for client in parts])
+
+
+def test_how_factors_are_turned_and_which_client_holds_what_does_not_matter():
+    """Of continuous columns; nodes of others do not turn with the factors."""
+    data = fs.datasets.make_cluster_experiment(1, 300, noise=1.0, seed=1)
+    clients = ["Client 1", "Client 2", "Client 3"]
+    frames = {client: data.frames[client].iloc[:, :6] for client in clients}
+    mods, r, w = modalities_of(replace(data, frames=frames, modalities=data.modalities.loc[clients]), Q=2)
+    expected = errors_of({str(i): [m] for i, m in enumerate(mods)}, r, w)
+    joined = errors_of({"0": mods[:2], "2": mods[2:]}, r, w)
+    np.testing.assert_allclose(joined, expected, rtol=1e-6, atol=1e-12)
+    turn = np.array([[np.cos(0.7), -np.sin(0.7)], [np.sin(0.7), np.cos(0.7)]])
+    for m in mods:
+        state = m.state()
+        for places in _places(m, state):
+            state[places] = state[places] @ turn
+        m.restore(state)
+    turned = errors_of({str(i): [m] for i, m in enumerate(mods)}, r, w)
+    np.testing.assert_allclose(turned, expected, rtol=1e-6, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    data = fs.datasets.make_clusters(200, separation=2.4, missing=0.1, seed=2)
+    partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    with pytest.warns(fs.errors.DisclosureWarning):
+        result = M2SEM(partition, 2, 1).fit(select=None, n_init=1)
+    return data, partition, result
+
+
+def test_over_sites_and_secure_products_it_is_the_same(fitted):
+    """At the released parameters and posteriors, from the pooled rows."""
+    data, partition, result = fitted
+    r, course = result.posterior.to_numpy(), result._live.fit.course
+    w = course.w[np.argsort(-course.r.sum(axis=0))]
+    n, K = r.shape
+    parts, columns = {}, {}
+    for client, held in result.record_.clients.items():
+        frame = data.frames[client].set_index("id")
+        m = GaussianModality(frame.to_numpy(), list(frame), 1)
+        m.restore(held.parameters)
+        at = partition.rows[client]
+        one = local_information([m], np.ascontiguousarray(r[at]))
+        columns[client] = np.zeros((n, K, one.columns.shape[2]))
+        columns[client][at] = one.columns
+        parts[client] = ClientInformation(
+            one.own, one.with_shares, one.jacobian, one.communalities, one.columns.shape[2]
+        )
+    names = list(parts)
+    crossed = {
+        (a, b): np.einsum("ikp,ikq->pq", columns[a], columns[b])
+        for i, a in enumerate(names)
+        for b in names[i + 1 :]
+    }
+    pooled = invert(assemble(r, w, parts, crossed), K, parts)
+    observed = result.record_.observed
+    for client in names:
+        np.testing.assert_allclose(observed.of_client(client), pooled.of_client(client), rtol=1e-6, atol=1e-9)
+
+
+def test_tables_with_errors(fitted):
+    data, _, result = fitted
+    tidy, contrasts, tests = result.tidy(), result.contrasts(), result.tests()
+    assert list(tidy.columns[-4:]) == ["estimate", "std_error", "conf_low", "conf_high"]
+    assert len(tidy) == 24 and len(contrasts) == 12 and len(tests) == 12
+    two = contrasts["statistic"].to_numpy() ** 2
+    np.testing.assert_allclose(tests["statistic"], two, rtol=1e-6)
+    wide = tidy.pivot_table("estimate", ["client", "column"], "cluster", sort=False)
+    np.testing.assert_allclose(contrasts["estimate"], wide[1] - wide[2])
+    truth = data.profiles.droplevel("category")
+    largest = data.labels.value_counts().index[0]
+    true = (truth[largest] - truth[1 - largest]).to_numpy()
+    assert np.abs((contrasts["estimate"].to_numpy() - true) / contrasts["std_error"].to_numpy()).max() < 4.0
+    assert result.communalities()["estimate"].between(0.1, 0.8).all()
+    assert result.sizes["std_error"].between(0.02, 0.08).all()
+    text = str(result.summary())
+    assert "mean or share (std err)" in text and "Louis 1982" in text
+    with pytest.raises(fs.errors.ModelError, match="alpha between 0 and 1"):
+        result.tidy(alpha=0)
+
+
+def test_results_come_back_from_a_file_with_their_errors(fitted, tmp_path):
+    _, _, result = fitted
+    result.save(tmp_path / "clusters")
+    again = fs.load(tmp_path / "clusters")
+    assert again.contrasts().equals(result.contrasts())
+
+
+def test_without_errors_it_is_said_why():
+    data = fs.datasets.make_clusters(60, p=6, separation=3.0, seed=2)
+    partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    with pytest.warns(fs.errors.DisclosureWarning):
+        few = M2SEM(partition, 2, 1).fit(select=None, n_init=1)
+    with pytest.raises(NotAvailableError, match=r"sums of products of \d+ scores need"):
+        few.contrasts()
+    assert "No standard errors" in str(few.summary())
+    assert list(few.tidy().columns[-2:]) == ["cluster", "estimate"]
+    with pytest.warns(fs.errors.DisclosureWarning):
+        none = M2SEM(partition, 2, 1).fit(select=None, n_init=1, cov_type=None)
+    with pytest.raises(NotAvailableError, match="cov_type='observed'"):
+        none.tests()
+    assert not any("open_scores" in step for step in none.ledger.to_frame()["step"])
+
+
+def test_explain_says_what_products_tell():
+    data = fs.datasets.make_clusters(100, seed=2)
+    partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    model = M2SEM(partition, 2, 1)
+    for cov_type in ("observed", None):
+        learned = model.explain(select=None, cov_type=cov_type).learned
+        assert any("products of their scores" in what for _, what in learned) == bool(cov_type)
