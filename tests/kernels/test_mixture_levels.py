@@ -6,6 +6,7 @@ from scipy.special import expit, log_softmax
 
 from fedstat.kernels.mixtures.nodes import (
     GroupedLevels,
+    _normalise,
     expected_counts,
     node_densities,
     node_means,
@@ -121,3 +122,13 @@ def test_rows_at_nodes_are_their_numpy_twin():
     of = group[:, None] == np.arange(J)
     levels = np.einsum("nj,npc,ng->jpcg", of, codes[:, :, None] == np.arange(C), at)
     assert np.allclose(counts.levels, levels) and np.allclose(counts.nodes, at.sum(axis=0).reshape(K, t))
+
+
+def test_exponentials_also_inside_loops_that_may_reorder():
+    x = np.concatenate([np.linspace(-45.0, 0.0, 1001), [-1e300, -1e-300]])
+    power = np.empty(len(x))
+    weights = x.copy()
+    top = _normalise(weights, power, power.view(np.int64))
+    exact = np.where(x > -40.0, np.exp(x), 0.0)
+    assert top == pytest.approx(np.log(exact.sum()), rel=1e-13)
+    assert np.allclose(weights, exact / exact.sum(), rtol=2e-14, atol=0.0)

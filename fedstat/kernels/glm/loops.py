@@ -29,7 +29,8 @@ REORDER = {"reassoc", "contract", "nsz"}
 
 def fixed(a: Array, dtype: type = np.float64) -> Array:
     """Return the array as the one type that the loops are compiled for, with a copy only if it differs."""
-    view = np.require(a, dtype, ["C", "A"]).view()
+    ready = a.dtype == dtype and a.flags.carray if isinstance(a, np.ndarray) else False
+    view = a.view() if ready else np.require(a, dtype, ["C", "A"]).view()
     # Whether an array may be written is part of its type for the compiler: two types, two compilations.
     view.flags.writeable = False
     return view

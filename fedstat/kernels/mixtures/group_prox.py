@@ -6,9 +6,11 @@ import numpy as np
 from numba import njit
 
 from fedstat.kernels.glm.loops import fixed
-from fedstat.typing import Floats
+from fedstat.typing import Bools, Floats
 
-MOST_STEPS, SETTLED = 100, 1e-14
+MOST_STEPS, SETTLED, MOST_SWEEPS = 100, 1e-14, 30
+RIDGE = 1e-8
+"""Of an information by its trace, so that a level of no weight is no division by zero."""
 
 
 def group_prox(D: Floats, z: Floats, lam: Floats) -> Floats:
@@ -26,12 +28,21 @@ def shrink_rows(S: Floats, s: Floats, lam: Floats) -> Floats:
 
     S (P, Q, Q), or (1, Q, Q) for all rows, is positive definite; s (P, Q), lam (P,).
     """
-    d, V = np.linalg.eigh(S)
-    # Turned into the basis of eigenvectors the penalty stays what it is.
-    turned = np.matmul(s[:, None, :], V)[:, 0]
-    d = np.maximum(d, 1e-12 * d[:, -1:])
-    turned_l = group_prox(np.broadcast_to(d, s.shape), turned, lam)
-    return np.asarray(np.matmul(turned_l[:, None, :], V.transpose(0, 2, 1))[:, 0])
+    out = np.zeros(s.shape)
+    _shrink(fixed(S), fixed(s), fixed(lam), out)
+    return out
+
+
+def proximal_newton(score: Floats, info: Floats, old: Floats, lam: Floats, support: Bools) -> Floats:
+    """Return the step (P, d) that minimises a quadratic model with a penalty on its last coefficients.
+
+    Slopes (P, d) and information (P, d, d) are those of a log-likelihood; `old` (P, e) are the coefficients
+    with the penalty lam_p |l_p|, the last of d. The others are eliminated. Without `support` (P,) new
+    penalised ones are zero.
+    """
+    out = np.empty(score.shape)
+    _newton(fixed(score), fixed(info), fixed(old), fixed(lam), fixed(support, np.bool_), out)
+    return out
 
 
 def shrink_means(N: Floats, m: Floats, lam: float) -> Floats:
@@ -69,3 +80,102 @@ def _prox(D: Floats, z: Floats, lam: Floats, out: Floats) -> None:
                 break
         for q in range(Q):
             out[p, q] = z[p, q] * rho / (D[p, q] * rho + lam[p])
+
+
+@njit(cache=True, nogil=True)
+def _turn(A: Floats, V: Floats) -> None:
+    """Diagonalise a symmetric A (Q, Q) in place by Jacobi's rotations; V gets the eigenvectors."""
+    Q = len(A)
+    for a in range(Q):
+        for b in range(Q):
+            V[a, b] = 1.0 if a == b else 0.0
+    for _ in range(MOST_SWEEPS):
+        off = size = 0.0
+        for a in range(Q):
+            size += A[a, a] * A[a, a]
+            for b in range(a):
+                off += A[a, b] * A[a, b]
+        if off <= 1e-32 * size:
+            return
+        for a in range(Q - 1):
+            for b in range(a + 1, Q):
+                if A[a, b] != 0.0:
+                    _rotate(A, V, a, b)
+
+
+@njit(cache=True, nogil=True)
+def _rotate(A: Floats, V: Floats, a: int, b: int) -> None:
+    """Make one element of A zero by a rotation of two coordinates (Golub and Van Loan, 8.5)."""
+    tau = (A[b, b] - A[a, a]) / (2.0 * A[a, b])
+    t = (1.0 if tau >= 0.0 else -1.0) / (abs(tau) + np.sqrt(1.0 + tau * tau))
+    c = 1.0 / np.sqrt(1.0 + t * t)
+    s = t * c
+    for j in range(len(A)):
+        A[j, a], A[j, b] = c * A[j, a] - s * A[j, b], s * A[j, a] + c * A[j, b]
+        V[j, a], V[j, b] = c * V[j, a] - s * V[j, b], s * V[j, a] + c * V[j, b]
+    for j in range(len(A)):
+        A[a, j], A[b, j] = c * A[a, j] - s * A[b, j], s * A[a, j] + c * A[b, j]
+
+
+@njit(cache=True, nogil=True)
+def _shrink(S: Floats, s: Floats, lam: Floats, out: Floats) -> None:
+    """Minimise in the basis of eigenvectors, in which the penalty stays what it is."""
+    P, Q = s.shape
+    V, A = np.empty((Q, Q)), np.empty((Q, Q))
+    D, z, new = np.empty((1, Q)), np.empty((1, Q)), np.empty((1, Q))
+    for p in range(P):
+        if p < len(S):
+            A[:] = S[p]
+            _turn(A, V)
+            most = 0.0
+            for q in range(Q):
+                most = max(most, A[q, q])
+            for q in range(Q):
+                D[0, q] = max(A[q, q], 1e-12 * most)
+        for q in range(Q):
+            z[0, q] = 0.0
+            for t in range(Q):
+                z[0, q] += V[t, q] * s[p, t]
+        new[:] = 0.0
+        _prox(D, z, lam[p : p + 1], new)
+        for q in range(Q):
+            for t in range(Q):
+                out[p, q] += V[q, t] * new[0, t]
+
+
+@njit(cache=True, nogil=True)
+def _newton(score: Floats, info: Floats, old: Floats, lam: Floats, support: Bools, out: Floats) -> None:
+    P, d = score.shape
+    e = old.shape[1]
+    f = d - e
+    A, x, S = np.empty((d, d)), np.empty(d), np.empty((1, e, e))
+    s, new = np.empty((1, e)), np.empty((1, e))
+    for p in range(P):
+        ridge = 1.0
+        for j in range(d):
+            ridge += info[p, j, j]
+        A[:], x[:] = info[p], score[p]
+        for j in range(d):
+            A[j, j] += RIDGE * ridge
+        # Gauss' elimination of the first f: below them is Schur's complement.
+        for j in range(f):
+            for i in range(j + 1, d):
+                by = A[i, j] / A[j, j]
+                for c in range(j, d):
+                    A[i, c] -= by * A[j, c]
+                x[i] -= by * x[j]
+        for a in range(e):
+            s[0, a] = x[f + a]
+            for b in range(e):
+                S[0, a, b] = A[f + a, f + b]
+                s[0, a] += S[0, a, b] * old[p, b]
+        new[:] = 0.0
+        if support[p]:
+            _shrink(S, s, lam[p : p + 1], new)
+        for a in range(e):
+            out[p, f + a] = new[0, a] - old[p, a]
+        for j in range(f - 1, -1, -1):
+            left = x[j]
+            for c in range(j + 1, d):
+                left -= A[j, c] * out[p, c]
+            out[p, j] = left / A[j, j]

@@ -11,6 +11,7 @@ an EM algorithm. Psychometrika 46, 443-459.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,11 @@ from fedstat.typing import Floats, Ints
 
 NEGLIGIBLE = -40.0
 """Log of a node's weight, relative to the largest, that does not count any more."""
+ROWS = 16
+"""Rows that are spread over nodes together."""
+LOG_2, LOG2_E = math.log(2.0), 1.0 / math.log(2.0)
+ROUNDS = 1.5 * 2.0**52
+"""Added to a number, leaves its nearest integer in the last bits."""
 
 
 class Nodes(NamedTuple):
@@ -65,8 +71,8 @@ def node_densities(rows: GroupedLevels, table: Floats, log_weights: Floats, K: i
 
 def node_weights(rows: GroupedLevels, table: Floats, log_weights: Floats, K: int) -> Floats:
     """Return the weights of nodes given a row and its cluster, (n, K, t): few rows at a time."""
-    out = np.empty((len(rows.codes), K, len(log_weights)))
-    _weights(*_fixed_rows(rows), fixed(table), fixed(log_weights), out)
+    out, f = np.empty((len(rows.codes), K, len(log_weights))), np.empty((len(rows.codes), K))
+    _weights(*_fixed_rows(rows), fixed(table), fixed(log_weights), f, out)
     return out
 
 
@@ -88,72 +94,131 @@ def expected_counts(rows: GroupedLevels, r: Floats, table: Floats, log_weights: 
     return ExpectedCounts(levels, nodes, f)
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
-def _add_levels(codes: Ints, table: Floats, log_weights: Floats, a: Floats) -> None:
-    """Write log weights and log probabilities of a row's levels, (P,), at all nodes to a (K, t)."""
-    for k in range(a.shape[0]):
-        a[k] = log_weights
-    flat = a.reshape(a.size)
-    for p in range(len(codes)):
-        if codes[p] >= 0:
-            row = table[p, codes[p]]
-            for g in range(len(flat)):
-                flat[g] += row[g]
+# Else it would inherit the caller's leave to reorder, and the sum that rounds would be cancelled.
+@njit(cache=True, nogil=True, fastmath=False)
+def _exponentials(x: Floats, power: Floats, bits: Ints) -> None:
+    """Replace x by exp(x), or by zero from NEGLIGIBLE down, without a branch.
+
+    `power` is room of the length of x, and `bits` the same room read as integers.
+    """
+    for j in range(len(x)):
+        power[j] = max(x[j], NEGLIGIBLE) * LOG2_E + ROUNDS
+    for j in range(len(x)):
+        r = max(x[j], NEGLIGIBLE) - (power[j] - ROUNDS) * LOG_2
+        y = 1.0 / 479001600.0
+        y = y * r + 1.0 / 39916800.0
+        y = y * r + 1.0 / 3628800.0
+        y = y * r + 1.0 / 362880.0
+        y = y * r + 1.0 / 40320.0
+        y = y * r + 1.0 / 5040.0
+        y = y * r + 1.0 / 720.0
+        y = y * r + 1.0 / 120.0
+        y = y * r + 1.0 / 24.0
+        y = y * r + 1.0 / 6.0
+        y = y * r + 0.5
+        y = y * r + 1.0
+        y = y * r + 1.0
+        x[j] = y if x[j] > NEGLIGIBLE else 0.0
+    for j in range(len(x)):
+        bits[j] = (bits[j] << 52) + (1023 << 52)
+    for j in range(len(x)):
+        x[j] *= power[j]
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
-def _normalise(a: Floats) -> float:
-    """Turn logs (t,) into weights relative to the largest; return its log."""
+def _add_levels(codes: Ints, group: Ints, table: Floats, log_weights: Floats, a: Floats) -> None:
+    """Write log weights and log probabilities of levels (m, P) of some rows at all nodes to a (m, K, t)."""
+    m, K, T = a.shape
+    flat = a.reshape(m, K * T)
+    for i in range(m):
+        for k in range(K):
+            for t in range(T):
+                a[i, k, t] = log_weights[t]
+    # Column by column: what a column has at all nodes stays in the first cache.
+    for p in range(codes.shape[1]):
+        for i in range(m):
+            if codes[i, p] >= 0:
+                row, own = table[group[i], p, codes[i, p]], flat[i]
+                for g in range(K * T):
+                    own[g] += row[g]
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def _normalise(a: Floats, power: Floats, bits: Ints) -> float:
+    """Turn logs (t,) into weights; return the log of the sum before."""
     top = a[0]
     for t in range(len(a)):
         top = max(top, a[t])
     for t in range(len(a)):
-        v = a[t] - top
-        a[t] = np.exp(v) if v > NEGLIGIBLE else 0.0
-    return float(top)
-
-
-@njit(cache=True, nogil=True, fastmath=REORDER)
-def _total(a: Floats) -> float:
-    s = 0.0
+        a[t] -= top
+    _exponentials(a, power, bits)
+    total = 0.0
     for t in range(len(a)):
-        s += a[t]
-    return s
+        total += a[t]
+    for t in range(len(a)):
+        a[t] /= total
+    return float(top + math.log(total))
+
+
+@njit(cache=True, nogil=True)
+def _spread(
+    codes: Ints,
+    group: Ints,
+    table: Floats,
+    log_weights: Floats,
+    a: Floats,
+    f: Floats,
+    power: Floats,
+    bits: Ints,
+) -> None:
+    """Write weights of nodes of some rows to a (m, K, t), and their log densities to f (m, K)."""
+    _add_levels(codes, group, table, log_weights, a)
+    for i in range(len(a)):
+        for k in range(a.shape[1]):
+            f[i, k] = _normalise(a[i, k], power, bits)
+
+
+@njit(cache=True, nogil=True)
+def _weights(codes: Ints, group: Ints, table: Floats, log_weights: Floats, f: Floats, out: Floats) -> None:
+    power = np.empty(len(log_weights))
+    _spread(codes, group, table, log_weights, out, f, power, power.view(np.int64))
 
 
 @njit(cache=True, nogil=True)
 def _densities(codes: Ints, group: Ints, table: Floats, log_weights: Floats, f: Floats) -> None:
     n, K = f.shape
-    a = np.empty((K, len(log_weights)))
-    for i in range(n):
-        _add_levels(codes[i], table[group[i]], log_weights, a)
-        for k in range(K):
-            top = _normalise(a[k])
-            f[i, k] = top + np.log(_total(a[k]))
-
-
-@njit(cache=True, nogil=True, fastmath=REORDER)
-def _weights(codes: Ints, group: Ints, table: Floats, log_weights: Floats, out: Floats) -> None:
-    for i in range(len(codes)):
-        _add_levels(codes[i], table[group[i]], log_weights, out[i])
-        for k in range(out.shape[1]):
-            _normalise(out[i, k])
-            out[i, k] /= _total(out[i, k])
+    power = np.empty(len(log_weights))
+    room = np.empty((min(n, ROWS), K, len(log_weights)))
+    for start in range(0, n, ROWS):
+        end = min(n, start + ROWS)
+        a = room[: end - start]
+        _spread(
+            codes[start:end],
+            group[start:end],
+            table,
+            log_weights,
+            a,
+            f[start:end],
+            power,
+            power.view(np.int64),
+        )
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
 def _means(codes: Ints, group: Ints, table: Floats, log_weights: Floats, eta: Floats, e: Floats) -> None:
     n, K, Q = e.shape
     T = len(log_weights)
-    a = np.empty((K, T))
-    for i in range(n):
-        _add_levels(codes[i], table[group[i]], log_weights, a)
-        for k in range(K):
-            _normalise(a[k])
-            s = _total(a[k])
-            for t in range(T):
-                for q in range(Q):
-                    e[i, k, q] += a[k, t] / s * eta[k * T + t, q]
+    power = np.empty(T)
+    room, f = np.empty((min(n, ROWS), K, T)), np.empty((min(n, ROWS), K))
+    for start in range(0, n, ROWS):
+        end = min(n, start + ROWS)
+        a = room[: end - start]
+        _spread(codes[start:end], group[start:end], table, log_weights, a, f, power, power.view(np.int64))
+        for i in range(start, end):
+            for k in range(K):
+                for t in range(T):
+                    for q in range(Q):
+                        e[i, k, q] += a[i - start, k, t] * eta[k * T + t, q]
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
@@ -169,20 +234,30 @@ def _counts(
 ) -> None:
     n, K = r.shape
     T = len(log_weights)
-    a = np.empty((K, T))
-    flat = a.reshape(K * T)
-    for i in range(n):
-        _add_levels(codes[i], table[group[i]], log_weights, a)
-        for k in range(K):
-            top = _normalise(a[k])
-            total = _total(a[k])
-            f[i, k] = top + np.log(total)
-            share = r[i, k] / total
-            for t in range(T):
-                a[k, t] *= share
-                nodes[k, t] += a[k, t]
+    power = np.empty(T)
+    room = np.empty((min(n, ROWS), K, T))
+    for start in range(0, n, ROWS):
+        end = min(n, start + ROWS)
+        a = room[: end - start]
+        flat = a.reshape(end - start, K * T)
+        _spread(
+            codes[start:end],
+            group[start:end],
+            table,
+            log_weights,
+            a,
+            f[start:end],
+            power,
+            power.view(np.int64),
+        )
+        for i in range(start, end):
+            for k in range(K):
+                for t in range(T):
+                    a[i - start, k, t] *= r[i, k]
+                    nodes[k, t] += a[i - start, k, t]
         for p in range(codes.shape[1]):
-            if codes[i, p] >= 0:
-                row = levels[group[i], p, codes[i, p]]
-                for g in range(K * T):
-                    row[g] += flat[g]
+            for i in range(start, end):
+                if codes[i, p] >= 0:
+                    row, own = levels[group[i], p, codes[i, p]], flat[i - start]
+                    for g in range(K * T):
+                        row[g] += own[g]

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from fedstat.errors import ModelError
-from fedstat.kernels.mixtures.group_prox import shrink_rows
+from fedstat.kernels.mixtures.group_prox import RIDGE, shrink_rows
 from fedstat.kernels.mixtures.nodes import (
     ExpectedCounts,
     GroupedLevels,
@@ -21,7 +21,6 @@ from fedstat.kernels.mixtures.nodes import (
 from fedstat.models.m2sem.modality.base import BEGINNING, Modality
 from fedstat.models.m2sem.modality.levels import (
     HALVINGS,
-    RIDGE,
     ROUNDING,
     LevelColumns,
     NominalColumns,
@@ -37,6 +36,8 @@ KINDS: dict[str, type[LevelColumns]] = {
     "binary": OrdinalColumns,
     "nominal": NominalColumns,
 }
+SETTLED = 1e-8
+"""Gain of a step, relative to the objective, after which others do not pay."""
 MOST_GROUPS = 500
 """Of rows with the same covariates: each has counts of its own."""
 CHUNK = 4096
@@ -112,6 +113,7 @@ class CategoricalModality(Modality):
         self._per_factor = T
         self._grid = normal_nodes(T, self.Q)
         self._last: tuple[Floats, Floats] | None = None
+        self._logs = np.empty(0)
 
     @property
     def loadings(self) -> Floats:
@@ -177,22 +179,27 @@ class CategoricalModality(Modality):
         """
         penalties = np.broadcast_to(np.asarray(row_penalties, dtype=float), (self.P,))
         counts, value = self._expect(r, penalties, means_penalty)
+        on_nodes = False
         for _ in range(steps):
             eta, means, old = self._eta(), self.means, value
             N, m = self._improve_columns(counts, eta, penalties)
-            columns = self.state()
-            self._improve_means(N, m, means_penalty)
-            counts_there, value = self._expect(r, penalties, means_penalty)
-            if value < old - ROUNDING * (1.0 + abs(old)):
+            columns, there = self.state(), counts
+            if not on_nodes:
+                self._improve_means(N, m, means_penalty)
+                counts, value = self._expect(r, penalties, means_penalty)
+                on_nodes = value < old - ROUNDING * (1.0 + abs(old))
+            if on_nodes:
                 self.restore(columns)
-                self.means = self._step_of_means(counts.levels, means, means_penalty)
+                self.means = self._step_of_means(there.levels, means, means_penalty)
                 self._recentre()
-                counts_there, value = self._expect(r, penalties, means_penalty)
-            counts = counts_there
+                counts, value = self._expect(r, penalties, means_penalty)
+            if value - old < SETTLED * (1.0 + abs(value)):
+                break
 
     def _expect(self, r: Floats, penalties: Floats, means_penalty: float) -> tuple[ExpectedCounts, float]:
         """Spread rows over nodes; return the objective, too."""
-        counts = expected_counts(self._rows, r, self._table(self._eta()), self._grid.log_weights)
+        self._logs = self._table(self._eta())
+        counts = expected_counts(self._rows, r, self._logs, self._grid.log_weights)
         self._last = self.state(), counts.f
         return counts, float((r * counts.f).sum()) - self.penalty(penalties, means_penalty)
 
@@ -202,7 +209,8 @@ class CategoricalModality(Modality):
         """Improve what belongs to columns; return clusters' weights (K,) and mean factors (K, Q)."""
         for block in self._blocks:
             at = block.columns
-            block.improve(eta, counts.levels[:, at, : block.C], penalties[at], self.support[at])
+            cells = np.s_[:, at, : block.C]
+            block.improve(eta, counts.levels[cells], self._logs[cells], penalties[at], self.support[at])
         N = counts.nodes.sum(axis=1)
         m = np.einsum("kt,ktq->kq", counts.nodes, eta.reshape(len(N), -1, self.Q))
         return N, m / np.maximum(N, 1e-300)[:, None]
@@ -214,9 +222,9 @@ class CategoricalModality(Modality):
         K, Q = means.shape
         eta, score, info = self._eta(), np.zeros((K, Q)), np.zeros((K, Q, Q))
         for block in self._blocks:
-            at_means = block.in_means(eta, levels[:, block.columns, : block.C], K)
-            score += at_means.slopes
-            info += at_means.second
+            slopes, second = block.in_means(eta, levels[:, block.columns, : block.C], K)
+            score += slopes
+            info += second
         S = block_diag(*info) + RIDGE * (1.0 + np.trace(info.sum(axis=0))) * np.eye(K * Q)
         new = shrink_rows(S[None], (S @ means.ravel() + score.ravel())[None], np.array([penalty]))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit
 
-from fedstat.kernels.mixtures.group_prox import shrink_rows
+from fedstat.kernels.mixtures.group_prox import proximal_newton
 from fedstat.kernels.mixtures.nominal import nominal_derivatives, nominal_table
 from fedstat.kernels.mixtures.ordinal import ordinal_derivatives, ordinal_table
 from fedstat.typing import Bools, Floats, Ints
@@ -16,8 +16,6 @@ from fedstat.typing import Bools, Floats, Ints
 HALVINGS = 12
 ROUNDING = 1e-11
 """Of an objective, relative to its size."""
-RIDGE = 1e-8
-"""Added to the information of a row, so that a level of no weight is no division by zero."""
 LEAST_GAP = 1e-6
 """Between two thresholds, whose level has hardly any rows then."""
 
@@ -27,17 +25,6 @@ class NodeCurvatures(NamedTuple):
 
     slopes (J P, R, G) in predictors, second (J P, R, R, G) in two of them, mixed (J P, C - 1, R, G) in an
     intercept and a predictor.
-    """
-
-    slopes: Floats
-    second: Floats
-    mixed: Floats
-
-
-class MeansCurvatures(NamedTuple):
-    """Of the expected log-likelihood in the clusters' means: slopes (K, Q), minus second derivatives.
-
-    second (K, Q, Q); mixed (P, d, K, Q) are those in a parameter of a column and a mean.
     """
 
     slopes: Floats
@@ -154,23 +141,28 @@ class LevelColumns(ABC):
         """Let the intercepts take what the factors lose, c (Q,)."""
         self.theta[:, : self.C - 1] += self.sign * np.matmul(self.loadings, c)
 
-    def improve(self, eta: Floats, counts: Floats, penalties: Floats, support: Bools) -> None:
+    def improve(self, eta: Floats, counts: Floats, table: Floats, penalties: Floats, support: Bools) -> None:
         """Take one proximal step of Newton, halved by column until its own objective does not fall.
 
-        `counts` (J, P, C, G) are expected rows at nodes eta; `penalties` (P,) are on norms of loadings.
+        `counts` and `table` (J, P, C, G) are expected rows and logs of probabilities at nodes eta;
+        `penalties` (P,) are on norms of loadings.
         """
         f, P = self.intercepts, len(self.columns)
-        self.theta[~support, f:] = 0.0
         flat = counts.reshape(-1, *counts.shape[2:])
+        if np.any(self.theta[~support, f:]):
+            self.theta[~support, f:] = 0.0
+            table = self.table(eta)
 
-        def value(theta: Floats) -> Floats:
-            fit = np.einsum("pcg,pcg->p", flat, self._table(self.effective(theta), eta))
+        def value(theta: Floats, table: Floats | None = None) -> Floats:
+            table = self._table(self.effective(theta), eta) if table is None else table.reshape(flat.shape)
+            fit = np.einsum("pcg,pcg->p", flat, table)
             return np.asarray(
                 fit.reshape(-1, P).sum(axis=0) - penalties * np.linalg.norm(theta[:, f:], axis=1)
             )
 
-        step = self._step(*self._slopes(eta, flat), penalties, support)
-        old, size = value(self.theta), np.ones((len(step), 1))
+        score, info = self._slopes(eta, flat)
+        step = proximal_newton(score, info, self.theta[:, f:], penalties, support)
+        old, size = value(self.theta, table), np.ones((len(step), 1))
         for _ in range(HALVINGS):
             new = self._feasible(self.theta + size * step)
             worse = value(new) < old - ROUNDING * (1.0 + np.abs(old))
@@ -191,11 +183,22 @@ class LevelColumns(ABC):
             np.einsum("jpef,jed,jfh->pdh", info, A, A, optimize=True),
         )
 
-    def in_means(self, eta: Floats, counts: Floats, K: int) -> MeansCurvatures:
-        """Return derivatives in the means with which nodes move, under counts (J, P, C, G)."""
+    def in_means(self, eta: Floats, counts: Floats, K: int) -> tuple[Floats, Floats]:
+        """Return slopes (K, Q) and information (K, Q, Q) in the means with which nodes move.
+
+        Counts (J, P, C, G) are at nodes eta (G, Q).
+        """
+        s, second, _ = self.curvatures(eta, counts.reshape(-1, *counts.shape[2:]))
+        L = self._loadings_by_group()
+        by_cluster = second.reshape(*second.shape[:3], K, -1).sum(axis=4)
+        slopes = s.reshape(*s.shape[:2], K, -1).sum(axis=3)
+        info = np.einsum("prsk,prq,pst->kqt", by_cluster, L, L, optimize=True)
+        return np.einsum("prk,prq->kq", slopes, L), info
+
+    def mixed_with_means(self, eta: Floats, counts: Floats, K: int) -> Floats:
+        """Return minus second derivatives in parameters and means, (P, d, K, Q)."""
         s, second, mixed = self.curvatures(eta, counts.reshape(-1, *counts.shape[2:]))
-        effective = self.effective(self.theta)
-        L = effective[:, self.C - 1 :].reshape(-1, self.rows, self.Q)
+        L = self._loadings_by_group()
         carried = np.einsum("prsg,psq->prgq", second, L)
         by_loading = np.einsum("prgq,gt->prgtq", carried, eta) - np.einsum("prg,tq->prgtq", s, np.eye(self.Q))
         both = np.concatenate(
@@ -205,33 +208,18 @@ class LevelColumns(ABC):
             ],
             axis=1,
         )
-        cross = both.reshape(*both.shape[:2], K, -1, self.Q).sum(axis=3)
-        J, P = len(self.covariates), len(self.columns)
-        cross = np.einsum("jpekq,jed->pdkq", cross.reshape(J, P, *cross.shape[1:]), self.moving())
-        return MeansCurvatures(
-            np.einsum("prg,prq->gq", s, L).reshape(K, -1, self.Q).sum(axis=1),
-            np.einsum("prgq,prt->gqt", carried, L).reshape(K, -1, self.Q, self.Q).sum(axis=1),
-            cross,
+        cross = both.reshape(len(self.covariates), len(self.columns), both.shape[1], K, -1, self.Q).sum(
+            axis=4
         )
+        return np.asarray(np.einsum("jpekq,jed->pdkq", cross, self.moving()))
+
+    def _loadings_by_group(self) -> Floats:
+        """Return the loadings of every group of rows, (J P, R, Q)."""
+        return np.tile(self.loadings, (len(self.covariates), 1, 1))
 
     def complete_information(self, eta: Floats, counts: Floats) -> Floats:
         """Return minus second derivatives of the expected log-likelihood in parameters, (P, d, d)."""
         return self._slopes(eta, counts.reshape(-1, *counts.shape[2:]))[1]
-
-    def _step(self, score: Floats, info: Floats, penalties: Floats, support: Bools) -> Floats:
-        """Minimise the quadratic model, intercepts eliminated: the loadings of a column by one root."""
-        f = self.intercepts
-        n = np.trace(info, axis1=1, axis2=2)[:, None, None]
-        info = info + RIDGE * (n + 1.0) * np.eye(info.shape[1])
-        old = self.theta[:, f:]
-        both = np.concatenate([info[:, :f, f:], score[:, :f, None]], axis=2)
-        carried = np.linalg.solve(info[:, :f, :f], both)
-        slope, by = carried[:, :, -1], carried[:, :, :-1]
-        S = info[:, f:, f:] - np.matmul(info[:, f:, :f], by)
-        s = score[:, f:] - np.matmul(info[:, f:, :f], slope[:, :, None])[:, :, 0]
-        new = shrink_rows(S, np.matmul(S, old[:, :, None])[:, :, 0] + s, penalties) * support[:, None]
-        moved = new - old
-        return np.concatenate([slope - np.matmul(by, moved[:, :, None])[:, :, 0], moved], axis=1)
 
 
 class OrdinalColumns(LevelColumns):

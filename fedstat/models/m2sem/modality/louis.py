@@ -28,9 +28,8 @@ def complete_information(
     for block in blocks:
         some = counts[:, block.columns, : block.C]
         own += list(block.complete_information(eta, some))
-        in_means = block.in_means(eta, some, K)
-        mixed.append(in_means.mixed.reshape(-1, K * Q))
-        second += in_means.second
+        mixed.append(block.mixed_with_means(eta, some, K).reshape(-1, K * Q))
+        second += block.in_means(eta, some, K)[1]
     cross = np.concatenate(mixed)
     return np.block([[block_diag(*own), cross], [cross.T, block_diag(*second)]])
 
