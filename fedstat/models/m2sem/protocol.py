@@ -18,7 +18,7 @@ from fedstat.models.m2sem.course.starts import StartPlan, start
 from fedstat.models.m2sem.inference.information import ObservedInformation, ask_information
 from fedstat.typing import Floats
 
-FINAL_ROUNDS, FINE_ROUNDS = 30, 8
+FINAL_ROUNDS, FINE_ROUNDS, FINE_STEPS = 40, 8, 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +86,7 @@ def refine(exchange: Exchange, one: Course, plan: MixturePlan) -> Rounds[tuple[C
     yield from exchange.improve([finer], 0)
     coarse = float(np.abs(finer.r - before).max(initial=0.0))
     finer.trace = finer.trace[-1:]
-    yield from exchange.ascend([finer], plan.local_steps, FINE_ROUNDS)
+    yield from exchange.ascend([finer], min(FINE_STEPS, plan.local_steps), FINE_ROUNDS)
     return finer, coarse
 
 

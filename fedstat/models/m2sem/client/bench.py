@@ -14,6 +14,10 @@ from fedstat.models.m2sem.client.making import make_modality
 from fedstat.models.m2sem.modality.base import Modality
 from fedstat.typing import Bools, Floats, Ints
 
+LEAP, LEAST_LEAP = 2, 4
+"""EM steps before a leap, and local steps from which there are some."""
+LONGEST = 50.0
+"""Stride of a leap, in steps."""
 LEAST_NORM, LEAST_SEPARATION = 1e-3, 1e-4
 """Of loadings and modalities to which penalties are adapted."""
 
@@ -56,15 +60,14 @@ class Bench:
             modality.begin(1)
         return self.take(factors, nodes, [(np.ones(m.P), 1.0) for m in self.modalities], None)
 
-    def put(self, slot: Slot) -> bool:
-        """Let the modalities have the parameters of a mixture; False where they had, and its densities."""
+    def put(self, slot: Slot) -> None:
+        """Let the modalities have the parameters of a mixture."""
         if self._held is slot:
-            return False
+            return
         for modality, held in zip(self.modalities, slot.modalities, strict=True):
             modality.restore(held.state)
             modality.support, modality.silent = held.support.copy(), held.silent
-        self._held = None  # until its densities are computed
-        return True
+        self._held = None
 
     def take(
         self, factors: int, nodes: int, weights: Sequence[tuple[Floats, float]], r: Floats | None
@@ -142,7 +145,7 @@ class HeldMixtures:
     def improve(self, name: str, asked: SlotAsked, r: Floats, shares: Floats) -> Improved:
         """Take local steps from a source with posteriors r (n, K) held."""
         source, bench = self.source(name, asked), self.bench(asked.factors, asked.nodes)
-        stale = bench.put(source)
+        bench.put(source)
         if asked.scores:
             return self._spheres(bench, source, r)
         weights = [(one.weights, one.weight) for one in source.modalities]
@@ -151,17 +154,17 @@ class HeldMixtures:
         for m in bench.modalities:
             if m.clusters != r.shape[1]:
                 m.begin_means(r)
-                stale = True
         if asked.fixed:
             for m in bench.modalities:
                 m.support = m.row_norms() > 0.0
                 m.silent = not (m.support.any() and np.any(m.means))
         pairs = [(asked.lam1 * each, asked.lam2 * one) for each, one in weights]
-        f = bench.densities() if stale or not asked.steps else np.empty(0)
-        for _ in range(asked.steps):
-            for m, (rows, means) in zip(bench.modalities, pairs, strict=True):
-                m.improve(r, rows, means)
-            f = bench.densities()
+        for m, (rows, means) in zip(bench.modalities, pairs, strict=True):
+            if asked.lam1 or asked.lam2 or asked.steps < LEAST_LEAP:
+                m.improve(r, rows, means, asked.steps)
+            else:
+                ascend_in_leaps(m, r, asked.steps)
+        f = bench.densities()
         slot = bench.take(asked.factors, asked.nodes, weights, r)
         self.slots[asked.slot] = slot
         loaded = [np.append(m.row_norms() > 0.0, bool(np.any(m.means))) for m in bench.modalities]
@@ -183,6 +186,32 @@ class HeldMixtures:
     def only(self, slots: Sequence[int]) -> None:
         """Forget all other mixtures."""
         self.slots = {number: slot for number, slot in self.slots.items() if number in slots}
+
+
+def ascend_in_leaps(m: Modality, r: Floats, steps: int) -> None:
+    """Take EM steps without penalty; after each two leap ahead, where that is no lower (Varadhan and Roland 2008).
+
+    An extrapolation that leaves the parameter space has a lower density, or none.
+    """
+    for _ in range(steps // LEAP):
+        first = m.state()
+        m.improve(r)
+        second = m.state()
+        m.improve(r)
+        third = m.state()
+        move, bend = second - first, third - 2.0 * second + first
+        length = float(np.linalg.norm(bend))
+        if length == 0.0:
+            return
+        stride = min(float(np.linalg.norm(move)) / length, LONGEST)
+        if stride <= 1.0:
+            continue
+        reached = float((r * m.log_densities()).sum())
+        m.restore(first + 2.0 * stride * move + stride**2 * bend)
+        with np.errstate(all="ignore"):
+            ahead = float((r * m.log_densities()).sum())
+        if not ahead >= reached:
+            m.restore(third)
 
 
 def adapt(modality: Modality, shares: Floats) -> tuple[Floats, float]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedstat.errors import NotAvailableError
 from fedstat.models.m2sem.client.columns import OpenedModality
 from fedstat.models.m2sem.modality.base import Modality
+from fedstat.models.m2sem.modality.categorical import CategoricalModality
 from fedstat.models.m2sem.modality.gaussian import GaussianModality
 from fedstat.typing import Floats
 
@@ -14,4 +14,5 @@ def make_modality(opened: OpenedModality, factors: int, nodes: int, covariates: 
     asked = opened.asked
     if asked.continuous:
         return GaussianModality(opened.values, asked.names, factors, covariates)
-    raise NotAvailableError("categorical columns take no part yet")
+    kinds, levels = [c.kind for c in asked.columns], [len(c.levels) for c in asked.columns]
+    return CategoricalModality(opened.values, asked.names, factors, kinds, levels, nodes)

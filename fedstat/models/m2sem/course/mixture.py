@@ -14,6 +14,10 @@ from fedstat.typing import Bools, Floats, Ints
 
 GAIN, CHANGE = 0.005, 1e-3
 """A mixture has converged where a round gains less, and no posterior changes by more."""
+ALIKE = 0.01
+"""Share of entities that may be elsewhere in two mixtures that are one."""
+NEAR = 0.1
+"""What a round gains where a mixture that is compared with others is near enough to its end."""
 REST_OF_WEIGHT = 1e-3
 
 
@@ -108,6 +112,11 @@ class Course:
         return self.gain < GAIN and self.change < CHANGE
 
     @property
+    def settled(self) -> bool:
+        """Whether it has come near enough to an end to be compared with others."""
+        return self.gain < NEAR
+
+    @property
     def sent(self) -> Floats:
         """Posteriors as they are sent."""
         return self.r if self.half is None else self.r * self.half[:, None]
@@ -148,6 +157,12 @@ class Course:
         labels[rng.permutation(members)[: len(members) // 2]] = k
         self.r = soft(labels, self.clusters)
         self.trace, self.change = [], np.inf
+
+
+def same_clusters(a: Course, b: Course) -> bool:
+    """Whether two mixtures have come to the same clusters, in whatever order."""
+    overlap = np.sort(hard(a.r).T @ hard(b.r), axis=1)[:, -1].sum()
+    return bool(overlap >= (1.0 - ALIKE) * len(a.r)) and abs(a.penalised - b.penalised) < 1.0
 
 
 def soft(labels: Ints, clusters: int, certain: float = 0.8) -> Floats:

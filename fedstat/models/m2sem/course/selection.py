@@ -58,7 +58,8 @@ class SupportPath:
                 refit.name = f"refit at {one.penalties.lam1:g}, {one.penalties.lam2:g}"
                 new.append(refit)
         kept = [*self.refits.values(), *self.penalised.values()]
-        yield from self.exchange.ascend(new, self.steps, REFIT_ROUNDS, kept=[k for k in kept if k.slot >= 0])
+        old = [one for one in kept if one.slot >= 0]
+        yield from self.exchange.ascend(new, self.steps, REFIT_ROUNDS, old, lambda one: one.settled)
 
     def best(self, among: Sequence[Penalties] | None = None) -> Penalties:
         """Return the penalties whose support has the best refit."""
@@ -148,5 +149,6 @@ def _penalise(
     kept = [*path.refits.values(), *path.penalised.values(), *beside, source]
     # Without penalties it is the fit itself, whose support is asked for.
     rounds, steps = (1, 1) if weigh else (PATH_ROUNDS, path.steps)
-    yield from exchange.ascend([one], steps, rounds, kept=[k for k in kept if k.slot >= 0])
+    old = [each for each in kept if each.slot >= 0]
+    yield from exchange.ascend([one], steps, rounds, old, lambda one: one.settled)
     return one

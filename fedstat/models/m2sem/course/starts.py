@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.m2sem.course.exchange import Exchange, require
-from fedstat.models.m2sem.course.mixture import Course, hard, soft
+from fedstat.models.m2sem.course.mixture import Course, hard, same_clusters, soft
 from fedstat.typing import Floats, Ints
 
 MEANS_ROUNDS, SHORT_ROUNDS = 6, 8
@@ -40,8 +40,12 @@ def start(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan)
     for size in sizes:
         alike = require([one for one in begun if (one.clusters, one.factors) == size])
         going.append(sorted(alike, key=lambda one: -one.penalised)[:GOING_ON])
-    every = [one for some in going for one in some]
-    yield from exchange.ascend(every, plan.local_steps, plan.rounds)
+    for _ in range(plan.rounds):
+        # Two that have become one go on as one.
+        going = [some[:1] if len(some) > 1 and same_clusters(*some) else some for some in going]
+        every = [one for some in going for one in some]
+        yield from exchange.ascend(every, plan.local_steps, 1, enough=lambda one: one.settled)
+        going = [sorted(require(some), key=lambda one: -one.penalised) for some in going]
     return [max(require(some), key=lambda one: one.penalised) for some in going]
 
 
