@@ -29,6 +29,7 @@ from fedstat.models.m2sem.explain import M2SEMPlan, invent_clients
 from fedstat.models.m2sem.modalities import choose_columns
 from fedstat.models.m2sem.protocol import MixtureFit, MixturePlan, fit_mixture
 from fedstat.models.m2sem.results import M2SEMResults
+from fedstat.typing import Floats
 
 Select = Literal["bic", "ebic", "icl"]
 Starts = Literal["all", "sum"]
@@ -225,6 +226,15 @@ class M2SEM(Explainable):
             fit_mixture(self._exchange(seed, max_rounds), plan, self.agreed.modalities), masks, ledger
         )
         return M2SEMResults.of(self, fit, masks, starts == "all" and self.n_clusters > 1, ledger)
+
+    def ask_scores(self, client: str, slot: int) -> Floats:
+        """Ask a client for the factor scores of its entities in a mixture of this session."""
+
+        def protocol() -> Rounds[Floats]:
+            (reply,) = yield [self._asking.ask(client, "release_scores", slot=np.array(slot))]
+            return reply.arrays["scores"]
+
+        return self.engine.run(protocol(), self.new_ledger())
 
     def _plan_fit(
         self, select: Select | None, n_init: int, starts: Starts, local_steps: int, max_rounds: int, seed: int

@@ -10,6 +10,7 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.mixture.bch import OutsideResults
 from fedstat.inference.mixture.classification import (
     classification_errors,
@@ -19,6 +20,7 @@ from fedstat.inference.mixture.classification import (
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.m2sem.client.asked import ModalityAsked
 from fedstat.models.m2sem.inference.outside import ask_outside
+from fedstat.models.m2sem.prediction import predict_clusters
 from fedstat.models.m2sem.protocol import MixtureFit
 from fedstat.models.m2sem.report.plots import plot_cluster_profiles, plot_profile_heat
 from fedstat.models.m2sem.report.record import FittedClient, M2SEMRecord
@@ -117,6 +119,56 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
         """Most likely cluster of every entity, from 1."""
         posterior = self.posterior
         return pd.Series(posterior.to_numpy().argmax(axis=1) + 1, index=posterior.index, name="cluster")
+
+    def predict(self, partition: ClientPartition) -> pd.DataFrame:
+        """Probabilities of the clusters for the entities of a partition, by whichever modalities know them.
+
+        Parameters
+        ----------
+        partition : ClientPartition
+            With some of the clients of the fit or all; entities that a client lacks, and missing cells, are
+            no hindrance. Sums are masked with three clients or more; else parts come in clear.
+
+        Returns
+        -------
+        DataFrame
+            (n, K); the shares of the clusters for an entity of which nobody knows anything.
+
+        Raises
+        ------
+        ModelError
+            No client of the fit is there, or one lacks some of its columns.
+        DesignError
+            A column has a level that the fit did not know.
+        """
+        return predict_clusters(self.record_, partition)
+
+    def factor_scores(self, client: str) -> pd.DataFrame:
+        """Ask a client for the factor scores of its entities, (n, Q of every modality).
+
+        They are numbers for each entity of one client alone, unmasked; factors are known up to a rotation.
+
+        Raises
+        ------
+        ModelError
+            The fit has no such client.
+        NotAvailableError
+            The results come from a file.
+        PolicyError
+            The client's owner lets no numbers for each entity leave.
+        """
+        live = self._alive("factor_scores")
+        if client not in self.record_.clients:
+            raise ModelError(f"expected one of {', '.join(self.record_.clients)}, received {client!r}")
+        scores = live.model.ask_scores(client, live.fit.course.slot)
+        names = [
+            (one.name, q + 1)
+            for one in self.record_.clients[client].modalities
+            for q in range(self.record_.factors)
+        ]
+        rows = live.model.subjects.place[client]
+        columns = pd.MultiIndex.from_tuples(names, names=["modality", "factor"])
+        return pd.DataFrame(scores, index=live.model.partition.entities[rows], columns=columns)
 
     @property
     def sizes(self) -> pd.DataFrame:

@@ -20,12 +20,13 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.models.m2sem.client.asked import (
     BeginAsked,
+    PredictAsked,
     RoundAsked,
     by_pattern,
     digest_posteriors,
     split_columns,
 )
-from fedstat.models.m2sem.client.bench import HeldMixtures, Slot
+from fedstat.models.m2sem.client.bench import HeldMixtures, Slot, restored
 from fedstat.models.m2sem.client.columns import COLUMN_STEPS, ITEM, OpenedModalities
 from fedstat.records import from_json
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -214,6 +215,29 @@ def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array
     return {"scores": np.hstack([m.factor_scores(r) for m in bench.modalities])}
 
 
+def predict_densities(
+    data: SiteData, state: State, text: str, place: Ints, total: Array, parameters: Floats, units: Floats
+) -> tuple[dict[str, Array], str]:
+    """Release differences (N, K - 1) of the opened rows' log densities, at parameters of a fit.
+
+    `place` (n,) are the positions of the rows with some value among `total` entities; `units` are those of
+    the columns in the fit.
+    """
+    asked = from_json(PredictAsked, text, f"{data.name}: the question about clusters")
+    opened = state.use(ITEM, OpenedModalities, "its columns are not open; ask 'open_columns' first")
+    n, N, wide = int(opened.seen.sum()), int(total), asked.clusters - 1
+    check_lengths(data.name, place=(place, n))
+    check_room(data.name, N * max(wide, 1), opened_size(opened))
+    if n and not 0 <= place.min() <= place.max() < N:
+        raise MessageError(f"{data.name}: expected positions of its entities among {N:,}")
+    D = np.zeros((N, wide))
+    if n:
+        made = restored(data.name, opened, asked, parameters, units)
+        f = np.asarray(sum(m.log_densities() for m in made))
+        D[place] = f[:, :-1] - f[:, -1:]
+    return {"differences": D}, ""
+
+
 def one_mixture(data: SiteData, held: HeldMixtures, slot: Array) -> tuple[Slot, Floats]:
     """Return a mixture that was improved in this fit, and its posteriors."""
     found = held.slots.get(int(slot))
@@ -231,6 +255,9 @@ POSTERIORS = Declared(
 )
 SHARES = Declared("control", "shares of the clusters", dtype="float64")
 SLOT = Declared("control", "which mixture", 0)
+DIFFERENCES = Declared(
+    "per entity", "log densities given each cluster, less that of the last", 2, maskable=True
+)
 BEHIND: tuple[type, ...] = (Entities, CaseWeights)
 RELEASED: tuple[type, ...] = (*BEHIND, DivisionOfRows)
 STEPS: Mapping[str, Step] = {
@@ -244,7 +271,6 @@ STEPS: Mapping[str, Step] = {
             "client": Declared("control", "which of these it is", 0),
         },
         text_in=Declared("control", "numbers of factors and nodes", common=True),
-        begins=True,
     ),
     "own_clusters": Step(
         own_clusters,
@@ -263,9 +289,7 @@ STEPS: Mapping[str, Step] = {
             "salts": Declared("control", "salts of the digests", 2, dtype="uint8"),
         },
         {
-            "differences": Declared(
-                "per entity", "log densities given each cluster, less that of the last", 2, maskable=True
-            ),
+            "differences": DIFFERENCES,
             "totals": Declared(
                 "aggregate",
                 "sum of log densities given the last cluster, penalty, number of parameters",
@@ -303,11 +327,22 @@ STEPS: Mapping[str, Step] = {
         {"slot": SLOT},
         {"scores": Declared("per entity", "factor scores of the client's entities", 2)},
     ),
+    "predict_densities": Step(
+        predict_densities,
+        {
+            "place": Declared("presence", "positions of the client's entities", dtype="int64"),
+            "total": Declared("control", "number of entities", 0),
+            "parameters": Declared("aggregate", "parameters of the modalities", dtype="float64"),
+            "units": Declared("aggregate", "means and deviations of columns", dtype="float64"),
+        },
+        {"differences": DIFFERENCES},
+        Declared("control", "clusters, factors and nodes of the fit", common=True),
+    ),
 }
 ORDER: Mapping[str, str] = {
-    "open_columns": "describe_columns",
     "own_clusters": "begin",
     "improve": "begin own_clusters improve",
     "release_modalities": "improve",
+    "predict_densities": "open_columns",
     "release_scores": "improve release_modalities release_scores",
 }

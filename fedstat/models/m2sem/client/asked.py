@@ -158,6 +158,20 @@ class RoundAsked:
         return hashlib.sha256(f"{self.past} {text}".encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class PredictAsked:
+    """Size of a fitted mixture, and its nodes for each factor."""
+
+    clusters: Annotated[int, Least(1)]
+    factors: Annotated[int, Least(1)]
+    nodes: Annotated[int, Least(2)]
+
+    def check(self) -> None:
+        """Require what a site has room for."""
+        if self.clusters > MOST_CLUSTERS or self.nodes**self.factors > MOST_GRID:
+            raise MessageError(f"expected at most {MOST_CLUSTERS} clusters and {MOST_GRID:,} nodes")
+
+
 def digest_posteriors(salt: bytes, r: Floats) -> str:
     """Digest of the posteriors (n, K) of all entities with one presence pattern, in their order."""
     digest = hashlib.sha256(salt + str(r.shape).encode())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.models.m2sem.client.asked import NONE, SlotAsked
+from fedstat.models.m2sem.client.asked import NONE, PredictAsked, SlotAsked
 from fedstat.models.m2sem.client.columns import OpenedModalities
 from fedstat.models.m2sem.client.making import make_modality
 from fedstat.models.m2sem.modality.base import Modality
@@ -188,10 +188,33 @@ class HeldMixtures:
         self.slots = {number: slot for number, slot in self.slots.items() if number in slots}
 
 
-def ascend_in_leaps(m: Modality, r: Floats, steps: int) -> None:
-    """Take EM steps without penalty; after each two leap ahead, where that is no lower (Varadhan and Roland 2008).
+def restored(
+    name: str, opened: OpenedModalities, asked: PredictAsked, parameters: Floats, units: Floats
+) -> list[Modality]:
+    """Make modalities of new rows, with the parameters of a fit."""
+    made, at, first = [], 0, 0
+    for one in opened.modalities:
+        columns = one.asked.columns
+        width = 2 * len(columns) if one.asked.continuous else sum(len(c.levels) for c in columns)
+        m = make_modality(one, asked.factors, asked.nodes, None, units[first : first + width])
+        first += width
+        m.means = np.zeros((asked.clusters, asked.factors))
+        size = m.state().size
+        if at + size > len(parameters):
+            break
+        m.restore(parameters[at : at + size])
+        at += size
+        made.append(m)
+    if at != len(parameters) or first != len(units) or len(made) < len(opened.modalities):
+        raise MessageError(f"{name}: the parameters are not of a fit of these columns")
+    return made
 
-    An extrapolation that leaves the parameter space has a lower density, or none.
+
+def ascend_in_leaps(m: Modality, r: Floats, steps: int) -> None:
+    """Take EM steps without penalty; after each two leap ahead, where that is no lower.
+
+    This is the squared extrapolation of Varadhan and Roland (2008). Where it leaves the parameter space the
+    density is lower, or none.
     """
     for _ in range(steps // LEAP):
         first = m.state()

@@ -9,10 +9,15 @@ from fedstat.models.m2sem.modality.gaussian import GaussianModality
 from fedstat.typing import Floats
 
 
-def make_modality(opened: OpenedModality, factors: int, nodes: int, covariates: Floats | None) -> Modality:
-    """Make a modality of one client's columns, with a number of factors and nodes for each."""
+def make_modality(
+    opened: OpenedModality, factors: int, nodes: int, covariates: Floats | None, units: Floats | None = None
+) -> Modality:
+    """Make a modality of one client's columns, with a number of factors and nodes for each.
+
+    Of new rows `units` are those of the columns in the fit.
+    """
     asked = opened.asked
     if asked.continuous:
-        return GaussianModality(opened.values, asked.names, factors, covariates)
+        return GaussianModality(opened.values, asked.names, factors, covariates, units)
     kinds, levels = [c.kind for c in asked.columns], [len(c.levels) for c in asked.columns]
-    return CategoricalModality(opened.values, asked.names, factors, kinds, levels, nodes)
+    return CategoricalModality(opened.values, asked.names, factors, kinds, levels, nodes, covariates, units)

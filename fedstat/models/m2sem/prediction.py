@@ -1,0 +1,89 @@
+"""Clusters of new entities, by whichever of the fit's modalities know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from scipy.special import softmax
+
+from fedstat.errors import ModelError
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.crypto.masks import hides
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.masked_sums import masked as mask_sums
+from fedstat.federation.rounds.products import Conversation
+from fedstat.models.checks import check_layout
+from fedstat.models.m2sem.agreement import Agreed, who_has_whom
+from fedstat.models.m2sem.client.asked import FAMILY, ModalityAsked, PredictAsked
+from fedstat.models.m2sem.course.exchange import add_exactly
+from fedstat.models.m2sem.report.record import FittedClient, M2SEMRecord
+from fedstat.records import to_json
+from fedstat.typing import Floats
+
+
+def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.DataFrame:
+    """Probabilities of clusters of a partition's entities, (n, K); the shares for those nobody knows."""
+    check_layout("predict()", partition, "vertical")
+    fitted = present(record, partition)
+    session = partition.new_session()
+    at = partition.coordinator or "apart"
+    ledger = Ledger(None if at == "apart" else at)
+    asking = Conversation(FAMILY, session, ledger.at)
+    protocol = ask_densities(asking, record, fitted, partition)
+    clients = tuple(sorted(fitted))
+    if hides(len(clients)):
+        protocol = mask_sums(protocol, clients, session)
+    D = partition.engine.run(protocol, ledger)
+    r = softmax(np.log(record.shares) + np.column_stack([D, np.zeros(len(D))]), axis=1)
+    return pd.DataFrame(r, index=partition.entities, columns=record.clusters)
+
+
+def present(record: M2SEMRecord, partition: ClientPartition) -> dict[str, FittedClient]:
+    """Clients of the fit that the partition has, each with all of its columns."""
+    fitted = {client: held for client, held in record.clients.items() if client in partition.columns}
+    if not fitted:
+        raise ModelError(
+            f"predict(): expected a partition with some of the clients {', '.join(record.clients)}; it has "
+            f"{', '.join(partition.clients)}"
+        )
+    for client, held in fitted.items():
+        absent = [n for one in held.modalities for n in one.names if n not in partition.columns[client]]
+        if absent:
+            raise ModelError(
+                f"predict(): '{client}' lacks column {', '.join(map(repr, absent[:8]))} of the fit; a client "
+                "has all of its columns, with cells missing where need be, or is left out"
+            )
+    return fitted
+
+
+def ask_densities(
+    asking: Conversation,
+    record: M2SEMRecord,
+    fitted: Mapping[str, FittedClient],
+    partition: ClientPartition,
+) -> Rounds[Floats]:
+    """Ask for differences of log densities, (n, K - 1), zero for entities that nobody knows."""
+    clients = sorted(fitted)
+    modalities: dict[str, tuple[ModalityAsked, ...]] = {c: fitted[c].modalities for c in clients}
+    replies = yield [asking.ask(c, "open_columns", to_json(modalities[c])) for c in clients]
+    agreed = Agreed(modalities, {reply.site: reply.arrays["seen"] for reply in replies})
+    subjects, here = who_has_whom(agreed, partition.rows, partition.n_entities, {}, nobody=True)
+    text = to_json(PredictAsked(len(record.shares), record.factors, record.nodes))
+    replies = yield [
+        asking.ask(
+            c,
+            "predict_densities",
+            text,
+            place=subjects.place[c],
+            total=np.array(subjects.total),
+            parameters=fitted[c].parameters,
+            units=fitted[c].units,
+        )
+        for c in clients
+    ]
+    out = np.zeros((partition.n_entities, len(record.shares) - 1))
+    out[here] = add_exactly([reply.arrays["differences"] for reply in replies])
+    return out

@@ -1,0 +1,239 @@
+"""Clusters over institutions: what who asks, and who is asked, can make of posteriors and sums."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from fedstat.errors import DescriptionError, FedstatError, PolicyError, SecurityError
+from fedstat.federation.message import pack_ask, unpack_reply
+from fedstat.federation.rounds.masked_sums import masked
+from fedstat.models.m2sem.client.asked import RoundAsked
+from fedstat.models.m2sem.course.mixture import Course
+from fedstat.records import from_json, to_json
+
+N = 120
+QUICK = {"n_init": 1, "starts": "sum", "select": None}
+
+
+def make_frames(clients="ABC", seed=0):
+    """Two clusters; the last client's columns have nothing to do with them."""
+    rng = np.random.default_rng(seed)
+    k = rng.integers(2, size=N)
+    frames = {}
+    for client in clients:
+        mean = 0.0 if client == clients[-1] else 3.0 * k[:, None]
+        X = mean + rng.standard_normal((N, 1)) + 0.5 * rng.standard_normal((N, 3))
+        frame = pd.DataFrame(X, columns=[f"{client.lower()}{p}" for p in range(3)])
+        frames[client] = frame.assign(id=range(N))
+    return frames, k
+
+
+def model_of(clients="ABC", **options):
+    frames, k = make_frames(clients)
+    return fs.M2SEM(fs.ClientPartition.from_frames(frames, on="id", **options), 2, 1), k
+
+
+def asked(model, course, steps=3, change=lambda asks: asks):
+    """Begin a fit, and ask one round of the asker's making; replies as they come."""
+    exchange = model._exchange(0, 99)
+
+    def protocol():
+        yield from exchange.begin([1])
+        course.w, course.slot = course.r.mean(axis=0), 0
+        return (yield change(exchange._asks([course], steps, [], False)))
+
+    return protocol()
+
+
+def run(model, protocol, masks=True):
+    if masks:
+        protocol = masked(protocol, model.subjects.clients, model._session)
+    return model.engine.run(protocol, model.new_ledger())
+
+
+def halves():
+    r = np.full((N, 2), 0.2)
+    r[: N // 2, 0], r[N // 2 :, 1] = 0.8, 0.8
+    return r
+
+
+# ---- posteriors of the asker's making -------------------------------------------------------------
+
+
+def single_out(weight):
+    r = np.column_stack([np.full(N, weight), np.full(N, 1.0 - weight)])
+    r[7] = 1.0, 0.0
+    return r
+
+
+@pytest.mark.parametrize("policy", ["open", "allowing"])
+@pytest.mark.parametrize("weight", [0.0, 3e-4, 0.01])
+def test_a_cluster_of_one_entity_is_refused(policy, weight):
+    """Its means would be that entity's, whether others have no weight or hardly any."""
+    rules = fs.Policy.strict(per_entity="any") if policy == "allowing" else "open"
+    model, _ = model_of(policy=rules)
+    with pytest.raises(PolicyError):
+        run(model, asked(model, Course(2, 1, single_out(weight))))
+
+
+def test_what_a_cluster_of_one_entity_would_tell():
+    """Where the owner wants no count, its profile is where the entity is, along the factor."""
+    model, _ = model_of(policy=fs.Policy(min_count=0))
+    exchange, course = model._exchange(0, 99), Course(2, 1, single_out(0.0))
+
+    def protocol():
+        yield from exchange.begin([1])
+        yield from exchange.improve([course], 50)
+        return (yield from exchange.release(course, np.arange(2)))
+
+    replies = run(model, protocol())
+    (own,) = (reply.arrays["profiles"][0] for reply in replies if reply.site == "A")
+    means = model.partition.sites["A"]._data.frame[["a0", "a1", "a2"]].to_numpy().mean(axis=1)
+    assert abs(own.mean() - means[7]) < 0.1 * means.std()
+
+
+def test_posteriors_that_only_one_client_is_told_are_refused():
+    """With flat ones at the others their parts were zero, and the sum that one's part."""
+    model, _ = model_of()
+    flat = np.full((N, 2), 0.5)
+
+    def only_a(asks):
+        return [ask if ask.site == "A" else replace(ask, arrays={**ask.arrays, "r": flat}) for ask in asks]
+
+    with pytest.raises(DescriptionError, match="all clients are told"):
+        run(model, asked(model, Course(2, 1, halves()), change=only_a))
+
+
+def test_penalties_that_only_others_are_told_leave_masks_in():
+    """A penalty that removes the others' means: digests fit, and masks do not cancel."""
+    model, _ = model_of()
+
+    def others_silent(asks):
+        def silent(ask):
+            told = from_json(RoundAsked, ask.text, "test")
+            slots = tuple(replace(one, lam2=1e9) for one in told.slots)
+            return replace(ask, text=to_json(replace(told, slots=slots)))
+
+        return [ask if ask.site == "A" else silent(ask) for ask in asks]
+
+    with pytest.raises(SecurityError, match="did not cancel"):
+        run(model, asked(model, Course(2, 1, halves()), change=others_silent))
+
+
+def test_a_round_that_others_were_told_otherwise_is_not_gone_on_from():
+    """Whoever ignores that masks did not cancel finds that clients remember what they were told."""
+    model, _ = model_of()
+    exchange, course = model._exchange(0, 99), Course(2, 1, halves())
+
+    def protocol():
+        yield from exchange.begin([1])
+        course.w, course.slot = course.r.mean(axis=0), 0
+        asks = exchange._asks([course], 3, [], False)
+        told = json.loads(asks[1].text)
+        told["slots"][0]["lam2"] = 1e9
+        yield [asks[0], *(replace(ask, text=json.dumps(told)) for ask in asks[1:])]
+        course.source = 0
+        yield exchange._asks([course], 3, [], False)
+
+    with pytest.raises(DescriptionError, match="earlier ones"):
+        run(model, protocol(), masks=False)
+
+
+# ---- what sums tell -------------------------------------------------------------------------------
+
+
+def own_part(model, client):
+    """The part of one client, as that client computes it."""
+    replies = run(model, asked(model, Course(2, 1, halves())), masks=False)
+    return next(reply.arrays["differences"] for reply in replies if reply.site == client)
+
+
+def test_a_part_in_clear_is_the_factor_score_of_each_entity():
+    """It is linear in them: from one number an entity, the direction of the columns that it measures."""
+    model, _ = model_of()
+    D = own_part(model, "A")[:, 0]
+    X = model.partition.sites["A"]._data.frame[["a0", "a1", "a2"]].to_numpy()
+    design = np.column_stack([np.ones(N), X])
+    left = D - design @ np.linalg.lstsq(design, D, rcond=None)[0]
+    assert np.abs(left).max() < 1e-8 * np.abs(D).max()
+
+
+def test_under_masks_the_coordinator_has_the_sum_of_three_and_no_part():
+    model, _ = model_of()
+    parts = {client: own_part(model, client) for client in "ABC"}
+    seen = []
+
+    def tapped():
+        protocol = masked(asked(model, Course(2, 1, halves())), "ABC", model._session)
+        asks = next(protocol)
+        while True:
+            replies = [unpack_reply(model.partition.sites[ask.site].answer(pack_ask(ask))) for ask in asks]
+            seen.extend(reply.arrays["differences"] for reply in replies if "differences" in reply.arrays)
+            try:
+                asks = protocol.send(replies)
+            except StopIteration as stop:
+                return stop.value
+
+    replies = tapped()
+    total = sum(reply.arrays["differences"] for reply in replies)
+    np.testing.assert_allclose(total, sum(parts.values()), atol=1e-12)
+    assert len(seen) == 3 and all(words.dtype == np.int64 for words in seen)
+    for words, part in zip(seen, parts.values(), strict=True):
+        assert abs(np.corrcoef(words[1].ravel().astype(float), part.ravel())[0, 1]) < 0.3
+
+
+def test_with_two_clients_each_part_follows_from_the_other():
+    model, _ = model_of("AB")
+    parts = {client: own_part(model, client) for client in "AB"}
+    with pytest.warns(fs.errors.DisclosureWarning, match="hides neither"):
+        model.fit(masked=True, **QUICK)
+    replies = run(model, asked(model, Course(2, 1, halves())))
+    total = sum(reply.arrays["differences"] for reply in replies)
+    np.testing.assert_allclose(total - parts["B"], parts["A"], atol=1e-12)
+    assert "no masks help" in str(model.explain(**QUICK))
+
+
+def test_a_client_learns_the_clusters_that_others_make():
+    """The last one's columns say nothing of them, and its posteriors say nearly all."""
+    model, k = model_of()
+    told = []
+
+    class Tap:
+        def __init__(self, engine):
+            self.engine = engine
+
+        def run(self, protocol, ledger):
+            return self.engine.run(self.watch(protocol), ledger)
+
+        def watch(self, protocol):
+            asks = next(protocol)
+            while True:
+                told.extend(a.arrays["r"] for a in asks if a.site == "C" and "r" in a.arrays)
+                try:
+                    asks = protocol.send((yield asks))
+                except StopIteration as stop:
+                    return stop.value
+
+    model.engine = Tap(model.engine)
+    model.fit(**QUICK)
+    right = float(np.mean(told[-1].argmax(axis=1) == k))
+    assert max(right, 1.0 - right) > 0.95
+    assert "what the others hold" in str(model.explain(**QUICK))
+
+
+# ---- owners -------------------------------------------------------------------------------------
+
+
+def test_a_strict_owner_refuses_by_name_and_allows_by_one_line():
+    model, _ = model_of(policy="strict")
+    with pytest.raises(FedstatError, match=r"per entity.*per_entity = "):
+        model.fit(**QUICK)
+    allowed, k = model_of(policy=fs.Policy.strict(per_entity="any"))
+    labels = allowed.fit(**QUICK).labels.to_numpy() - 1
+    assert max(np.mean(labels == k), np.mean(labels != k)) > 0.95
