@@ -19,7 +19,7 @@ from fedstat.models.m2sem.client.asked import ModalityAsked
 from fedstat.models.m2sem.client.columns import ITEM, OpenedModalities, OpenedModality
 from fedstat.typing import Array, Ints
 
-REHEARSED = 24
+REHEARSED = 60
 """Rounds of a rehearsal; the others are like them."""
 FEW, USUAL = 60, 110
 
@@ -33,7 +33,8 @@ class M2SEMPlan(ForecastPlan):
 
     def arguments(self) -> Mapping[str, Any]:
         """Rehearse a few rounds only, without local steps that nobody sees."""
-        return {"max_rounds": min(int(self.given["max_rounds"]), REHEARSED), "local_steps": 1}
+        rounds = min(int(self.given["max_rounds"]), REHEARSED)
+        return {"max_rounds": rounds, "local_steps": 1}
 
     def loops(self, course: DryRun) -> Sequence[Loop]:
         """Go on until nothing changes any more."""
@@ -73,7 +74,14 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
         "these the sums of what clients' columns say along them. They do not tell how odd an entity is. "
         "Whoever knows some clients' columns has the others' part",
     )
-    alone = int(sums[model.subjects.pattern].__eq__(1).sum())
+    yield (
+        "coordinator that departs from a fit",
+        "sums along directions of its choice, from posteriors that it makes up, or from parameters that are "
+        "asked for predictions. Clients take posteriors only that all are told alike, and that leave the "
+        "owner's minimum count of entities to every cluster; of two releases that differ in one entity, the "
+        'second is refused (remember = "all") where most likely clusters differ, not where posteriors do',
+    )
+    alone = int((sums[model.subjects.pattern] == 1).sum())
     two = int((sums[model.subjects.pattern] == 2).sum())
     if len(clients) == 1:
         yield "coordinator", f"all sums are '{clients[0]}''s own parts: it is the only client"

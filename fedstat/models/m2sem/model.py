@@ -16,7 +16,7 @@ from fedstat.federation.design.formula.parse import parse_formula
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.forecast.dry_site import DrySite
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.engine import Fit, Rounds
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_whole
@@ -27,8 +27,9 @@ from fedstat.models.m2sem.course.exchange import Exchange
 from fedstat.models.m2sem.course.starts import StartPlan
 from fedstat.models.m2sem.explain import M2SEMPlan, invent_clients
 from fedstat.models.m2sem.modalities import choose_columns
-from fedstat.models.m2sem.protocol import MixtureFit, MixturePlan, fit_mixture
+from fedstat.models.m2sem.protocol import MixturePlan, fit_mixture
 from fedstat.models.m2sem.results import M2SEMResults
+from fedstat.models.m2sem.search import ClusterSearch, fit_sizes
 from fedstat.typing import Floats
 
 Select = Literal["bic", "ebic", "icl"]
@@ -217,15 +218,57 @@ class M2SEM(Explainable):
         check_choice("cov_type", cov_type, ("observed", None))
         plan = self._plan_fit(select, n_init, starts, local_steps, max_rounds, seed)
         plan = replace(plan, observed=cov_type is not None and self.n_clusters > 1)
-        sites = self.subjects.clients
-        masks = check_masked(masked, len(sites), any(p.masked_only for p in self._policies.values()))
-        if masks and len(sites) == 2:
-            warn(TWO_SITES, DisclosureWarning)
         ledger = copy.deepcopy(self._agreement)
-        fit = self._run(
-            fit_mixture(self._exchange(seed, max_rounds), plan, self.agreed.modalities), masks, ledger
-        )
+        protocol = fit_mixture(self._exchange(seed, max_rounds), plan, self.agreed.modalities)
+        fit = self._run(protocol, masked, ledger)
+        masks = any(entry.masked for entry in ledger.entries)
         return M2SEMResults.of(self, fit, masks, starts == "all" and self.n_clusters > 1, ledger)
+
+    @classmethod
+    def search(
+        cls,
+        partition: ClientPartition,
+        n_clusters: Sequence[int] = range(1, 6),
+        n_factors: Sequence[int] = (1, 2),
+        *,
+        n_init: int = 3,
+        starts: Starts = "sum",
+        local_steps: int = 12,
+        masked: bool | None = None,
+        max_rounds: int = 200,
+        seed: int = 0,
+        **options: Any,
+    ) -> ClusterSearch:
+        """Compare numbers of clusters and factors by BIC, all side by side in the same rounds.
+
+        Parameters
+        ----------
+        partition : ClientPartition
+        n_clusters, n_factors : sequence of int
+            Every pair of them is fitted, without selection of columns.
+        n_init, starts, local_steps, masked, max_rounds, seed
+            As for :meth:`fit`; by default no client's own clusters are starts.
+        **options
+            As for the class.
+
+        Returns
+        -------
+        ClusterSearch
+            It prints, plots and has the ``best`` pair.
+
+        Raises
+        ------
+        ModelError
+            A number has no meaning for these columns and entities.
+        """
+        sizes = [(int(K), int(Q)) for Q in n_factors for K in n_clusters]
+        if not sizes or min(min(size) for size in sizes) < 1:
+            raise ModelError("n_clusters, n_factors: expected whole numbers, 1 or more")
+        model = cls(partition, max(K for K, _ in sizes), max(Q for _, Q in sizes), **options)
+        plan = model._plan_fit(None, n_init, starts, local_steps, max_rounds, seed)
+        ledger = copy.deepcopy(model._agreement)
+        protocol = fit_sizes(model._exchange(seed, max_rounds), sizes, plan.starts)
+        return ClusterSearch.of(sizes, model._run(protocol, masked, ledger), ledger)
 
     def ask_scores(self, client: str, slot: int) -> Floats:
         """Ask a client for the factor scores of its entities in a mixture of this session."""
@@ -250,9 +293,14 @@ class M2SEM(Explainable):
     def _exchange(self, seed: int, most: int) -> Exchange:
         return Exchange(self._asking, self.subjects, NODES, np.random.default_rng(seed), int(most))
 
-    def _run(self, protocol: Rounds[MixtureFit], masks: bool, ledger: Ledger) -> MixtureFit:
+    def _run(self, protocol: Rounds[Fit], masked: bool | None, ledger: Ledger) -> Fit:
+        """Run a protocol, whose sums are masked where that hides something, or is asked for."""
+        sites = self.subjects.clients
+        masks = check_masked(masked, len(sites), any(p.masked_only for p in self._policies.values()))
+        if masks and len(sites) == 2:
+            warn(TWO_SITES, DisclosureWarning)
         if masks:
-            protocol = mask_sums(protocol, self.subjects.clients, self._session)
+            protocol = mask_sums(protocol, sites, self._session)
         return self.engine.run(self.receipted(protocol, ledger), ledger)
 
     def _columns_read(self, site: str) -> Sequence[str]:

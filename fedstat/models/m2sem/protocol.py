@@ -63,6 +63,11 @@ def fit_mixture(
     """Fit one mixture, and select what tells its clusters apart."""
     yield from exchange.begin([plan.factors])
     (one,) = yield from start(exchange, [(plan.clusters, plan.factors)], plan.starts)
+    if one.failed:
+        raise EstimationError(
+            f"{one.failed}, whatever the start, for its owner to let means of clusters leave (min_count). "
+            "Take fewer clusters, or leave that client's columns out"
+        )
     judged: list[Judged] = []
     if plan.select is not None:
         columns = sum(len(m.columns) for some in modalities.values() for m in some)

@@ -22,7 +22,7 @@ from fedstat.models.m2sem.client.asked import ModalityAsked
 from fedstat.models.m2sem.inference.outside import ask_outside
 from fedstat.models.m2sem.prediction import predict_clusters
 from fedstat.models.m2sem.protocol import MixtureFit
-from fedstat.models.m2sem.report.plots import plot_cluster_profiles, plot_profile_heat
+from fedstat.models.m2sem.report.figures import ClusterFigures
 from fedstat.models.m2sem.report.record import FittedClient, M2SEMRecord
 from fedstat.models.m2sem.report.statements import (
     communality_table,
@@ -36,8 +36,7 @@ from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.typing import Array
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    pass
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +47,7 @@ class Live:
     fit: MixtureFit
 
 
-class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRecord):
+class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRecord):
     """Clusters, the largest first, numbered from 1.
 
     Attributes
@@ -328,73 +327,6 @@ class M2SEMResults(Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRec
         levels, sums = model.engine.run(protocol, self.ledger or model.new_ledger())
         errors = classification_errors(self.posterior.to_numpy())
         return OutsideResults(variable, holder, levels, errors, sums, alpha)
-
-    # ---- how good --------------------------------------------------------------------------------
-
-    @property
-    def llf(self) -> float:
-        """Observed log-likelihood."""
-        return self.record_.loglik
-
-    @property
-    def df_model(self) -> int:
-        """Number of free parameters."""
-        return self.record_.parameters
-
-    @property
-    def nobs(self) -> int:
-        """Number of entities."""
-        return self.record_.n
-
-    @property
-    def bic(self) -> float:
-        """Schwarz's criterion; the lower the better."""
-        return self.record_.bic
-
-    @property
-    def icl(self) -> float:
-        """BIC and twice the entropy of the posteriors."""
-        return self.bic + 2.0 * self.record_.uncertainty
-
-    @property
-    def converged(self) -> bool:
-        """Whether the fit came to an end."""
-        return self.record_.converged
-
-    @property
-    def history(self) -> pd.DataFrame:
-        """Penalised log-likelihood of every mixture that was improved, by round."""
-        return pd.DataFrame(list(self.record_.history), columns=["round", "mixture", "llf"])
-
-    @property
-    def path(self) -> pd.DataFrame:
-        """What penalties led to which support, and what its refit without penalties is worth."""
-        return self.record_.path
-
-    # ---- pictures --------------------------------------------------------------------------------
-
-    def plot_profiles(self, selected: bool = True) -> Figure:
-        """Draw clusters' means, and mean places of levels, a panel for each modality.
-
-        Parameters
-        ----------
-        selected : bool
-            Whether only columns that tell clusters apart are drawn.
-
-        Returns
-        -------
-        matplotlib Figure
-
-        Raises
-        ------
-        NotAvailableError
-            No column tells clusters apart.
-        """
-        return plot_cluster_profiles(self.record_, selected)
-
-    def plot_heat(self, ax: Axes | None = None) -> Axes:
-        """Draw how far each cluster's columns are from their means over clusters, as a heat map."""
-        return plot_profile_heat(self.record_, ax)
 
     # ---- printed ---------------------------------------------------------------------------------
 

@@ -61,3 +61,137 @@ def test_results_come_back_from_a_file(result, tmp_path):
     pd.testing.assert_frame_equal(again.profiles(), result.profiles())
     with pytest.raises(fs.errors.NotAvailableError, match="predict"):
         again.posterior  # noqa: B018
+
+
+def mixed(n=200, seed=5):
+    """Two clusters at three clients: floats, ordered answers, a code, two values; with missing cells."""
+    rng = np.random.default_rng(seed)
+    k = rng.integers(2, size=n)
+    eta = 2.5 * k - 1.25 + rng.standard_normal((3, n))
+    cut = [
+        pd.cut(eta[0] + rng.logistic(size=n), [-99, -1, 0.5, 99], labels=["no", "some", "yes"])
+        for _ in range(4)
+    ]
+    survey = pd.DataFrame({f"q{p}": one for p, one in enumerate(cut)})
+    survey["code"] = np.array(["x", "y", "z"])[rng.integers(3, size=n)]
+    survey["two"] = eta[0] + rng.logistic(size=n) > 0
+    body = pd.DataFrame({f"b{p}": eta[1] + rng.standard_normal(n) for p in range(4)})
+    body.loc[rng.random(n) < 0.2, "b1"] = np.nan
+    blood = pd.DataFrame({f"l{p}": eta[2] + rng.standard_normal(n) for p in range(3)})
+    survey.loc[rng.random(n) < 0.1, "q1"] = None
+    frames = {"Survey": survey, "Body": body, "Blood": blood}
+    for frame in frames.values():
+        frame["id"] = [f"P{i:03d}" for i in range(n)]
+    frames["Blood"] = blood[rng.random(n) < 0.8]
+    return frames, k
+
+
+@pytest.fixture(scope="module")
+def of_mixed():
+    frames, k = mixed()
+    partition = partition_of(frames)
+    return partition, k, fs.M2SEM(partition, 2, 1).fit(n_init=2, starts="sum")
+
+
+def test_columns_of_all_kinds(of_mixed):
+    _, k, result = of_mixed
+    assert agreement(result.labels, k) > 0.9 and rises(result) > -1e-7
+    kinds = result.features.reset_index().set_index("column")["kind"]
+    assert kinds[["q0", "code", "two", "b0"]].tolist() == ["ordinal", "nominal", "binary", "continuous"]
+    shares = result.profiles().loc["Survey"].groupby(level="column").sum()
+    np.testing.assert_allclose(shares, 1.0)
+    assert "20%" in str(result.summary()) or "without a record" in str(result.summary())
+
+
+def test_predictions_for_the_same_entities_are_the_posteriors(of_mixed):
+    partition, _, result = of_mixed
+    # These are of the parameters that came of posteriors of the last round but one.
+    np.testing.assert_allclose(result.predict(partition), result.posterior, atol=2e-3)
+
+
+def test_predictions_by_some_modalities(of_mixed):
+    _, k, result = of_mixed
+    frames, _ = mixed()
+    some = result.predict(partition_of({"Survey": frames["Survey"].iloc[:50], "Body": frames["Body"]}))
+    assert len(some) == 200 and agreement(some.to_numpy().argmax(axis=1) + 1, k) > 0.85
+    wrong = frames["Survey"].replace({"code": {"z": "w"}})
+    with pytest.raises(fs.errors.DesignError, match="not known when the model was fitted"):
+        result.predict(partition_of({"Survey": wrong, "Body": frames["Body"]}))
+    with pytest.raises(fs.errors.ModelError, match="lacks column 'b3'"):
+        result.predict(partition_of({"Body": frames["Body"].drop(columns="b3")}))
+
+
+def test_factor_scores_of_a_client(of_mixed):
+    partition, k, result = of_mixed
+    scores = result.factor_scores("Blood")
+    assert len(scores) == len(partition.rows["Blood"]) and list(scores.columns) == [("Blood", 1)]
+    assert abs(np.corrcoef(scores.iloc[:, 0], k[partition.rows["Blood"]])[0, 1]) > 0.6
+
+
+# ---- what is refused ------------------------------------------------------------------------------
+
+
+def plain(**columns):
+    rng = np.random.default_rng(0)
+    a = pd.DataFrame({f"a{p}": rng.standard_normal(60) for p in range(3)} | columns).assign(id=range(60))
+    b = pd.DataFrame({f"b{p}": rng.standard_normal(60) for p in range(3)}).assign(id=range(60))
+    return {"A": a, "B": b}
+
+
+def test_whole_numbers_of_few_values_are_asked_about():
+    frames = plain(children=np.arange(60) % 5, score=np.arange(60) % 7)
+    with pytest.raises(
+        fs.errors.DesignError, match=r"'children' \(5 values\), 'score' \(7 values\).*ordinal="
+    ):
+        fs.M2SEM(partition_of(frames))
+    model = fs.M2SEM(partition_of(frames), 2, 1, ordinal=["score"], continuous=["children"])
+    kinds = {c.name: c.kind for one in model.agreed.modalities["A"] for c in one.columns}
+    assert kinds["children"] == "continuous" and kinds["score"] == "ordinal"
+
+
+@pytest.mark.parametrize(
+    "options, kind, words",
+    [
+        ({"n_clusters": 7}, "ModelError", "at most 6 for 60 entities"),
+        ({"n_factors": 4}, "ModelError", "fewer than 4 factors"),
+        ({"columns": ["a0", "nix"]}, "ModelError", "no institution has a column 'nix'"),
+        ({"modalities": {"both": ["a0", "b0"]}}, "ModelError", "share no factors"),
+        ({"ordinal": "a0"}, "ModelError", "expected a list of names"),
+        ({"n_clusters": 0}, "ModelError", "whole number"),
+    ],
+)
+def test_arguments_without_a_meaning(options, kind, words):
+    with pytest.raises(getattr(fs.errors, kind), match=words):
+        fs.M2SEM(partition_of(plain()), **options)
+
+
+def test_a_constant_column_and_an_entity_that_nobody_has():
+    with pytest.raises(fs.errors.FedstatError, match=r"'a9'.*Leave it"):
+        fs.M2SEM(partition_of(plain(a9=1.0), new_data=True))
+    frames = {name: frame[frame["id"] != 3] for name, frame in plain().items()}
+    frames["C"] = pd.DataFrame({"id": range(60), "c": np.arange(60.0)})
+    with pytest.raises(fs.errors.EstimationError, match="1 of 60 entities have no value"):
+        fs.M2SEM(partition_of(frames), columns=["a0", "a1", "b0", "b1"])
+
+
+def test_named_groups_share_factors_by_kind():
+    frames = plain(q=pd.Categorical(np.array(["u", "v"])[np.arange(60) % 2]))
+    model = fs.M2SEM(partition_of(frames), 2, 1, modalities={"first": ["a0", "q"]})
+    assert [one.name for one in model.agreed.modalities["A"]] == [
+        "first (continuous)",
+        "first (categorical)",
+        "A",
+    ]
+
+
+def test_a_fit_that_is_broken_off_says_so_loudly(frames):
+    cut = fs.M2SEM(partition_of(frames[0]), 2, 1).fit(max_rounds=9, **QUICK)
+    assert not cut.converged and str(cut.summary()).startswith("*** Not converged")
+
+
+def test_a_search_prints_and_plots_and_finds_the_number(frames):
+    grid = fs.M2SEM.search(partition_of(frames[0]), n_clusters=range(1, 4), n_factors=(1,), n_init=1)
+    assert grid.best == (2, 1) and len(grid.table) == 3
+    assert "smallest BIC" in str(grid) and len(grid.plot().lines) == 1
+    # Of one cluster it is the sum of the clients' own factor analyses.
+    assert grid.table["parameters"].iloc[0] == 3 * (4 + 4 + 4)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from fedstat.errors import EstimationError
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
@@ -176,14 +175,3 @@ def add_exactly(parts: Sequence[Floats]) -> Floats:
     for part in parts:
         total = total + part
     return np.asarray(total, dtype=np.float64)
-
-
-def require(courses: Sequence[Course]) -> list[Course]:
-    """Return the mixtures that did not fail, an EstimationError where all did."""
-    left = [one for one in courses if not one.failed]
-    if not left:
-        raise EstimationError(
-            f"{courses[0].failed}, whatever the start, for its owner to let means of clusters leave "
-            "(min_count). Take fewer clusters, or leave that client's columns out"
-        )
-    return left

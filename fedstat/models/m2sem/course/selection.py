@@ -14,6 +14,7 @@ from fedstat.models.m2sem.course.mixture import Course, Penalties
 LAM1 = (1.0, 2.0, 4.0, 8.0, 12.0, 18.0)
 LAM2 = (2.0, 4.0, 8.0, 12.0)
 PATH_ROUNDS, REFIT_ROUNDS, EXTENSIONS = 3, 4, 3
+NO_ROUNDS = "no rounds are left"
 WIDER = 1.5
 """By how much a grid is extended at its edge."""
 
@@ -60,6 +61,8 @@ class SupportPath:
         kept = [*self.refits.values(), *self.penalised.values()]
         old = [one for one in kept if one.slot >= 0]
         yield from self.exchange.ascend(new, self.steps, REFIT_ROUNDS, old, lambda one: one.settled)
+        for one in new:
+            one.failed = one.failed or ("" if one.trace else NO_ROUNDS)
 
     def best(self, among: Sequence[Penalties] | None = None) -> Penalties:
         """Return the penalties whose support has the best refit."""
@@ -104,9 +107,16 @@ def continued(one: Course, penalties: Penalties, *, fixed: bool = False, weigh: 
 
 
 def select_support(exchange: Exchange, fit: Course, path: SupportPath) -> Rounds[Course]:
-    """Go along the penalties of loadings, then of means at the best of these; return the best refit."""
+    """Go along the penalties of loadings, then of means at the best of these; return the best refit.
+
+    Where no round is left for that it is the fit as it was.
+    """
     first = yield from _penalise(exchange, fit, Penalties(), path, weigh=True)
+    if first.failed:
+        return fit
     yield from path.judge([first])
+    if path.refits[support_of(first)].failed:
+        return fit
     grid = [Penalties(lam1, 0.0) for lam1 in LAM1]
     yield from _along(exchange, first, grid, path)
     best = path.best()
@@ -151,4 +161,5 @@ def _penalise(
     rounds, steps = (1, 1) if weigh else (PATH_ROUNDS, path.steps)
     old = [each for each in kept if each.slot >= 0]
     yield from exchange.ascend([one], steps, rounds, old, lambda one: one.settled)
+    one.failed = one.failed or ("" if one.trace else NO_ROUNDS)
     return one

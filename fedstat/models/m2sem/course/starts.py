@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.m2sem.course.exchange import Exchange, require
+from fedstat.models.m2sem.course.exchange import Exchange
 from fedstat.models.m2sem.course.mixture import Course, hard, same_clusters, soft
 from fedstat.typing import Floats, Ints
 
@@ -30,7 +30,10 @@ class StartPlan:
 
 
 def start(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan) -> Rounds[list[Course]]:
-    """Fit mixtures of sizes (K, Q) without penalty, from the best of several starts, side by side."""
+    """Fit mixtures of sizes (K, Q) without penalty, from the best of several starts, side by side.
+
+    One of a size at which all fail has failed itself.
+    """
     begun = yield from _first(exchange, sizes, plan)
     for course in begun:
         # All go on for a while: which is the best cannot be seen before.
@@ -38,15 +41,20 @@ def start(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan)
     yield from exchange.ascend(begun, plan.steps, SHORT_ROUNDS)
     going: list[list[Course]] = []
     for size in sizes:
-        alike = require([one for one in begun if (one.clusters, one.factors) == size])
-        going.append(sorted(alike, key=lambda one: -one.penalised)[:GOING_ON])
+        going.append(_foremost([one for one in begun if (one.clusters, one.factors) == size])[:GOING_ON])
     for _ in range(plan.rounds):
         # Two that have become one go on as one.
         going = [some[:1] if len(some) > 1 and same_clusters(*some) else some for some in going]
         every = [one for some in going for one in some]
         yield from exchange.ascend(every, plan.local_steps, 1, enough=lambda one: one.settled)
-        going = [sorted(require(some), key=lambda one: -one.penalised) for some in going]
-    return [max(require(some), key=lambda one: one.penalised) for some in going]
+        going = [_foremost(some) for some in going]
+    return [some[0] for some in going]
+
+
+def _foremost(some: Sequence[Course]) -> list[Course]:
+    """Sort mixtures that have not failed, the best first; one that failed where all have."""
+    left = sorted((one for one in some if not one.failed), key=lambda one: -one.penalised)
+    return left or list(some[:1])
 
 
 def _first(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan) -> Rounds[list[Course]]:

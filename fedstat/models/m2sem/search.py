@@ -1,0 +1,143 @@
+"""Numbers of clusters and factors, compared side by side by fits without selection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.inference.mixture.classification import icl, relative_entropy
+from fedstat.inference.plots import COLOURS, axes_for
+from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.models.m2sem.course.exchange import Exchange
+from fedstat.models.m2sem.course.mixture import Course
+from fedstat.models.m2sem.course.starts import StartPlan, start
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FURTHER_ROUNDS = 15
+
+
+def fit_sizes(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan) -> Rounds[list[Course]]:
+    """Fit mixtures of all sizes (K, Q), side by side; some may have failed."""
+    yield from exchange.begin(sorted({Q for _, Q in sizes}))
+    found = yield from start(exchange, sizes, plan)
+    yield from exchange.ascend(found, plan.local_steps, FURTHER_ROUNDS, enough=lambda one: one.settled)
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterSearch:
+    """Criteria of numbers of clusters and factors.
+
+    Attributes
+    ----------
+    table : DataFrame
+        Index (n_clusters, n_factors); ``llf``, ``parameters``, ``bic``, ``icl``, ``entropy`` and ``note``,
+        which says why there are none.
+    ledger : Ledger
+        What has left each institution.
+    """
+
+    table: pd.DataFrame
+    ledger: Ledger
+
+    @classmethod
+    def of(cls, sizes: Sequence[tuple[int, int]], found: Sequence[Course], ledger: Ledger) -> ClusterSearch:
+        """Make the table of fits."""
+        rows: list[dict[str, float | str]] = []
+        for one in found:
+            if one.failed:
+                rows.append({"note": one.failed})
+                continue
+            n, twice = len(one.r), -2.0 * one.loglik
+            rows.append(
+                {
+                    "llf": one.loglik,
+                    "parameters": one.free,
+                    "bic": one.criterion("bic", n, 0),
+                    "icl": icl(twice, one.free, n, one.r),
+                    "entropy": relative_entropy(one.r),
+                    "note": "" if one.settled else "not converged",
+                }
+            )
+        columns = ["llf", "parameters", "bic", "icl", "entropy", "note"]
+        index = pd.MultiIndex.from_tuples(list(sizes), names=["n_clusters", "n_factors"])
+        return cls(pd.DataFrame(rows, index=index, columns=columns), ledger)
+
+    @property
+    def best(self) -> tuple[int, int]:
+        """Numbers of clusters and factors with the smallest BIC."""
+        return self.sizes[int(np.nanargmin(self.table["bic"].to_numpy(dtype=float)))]
+
+    def summary(self) -> SheetSummary:
+        """Lay out the grid."""
+        rows = tuple(self._cells(*size, row) for size, row in zip(self.sizes, self._records(), strict=True))
+        headers = ("clusters", "factors", "log-lik", "param", "BIC", "ICL", "entropy", "")
+        widths = (8, 7, 13, 6, 13, 13, 7, 24)
+        notes = [
+            "Fits of all columns, without selection of any; smaller BIC and ICL are better. ICL counts "
+            "overlap as well, and has fewer clusters.",
+            *self._at_an_edge(),
+        ]
+        sheet = Sheet(headers, rows, "rrrrrrrl", widths, "Numbers of clusters and factors", wrap=True)
+        return SheetSummary([sheet], notes)
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Numbers of clusters and factors."""
+        return [(int(K), int(Q)) for K, Q in self.table.index.to_list()]
+
+    def _records(self) -> list[dict[str, Any]]:
+        return [{str(name): value for name, value in row.items()} for row in self.table.to_dict("records")]
+
+    def _cells(self, K: int, Q: int, row: Mapping[str, Any]) -> tuple[str, ...]:
+        if row["llf"] != row["llf"]:  # nan, of a fit that failed
+            return (str(K), str(Q), "", "", "", "", "", str(row["note"]))
+        numbers = (
+            f"{row['llf']:,.1f}",
+            f"{row['parameters']:,.0f}",
+            f"{row['bic']:,.1f}",
+            f"{row['icl']:,.1f}",
+        )
+        note = "smallest BIC" if self.best == (K, Q) else str(row["note"])
+        return (str(K), str(Q), *numbers, f"{row['entropy']:.2f}", note)
+
+    def _at_an_edge(self) -> list[str]:
+        clusters = {K for K, _ in self.sizes}
+        if self.best[0] < max(clusters) or len(clusters) == 1:
+            return []
+        return ["The best number of clusters is the largest that was tried: try more."]
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw BIC by number of clusters, a line for each number of factors.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+        """
+        ax = axes_for(ax, 5.6, 3.6, "BIC of numbers of clusters", ("top", "right"))
+        for number, (Q, part) in enumerate(self.table["bic"].groupby(level="n_factors")):
+            at = part.dropna().droplevel("n_factors")
+            colour = COLOURS[number % len(COLOURS)]
+            ax.plot(at.index, at.to_numpy(), "o-", color=colour, label=f"{Q} factor{'s' * (Q != 1)}")
+        ax.set_xticks(sorted({K for K, _ in self.sizes}))
+        ax.set(xlabel="clusters", ylabel="BIC, the smaller the better")
+        ax.legend(frameon=False)
+        return ax
+
+    def __repr__(self) -> str:
+        return self.summary().as_text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()
