@@ -280,14 +280,18 @@ def agree_design(
     (reply_of_response,) = yield [design_ask(active, "open_response", session, question)]
     has = reply_of_response.arrays["has"]
     entities = rows[active][has]
+    # Before what lacks a response is counted: with keys in two spellings nearly all entities do.
+    shared = {
+        terms.client: _shared(rows[terms.client], entities, active, terms.client)
+        for terms in (formula.clients if len(entities) else ())
+    }
     _check_response(active, formula, n_entities, len(entities), missing)
     asks = []
     for terms in formula.clients:
         asked = BlockQuestion(
             **asdict(terms), partial=partial, min_count=min_count, intercept=formula.intercept
         )
-        use = _shared(rows[terms.client], entities, active, terms.client)
-        asks.append(design_ask(terms.client, "open_block", session, asked, use=use))
+        asks.append(design_ask(terms.client, "open_block", session, asked, use=shared[terms.client]))
     replies = yield asks
     blocks = tuple(_told(reply, rows[reply.site], entities) for reply in replies)
     detail = None

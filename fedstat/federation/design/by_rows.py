@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedstat import records
-from fedstat.errors import DesignError
+from fedstat.errors import DesignError, SpellingWarning, warn
 from fedstat.federation.design.by_columns import FAMILY
 from fedstat.federation.design.checks import check_references
 from fedstat.federation.design.coding import plain_state
-from fedstat.federation.design.levels import SiteColumns, agree_kinds, agree_levels
+from fedstat.federation.design.levels import SiteColumns, agree_kinds, agree_levels, spelling_doubts
 from fedstat.federation.design.row_steps import INTERCEPT, NamedColumns, RowsCoding, varying
 from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.federation.design.spec import BlockSpec
@@ -130,6 +130,8 @@ def agree_coding(
             )
     kinds: dict[str, Kind] = agree_kinds(columns)
     levels = agree_levels(columns, site_column=site_column, min_count=min_count)
+    for doubt in spelling_doubts(columns, site_column):
+        warn(doubt, SpellingWarning)
     terms = question.read_terms()
     check_references(terms, levels, "")
     spec = BlockSpec(

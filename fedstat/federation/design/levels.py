@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from fedstat.errors import DesignError
 from fedstat.federation.design.checks import check_counts
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.formula.tree import Category
-from fedstat.federation.tables.columns import Kind, LevelValue, at_column
+from fedstat.federation.tables.columns import Kind, LevelValue, at_column, list_levels
 from fedstat.federation.tables.published import Published
 
 
@@ -74,6 +74,38 @@ def spelled_alike(levels: Sequence[LevelValue]) -> list[tuple[str, ...]]:
         if isinstance(level, str):
             written.setdefault("".join(level.split()).casefold(), []).append(level)
     return [tuple(alike) for alike in written.values() if len(alike) > 1]
+
+
+def spelling_doubts(sites: Mapping[str, SiteColumns], site_column: str) -> Iterator[str]:
+    """One sentence per coded column whose levels may be written in two ways, with those of one site alone.
+
+    Levels that differ by blanks or case alone, and sites that share no level with sites that share some.
+    """
+    for name in dict.fromkeys(name for columns in sites.values() for name in columns.levels):
+        held = {site: set(columns.levels[name].levels) for site, columns in sites.items()}
+        alike = spelled_alike(sorted(set().union(*held.values()), key=str))
+        others = {site: set().union(*(held[s] for s in sites if s != site)) for site in sites}
+        strangers = {site for site in sites if held[site] and not held[site] & others[site]}
+        meet = any(held[site] & others[site] for site in sites)
+        if name == site_column or not (alike or (strangers and meet)):
+            continue
+        doubted = {level for levels in alike for level in levels}
+        lone = {
+            site: sorted(own if site in strangers else own & doubted, key=str)
+            for site, own in ((site, held[site] - others[site]) for site in sites)
+        }
+        found = "; ".join(f"{list_levels(own)} at {site!r}" for site, own in lone.items() if own)
+        told = f" Found at one site only: {found}." if found and len(sites) > 1 else ""
+        shown = "; ".join(", ".join(map(repr, levels)) for levels in alike)
+        what = (
+            f"has the levels {shown}, which differ by blanks or case alone"
+            if alike
+            else f"has no level at {', '.join(map(repr, sorted(strangers)))} that is at another site"
+        )
+        yield (
+            f"column {name!r} {what}.{told} If they are one, correct them at their source; declared levels, "
+            f"as in C({name}, levels=[...]) or in columns.toml, let no other in"
+        )
 
 
 def check_units(published: Mapping[str, Published], names: Iterable[str]) -> None:

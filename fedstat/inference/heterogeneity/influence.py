@@ -35,6 +35,12 @@ class JointTest(NamedTuple):
         """Whether each site has its own dispersion in it."""
         return bool(np.isfinite(self.df_denom))
 
+    @property
+    def excess(self) -> float:
+        """Share of the statistic above what it is expected to be where all sites agree, in [0, 1)."""
+        expected = self.df_denom / (self.df_denom - 2.0) if self.own_dispersions else float(self.df)
+        return max(0.0, 1.0 - expected / self.statistic) if self.statistic > 0.0 < expected else 0.0
+
     def __str__(self) -> str:
         law = f"F({self.df}, {self.df_denom:.0f})" if self.own_dispersions else f"chi2({self.df})"
         return f"{law} = {self.statistic:.2f}"

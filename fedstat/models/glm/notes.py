@@ -255,17 +255,30 @@ def _sites_note(result: GLMStatements) -> str:
     flagged, joint = compared.flagged, compared.joint
     if result.basis.clusters is not None:  # it takes rows as independent, and weights as counts
         return ""
-    large = f" I2 is large for {', '.join(flagged)}." if flagged else ""
+    large = f" I2 is large for {'; '.join(_spread(compared, name) for name in flagged)}." if flagged else ""
     if joint.pvalue < DIFFER:
         kind = "test of equal coefficients (own dispersions)" if joint.own_dispersions else SCORE_TEST
-        verdict = f"The sites differ: {kind} {joint}, p {show_probability(joint.pvalue)}.{large}"
+        verdict = f"The sites differ: {kind} {joint}, p {show_probability(joint.pvalue)}; "
+        verdict += f"{100.0 * joint.excess:.0f} % of what it finds between them is more than chance.{large}"
         if compared.one_dispersion:
             verdict += " It also sees residual variances that differ."
     elif flagged:
         verdict = f"The sites differ by Cochran's Q, though not by the test of all coefficients.{large}"
     else:
         return ""
-    return f"{verdict} One set of coefficients may describe no site; see .heterogeneity."
+    average = (
+        "Such a coefficient is an average over sites, and need not be that of any"
+        if flagged
+        else "No single coefficient is shown to differ, and each is an average over sites"
+    )
+    return f"{verdict} {average}; see .heterogeneity."
+
+
+def _spread(compared: Heterogeneity, name: str) -> str:
+    """Say how far a coefficient differs between sites, beside its estimate."""
+    estimate, tau2, share = compared.table.loc[[name], ["estimate", "tau2", "I2"]].to_numpy()[0].tolist()
+    sizes = f"standard deviation {number(tau2**0.5)} between sites, estimate {number(estimate)}"
+    return f"{name} ({100.0 * share:.0f} %: {sizes})"
 
 
 def _local_note(result: GLMStatements) -> str:

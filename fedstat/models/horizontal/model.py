@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Self
 import statsmodels.genmod.families as sm_families
 
 from fedstat.documented import takes_arguments_of
-from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError, SpellingWarning, warn
+from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError, warn
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.by_rows import RowsAgreement, agree_coding, agree_rows, agree_transforms
 from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.parse import Formula, parse_pooled_formula
-from fedstat.federation.design.levels import check_units, spelled_alike
+from fedstat.federation.design.levels import check_units
 from fedstat.federation.design.site_rows import RowsQuestion
 from fedstat.federation.design.states import needs_sums
 from fedstat.federation.door.owner.policy import Policy
@@ -83,7 +83,6 @@ class HorizontalModel(Explainable):
         # Levels, transforms and rows are agreed on here, once: every fit of this model codes alike.
         self.agreement: RowsAgreement = self.engine.run(self._agree(), self._agreement_ledger)
         self._tell_of_missing(missing)
-        self._tell_of_spelling()
 
     @classmethod
     @takes_arguments_of(__init__)
@@ -264,13 +263,3 @@ class HorizontalModel(Explainable):
         if missing == "raise":
             raise DesignError(f'{what}; pass missing="drop" to leave them out (they will be counted)')
         warn(f"left out {what}", DataWarning)
-
-    def _tell_of_spelling(self) -> None:
-        for name, levels in self.agreement.spec.levels.items():
-            for alike in spelled_alike(levels):
-                warn(
-                    f"column {name!r} has the levels {', '.join(map(repr, alike))}, which differ by blanks "
-                    "or case alone. If they are one, correct them at their source; declared levels, as in "
-                    f"C({name}, levels=[...]) or in columns.toml, let no other in",
-                    SpellingWarning,
-                )

@@ -36,7 +36,10 @@ from fedstat.models.vfem.statements.shapes import correction_notes
 from fedstat.models.vfem.statements.sparse import sparse_notes
 
 BASELINES = {
-    "cc": "Only entities with every block are used: biased unless blocks are missing completely at random.",
+    "cc": (
+        "Only entities with every block are used: right where who lacks a block depends on the columns "
+        "alone, and biased where it depends on the response given the columns."
+    ),
     "impute": (
         "Missing blocks count as their mean: coefficients are biased in general, and the standard "
         "errors ignore the imputation."
@@ -63,10 +66,6 @@ OTHER_RESPONSE = BASELINES | {
         "not correlate, which independence_tests() looks at: where they do, coefficients are biased however "
         "records are missing. Columns of an institution that lacks entities count as jointly normal: for "
         "columns that are not, such as indicators, that is an approximation."
-    ),
-    "cc": (
-        "Only entities with every block are used: biased where missing blocks depend on the response given "
-        "the columns."
     ),
 }
 UNMASKED_NORMAL = (

@@ -185,7 +185,8 @@ def warn_of_merges(exchange: PatternExchange, n: int) -> None:
         warn(
             f"{plan.changes:,} of {n:,} entities ({100 * plan.changes / n:.1f} %) are in missing patterns "
             "with too few to be released, and count as missing at institutions that have them: standard "
-            "errors grow, and estimates may be biased unless blocks are missing completely at random",
+            "errors grow, and estimates are biased as far as being in such a pattern goes with the values "
+            "that are set aside",
             DataWarning,
         )
 
