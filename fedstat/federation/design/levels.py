@@ -103,8 +103,8 @@ def spelling_doubts(sites: Mapping[str, SiteColumns], site_column: str) -> Itera
             else f"has no level at {', '.join(map(repr, sorted(strangers)))} that is at another site"
         )
         yield (
-            f"column {name!r} {what}.{told} If they are one, correct them at their source; declared levels, "
-            f"as in C({name}, levels=[...]) or in columns.toml, let no other in"
+            f"column {name!r} {what}.{told} If one is written in two ways, correct it at its source; "
+            f"declared levels, as in C({name}, levels=[...]) or in columns.toml, let no other in"
         )
 
 

@@ -266,7 +266,7 @@ def test_a_site_without_a_whole_row_is_named(column):
     tables = by_site(FRAME)
     tables["B"][column] = pd.Series([None] * 200, dtype=object)
     message = str(error_of("y ~ x + g", tables))
-    assert message.startswith("site 'B' has no row with all of 'y', 'x', 'g' (of 200 rows).")
+    assert message.startswith("site 'B' has no row with all of 'y', 'x', 'g' (of 200 rows): ")
 
 
 def test_a_response_that_is_equal_after_rows_were_dropped_is_told():

@@ -295,7 +295,7 @@ def test_sites_that_differ_are_noted_with_the_test_of_the_head():
 def test_one_coefficient_that_differs_is_noted_where_all_together_do_not():
     result = fit("gauss ~ x", F.Gaussian())
     assert result.heterogeneity.flagged == ("x",) and result.heterogeneity.joint.pvalue > 0.05
-    assert "by Cochran's Q, though not by the test of all coefficients. I2 is large for x." in notes(result)
+    assert "by Cochran's Q, though not by the test of all coefficients. I2 is large for x (" in notes(result)
 
 
 def test_the_joint_test_is_that_of_rows_from_all_sites():
@@ -422,7 +422,7 @@ def test_prediction_needs_a_table_of_rows():
     for predict in (result.predict, result.get_prediction):
         with pytest.raises(NotAvailableError, match="needs a frame"):
             predict()
-        with pytest.raises(ModelError, match=r"expected a DataFrame.*received ClientPartition"):
+        with pytest.raises(ModelError, match=r"expected a pandas DataFrame.*received fedstat ClientPartition"):
             predict(partition(FRAME))
     with pytest.raises(ModelError, match="which"):
         result.predict(FRAME, "median")

@@ -40,8 +40,8 @@ def describe_incomplete(layout: Layout) -> str:
     return (
         f"{layout.left_out:,} of {layout.n_design:,} entities with a response "
         f"({100.0 * layout.left_out / layout.n_design:.1f} %) lack an institution's columns ({listed}) and "
-        "were left out: right, with larger standard errors, where who lacks columns depends on the columns alone, "
-        "and biased where it depends on the response given the columns; "
+        "were left out: right, with larger standard errors, where who lacks columns depends on the columns "
+        "alone, and biased where it depends on the response given the columns; "
         'from_formula(..., missing="em") uses all entities, with the normal family'
     )
 
