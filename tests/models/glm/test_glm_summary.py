@@ -422,7 +422,7 @@ def test_prediction_needs_a_table_of_rows():
     for predict in (result.predict, result.get_prediction):
         with pytest.raises(NotAvailableError, match="needs a frame"):
             predict()
-        with pytest.raises(ModelError, match=r"expected a pandas DataFrame.*received fedstat ClientPartition"):
+        with pytest.raises(ModelError, match=r"expected a pandas DataFrame.*received fedstat Client"):
             predict(partition(FRAME))
     with pytest.raises(ModelError, match="which"):
         result.predict(FRAME, "median")
