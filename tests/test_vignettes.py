@@ -285,6 +285,27 @@ CLAIMS = {
         assert of_men.loc[["free", "MICE", "complete cases"], "estimate"].between(-0.38, -0.34).all()
         assert of_men.loc[["independent", "mean imputation"], "estimate"].between(-0.23, -0.22).all()
     """,
+    "networks-over-missing-blocks": """
+        assert asked.passes and result.ledger.rounds < 300 and "no standard errors" in repr(result.params)
+        assert gain.mean() > 0.01 and gain.iloc[-1] > 0.02
+        assert abs(evaluated.values().sum() - evaluated.to_frame()["auc"].iloc[-1] + 0.5) < 1e-9
+        many = coverage[coverage["calibrated by"] >= 200]
+        assert len(many) > 4 and many["covered"].between(0.86, 0.94).all()
+        assert private[0.5]["AUC"] < private[1.0]["AUC"] < private["none"]["AUC"]
+        by_attack = told.pivot_table("figure", "attack", "exchange")
+        assert by_attack.loc["labels"].min() > 0.99
+        assert by_attack.loc["columns", "clear"] > by_attack.loc["columns", "masked"] > 0.3
+        many = means[means["calibrate"] >= 200]
+        assert len(many) > 20 and many["set: coverage"].between(0.885, 0.915).all()
+        assert means.loc["clear", "pooled: coverage"].min() < 0.86 < 0.93 < means["pooled: coverage"].max()
+        assert (many["set: of defaulters"] < 0.65).all() and (many["by label: of defaulters"] > 0.89).all()
+        others = off.loc[pd.IndexSlice[:, ["local", "standard", "ensemble"]], :]
+        assert (others.abs() <= 2).all(axis=None)
+        ours = cells["mean"].xs("standardised", level="columns").xs("0.5", level="missing").unstack("method")
+        assert (ours["laser"] > ours["standard"] + 15).all()
+        assert (digits.loc["laser"] >= digits.max() - 0.5).all()
+        assert (digits.xs(0.5, axis=1, level="test").idxmin() == "standard").all()
+    """,
     "receipts": """
         assert fs.verify_receipt(receipt, partition.fingerprints).ok
         assert not fs.verify_receipt(receipt, dict.fromkeys(partition.fingerprints, ""), strict=False).ok
@@ -509,6 +530,17 @@ def test_curves_across_hospitals_on_either_data(render, data, request, monkeypat
     printed = streams(notebook, "stdout")
     assert printed[0].startswith(f"{data} DATA")
     assert "rows a fold" in "".join(printed)
+
+
+@pytest.mark.vignette
+@pytest.mark.parametrize("data", ["RECORDED", "SIMULATED"])
+def test_networks_over_missing_blocks_on_either_data(render, data, request, monkeypatch, tmp_path):
+    folder = request.getfixturevalue("shared_data") if data == "RECORDED" else tmp_path
+    monkeypatch.setenv("FEDSTAT_TEST_DATA", str(folder))
+    name = "networks-over-missing-blocks"
+    notebook = run(render, name, CLAIMS[name])
+    check_page(render, name, notebook)
+    assert streams(notebook, "stdout")[0].startswith(f"{data} DATA")
 
 
 REFUSALS = (

@@ -73,7 +73,8 @@ def summary(runs):
 
 
 def main(seeds=20):
-    warnings.simplefilter("ignore", fs.errors.DataWarning)
+    for kind in (fs.errors.DataWarning, fs.errors.DisclosureWarning):
+        warnings.simplefilter("ignore", kind)
     X, y = credit_blocks.read()
     held = pd.read_csv(TABLE) if TABLE.exists() else pd.DataFrame(columns=["exchange", "seed"])
     for seed, exchange in product(range(seeds), EXCHANGES):

@@ -69,7 +69,8 @@ def run(X, digits, method, missing, seed):
 
 
 def main(seeds=3):
-    warnings.simplefilter("ignore", fs.errors.DataWarning)
+    for kind in (fs.errors.DataWarning, fs.errors.DisclosureWarning):
+        warnings.simplefilter("ignore", kind)
     X, digits = read()
     rows = []
     for seed, missing, method in product(range(seeds), IN_TRAINING, METHODS):

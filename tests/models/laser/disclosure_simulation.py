@@ -1,0 +1,64 @@
+"""What the exchange gave away of credit card holders: labels to clients, columns to the lender.
+
+    python tests/models/laser/disclosure_simulation.py [seeds]
+
+The attacks of ``tests/attacks/test_laser_attacks.py`` on fits by default, all blocks there. "labels": area
+under the curve of defaults told from the gradients of one batch, by a client that knows no label. "columns":
+mean R-squared of a client's five columns told from one look at outputs, or at their masked sum, by who knows
+200 of the entities. Writes ``tests/benchmarks/results/laser_disclosure.csv``.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import credit_blocks
+import numpy as np
+import pandas as pd
+
+import fedstat as fs
+
+sys.path.append(str(Path(__file__).parents[2] / "attacks"))
+from test_laser_attacks import area, columns_told
+from wiretap import tapped
+
+TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "laser_disclosure.csv"
+BATCH, KNOWN = 3, 200
+
+
+def attacks(X, y, exchange, seed):
+    """Rows (attack, exchange, client, seed, figure)."""
+    rows, _ = credit_blocks.split(len(y), seed)
+    label = y[rows]
+    part = credit_blocks.partition(X[rows], label, np.ones((len(rows), 4), dtype=bool))
+    model = fs.LASER.from_formula("default ~ .", part)
+    with tapped(model) as wire:
+        model.fit(exchange=exchange, seed=seed, validation=0.3, calibration=0.0)
+    look = [ask.arrays for ask, _ in wire.passed if ask.step == "judge"][-1]
+    found = []
+    for k, client in enumerate(credit_blocks.CLIENTS):
+        asks = [ask.arrays for ask, _ in wire.passed if (ask.site, ask.step) == (client, "train")]
+        gradient = asks[BATCH + 1]["gradient"]
+        told = area(gradient @ np.linalg.svd(gradient, full_matrices=False)[2][0], label[asks[BATCH]["rows"]])
+        found.append(("labels", exchange, client, seed, told))
+        own = X[rows][look["rows"], 5 * k : 5 * k + 5]
+        own = (own - own.mean(axis=0)) / own.std(axis=0)
+        view = look["outputs"][k if exchange == "clear" else 0]
+        told = columns_told(view, np.arange(len(view)) < KNOWN, own)
+        found.append(("columns", exchange, client, seed, told))
+    return found
+
+
+def main(seeds=2):
+    warnings.simplefilter("ignore")
+    X, y = credit_blocks.read()
+    rows = [row for seed in range(seeds) for how in ("clear", "masked") for row in attacks(X, y, how, seed)]
+    found = pd.DataFrame(rows, columns=["attack", "exchange", "client", "seed", "figure"])
+    found.round(4).to_csv(TABLE, index=False, lineterminator="\n")
+    print(found.pivot_table("figure", ["attack", "exchange"], "client").round(3).to_string())
+
+
+if __name__ == "__main__":
+    main(*[int(n) for n in sys.argv[1:2]])
