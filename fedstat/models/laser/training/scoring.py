@@ -12,7 +12,7 @@ from fedstat.federation.message import Reply
 from fedstat.inference.conformal import merge_upwards
 from fedstat.typing import Bools, Floats, Ints
 
-STEP, FURTHEST = 0.05, 8.0
+STEP, FURTHEST = 0.02, 8.0
 """Width of a bin of log odds, and where the outer bins begin."""
 LOG_LOW, LOG_HIGH = -6.0, 4.0
 """Between these lie the logarithms of absolute residuals, in standard deviations of the response."""
