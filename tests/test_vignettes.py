@@ -289,8 +289,9 @@ CLAIMS = {
         assert asked.passes and result.ledger.rounds < 300 and "no standard errors" in repr(result.params)
         assert gain.mean() > 0.01 and gain.iloc[-1] > 0.02
         assert abs(evaluated.values().sum() - evaluated.to_frame()["auc"].iloc[-1] + 0.5) < 1e-9
+        assert bent.to_frame()["log_loss"].iloc[0] < all_four["log_loss"].iloc[0] - 0.005
         many = coverage[coverage["calibrated by"] >= 200]
-        assert len(many) > 4 and many["covered"].between(0.86, 0.94).all()
+        assert len(many) > 4 and many["covered"].between(0.85, 0.95).all()
         assert private[0.5]["AUC"] < private[1.0]["AUC"] < private["none"]["AUC"]
         by_attack = told.pivot_table("figure", "attack", "exchange")
         assert by_attack.loc["labels"].min() > 0.99
