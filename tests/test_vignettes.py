@@ -302,7 +302,7 @@ CLAIMS = {
         assert (many["set: of defaulters"] < 0.65).all() and (many["by label: of defaulters"] > 0.89).all()
         assert (off.abs() <= 2).all(axis=None) and (off.xs("laser", level="method") < 0).sum().sum() == 8
         tried = variants.query("train == 0 and test == 0").groupby("method")["f1"].mean()
-        assert tried.max() < 46.5
+        assert tried["laser"] < 44 and tried["laser, cosine"] > 45.5
         ours = cells["mean"].xs("standardised", level="columns").xs("0.5", level="missing").unstack("method")
         assert (ours["laser"] > ours["standard"] + 15).all()
         assert (digits.loc["laser"] >= digits.max() - 0.5).all()
