@@ -24,10 +24,14 @@ class LASERPlan(ForecastPlan):
                 "the same singular vectors, without the weights of others' columns: who knows these for "
                 "a few entities predicts them for the rest",
             )
+        epsilon = self.given["label_epsilon"]
         yield (
             "each client",
             "the labels of the entities that it learns from: the gradients of one batch tell them apart, "
-            "without a label known",
+            "without a label known"
+            if not epsilon
+            else f"labels that were randomised at epsilon {epsilon:g}: the odds of two labels of one entity "
+            f"change by exp({epsilon:g}) at most; other responses or epsilons of the same entities add to it",
         )
         yield (
             "holder of the response",

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 import numpy as np
 
-from fedstat.errors import DataWarning, EstimationError, ModelError, warn
-from fedstat.federation.crypto.masks import hides
+from fedstat.errors import DataWarning, DisclosureWarning, EstimationError, ModelError, warn
+from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
@@ -24,7 +24,7 @@ from fedstat.models.laser.results import LASERResults
 from fedstat.models.laser.training.asked import FAMILY, MOST_EPSILON, Outcome, OutcomeAsked
 from fedstat.models.laser.training.course import Training
 from fedstat.models.laser.training.lines import EpochLines, no_lines
-from fedstat.models.laser.training.modules import register_module
+from fedstat.models.laser.training.modules import check_module, register_module
 from fedstat.models.laser.training.networks import Optimiser
 from fedstat.models.laser.training.tasks import Heads, Method, assemble
 from fedstat.models.vertical.layout import Layout, lay_out
@@ -139,6 +139,9 @@ class LASER(VerticalModel):
                 f"{', '.join(self.layout.clients)}"
             )
         self._modules = {k: f"{k} {secrets.token_hex(8)}" for k in self.representations}
+        columns = dict(zip(self.layout.clients, self.layout.sizes, strict=True))
+        for k, module in self.representations.items():
+            check_module(k, module, int(columns[k]), self.width)
         self._begun = {k: deepcopy(module) for k, module in self.representations.items()}
 
     def _lay_out(self) -> Layout:
@@ -299,7 +302,7 @@ class LASER(VerticalModel):
             assemble(method, K, self.heads),
             method == "laser",
             training,
-            OutcomeAsked(self.outcome, float(label_epsilon or 0.0), bool(balanced)),
+            OutcomeAsked(self.outcome, float(label_epsilon or 0.0), bool(balanced), self.formula.response),
             Conversation(FAMILY, self._session, self._agreement.at),
             rng,
             EpochLines(int(epochs)) if progress else no_lines,
@@ -321,6 +324,8 @@ class LASER(VerticalModel):
                 "exchange='masked' adds up one network of each of several clients, and has method='laser' or "
                 f"'standard'; received {K} clients and method={method!r}. Use exchange='clear'"
             )
+        if exchange == "masked" and not hides(K):
+            warn(TWO_SITES, DisclosureWarning)
         return exchange == "masked"
 
     def _divide(

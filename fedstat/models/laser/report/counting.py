@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedstat.errors import ModelError
+from fedstat.errors import DataWarning, ModelError, warn
 from fedstat.federation.design.by_columns import design_ask
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
@@ -18,6 +18,7 @@ from fedstat.models.laser.training.scoring import ScoreCounts, read_scores
 from fedstat.models.vertical.prediction.coding import ResponseSource
 from fedstat.models.vertical.prediction.protocol import OpenedBlocks, new_ledger
 from fedstat.records import to_json
+from fedstat.typing import Bools
 
 
 def count_predictions(
@@ -38,10 +39,10 @@ def count_predictions(
     def asking() -> Rounds[list[ScoreCounts]]:
         opened = yield from open_networks(fitted, partition)
         question = {"response": response.text, "columns": response.columns}
-        yield [design_ask(holder, "open_response", opened.session, question)]
-        return (yield from hidden(fitted, opened, counting(opened)))
+        (reply,) = yield [design_ask(holder, "open_response", opened.session, question)]
+        return (yield from hidden(fitted, opened, counting(opened, reply.arrays["has"])))
 
-    def counting(opened: OpenedBlocks) -> Rounds[list[ScoreCounts]]:
+    def counting(opened: OpenedBlocks, has: Bools) -> Rounds[list[ScoreCounts]]:
         counts = []
         for one in permuted:
             found = yield from predicted(fitted, opened, partition, permuted=one)
@@ -53,6 +54,16 @@ def count_predictions(
             to = Conversation(FAMILY, opened.session, None)
             (reply,) = yield [to.ask(holder, "score", to_json(fitted.trained.outcome), **arrays)]
             counts.append(read_scores(reply, sets))
+            if len(counts) == 1:
+                asked = np.bincount(code[has[use]], minlength=len(sets))
+                # Sets with too few entities have no counts.
+                other = int((asked - counts[0].n)[counts[0].n > 0].sum())
+                if other:
+                    warn(
+                        f"{call}: {other:,} entities do not count: their '{response.text}' at '{holder}' is "
+                        "of a class that the fit did not have; leave them out, or fit with some of them",
+                        DataWarning,
+                    )
         return counts
 
     analysis = fitted.analysis(call, partition)

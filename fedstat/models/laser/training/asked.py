@@ -46,12 +46,13 @@ class NetworksAsked:
 class OutcomeAsked:
     """What the response is, the epsilon of its randomised labels, 0 for the labels themselves, and weights.
 
-    `balanced`: every class has the same weight in the loss.
+    `balanced`: every class has the same weight in the loss. `response` names it in errors.
     """
 
     kind: Outcome
     label_epsilon: float = 0.0
     balanced: bool = False
+    response: str = "the response"
 
     def check(self) -> None:
         """Require an epsilon that means something here."""

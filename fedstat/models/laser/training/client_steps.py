@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedstat.errors import MessageError
+from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.by_columns import block_of
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.state import SiteData, State
@@ -23,7 +23,7 @@ from fedstat.kernels.mlp import count_parameters
 from fedstat.models.laser.training import modules
 from fedstat.models.laser.training.asked import NetworksAsked
 from fedstat.models.laser.training.holder_steps import TRAINING
-from fedstat.models.laser.training.networks import ADAM, Networks, evaluate
+from fedstat.models.laser.training.networks import ADAM, Networks, diverged, evaluate
 from fedstat.models.vertical.exchange.staged import staged_block
 from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
 from fedstat.records import from_json
@@ -152,7 +152,10 @@ def _run(data: SiteData, client: TrainingClient, rows: Ints) -> tuple[list[Float
         raise MessageError(f"{data.name}: expected rows of its block, 0 to {n - 1}")
     X = np.ascontiguousarray(client.X[:, rows])
     activations = [networks.activate(i, X) for i in range(m)]
-    return activations, np.hstack([networks.output(A).T for A in activations])
+    outputs = np.hstack([networks.output(A).T for A in activations])
+    if not np.isfinite(outputs).all():
+        raise EstimationError(diverged(data.name, "outputs of the networks", networks))
+    return activations, outputs
 
 
 def _pad(data: SiteData, outputs: Floats, at: Ints, batch: int) -> Floats:

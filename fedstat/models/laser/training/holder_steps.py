@@ -20,7 +20,7 @@ from fedstat.kernels.heads import heads_loss
 from fedstat.kernels.mlp import count_parameters
 from fedstat.models.laser.training.asked import NetworksAsked, OutcomeAsked, OutcomeTold
 from fedstat.models.laser.training.losses import flip_matrix, of_scores
-from fedstat.models.laser.training.networks import ADAM, Networks
+from fedstat.models.laser.training.networks import ADAM, Networks, diverged
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -77,20 +77,20 @@ def stage_outcome(data: SiteData, state: State, text: str, keep: Bools) -> tuple
         mean, sd = float(y.mean()), float(y.std())
         if not sd > 0.0:
             raise DesignError(
-                f"{data.name}: the response is constant among the {len(y):,} entities of this fit"
+                f"{data.name}: response '{asked.response}' is constant among the {len(y):,} entities of this "
+                "fit; choose entities with other values"
             )
         state.keep("laser outcome", StagedOutcome((y - mean) / sd, (), mean, sd), len(y))
         return {"moments": np.array([mean, sd])}, to_json(OutcomeTold((), ()))
     classes, code, counts = np.unique(y, return_inverse=True, return_counts=True)
     if len(classes) < 2 or len(classes) > (2 if asked.kind == "binary" else MOST_CLASSES):
+        one = "one class tells networks nothing; choose entities with others"
+        more = "a binary one has two; use outcome='multiclass' or 'normal'"
+        most = f"classes are 2 to {MOST_CLASSES}; use outcome='normal'"
         raise DesignError(
-            f"{data.name}: the response has {len(classes):,} values among the {len(y):,} entities of this "
-            "fit; "
-            + (
-                "a binary one has two; use outcome='multiclass' or 'normal'"
-                if asked.kind == "binary"
-                else f"classes are 2 to {MOST_CLASSES}; use outcome='normal'"
-            )
+            f"{data.name}: response '{asked.response}' has {len(classes):,} "
+            f"{'value' if len(classes) == 1 else 'values'} among the {len(y):,} entities of this fit; "
+            + (one if len(classes) < 2 else more if asked.kind == "binary" else most)
         )
     labels, flip, total = code.astype(np.float64), None, 0.0
     if asked.label_epsilon:
@@ -98,7 +98,7 @@ def stage_outcome(data: SiteData, state: State, text: str, keep: Bools) -> tuple
         draws, total = label_draws(data, opened, asked.label_epsilon)
         labels = randomised(labels, flip, draws[keep])
         counts = np.bincount(labels.astype(np.int64), minlength=len(classes))
-    state.tell(RowsByLevel("the response", counts.tolist()))
+    state.tell(RowsByLevel(asked.response, counts.tolist()))
     weights = len(labels) / (len(classes) * np.maximum(counts, 1)) if asked.balanced else None
     staged = StagedOutcome(labels, tuple(classes.tolist()), 0.0, 1.0, flip, weights)
     state.keep("laser outcome", staged, len(y))
@@ -205,7 +205,7 @@ def learn(data: SiteData, state: State, keep: Array, **arrays: Array) -> dict[st
     for number in np.flatnonzero(of_heads.any(axis=1)).tolist():
         heads.networks.learn(number, of_heads[number])
     if not np.isfinite(loss):
-        raise EstimationError(f"{data.name}: the loss is not finite; use a smaller learning rate (rate=)")
+        raise EstimationError(diverged(data.name, "losses", heads.networks))
     told = {"gradient": np.ascontiguousarray(gradient)}
     if len(batch.rows) < data.min_count:  # the loss of so few is nearly that of each
         return told

@@ -7,6 +7,7 @@ serves from. Its parameters do, as those of other networks; training is the same
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from importlib import import_module
 from typing import Any, Self
 
@@ -46,6 +47,26 @@ def register_module(name: str, module: Any) -> None:
     if not isinstance(module, torch().nn.Module):
         raise ModelError(f"representations: expected a torch.nn.Module, received {type(module).__name__}")
     MODULES[name] = module.double()
+
+
+def check_module(client: str, module: Any, columns: int, width: int) -> None:
+    """Require a module from (rows, `columns`) to (rows, `width`); a ModelError that names the client."""
+    if not isinstance(module, torch().nn.Module):
+        raise ModelError(
+            f"representations: expected a torch.nn.Module for '{client}', received {type(module).__name__}"
+        )
+    try:
+        found = tuple(deepcopy(module).double()(torch().zeros(2, columns, dtype=torch().float64)).shape)
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"representations: the module of '{client}' does not run on (rows, {columns}), which is what its "
+            "columns in the model are; make its first layer as wide"
+        ) from error
+    if found != (2, width):
+        raise ModelError(
+            f"representations: the module of '{client}' makes {found} of (2, {columns}), expected (2, {width})"
+            f"; make its last layer as wide as width={width}, or change that"
+        )
 
 
 class ModuleNetworks(Networks):

@@ -87,6 +87,14 @@ class Networks:
         return gradient(self.theta[i], self.widths, A, D, False)[0]
 
 
+def diverged(site: str, what: str, networks: Networks) -> str:
+    """Say that a training went astray, and what to do."""
+    rate = networks.optimiser.rate
+    return (
+        f"{site}: {what} are not finite with a learning rate of {rate:g}; use a smaller one, as in rate=0.001"
+    )
+
+
 def evaluate(theta: Floats, widths: Sequence[int], X: Floats) -> Floats:
     """Return the outputs of some networks, (m, q), on rows (n, p): (n, m, d)."""
     if theta.ndim != 2 or theta.shape[1] != count_parameters(widths) or X.shape[1] != widths[0]:

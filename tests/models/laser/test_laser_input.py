@@ -1,0 +1,142 @@
+"""Bad input of split networks: errors that name institution, column and remedy; the privacy of labels."""
+
+import numpy as np
+import pytest
+from laser_cases import customers, model, partition
+
+import fedstat as fs
+from fedstat.errors import (
+    DataWarning,
+    DesignError,
+    DisclosureWarning,
+    EstimationError,
+    ModelError,
+    PartitionError,
+)
+from fedstat.models.laser.training import holder_steps
+from fedstat.models.laser.training.losses import flip_matrix
+
+QUICK = {"epochs": 4, "batch_size": 128, "rate": 0.02}
+
+
+def from_tables(tables):
+    return fs.ClientPartition.from_frames(tables, on="id")
+
+
+def with_response(y, n=300, **given):
+    tables = customers(n, **given)
+    tables["bank"]["y"] = y
+    return tables
+
+
+@pytest.mark.parametrize("kind", ["binary", "normal"])
+def test_one_class_only(kind):
+    with pytest.raises(
+        PartitionError, match="client 'bank', column 'y': all 300 values present are the same"
+    ):
+        from_tables(with_response(1.0))
+    # Another value at an entity that no client has columns of, and which takes no part.
+    tables = with_response(np.r_[0.0, np.ones(299)])
+    columns = ["bank0", "bank1", "bank2"]
+    tables["bank"].loc[0, columns] = np.nan
+    tables |= {k: tables[k][tables[k]["id"] != 0] for k in ("shop", "telecom")}
+    with (
+        pytest.warns(DataWarning, match="1 entities have a response and no client's columns"),
+        pytest.raises(
+            DesignError, match=r"bank: response 'y' (has 1 value|is constant) among the 299 entities.*choose"
+        ),
+    ):
+        model(from_tables(tables), outcome=kind).fit(**QUICK)
+
+
+def test_a_constant_column():
+    tables = customers(300)
+    tables["shop"]["shop1"] = 4.0
+    with pytest.raises(PartitionError, match=r"client 'shop', column 'shop1'.*Drop the column"):
+        from_tables(tables)
+
+
+def test_a_class_that_the_fit_did_not_have():
+    fitted = model(partition(600)).fit(**QUICK)
+    tables = customers(300, seed=3, missing=0.0, kind="multiclass")
+    other = int((tables["bank"]["y"] == 2).sum())
+    with pytest.warns(
+        DataWarning, match=rf"{other} entities do not count: their 'y' at 'bank' is of a class"
+    ):
+        found = fitted.evaluate(from_tables(tables))
+    assert found.to_frame()["n"].sum() == 300 - other
+
+
+def test_a_step_that_is_too_long_is_named():
+    with pytest.raises(
+        EstimationError, match=r"not finite with a learning rate of 1e\+200; use a smaller one"
+    ):
+        model(partition(400)).fit(**{**QUICK, "rate": 1e200})
+
+
+def test_masks_of_two_clients():
+    tables = {k: frame for k, frame in customers(300).items() if k != "telecom"}
+    with pytest.warns(DisclosureWarning, match="two institutions hides neither .* Add a third institution"):
+        model(from_tables(tables)).fit(**QUICK, exchange="masked")
+    with pytest.raises(ModelError, match=r"received 1 clients .* Use exchange='clear'"):
+        model(from_tables({"bank": tables["bank"]})).fit(**QUICK, exchange="masked")
+
+
+def test_modules_of_other_widths():
+    torch = pytest.importorskip("torch")
+    part = partition(300)
+    for module, said in (
+        (torch.nn.Linear(3, 2), r"module of 'shop' makes \(2, 2\) .* expected \(2, 4\); make its last layer"),
+        (
+            torch.nn.Linear(5, 4),
+            r"module of 'shop' does not run on \(rows, 3\).* make its first layer as wide",
+        ),
+        (3, "expected a torch.nn.Module for 'shop', received int"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            model(part, representations={"shop": module})
+
+
+# -- labels ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("classes", "epsilon"), [(2, 0.5), (3, 1.0), (5, 2.0)])
+def test_what_is_recorded_has_the_likelihood_ratio_exp_epsilon(classes, epsilon):
+    """Over all draws: the lengths of the intervals of a uniform draw that give each class."""
+    flip = flip_matrix(classes, epsilon)
+    ends = np.unique(np.r_[0.0, flip.cumsum(axis=1).ravel().clip(max=1.0), 1.0])
+    middle, length = (ends[1:] + ends[:-1]) / 2, np.diff(ends)
+    P = np.zeros((classes, classes))
+    for label in range(classes):
+        recorded = holder_steps.randomised(np.full(len(middle), float(label)), flip, middle)
+        np.add.at(P[label], recorded.astype(int), length)
+    np.testing.assert_allclose(P.sum(axis=1), 1.0)
+    assert (P.max(axis=0) / P.min(axis=0)).max() == pytest.approx(np.exp(epsilon), rel=1e-12)
+
+
+def test_epochs_are_chosen_and_sets_calibrated_by_randomised_labels(monkeypatch):
+    """Where all labels are recorded as the other one, nothing of a fit knows the true ones."""
+    y = (np.random.default_rng(0).random(900) < 0.15) * 1.0
+    part = from_tables(with_response(y, 900, missing=0.0))
+    monkeypatch.setattr(holder_steps, "randomised", lambda labels, flip, draws: 1.0 - labels)
+    fitted = model(part).fit(**QUICK, exchange="clear", validation=0.3, calibration=0.3, label_epsilon=8.0)
+    others, events = fitted.calibration.evaluation().n.sum(), fitted.calibration.evaluation().observed.sum()
+    assert events > 0.75 * others
+    history = fitted.history["validation"]
+    assert history.iloc[-1] < history.iloc[0]
+
+
+def test_the_account_adds_up_responses_of_the_same_entities():
+    tables = customers(600)
+    tables["bank"]["late"] = (np.random.default_rng(1).random(600) < 0.4) * 1.0
+    part = from_tables(tables)
+    for response, other, total in (("y", "late", "1"), ("late", "y", "3")):
+        fitting = fs.LASER.from_formula(f"{response} ~ . - {other}", part, hidden=(6,), width=4)
+        epsilon = 1.0 if response == "y" else 2.0
+        assert f"randomised at epsilon {epsilon:g}" in " ".join(
+            str(fitting.explain(**QUICK, label_epsilon=epsilon)).split()
+        )
+        assert "randomised at" not in str(fitting.explain(**QUICK))
+        fitted = fitting.fit(**QUICK, label_epsilon=epsilon)
+        said = " ".join(str(fitted.summary()).split())
+        assert f"by exp({epsilon:g}) at most, and by exp({total}) over all labels" in said
