@@ -139,9 +139,6 @@ class LASER(VerticalModel):
                 f"{', '.join(self.layout.clients)}"
             )
         self._modules = {k: f"{k} {secrets.token_hex(8)}" for k in self.representations}
-        columns = dict(zip(self.layout.clients, self.layout.sizes, strict=True))
-        for k, module in self.representations.items():
-            check_module(k, module, int(columns[k]), self.width)
         self._begun = {k: deepcopy(module) for k, module in self.representations.items()}
 
     def _lay_out(self) -> Layout:
@@ -276,7 +273,9 @@ class LASER(VerticalModel):
             )
         if method == "vfedtrans" and K < 2:
             raise ModelError("method='vfedtrans' is of two clients or more; use method='local'")
+        columns = dict(zip(self.layout.clients, self.layout.sizes, strict=True))
         for k, name in self._modules.items():
+            check_module(k, self._begun[k], int(columns[k]), self.width)
             # Each fit begins with the parameters that the module had.
             register_module(name, deepcopy(self._begun[k]))
         training = Training(

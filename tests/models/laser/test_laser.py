@@ -410,7 +410,7 @@ def test_modules_in_the_place_of_networks(part):
     np.testing.assert_allclose(fitted.predict_proba(other), plain.predict_proba(other), atol=1e-5)
     with pytest.raises(ModelError, match=r"torch\.nn\.Module"):
         model(part, representations={"shop": 3}).fit(**QUICK)
-    with pytest.raises(fs.errors.FedstatError, match=r"other than \(rows, 4\)"):
+    with pytest.raises(fs.errors.FedstatError, match=r"expected \(2, 4\)"):
         model(part, representations={"shop": torch.nn.Linear(3, 2)}).fit(**QUICK)
     with pytest.raises(ModelError, match="nobody have no columns"):
         model(part, representations={"nobody": module})

@@ -94,7 +94,7 @@ def test_modules_of_other_widths():
         (3, "expected a torch.nn.Module for 'shop', received int"),
     ):
         with pytest.raises(ModelError, match=said):
-            model(part, representations={"shop": module})
+            model(part, representations={"shop": module}).fit(**QUICK)
 
 
 # -- labels ----------------------------------------------------------------------------------------

@@ -64,8 +64,8 @@ def check_module(client: str, module: Any, columns: int, width: int) -> None:
         ) from error
     if found != (2, width):
         raise ModelError(
-            f"representations: the module of '{client}' makes {found} of (2, {columns}), expected (2, {width})"
-            f"; make its last layer as wide as width={width}, or change that"
+            f"representations: the module of '{client}' makes {found} of (2, {columns}), expected "
+            f"(2, {width}); make its last layer as wide as width={width}, or change that"
         )
 
 
