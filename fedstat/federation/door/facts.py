@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from fedstat.federation.tables.bits import PLAIN, ColumnsDetail
 from fedstat.federation.tables.columns import LevelValue
@@ -303,8 +304,47 @@ class WorkingWeights:
     instead : mapping of str to ndarray, optional
         What leaves where few rows have nearly all weight: it tells the coordinator to choose others. Without
         it that is a refusal.
+    flat : callable, optional
+        Tells whether means are at the ends of their range at nearly all rows, so that scores are sums of the
+        rows on one side of a cut.
     """
 
     each: Callable[[], Floats]
     totals: Floats | None = None
     instead: Mapping[str, Array] | None = None
+    flat: Callable[[], bool] | None = None
+
+
+class RowsPart(Protocol):
+    """Some of the rows of a design: (m, p) columns, a constant among them, and vectors at points."""
+
+    @property
+    def columns(self) -> Floats:
+        """Columns of the design, standardised."""
+
+    def vectors(self, points: tuple[Any, ...]) -> Floats:
+        """Means and weights at points, (m, k), those of each point side by side."""
+
+    def every(self, first: int, step: int) -> RowsPart:
+        """Every so many rows from the first on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeansSummed:
+    """Columns are multiplied with means, and with weights, of the rows at coefficients from outside.
+
+    Parameters
+    ----------
+    rows : object
+        The rows that a session opened, by which its answers belong together.
+    n : int
+    point : hashable
+        Coefficients, and what makes means of them: a point that was answered tells nothing new.
+    parts : callable
+        Returns the rows, part by part, the same ones each time.
+    """
+
+    rows: object
+    n: int
+    point: Any
+    parts: Callable[[], Iterable[RowsPart]]

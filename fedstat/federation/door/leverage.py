@@ -12,24 +12,37 @@ but for sqrt(1 - h_i), h_i the leverage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from scipy.stats import beta
 
 from fedstat.errors import PolicyError
-from fedstat.federation.door.facts import SummedColumns
+from fedstat.federation.door.facts import MeansSummed, RowsPart, SummedColumns
 from fedstat.federation.door.guards import REST, check_concentration, rest_of_variation
-from fedstat.federation.door.state import SiteData
+from fedstat.federation.door.state import SiteData, State
 from fedstat.typing import Floats, Ints
 
 BLOCK = 4096
 DEPENDENT = 1e-11
 """Eigenvalue of the cross-products, relative to the largest, below which there is no direction."""
 
+TINY = float(np.finfo(float).tiny)
 EXACT = 1e-6
 """How much less than one the share may be of a direction that a group of rows holds alone."""
+
+EXACT_MEANS = 1e-8
+"""The same where directions are made of means at coefficients: those of an honest fit come close to one."""
+
+NOTHING_NEW = 1e-11
+"""Rest of a vector beside its length, after those answered before, below which sums of it say nothing new."""
+
+ANSWERED = "means answered"
+OF_A_SAMPLE = 1024
+"""Rows of each sample that stands for the rows where there are many."""
 
 WORTH_A_LOOK = 0.1
 MOST_OF_GROUP = 0.75
@@ -167,7 +180,7 @@ def largest_shares(X: Floats) -> tuple[float, float]:
     return of_others * float((furthest**2).max()), of_others * own
 
 
-def find_singled_out(X: Floats, basis: Floats, few: int) -> Floats | None:
+def find_singled_out(X: Floats, basis: Floats, few: int, exact: float = EXACT) -> Floats | None:
     """Find a combination of columns that is zero in all but a few rows.
 
     Groups are a row and those that share most of a direction with it, which finds every group of up to two.
@@ -178,6 +191,8 @@ def find_singled_out(X: Floats, basis: Floats, few: int) -> Floats | None:
         Rows of high leverage.
     basis : (p, r) array
         Takes columns to orthonormal ones over all rows.
+    exact : float
+        How much less than one the share may be.
 
     Returns
     -------
@@ -185,7 +200,7 @@ def find_singled_out(X: Floats, basis: Floats, few: int) -> Floats | None:
         Coefficients.
     """
     U = X @ basis
-    U = U[np.einsum("ij,ij->i", U, U) >= (1.0 - EXACT) / few]
+    U = U[np.einsum("ij,ij->i", U, U) >= (1.0 - exact) / few]
     if not len(U):
         return None
     H = U @ U.T
@@ -196,7 +211,7 @@ def find_singled_out(X: Floats, basis: Floats, few: int) -> Floats | None:
     groups: Ints = np.argsort(-pairs, axis=1)[:, :few]
     shares, within = np.linalg.eigh(H[groups[:, :, None], groups[:, None, :]])
     best = int(np.argmax(shares[:, -1]))
-    if shares[best, -1] < 1.0 - EXACT:
+    if shares[best, -1] < 1.0 - exact:
         return None
     direction: Floats = basis @ (U[groups[best]].T @ within[best, :, -1])
     return direction
@@ -218,3 +233,130 @@ def _high_leverage(blocks: Iterable[Floats], basis: Floats, least: float, smalle
         U = long @ basis
         high.append(long[np.einsum("ij,ij->i", U, U) >= least])
     return np.concatenate(high)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnsweredMeans:
+    """Vectors over the rows that columns were multiplied with in a session, and how far they reach.
+
+    `points` are what they belong to, a column of ones and the design's own aside. Of many rows there are
+    disjoint `samples`, one more than a group has rows, `length` rows each: `basis` (d, r) takes the vectors
+    to columns `Q` (m, r) that are orthonormal over these, and no row of all has a squared length over `most`.
+    """
+
+    rows: object
+    points: tuple[Any, ...] = ()
+    samples: tuple[tuple[RowsPart, ...], ...] = ()
+    group: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    Q: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    basis: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    most: float = 0.0
+
+    @classmethod
+    def of(cls, fact: MeansSummed, few: int) -> AnsweredMeans:
+        """Nothing was answered yet."""
+        step = fact.n // OF_A_SAMPLE
+        if step <= 2 * few:
+            return cls(fact.rows)
+        samples = [tuple(part.every(k, step) for part in fact.parts()) for k in range(few + 1)]
+        sizes = [sum(len(part.columns) for part in parts) for parts in samples]
+        group = np.repeat(np.arange(few + 1), sizes)
+        return cls(fact.rows, (), tuple(samples), group, np.zeros((len(group), 0)))
+
+    def with_point(self, fact: MeansSummed, few: int) -> tuple[AnsweredMeans, bool]:
+        """Add a point, and tell whether samples show that no few rows are singled out.
+
+        A combination of vectors that is zero in all but a few rows is zero in one of the samples, which have
+        no row in common. Over each sample every combination has a length; beside it no row's part is long.
+        """
+        points = (*self.points, fact.point)
+        if not self.samples:
+            return replace(self, points=points), False
+        new = self._over_samples(lambda part: part.vectors((fact.point,)))
+        if not self.points:
+            new = np.column_stack([self._over_samples(lambda part: part.columns), new])
+        Q, basis, rest = self.Q, self.basis, []
+        for v in new.T:
+            size = max(float(np.linalg.norm(v)), TINY)
+            c = Q.T @ v
+            left = v - Q @ c
+            again = Q.T @ left
+            left, c = left - Q @ again, c + again
+            length = float(np.linalg.norm(left))
+            column = np.append(-basis @ c, 1.0)
+            basis = np.pad(basis, ((0, 1), (0, 0)))
+            if length > NOTHING_NEW * size:
+                Q, basis = np.column_stack([Q, left / length]), np.column_stack([basis, column / length])
+            else:
+                rest.append(np.pad(column, (0, len(self.basis) + new.shape[1] - len(column))) / size)
+        wide = np.column_stack([basis[:, self.basis.shape[1] :], *rest])
+        furthest, beyond, r = 0.0, 0.0, basis.shape[1] - self.basis.shape[1]
+        for part in fact.parts():
+            X = part.columns
+            reach = X @ wide[: X.shape[1]] + part.vectors(points) @ wide[X.shape[1] :]
+            reach *= reach
+            furthest = max(furthest, float(reach[:, :r].sum(axis=1).max(initial=0.0)))
+            beyond = max(beyond, float(reach[:, r:].max(initial=0.0)))
+        most = self.most + furthest
+        least = min(
+            float(np.linalg.eigvalsh(P.T @ P)[0]) for P in (Q[self.group == k] for k in range(few + 1))
+        )
+        # What the samples do not show may be a row's own: then all rows are looked at.
+        seen = beyond * len(Q) <= NOTHING_NEW**2 and least > 2.0 * EXACT_MEANS * few * most
+        return replace(self, points=points, Q=Q, basis=basis, most=most), bool(seen)
+
+    def _over_samples(self, part_of: Callable[[RowsPart], Floats]) -> Floats:
+        return np.concatenate([part_of(part) for parts in self.samples for part in parts])
+
+
+def check_means(data: SiteData, state: State, fact: MeansSummed) -> None:
+    """Require that means and weights at all coefficients of a session's answers single out no few rows.
+
+    Of the answers' differences, and of all other combinations, those are sums over few rows that multiply
+    these vectors by a combination of them that is zero elsewhere. An owner who lets one row have all weight
+    of a sum allows this as well.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule, the site and a remedy.
+    """
+    few = data.policy.min_level_count - 1
+    if few < 1 or fact.n <= few or data.policy.max_share >= 1.0:
+        return
+    kept: AnsweredMeans | None = state.look_at(ANSWERED) if ANSWERED in state else None
+    if kept is None or kept.rows is not fact.rows:
+        kept = AnsweredMeans.of(fact, few)
+    if fact.point in kept.points:
+        return
+    now, seen = kept.with_point(fact, few)
+    if not seen and _few_stand_out(fact, now.points, few):
+        raise PolicyError(
+            f"{data.name}: its policy (largest share) releases no sums at coefficients by which, with those "
+            f"of earlier answers, fewer than {few + 1} rows are singled out. In a fit that means few rows "
+            "with a combination of levels, or very long tails: merge levels, leave a term out, or transform "
+            "it; the owner may allow it by the line  max_share = 1.0  in policy.toml"
+        )
+    state.keep(ANSWERED, now)
+
+
+def _few_stand_out(fact: MeansSummed, points: tuple[Any, ...], few: int) -> bool:
+    """Whether a combination of columns and vectors is zero in all but a few rows, by a look at all rows."""
+
+    def blocks() -> Iterator[Floats]:
+        return (np.column_stack([part.columns, part.vectors(points)]) for part in fact.parts())
+
+    R: Floats = np.zeros((0, 0))
+    for V in blocks():  # triangles, not cross-products, which would lose half of the digits
+        R = np.asarray(np.linalg.qr(np.concatenate([R, V]) if len(R) else V, mode="r"))
+    size = np.linalg.norm(R, axis=0)
+    R, size = R[:, size > 0.0] / size[size > 0.0], np.where(size > 0.0, size, np.inf)
+    _, s, directions = np.linalg.svd(R)
+    there = s > NOTHING_NEW * s[0]
+    basis = np.zeros((len(size), int(there.sum())))
+    basis[np.isfinite(size)] = directions[: len(s)][there].T / s[there] / size[np.isfinite(size)][:, None]
+    high = []
+    for V in blocks():
+        U = V @ basis
+        high.append(U[np.einsum("ij,ij->i", U, U) >= (1.0 - EXACT_MEANS) / few])
+    return find_singled_out(np.concatenate(high), np.eye(basis.shape[1]), few, EXACT_MEANS) is not None

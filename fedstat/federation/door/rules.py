@@ -10,7 +10,7 @@ from fedstat.federation.door import differencing, facts, guards, weights
 from fedstat.federation.door.aligning import check_alignment, check_list
 from fedstat.federation.door.conduct import check_dealer, check_drawn
 from fedstat.federation.door.descriptions import check_evaluation, check_factors
-from fedstat.federation.door.leverage import check_leverage, check_shares
+from fedstat.federation.door.leverage import check_leverage, check_means, check_shares
 from fedstat.federation.door.owner.charging import NoiseOwed
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import COUNTED, Kind, Step
@@ -21,7 +21,7 @@ UNPAID: tuple[Kind, ...] = ("presence", "sealed")
 """Kinds of which an array may leave under a privacy budget as it is."""
 IMPLIED = (facts.Entities,)
 """Facts that the state counts by itself; none counted are none there are."""
-OF_THE_SESSION = (facts.DivisionOfRows, facts.SitesDrawn, NoiseOwed)
+OF_THE_SESSION = (facts.DivisionOfRows, facts.MeansSummed, facts.SitesDrawn, NoiseOwed)
 """Facts that are held against what the session keeps, or the question."""
 
 
@@ -39,7 +39,7 @@ class AnsweredInstead(Exception):  # noqa: N818 (it is no error: a part of the p
 
 
 def _working_weights(data: SiteData, fact: facts.WorkingWeights) -> None:
-    if weights.working_weights_spread(data, fact.each, fact.totals):
+    if weights.working_weights_spread(data, fact.each, fact.totals, fact.flat):
         return
     if fact.instead is not None:
         raise AnsweredInstead(fact.instead)
@@ -98,6 +98,8 @@ def judge(data: SiteData, state: State, fact: Any) -> None:
         differencing.check_division(data, fact.code, fact.rows)
         if fact.place:
             differencing.check_apart(data, state, fact.place, fact.code)
+    elif isinstance(fact, facts.MeansSummed):
+        check_means(data, state, fact)
     elif isinstance(fact, facts.SitesDrawn):
         check_drawn(data.name, fact.names, state.hidden_among)
     else:

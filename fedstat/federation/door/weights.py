@@ -92,8 +92,15 @@ def check_given_weights(data: SiteData, weights: Floats, what: str) -> None:
         )
 
 
-def working_weights_spread(data: SiteData, each: Callable[[], Floats], totals: Floats | None) -> bool:
+def working_weights_spread(
+    data: SiteData,
+    each: Callable[[], Floats],
+    totals: Floats | None,
+    flat: Callable[[], bool] | None = None,
+) -> bool:
     """Whether more than a few rows weigh in score and information, by every vector of weights.
+
+    Where means are flat at nearly all rows, weights tell nothing of who makes up a score.
 
     Coefficients can single rows out: where nearly all weight is on a few, the sums are those of a few rows,
     however many are added up. Sum and sum of squares mostly settle it: by Cauchy and Schwarz the k heaviest
@@ -101,6 +108,8 @@ def working_weights_spread(data: SiteData, each: Callable[[], Floats], totals: F
     amount to.
     """
     few = data.policy.min_count - 1
+    if few > 0 and flat is not None and flat():
+        return False
     pairs = [(0.0, np.inf)] if totals is None else totals.tolist()
     # One row has a share of at most 1 / sqrt(n), likewise.
     most = min((1.0 - REST_OF_WEIGHT) / max(few, 1) ** 0.5, data.policy.max_share)

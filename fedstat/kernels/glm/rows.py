@@ -47,6 +47,11 @@ class Rows:
         return float(len(self) if self.freq is None else self.freq.sum())
 
     @property
+    def total(self) -> float:
+        """Sum of all weights."""
+        return float(len(self) if self.weight is None else self.weight.sum())
+
+    @property
     def weight(self) -> Floats | None:
         """Product of all weights: (m,); None where there are none."""
         weight = None

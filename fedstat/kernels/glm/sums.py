@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import config
 
-from fedstat.kernels.glm.loops import canonical_sums, fixed, weighted_sums
+from fedstat.kernels.glm.loops import LOG, LOGIT, canonical_sums, fixed, weighted_sums
 from fedstat.kernels.glm.rows import Rows, in_domain, linear_predictor
 from fedstat.kernels.glm.specification import DistributionSpec, Family
 from fedstat.typing import Bools, Floats
@@ -238,6 +238,23 @@ def row_weights(rows: Rows, beta: Floats, distribution: DistributionSpec) -> Flo
     with np.errstate(all="ignore"):
         at = row_means(rows, distribution, linear_predictor(rows, beta))
         return np.array([at.weight * at.expected, _sizes(at, at.residual(rows.y), distribution)])
+
+
+def mean_vectors(rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
+    """Return means and working weights by row, times the rows' weights: (m, 2), (m, 1) where they agree."""
+    with np.errstate(all="ignore"):
+        if distribution.loop == LOGIT:
+            mu = linear_predictor(rows, -beta) if rows.offset is None else -linear_predictor(rows, beta)
+            np.exp(mu, out=mu)
+            mu += 1.0
+            np.divide(1.0, mu, out=mu)
+            vectors = np.column_stack([mu, mu - mu * mu])
+        elif distribution.loop == LOG:
+            vectors = np.exp(linear_predictor(rows, beta))[:, None]
+        else:
+            at = row_means(rows, distribution, linear_predictor(rows, beta))
+            vectors = np.column_stack([at.mu, at.expected])
+    return vectors if rows.weight is None else vectors * rows.weight[:, None]
 
 
 def row_scores(rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:

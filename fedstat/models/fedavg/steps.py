@@ -15,7 +15,7 @@ import numpy as np
 from fedstat import records
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows, rows_of
-from fedstat.federation.door.facts import SitesDrawn
+from fedstat.federation.door.facts import MeansSummed, SitesDrawn, WorkingWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.glm.local import join
@@ -26,11 +26,11 @@ from fedstat.kernels.server_updates import fair_part
 from fedstat.kernels.sgd import DescentOptions, local_descent, mean_loss
 from fedstat.models.horizontal.rows import (
     SCORES,
+    answered_at,
     describe_sums,
     glm_rows,
     require_response,
     summed,
-    working_weights,
 )
 from fedstat.typing import Array, Floats, Ints
 
@@ -46,6 +46,14 @@ class DescentRows:
 
     rows: Rows
     distribution: DistributionSpec
+    opened: OpenRows
+
+    def answered_at(
+        self, beta: Floats, sums: Sums, instead: Mapping[str, Array]
+    ) -> tuple[MeansSummed | WorkingWeights, ...]:
+        """Tell what sums at coefficients rest on."""
+        n, kind = len(self.rows), self.distribution
+        return answered_at(self.opened, lambda: [self.rows], n, beta, kind, sums, instead)
 
     @property
     def p(self) -> int:
@@ -82,7 +90,7 @@ def start(
     check_lengths(data.name, shift=(shift, len(opened.shift)), scale=(scale, len(opened.shift)))
     if not (scale > 0.0).all():
         raise MessageError(f"{data.name}: array 'scale' must be positive")
-    site = DescentRows(gather(opened, shift, scale), DistributionSpec.from_json(text))
+    site = DescentRows(gather(opened, shift, scale), DistributionSpec.from_json(text), opened)
     response = opened.question.response
     require_response(data.name, site.rows, site.distribution, response)
     state.keep("fedavg", site, state.entities)
@@ -165,7 +173,7 @@ def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None =
     sums = evaluate([site.rows], beta, site.distribution)
     silent = replace(sums, score=np.zeros(site.p), information=np.zeros((site.p, site.p)))
     instead = describe_fair_sums(site, silent, fair) | {"spread": np.array(False)}
-    state.tell(working_weights(lambda: [site.rows], beta, site.distribution, sums, instead))
+    state.tell(*site.answered_at(beta, sums, instead))
     return describe_fair_sums(site, sums, fair)
 
 

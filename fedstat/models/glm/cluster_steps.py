@@ -20,7 +20,7 @@ from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
 from fedstat.kernels.glm.sums import row_scores
 from fedstat.models.glm.steps import BETA, COLUMNS, model_of
-from fedstat.models.horizontal.rows import SUMS, glm_rows, summed, working_weights
+from fedstat.models.horizontal.rows import SUMS, glm_rows, summed
 from fedstat.typing import Array, Bools, Floats, Ints
 
 BLOCK = 65_536
@@ -126,7 +126,7 @@ def sum_clusters(
     by_stratum = [int(rows[spans & (groups.stratum == stratum)].sum()) for stratum in spanning]
     # Each sum below is an aggregate of its own: the door counts the rows behind every one.
     state.tell(ClusterRows([*rows[single].tolist(), *by_stratum, int(rows[alone].sum())]))
-    state.tell(working_weights(model.chunks, T @ beta, model.distribution))
+    state.tell(*model.answered_at(T @ beta))
     scores = cluster_scores(data, state, groups, T @ beta) @ T
     own = [scores[spans & (groups.stratum == stratum)] for stratum in spanning]
     shared_sums = np.zeros((len(shared), p))

@@ -14,7 +14,7 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2
 from fedstat.models.glm.protocol import MAX_HALVINGS, NOTHING, Newton
 from fedstat.models.glm.steps import BETA, COLUMNS, model_of
-from fedstat.models.horizontal.rows import INSIDE, summed, working_weights
+from fedstat.models.horizontal.rows import INSIDE, summed
 from fedstat.models.horizontal.session import add
 from fedstat.typing import Array, Floats, Matrix
 
@@ -48,7 +48,7 @@ def sum_nb2(
     if not alpha > 0.0:
         raise EstimationError(f"{data.name}: alpha must be positive")
     own = T[:-1, :-1] @ beta
-    state.tell(working_weights(model.chunks, own, replace(model.distribution, alpha=float(alpha))))
+    state.tell(*model.answered_at(own, distribution=replace(model.distribution, alpha=float(alpha))))
     sums = evaluate_nb2(model.chunks(), own, float(alpha))
     inside = np.isfinite(sums.log_likelihood)
     return {

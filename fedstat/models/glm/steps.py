@@ -15,6 +15,7 @@ import numpy as np
 
 from fedstat.errors import MessageError
 from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows, rows_of, translation
+from fedstat.federation.door.facts import MeansSummed, WorkingWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.inference.heterogeneity.influence import quadratic_form
@@ -25,11 +26,11 @@ from fedstat.kernels.glm.sums import Sums, evaluate, log_likelihood, null_sums
 from fedstat.models.horizontal.rows import (
     AT_THE_START,
     SCORES,
+    answered_at,
     describe_sums,
     glm_rows,
     require_response,
     summed,
-    working_weights,
 )
 from fedstat.typing import Array, Bools, Floats
 
@@ -51,6 +52,17 @@ class SiteModel:
         """Rows of the design, or of some of its columns, chunk by chunk."""
         for rows, X in self.opened.chunks():
             yield glm_rows(rows, X if columns is None else np.ascontiguousarray(X[:, columns]))
+
+    def answered_at(
+        self,
+        beta: Floats,
+        sums: Sums | None = None,
+        instead: Mapping[str, Array] | None = None,
+        distribution: DistributionSpec | None = None,
+    ) -> tuple[MeansSummed | WorkingWeights, ...]:
+        """Tell what sums at coefficients of the site's own columns rest on."""
+        kind = distribution or self.distribution
+        return answered_at(self.opened, self.chunks, self.n, beta, kind, sums, instead)
 
     def translation(self, name: str, beta: Floats | None, shift: Floats, scale: Floats) -> Floats:
         """Matrix that takes coefficients of all sites' standardised columns to those of this site's."""
@@ -136,7 +148,7 @@ def sums_at(
             return point.sums
     # Facts are told before anything is described: the door judges what the rows weigh at this point.
     sums = evaluate(model.chunks(), beta, model.distribution, observed=observed)
-    state.tell(working_weights(model.chunks, beta, model.distribution, sums, instead))
+    state.tell(*model.answered_at(beta, sums, instead))
     state.keep("glm point", KeptSums(beta, sums), state.entities)
     return sums
 
@@ -175,7 +187,7 @@ def sum_scores(
         without["null"] = np.array(null_sums(model.chunks(), float(null), model.distribution)[:3])
     if beta is None:
         # Nobody has chosen coefficients: the weights are those of the data, and single out no row.
-        state.tell(AT_THE_START)
+        state.tell(*AT_THE_START)
         sums = evaluate(model.chunks(), None, model.distribution)
     else:
         sums = sums_at(state, model, T @ beta, more, describe_nothing(model.p, more) | without)

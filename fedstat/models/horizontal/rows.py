@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedstat.errors import DesignError
-from fedstat.federation.design.row_steps import OPEN_ROWS
+from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows
 from fedstat.federation.design.site_rows import WholeRows
-from fedstat.federation.door.facts import WorkingWeights
+from fedstat.federation.door.facts import MeansSummed, WorkingWeights
 from fedstat.federation.message import Declared
 from fedstat.kernels.glm.rows import Rows, check_response
 from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.glm.sums import Sums, row_weights
+from fedstat.kernels.glm.sums import Sums, mean_vectors, row_weights
 from fedstat.typing import Array, Floats
 
-SUMS = (*OPEN_ROWS, WorkingWeights)
+SUMS = (*OPEN_ROWS, WorkingWeights, MeansSummed)
 """Facts behind sums over a session's rows at coefficients from outside."""
 
 NOTHING_SUMMED = np.zeros((0, 2))
 INSIDE = Declared("control", "whether all means lie inside the family's domain", 0, maskable=True)
-AT_THE_START = WorkingWeights(lambda: np.zeros((0, 0)), NOTHING_SUMMED)
-"""Working weights where nobody has chosen coefficients yet: they are the data's own."""
+NO_MEANS = MeansSummed(None, 0, None, tuple)
+AT_THE_START = (WorkingWeights(lambda: np.zeros((0, 0)), NOTHING_SUMMED), NO_MEANS)
+"""Weights and means where nobody has chosen coefficients yet: they are the data's own."""
+
+BLOCK = 4096
+FLAT = 1e-4
+"""Weights beside probabilities of either outcome below which these are at the ends of their range."""
 
 
 def glm_rows(rows: WholeRows, X: Floats) -> Rows:
@@ -46,22 +53,79 @@ def require_response(site: str, rows: Rows, distribution: DistributionSpec, resp
         )
 
 
-def working_weights(
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsAtPoints:
+    """A part of the rows of a design; a point is a distribution and the bytes of coefficients."""
+
+    rows: Rows
+    intercept: bool
+
+    @property
+    def columns(self) -> Floats:
+        """Columns of the design, and a constant."""
+        X = self.rows.X
+        return X if self.intercept else np.column_stack([np.ones(len(X)), X])
+
+    def vectors(self, points: tuple[Any, ...]) -> Floats:
+        """Means and working weights, times the rows' own: (m, k)."""
+        return np.column_stack([self._at(*point) for point in points])
+
+    def _at(self, distribution: DistributionSpec, beta: bytes) -> Floats:
+        return mean_vectors(self.rows, np.frombuffer(beta), distribution)
+
+    def every(self, first: int, step: int) -> RowsAtPoints:
+        """Every so many rows from the first on."""
+        return RowsAtPoints(self.rows.part(slice(first, None, step)), self.intercept)
+
+
+def answered_at(
+    opened: OpenRows,
     chunks: Callable[[], Iterable[Rows]],
+    n: int,
     beta: Floats,
     distribution: DistributionSpec,
     sums: Sums | None = None,
     instead: Mapping[str, Array] | None = None,
-) -> WorkingWeights:
-    """Tell what weights the rows have at these coefficients, as far as possible by sums at them."""
+) -> tuple[MeansSummed | WorkingWeights, ...]:
+    """Tell what weights the rows have at these coefficients, by sums at them if possible, and what means.
+
+    First that there are no means: where weights let something else leave, none were told.
+    """
 
     def each() -> Floats:
         return np.concatenate([row_weights(rows, beta, distribution) for rows in chunks()], axis=1)
 
+    def parts() -> Iterator[RowsAtPoints]:
+        for rows in chunks():
+            for start in range(0, len(rows), BLOCK):
+                yield RowsAtPoints(rows.part(slice(start, start + BLOCK)), opened.question.intercept)
+
+    point = (distribution, np.asarray(beta, dtype=float).tobytes())
+    # Means that are linear in the coefficients are combinations of the columns.
+    means = NO_MEANS if distribution.least_squares else MeansSummed(opened, n, point, parts)
     if sums is None:
-        return WorkingWeights(each, instead=instead)
-    # Where a mean is outside the family's domain nothing is summed.
-    return WorkingWeights(each, sums.spread if np.isfinite(sums.deviance) else NOTHING_SUMMED, instead)
+        return NO_MEANS, WorkingWeights(each, instead=instead), means
+    if not np.isfinite(sums.deviance):  # where a mean is outside the family's domain nothing is summed
+        return NO_MEANS, WorkingWeights(each, NOTHING_SUMMED, instead)
+    flat = None
+    if distribution.name == "Binomial":
+        weighs = float(sums.spread[0, 0])
+
+        def flat() -> bool:
+            return weighs < FLAT * sums.weight and means_are_flat(chunks(), beta, distribution, weighs)
+
+    return NO_MEANS, WorkingWeights(each, sums.spread, instead, flat), means
+
+
+def means_are_flat(
+    chunks: Iterable[Rows], beta: Floats, distribution: DistributionSpec, weighs: float
+) -> bool:
+    """Whether probabilities are zero or one at nearly all rows, and not of a rare outcome alone."""
+    ends = np.zeros(2)
+    for rows in chunks:
+        mu = mean_vectors(rows, beta, distribution)[:, 0]
+        ends += mu.sum(), rows.total - mu.sum()
+    return bool(weighs < FLAT * ends.min())
 
 
 def describe_sums(sums: Sums, T: Floats | None = None) -> dict[str, Array]:
