@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from fedstat.federation.tables.bits import PLAIN, ColumnsDetail
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -325,6 +327,9 @@ class RowsPart(Protocol):
     def vectors(self, points: tuple[Any, ...]) -> Floats:
         """Means and weights at points, (m, k), those of each point side by side."""
 
+    def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
+        """Columns and vectors, side by side, times a matrix (p + k, q)."""
+
     def every(self, first: int, step: int) -> RowsPart:
         """Every so many rows from the first on."""
 
@@ -342,9 +347,25 @@ class MeansSummed:
         Coefficients, and what makes means of them: a point that was answered tells nothing new.
     parts : callable
         Returns the rows, part by part, the same ones each time.
+    known : float, optional
+        What no mean and no weight exceeds.
     """
 
     rows: object
     n: int
     point: Any
     parts: Callable[[], Iterable[RowsPart]]
+    known: float | None = None
+
+    @property
+    def largest(self) -> float:
+        """Largest mean or weight at the point."""
+        if self.known is not None:
+            return self.known
+        return max(float(np.abs(part.vectors((self.point,))).max(initial=0.0)) for part in self.parts())
+
+    @property
+    def furthest(self) -> float:
+        """Length of the longest row of the design, which no column exceeds."""
+        squares = (np.einsum("ij,ij->i", part.columns, part.columns) for part in self.parts())
+        return float(max(one.max(initial=0.0) for one in squares) ** 0.5)

@@ -34,7 +34,7 @@ TINY = float(np.finfo(float).tiny)
 EXACT = 1e-6
 """How much less than one the share may be of a direction that a group of rows holds alone."""
 
-EXACT_MEANS = 1e-8
+EXACT_MEANS = 1e-9
 """The same where directions are made of means at coefficients: those of an honest fit come close to one."""
 
 NOTHING_NEW = 1e-11
@@ -240,8 +240,8 @@ class AnsweredMeans:
     """Vectors over the rows that columns were multiplied with in a session, and how far they reach.
 
     `points` are what they belong to, a column of ones and the design's own aside. Of many rows there are
-    disjoint `samples`, one more than a group has rows, `length` rows each: `basis` (d, r) takes the vectors
-    to columns `Q` (m, r) that are orthonormal over these, and no row of all has a squared length over `most`.
+    disjoint `samples`, one more than a group has rows, `basis` (d, r) takes the vectors
+    to columns `Q` (m, r) that are orthonormal over these, and in no row of all are larger than `reach` (r,).
     """
 
     rows: object
@@ -250,7 +250,7 @@ class AnsweredMeans:
     group: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     Q: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     basis: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    most: float = 0.0
+    reach: Floats = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def of(cls, fact: MeansSummed, few: int) -> AnsweredMeans:
@@ -273,37 +273,43 @@ class AnsweredMeans:
         if not self.samples:
             return replace(self, points=points), False
         new = self._over_samples(lambda part: part.vectors((fact.point,)))
+        Q, basis, reach = self.Q, self.basis, self.reach
+        known = np.full(new.shape[1], fact.largest)
         if not self.points:
-            new = np.column_stack([self._over_samples(lambda part: part.columns), new])
-        Q, basis, rest = self.Q, self.basis, []
-        for v in new.T:
-            size = max(float(np.linalg.norm(v)), TINY)
+            X = self._over_samples(lambda part: part.columns)
+            new, known = np.column_stack([X, new]), np.append(np.full(X.shape[1], fact.furthest), known)
+        rest: list[Floats] = []
+        for v, most in zip(new.T, known, strict=True):
             c = Q.T @ v
             left = v - Q @ c
             again = Q.T @ left
             left, c = left - Q @ again, c + again
-            length = float(np.linalg.norm(left))
+            size, length = float(np.linalg.norm(v)), float(np.linalg.norm(left))
             column = np.append(-basis @ c, 1.0)
             basis = np.pad(basis, ((0, 1), (0, 0)))
             if length > NOTHING_NEW * size:
                 Q, basis = np.column_stack([Q, left / length]), np.column_stack([basis, column / length])
+                reach = np.append(reach, (most + np.abs(c) @ reach) / length)
             else:
-                rest.append(np.pad(column, (0, len(self.basis) + new.shape[1] - len(column))) / size)
-        wide = np.column_stack([basis[:, self.basis.shape[1] :], *rest])
-        furthest, beyond, r = 0.0, 0.0, basis.shape[1] - self.basis.shape[1]
-        for part in fact.parts():
-            X = part.columns
-            reach = X @ wide[: X.shape[1]] + part.vectors(points) @ wide[X.shape[1] :]
-            reach *= reach
-            furthest = max(furthest, float(reach[:, :r].sum(axis=1).max(initial=0.0)))
-            beyond = max(beyond, float(reach[:, r:].max(initial=0.0)))
-        most = self.most + furthest
+                rest.append(column / max(size, TINY))
+        first = self.basis.shape[1]
         least = min(
             float(np.linalg.eigvalsh(P.T @ P)[0]) for P in (Q[self.group == k] for k in range(few + 1))
         )
+        enough = lambda: least > 2.0 * EXACT_MEANS * few * float(reach @ reach)  # noqa: E731
+        beyond = np.zeros(len(rest))
+        if rest or not enough():
+            ends = [np.pad(column, (0, len(basis) - len(column))) for column in rest]
+            wide = np.column_stack([basis[:, first:], *ends])
+            found = np.zeros(Q.shape[1] - first)
+            for part in fact.parts():
+                by_column = part.times(points, wide).T
+                found = np.maximum(found, [max(one.max(), -one.min()) for one in by_column[: len(found)]])
+                beyond += [one @ one for one in by_column[len(found) :]]
+            reach = np.append(reach[:first], found)
         # What the samples do not show may be a row's own: then all rows are looked at.
-        seen = beyond * len(Q) <= NOTHING_NEW**2 and least > 2.0 * EXACT_MEANS * few * most
-        return replace(self, points=points, Q=Q, basis=basis, most=most), bool(seen)
+        nothing = bool((beyond * len(Q) <= NOTHING_NEW**2 * fact.n).all())
+        return replace(self, points=points, Q=Q, basis=basis, reach=reach), nothing and enough()
 
     def _over_samples(self, part_of: Callable[[RowsPart], Floats]) -> Floats:
         return np.concatenate([part_of(part) for parts in self.samples for part in parts])

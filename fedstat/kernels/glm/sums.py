@@ -241,20 +241,44 @@ def row_weights(rows: Rows, beta: Floats, distribution: DistributionSpec) -> Flo
 
 
 def mean_vectors(rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
-    """Return means and working weights by row, times the rows' weights: (m, 2), (m, 1) where they agree."""
+    """Return means and working weights by row, times the rows' weights: (m, 2), (m, 1) where they agree.
+
+    `beta` (p, R) are coefficients of R points, whose means and weights follow one another: (m, 2 R).
+    """
     with np.errstate(all="ignore"):
+        eta = rows.X @ beta if rows.offset is None else rows.X @ beta + rows.offset[:, None]
         if distribution.loop == LOGIT:
-            mu = linear_predictor(rows, -beta) if rows.offset is None else -linear_predictor(rows, beta)
-            np.exp(mu, out=mu)
-            mu += 1.0
-            np.divide(1.0, mu, out=mu)
-            vectors = np.column_stack([mu, mu - mu * mu])
+            mu = _logistic(eta)
+            pairs = [mu, mu - mu * mu]
         elif distribution.loop == LOG:
-            vectors = np.exp(linear_predictor(rows, beta))[:, None]
+            pairs = [np.exp(eta)]
         else:
-            at = row_means(rows, distribution, linear_predictor(rows, beta))
-            vectors = np.column_stack([at.mu, at.expected])
+            at = [row_means(rows, distribution, one) for one in eta.T]
+            pairs = [np.array([one.mu for one in at]).T, np.array([one.expected for one in at]).T]
+    vectors = np.stack(pairs, axis=2).reshape(len(rows), -1)
     return vectors if rows.weight is None else vectors * rows.weight[:, None]
+
+
+def times_means(rows: Rows, beta: Floats, distribution: DistributionSpec, wide: Floats) -> Floats:
+    """Return the design and :func:`mean_vectors`, side by side, times a matrix (p + k, q)."""
+    p, R = beta.shape
+    if rows.offset is not None or rows.weight is not None or distribution.loop not in (LOGIT, LOG):
+        return np.asarray(rows.X @ wide[:p] + mean_vectors(rows, beta, distribution) @ wide[p:])
+    # One pass over the design, which is what takes the time.
+    both = rows.X @ np.column_stack([beta, wide[:p]])
+    with np.errstate(all="ignore"):
+        if distribution.loop == LOG:
+            return np.asarray(both[:, R:] + np.exp(both[:, :R]) @ wide[p:])
+        mu = _logistic(both[:, :R])
+        # A weight is mu - mu^2.
+        return np.asarray(both[:, R:] + mu @ (wide[p::2] + wide[p + 1 :: 2]) - (mu * mu) @ wide[p + 1 :: 2])
+
+
+def _logistic(eta: Floats) -> Floats:
+    mu = np.negative(eta)
+    np.exp(mu, out=mu)
+    mu += 1.0
+    return np.divide(1.0, mu, out=mu)
 
 
 def row_scores(rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,10 @@ from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows
 from fedstat.federation.design.site_rows import WholeRows
 from fedstat.federation.door.facts import MeansSummed, WorkingWeights
 from fedstat.federation.message import Declared
+from fedstat.kernels.glm.loops import LOGIT
 from fedstat.kernels.glm.rows import Rows, check_response
 from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.glm.sums import Sums, mean_vectors, row_weights
+from fedstat.kernels.glm.sums import Sums, mean_vectors, row_weights, times_means
 from fedstat.typing import Array, Floats
 
 SUMS = (*OPEN_ROWS, WorkingWeights, MeansSummed)
@@ -27,7 +30,7 @@ NO_MEANS = MeansSummed(None, 0, None, tuple)
 AT_THE_START = (WorkingWeights(lambda: np.zeros((0, 0)), NOTHING_SUMMED), NO_MEANS)
 """Weights and means where nobody has chosen coefficients yet: they are the data's own."""
 
-BLOCK = 4096
+BLOCK = 8192
 FLAT = 1e-4
 """Weights beside probabilities of either outcome below which these are at the ends of their range."""
 
@@ -68,14 +71,30 @@ class RowsAtPoints:
 
     def vectors(self, points: tuple[Any, ...]) -> Floats:
         """Means and working weights, times the rows' own: (m, k)."""
-        return np.column_stack([self._at(*point) for point in points])
+        return np.column_stack(
+            [mean_vectors(self.rows, beta, distribution) for distribution, beta in by_distribution(points)]
+        )
 
-    def _at(self, distribution: DistributionSpec, beta: bytes) -> Floats:
-        return mean_vectors(self.rows, np.frombuffer(beta), distribution)
+    def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
+        """Columns and vectors at points, times a matrix (p + k, q)."""
+        kinds = by_distribution(points)
+        if len(kinds) > 1 or not self.intercept:
+            X = self.columns
+            return np.asarray(X @ wide[: X.shape[1]] + self.vectors(points) @ wide[X.shape[1] :])
+        ((distribution, beta),) = kinds
+        return times_means(self.rows, beta, distribution, wide)
 
     def every(self, first: int, step: int) -> RowsAtPoints:
         """Every so many rows from the first on."""
         return RowsAtPoints(self.rows.part(slice(first, None, step)), self.intercept)
+
+
+def by_distribution(points: tuple[Any, ...]) -> list[tuple[DistributionSpec, Floats]]:
+    """Put points of one distribution that follow one another together: coefficients (p, R)."""
+    return [
+        (distribution, np.column_stack([np.frombuffer(beta) for _, beta in run]))
+        for distribution, run in groupby(points, key=itemgetter(0))
+    ]
 
 
 def answered_at(
@@ -101,8 +120,9 @@ def answered_at(
                 yield RowsAtPoints(rows.part(slice(start, start + BLOCK)), opened.question.intercept)
 
     point = (distribution, np.asarray(beta, dtype=float).tobytes())
+    known = 1.0 if distribution.loop == LOGIT and not opened.question.weights else None
     # Means that are linear in the coefficients are combinations of the columns.
-    means = NO_MEANS if distribution.least_squares else MeansSummed(opened, n, point, parts)
+    means = NO_MEANS if distribution.least_squares else MeansSummed(opened, n, point, parts, known)
     if sums is None:
         return NO_MEANS, WorkingWeights(each, instead=instead), means
     if not np.isfinite(sums.deviance):  # where a mean is outside the family's domain nothing is summed
@@ -123,7 +143,7 @@ def means_are_flat(
     """Whether probabilities are zero or one at nearly all rows, and not of a rare outcome alone."""
     ends = np.zeros(2)
     for rows in chunks:
-        mu = mean_vectors(rows, beta, distribution)[:, 0]
+        mu = mean_vectors(rows, beta[:, None], distribution)[:, 0]
         ends += mu.sum(), rows.total - mu.sum()
     return bool(weighs < FLAT * ends.min())
 
