@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
 
 import fedstat as fs
+from fedstat.errors import PolicyError
+from fedstat.federation.door import leverage
+from fedstat.federation.door.state import SiteData, State
+from fedstat.kernels.glm.rows import Rows
+from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.sums import mean_vectors, times_means
+from fedstat.models.horizontal.rows import answered_at
 from fedstat.models.horizontal.session import add
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -18,7 +27,6 @@ PUBLISHED = {
     "z": {"kind": "number", "range": [20, 80]},
     "y": {"kind": "number", "range": [0, 1]},
 }
-POLICIES = ("open", "strict")
 
 
 def table():
@@ -38,20 +46,23 @@ FRAME = table()
 PERSON = FRAME[FRAME["a"] * FRAME["b"] == 1.0].iloc[0]
 
 
-def asked(policy, betas, sites=("A", "B", "C")):
+def asked(policy, betas, family="glm"):
     """Sums over sites that a coordinator is told that departs: at coefficients (R, 4) of its own, in turn."""
-    frame = FRAME[FRAME["site"].isin(sites)]
-    published = dict.fromkeys(sites, PUBLISHED) if policy == "strict" else None
-    partition = fs.ClientPartition.from_frame(frame, by="site", policy=policy, published=published)
-    model = fs.FederatedGLM.from_formula("y ~ a + b + z", partition, family=sm.families.Binomial())
-    session = model.open_session("glm", masked=policy == "strict")
-    common = {"shift": np.zeros(4), "scale": np.ones(4), "observed": np.array(False)}
+    strict = policy if isinstance(policy, fs.Policy) else getattr(fs.Policy, policy)()
+    masked = strict.masked_only
+    published = dict.fromkeys("ABC", PUBLISHED) if masked else None
+    partition = fs.ClientPartition.from_frame(FRAME, by="site", policy=strict, published=published)
+    kind = {"glm": fs.FederatedGLM, "fedavg": fs.FedAvg}[family]
+    model = kind.from_formula("y ~ a + b + z", partition, family=sm.families.Binomial())
+    session = model.open_session(family, masked=masked)
+    units = {"shift": np.zeros(4), "scale": np.ones(4)}
+    first, each = (units, {}) if family == "fedavg" else ({}, units | {"observed": np.array(False)})
 
     def protocol():
-        yield session.opening() + session.ask_all("start", {}, model.distribution.to_json())
+        yield session.opening() + session.ask_all("start", first, model.distribution.to_json())
         told = []
         for beta in betas:
-            replies = yield session.ask_all("sum_scores", common | {"beta": np.asarray(beta, dtype=float)})
+            replies = yield session.ask_all("sum_scores", each | {"beta": np.asarray(beta, dtype=float)})
             told.append({name: add(replies, name) for name in replies[0].arrays})
         return told
 
@@ -65,26 +76,37 @@ def cuts():
     return z[at], [(-1e6 * cut, 0.0, 0.0, 1e6) for cut in (z[at - 1 : at + 2][:-1] + z[at : at + 2]) / 2.0]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("sessions", [1, 2])
-def test_the_row_between_two_cuts(policy, sessions):
+def between_cuts(policy, sessions):
+    """Value of z, and what the difference of two scores says of it."""
     z, betas = cuts()
-    if sessions == 1:
-        low, high = asked(policy, betas)
-    else:
-        low, high = (asked(policy, [beta])[0] for beta in betas)
-    change = high["score"] - low["score"]
-    assert change[3] / change[0] == pytest.approx(z, rel=1e-6)
+    told = asked(policy, betas) if sessions == 1 else [asked(policy, [beta])[0] for beta in betas]
+    change = told[1]["score"] - told[0]["score"]
+    return z, change[3] / change[0] if change[0] else 0.0
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_the_row_between_two_cuts_is_told_by_no_site(sessions):
+    loose = fs.Policy(min_count=1, min_level_count=1)  # of owners with no least number of rows
+    z, told = between_cuts(loose, sessions)
+    assert told == pytest.approx(z, rel=1e-6)
+    for policy in ("open", "strict"):
+        assert between_cuts(policy, sessions)[1] == 0.0
+
+
+def test_a_rare_outcome_is_no_cut():
+    (told,) = asked("strict", [(-13.0, 0.0, 0.0, 0.01)])
+    assert told["spread"] == 3 and told["score"].any()
 
 
 CELLS = np.array([(0, 0), (1, 0), (0, 1), (1, 1)], dtype=float)
 SHAPES = [(0, 1, -1), (0.5, 1, 1), (-0.5, -1, 1), (0.3, 2, -0.5), (-1, 0.5, 1.5), (0.2, -1.5, -0.7)]
 
 
-def told_of_cell(policy, scale=1.0):
-    """Number of rows, z and y of those with both a and b, from sums at coefficients that are zero for z."""
+def told_of_cell(policy, scale=1.0, slope=0.0, family="glm", sessions=1):
+    """Number of rows, z and y of those with both a and b, from sums at coefficients of nearly zero for z."""
     betas = scale * np.array(SHAPES)
-    told = asked(policy, [(*beta, 0.0) for beta in betas])
+    points = [(a - 50.0 * slope, b, c, slope) for a, b, c in betas]
+    told = asked(policy, points, family) if sessions == 1 else [asked(policy, [p], family)[0] for p in points]
     eta = betas[:, :1] + betas[:, 1:] @ CELLS.T
     mu = 1.0 / (1.0 + np.exp(-eta))
     V = mu * (1.0 - mu)
@@ -97,8 +119,90 @@ def told_of_cell(policy, scale=1.0):
     return n[3], z[3], y[3]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_only_row_of_a_cell(policy):
-    n, z, y = told_of_cell(policy)
-    print(policy, n, z, y, PERSON)
-    assert (n, z, y) == pytest.approx((1.0, PERSON["z"], PERSON["y"]), abs=1e-3)
+WHO = (1.0, PERSON["z"], PERSON["y"])
+SHARED = fs.Policy.strict(max_share=1.0)
+
+
+@pytest.mark.parametrize("family", ["glm", "fedavg"])
+def test_the_only_row_of_a_cell_is_not_told_by_one_session(family):
+    for policy in ("open", SHARED):  # whose owner allows any share; of masked sites, from sums over three
+        assert told_of_cell(policy, family=family) == pytest.approx(WHO, abs=1e-6)
+    with pytest.raises(PolicyError, match="largest share"):
+        told_of_cell("strict", family=family)
+
+
+@pytest.mark.parametrize(("scale", "slope"), [(1e-2, 0.0), (1e-4, 0.0), (1.0, 1e-5), (1.0, 1e-4)])
+def test_nor_by_coefficients_that_are_close_to_each_other_or_not_quite_zero(scale, slope):
+    assert told_of_cell(SHARED, scale, slope)[:2] == pytest.approx(WHO[:2], abs=0.5)
+    with pytest.raises(PolicyError, match="largest share"):
+        told_of_cell("strict", scale, slope)
+
+
+def test_what_several_sessions_tell_is_not_added_up():
+    """The state that the table of threats tells of: a session's answers are held against each other alone."""
+    assert told_of_cell("strict", slope=1e-4, sessions=6)[:2] == pytest.approx(WHO[:2], abs=0.5)
+
+
+# -- many rows, of which samples are looked at first ---------------------------------------------------
+
+
+def many(n=20_000):
+    """A design of many rows, with a cell of one that no sample has."""
+    random = np.random.default_rng(3)
+    X = np.column_stack([np.ones(n), random.random((n, 2)) < 0.3, random.normal(size=n)]).astype(float)
+    X[:, 2] *= 1.0 - X[:, 1]
+    X[n - 1, 1:3] = 1.0
+    return Rows(X, np.zeros(n))
+
+
+def judged(betas, distribution, rows, monkeypatch):
+    """Whether all of a session's points pass, and how many of them took a look at all rows."""
+    looks = []
+    look = leverage._few_stand_out
+    monkeypatch.setattr(leverage, "_few_stand_out", lambda *asked: looks.append(1) or look(*asked))
+    opened = SimpleNamespace(question=SimpleNamespace(intercept=True, weights={}))
+    site, state = SiteData("A", None, None, fs.Policy.strict()), State("A")
+    try:
+        for beta in betas:
+            fact = answered_at(opened, lambda: [rows], len(rows), np.array(beta, dtype=float), distribution)[
+                -1
+            ]
+            leverage.check_means(site, state, fact)
+    except PolicyError:
+        return False, len(looks)
+    return True, len(looks)
+
+
+@pytest.mark.parametrize("family", [sm.families.Binomial(), sm.families.Poisson()])
+def test_samples_settle_honest_points_and_hide_no_row(family, monkeypatch):
+    distribution, rows = DistributionSpec.of(family), many()
+    honest = [(0.1, 0.5, -0.4, 0.3), (0.15, 0.6, -0.5, 0.35), (0.151, 0.603, -0.502, 0.351)]
+    assert judged(honest, distribution, rows, monkeypatch) == (True, 0)
+    cells = [(*shape, 0.0) for shape in SHAPES]
+    passed, looks = judged(cells, distribution, rows, monkeypatch)
+    assert not passed and looks
+    # A cell of many is no row's own.
+    rows.X[: len(rows) // 50, 1:3] = 1.0
+    assert judged(cells, distribution, rows, monkeypatch)[0]
+
+
+@pytest.mark.parametrize("name", ["Binomial", "Poisson", "Gamma"])
+def test_vectors_are_those_of_their_definition(name):
+    random = np.random.default_rng(1)
+    link = {"link": sm.families.links.Log()} if name == "Gamma" else {}
+    distribution = DistributionSpec.of(getattr(sm.families, name)(**link))
+    X, beta = random.normal(size=(30, 3)), random.normal(size=(3, 2))
+    for rows in (Rows(X, np.ones(30)), Rows(X, np.ones(30), random.normal(size=30), random.random(30) + 1.0)):
+        found = mean_vectors(rows, beta, distribution)
+        right = []
+        for one in beta.T:
+            eta = X @ one + (0.0 if rows.offset is None else rows.offset)
+            mu = distribution.make().link.inverse(eta)
+            w = 1.0 / (distribution.make().link.deriv(mu) ** 2 * distribution.make().variance(mu))
+            right += [mu] if name == "Poisson" else [mu, w]
+        weight = np.ones(30) if rows.weight is None else rows.weight
+        right = np.array(right).T * weight[:, None]
+        np.testing.assert_allclose(found, right, rtol=1e-10)
+        wide = random.normal(size=(3 + right.shape[1], 2))
+        times = times_means(rows, beta, distribution, wide)
+        np.testing.assert_allclose(times, np.column_stack([X, right]) @ wide, rtol=1e-9, atol=1e-12)

@@ -31,7 +31,7 @@ AT_THE_START = (WorkingWeights(lambda: np.zeros((0, 0)), NOTHING_SUMMED), NO_MEA
 """Weights and means where nobody has chosen coefficients yet: they are the data's own."""
 
 BLOCK = 8192
-FLAT = 1e-4
+FLAT = 1e-6
 """Weights beside probabilities of either outcome below which these are at the ends of their range."""
 
 

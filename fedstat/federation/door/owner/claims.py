@@ -47,7 +47,10 @@ STRICT_LEARNS: Mapping[str, str] = {
     "as it has columns.",
     DEPARTING: "What a coordinator learns, each institution's part of a sum by leaving that one out, and an "
     "estimate that is wrong for all. Steps in another order, rows that differ by a few from earlier ones, "
-    "weights on few rows, products of rows of different entities, and itself as dealer are refused.",
+    "weights on few rows, products of rows of different entities, and itself as dealer are refused. So are "
+    "coefficients of its choosing by which the sums that one session was told single out few rows, but not "
+    "those that nearly do so, nor sums of several sessions or epochs of gradient descent together: of a row "
+    "that alone has a combination of levels these tell the other columns, and the outcome.",
     INTRUDER: "Who asks whom, when and how much, and what passes neither masked nor sealed. What it alters "
     "or puts back is not answered, and an account that it alters is not served; what it removes stops an "
     "analysis. Who reads a site's own files has its keys and records.",
@@ -99,7 +102,8 @@ WITHOUT: Mapping[str, Mapping[str, str]] = {
     "order": {DEPARTING: "What no analysis asks for, by steps out of their order."},
     "max_share": {
         COORDINATOR: "Values of one row in others' columns, beside a column of which it is nearly all.",
-        DEPARTING: "Most of a row, by weights that leave a sum to it but for a rest.",
+        DEPARTING: "Most of a row, by weights that leave a sum to it but for a rest; a row that alone has a "
+        "combination of levels, by sums at a few coefficients in one session.",
     },
     "min_count": {ANALYST: "Sums over fewer entities; with a count of one, single values."},
     "min_events": {ANALYST: "Sums over the few rows of a rare outcome."},
