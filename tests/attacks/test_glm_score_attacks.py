@@ -125,10 +125,12 @@ SHARED = fs.Policy.strict(max_share=1.0)
 
 @pytest.mark.parametrize("family", ["glm", "fedavg"])
 def test_the_only_row_of_a_cell_is_not_told_by_one_session(family):
-    for policy in ("open", SHARED):  # whose owner allows any share; of masked sites, from sums over three
+    # The order of FedAvg's steps has one score only, after epochs.
+    strict, shared = (fs.Policy.strict(max_share=share, order="any") for share in (0.2, 1.0))
+    for policy in ("open", shared):  # whose owner allows any share; of masked sites, from sums over three
         assert told_of_cell(policy, family=family) == pytest.approx(WHO, abs=1e-6)
     with pytest.raises(PolicyError, match="largest share"):
-        told_of_cell("strict", family=family)
+        told_of_cell(strict, family=family)
 
 
 @pytest.mark.parametrize(("scale", "slope"), [(1e-2, 0.0), (1e-4, 0.0), (1.0, 1e-5), (1.0, 1e-4)])
@@ -140,7 +142,7 @@ def test_nor_by_coefficients_that_are_close_to_each_other_or_not_quite_zero(scal
 
 def test_what_several_sessions_tell_is_not_added_up():
     """The state that the table of threats tells of: a session's answers are held against each other alone."""
-    assert told_of_cell("strict", slope=1e-4, sessions=6)[:2] == pytest.approx(WHO[:2], abs=0.5)
+    assert told_of_cell("strict", slope=3e-4, sessions=6)[:2] == pytest.approx(WHO[:2], abs=1.0)
 
 
 # -- many rows, of which samples are looked at first ---------------------------------------------------
