@@ -240,8 +240,8 @@ class AnsweredMeans:
     """Vectors over the rows that columns were multiplied with in a session, and how far they reach.
 
     `points` are what they belong to, a column of ones and the design's own aside. Of many rows there are
-    disjoint `samples`, one more than a group has rows, `basis` (d, r) takes the vectors
-    to columns `Q` (m, r) that are orthonormal over these, and in no row of all are larger than `reach` (r,).
+    disjoint `samples`, one more than a group has rows: `basis` (d, r) takes the vectors to columns `Q` (m, r)
+    that are orthonormal over these, and in no row of all are larger than `reach` (r,).
     """
 
     rows: object
@@ -296,9 +296,9 @@ class AnsweredMeans:
         least = min(
             float(np.linalg.eigvalsh(P.T @ P)[0]) for P in (Q[self.group == k] for k in range(few + 1))
         )
-        enough = lambda: least > 2.0 * EXACT_MEANS * few * float(reach @ reach)  # noqa: E731
+        most = least / (2.0 * EXACT_MEANS * few)
         beyond = np.zeros(len(rest))
-        if rest or not enough():
+        if rest or float(reach @ reach) >= most:
             ends = [np.pad(column, (0, len(basis) - len(column))) for column in rest]
             wide = np.column_stack([basis[:, first:], *ends])
             found = np.zeros(Q.shape[1] - first)
@@ -309,7 +309,9 @@ class AnsweredMeans:
             reach = np.append(reach[:first], found)
         # What the samples do not show may be a row's own: then all rows are looked at.
         nothing = bool((beyond * len(Q) <= NOTHING_NEW**2 * fact.n).all())
-        return replace(self, points=points, Q=Q, basis=basis, reach=reach), nothing and enough()
+        return replace(self, points=points, Q=Q, basis=basis, reach=reach), nothing and float(
+            reach @ reach
+        ) < most
 
     def _over_samples(self, part_of: Callable[[RowsPart], Floats]) -> Floats:
         return np.concatenate([part_of(part) for parts in self.samples for part in parts])
