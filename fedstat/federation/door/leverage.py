@@ -34,7 +34,7 @@ TINY = float(np.finfo(float).tiny)
 EXACT = 1e-6
 """How much less than one the share may be of a direction that a group of rows holds alone."""
 
-EXACT_MEANS = 1e-9
+EXACT_MEANS = 1e-11
 """The same where directions are made of means at coefficients: those of an honest fit come close to one."""
 
 NOTHING_NEW = 1e-11
