@@ -172,6 +172,7 @@ class M2SEM(Explainable):
         local_steps: int = 12,
         masked: bool | None = None,
         cov_type: Literal["observed"] | None = "observed",
+        half_samples: int = 0,
         max_rounds: int = 200,
         seed: int = 0,
     ) -> M2SEMResults:
@@ -194,6 +195,9 @@ class M2SEM(Explainable):
         cov_type : {"observed"} or None
             Standard errors from the observed information, for which every two clients multiply scores of
             their parameters securely; None for none.
+        half_samples : int
+            In how many random halves of the entities, such as 50, columns and modalities are selected again
+            at the best penalties; the shares that select them are ``frequency`` of the results.
         max_rounds : int
             After which the fit ends as it is, and says so.
         seed : int
@@ -217,7 +221,9 @@ class M2SEM(Explainable):
         """
         check_choice("cov_type", cov_type, ("observed", None))
         plan = self._plan_fit(select, n_init, starts, local_steps, max_rounds, seed)
-        plan = replace(plan, observed=cov_type is not None and self.n_clusters > 1)
+        check_whole("half_samples", half_samples, 0)
+        observed = cov_type is not None and self.n_clusters > 1
+        plan = replace(plan, observed=observed, half_samples=int(half_samples))
         ledger = copy.deepcopy(self._agreement)
         protocol = fit_mixture(self._exchange(seed, max_rounds), plan, self.agreed.modalities)
         fit = self._run(protocol, masked, ledger)
@@ -287,7 +293,7 @@ class M2SEM(Explainable):
         for name, value in (("n_init", n_init), ("local_steps", local_steps), ("max_rounds", max_rounds)):
             check_whole(name, value, 1)
         check_whole("seed", seed, 0)
-        begin = StartPlan(int(n_init), starts == "all", min(2, local_steps), int(local_steps), 15)
+        begin = StartPlan(int(n_init), starts == "all", 1, int(local_steps), 15)
         return MixturePlan(self.n_clusters, self.n_factors, begin, select, int(local_steps), FINE_NODES)
 
     def _exchange(self, seed: int, most: int) -> Exchange:

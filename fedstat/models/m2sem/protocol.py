@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,12 +13,19 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.m2sem.client.asked import ModalityAsked
 from fedstat.models.m2sem.course.exchange import Exchange
 from fedstat.models.m2sem.course.mixture import Course
-from fedstat.models.m2sem.course.selection import Judged, SupportPath, continued, select_support
+from fedstat.models.m2sem.course.selection import (
+    Judged,
+    SupportPath,
+    continued,
+    select_in_halves,
+    select_support,
+)
 from fedstat.models.m2sem.course.starts import StartPlan, start
 from fedstat.models.m2sem.inference.information import ObservedInformation, ask_information
 from fedstat.typing import Floats
 
-FINAL_ROUNDS, FINE_ROUNDS, FINE_STEPS = 40, 8, 4
+PATH_STEPS = 6
+FINAL_ROUNDS, FINE_ROUNDS, FINE_STEPS = 40, 8, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +47,7 @@ class MixtureFit:
     rounds: int
     converged: bool
     coarse: float
-    frequencies: Floats | None = None
+    frequencies: Mapping[str, Floats] | None = None
     observed: ObservedInformation | None = None
 
 
@@ -55,6 +62,7 @@ class MixturePlan:
     local_steps: int
     fine: int
     observed: bool = False
+    half_samples: int = 0
 
 
 def fit_mixture(
@@ -69,10 +77,13 @@ def fit_mixture(
             "Take fewer clusters, or leave that client's columns out"
         )
     judged: list[Judged] = []
+    frequencies: Mapping[str, Floats] | None = None
     if plan.select is not None:
         columns = sum(len(m.columns) for some in modalities.values() for m in some)
-        path = SupportPath(exchange, plan.select, plan.local_steps, columns)
+        path = SupportPath(exchange, plan.select, min(PATH_STEPS, plan.local_steps), columns)
         one = yield from select_support(exchange, one, path)
+        if plan.half_samples and path.met:
+            frequencies = yield from select_in_halves(exchange, path, plan.half_samples, kept=[one])
         judged = path.table()
     yield from exchange.ascend([one], plan.local_steps, FINAL_ROUNDS)
     coarse, fine = 0.0, any(not m.continuous for some in modalities.values() for m in some)
@@ -80,7 +91,8 @@ def fit_mixture(
         one, coarse = yield from refine(exchange, one, plan)
     if one.failed:
         raise EstimationError(f"{one.failed}; take fewer clusters")
-    return (yield from finish(exchange, one, plan, judged, coarse))
+    fit = yield from finish(exchange, one, plan, judged, coarse)
+    return replace(fit, frequencies=frequencies)
 
 
 def refine(exchange: Exchange, one: Course, plan: MixturePlan) -> Rounds[tuple[Course, float]]:

@@ -91,7 +91,9 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
             emptied=tuple(one.emptied),
             masked=masked,
             own=own,
-            frequencies=fit.frequencies,
+            frequencies=None
+            if fit.frequencies is None
+            else np.concatenate([fit.frequencies[client] for client in model.agreed.modalities]),
             observed=fit.observed,
             ledger=None,
         )

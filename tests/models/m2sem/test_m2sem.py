@@ -195,3 +195,10 @@ def test_a_search_prints_and_plots_and_finds_the_number(frames):
     assert "smallest BIC" in str(grid) and len(grid.plot().lines) == 1
     # Of one cluster it is the sum of the clients' own factor analyses.
     assert grid.table["parameters"].iloc[0] == 3 * (4 + 4 + 4)
+
+
+def test_half_samples_select_again(frames):
+    found = fs.M2SEM(partition_of(frames[0]), 2, 1).fit(n_init=1, starts="sum", half_samples=6)
+    often = found.modalities["frequency"]
+    assert often.between(0.0, 1.0).all() and often.iloc[0] > 0.8 and "selected in" in str(found.summary())
+    assert len(found.features["frequency"]) == 12

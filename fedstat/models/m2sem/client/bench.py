@@ -160,7 +160,7 @@ class HeldMixtures:
                 m.silent = not (m.support.any() and np.any(m.means))
         pairs = [(asked.lam1 * each, asked.lam2 * one) for each, one in weights]
         for m, (rows, means) in zip(bench.modalities, pairs, strict=True):
-            if asked.lam1 or asked.lam2 or asked.steps < LEAST_LEAP:
+            if asked.lam1 or asked.lam2 or asked.steps < LEAST_LEAP or not m.leaps:
                 m.improve(r, rows, means, asked.steps)
             else:
                 ascend_in_leaps(m, r, asked.steps)

@@ -10,11 +10,14 @@ import numpy as np
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.m2sem.course.exchange import Exchange
 from fedstat.models.m2sem.course.mixture import Course, Penalties
+from fedstat.typing import Floats
 
 LAM1 = (1.0, 2.0, 4.0, 8.0, 12.0, 18.0)
 LAM2 = (2.0, 4.0, 8.0, 12.0)
 PATH_ROUNDS, REFIT_ROUNDS, EXTENSIONS = 3, 4, 3
 NO_ROUNDS = "no rounds are left"
+SIDE_BY_SIDE = 50
+"""Half-samples in one round."""
 WIDER = 1.5
 """By how much a grid is extended at its edge."""
 
@@ -163,3 +166,28 @@ def _penalise(
     yield from exchange.ascend([one], steps, rounds, old, lambda one: one.settled)
     one.failed = one.failed or ("" if one.trace else NO_ROUNDS)
     return one
+
+
+def select_in_halves(
+    exchange: Exchange, path: SupportPath, count: int, kept: Sequence[Course]
+) -> Rounds[dict[str, Floats] | None]:
+    """Return the share of random half-samples that select each column and modality, by client.
+
+    All go on from the mixture at the best penalties, side by side (Meinshausen and Buehlmann 2010); None
+    where none could be taken.
+    """
+    source, n = path.penalised[path.best()], exchange.subjects.total
+    made = []
+    for number in range(count):
+        one = continued(source, source.penalties)
+        one.half = np.zeros(n)
+        one.half[exchange.rng.permutation(n)[: n // 2]] = 1.0
+        one.name = f"half-sample {number + 1}"
+        made.append(one)
+    for first in range(0, count, SIDE_BY_SIDE):
+        some = made[first : first + SIDE_BY_SIDE]
+        yield from exchange.ascend(some, path.steps, PATH_ROUNDS, [source, *kept])
+    found = [one.support for one in made if one.trace and not one.failed]
+    if not found:
+        return None
+    return {client: np.mean([one[client] for one in found], axis=0) for client in found[0]}

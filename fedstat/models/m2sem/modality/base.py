@@ -29,6 +29,8 @@ class Modality(ABC):
     """
 
     kind: ClassVar[str]
+    leaps: ClassVar[bool] = False
+    """Whether EM steps are many and cheap, so that extrapolation of them pays."""
 
     names: tuple[str, ...]
     n: int

@@ -27,6 +27,7 @@ class GaussianModality(Modality):
     """
 
     kind = "continuous"
+    leaps = True
 
     def __init__(
         self,
