@@ -107,7 +107,9 @@ def run(experiment, seed):
     result = fs.M2SEM(partition, 3, 2).fit(masked=False, cov_type=None, seed=seed)
     cpu = time.process_time() - start
     told = data.modalities["informative"].to_numpy()
-    on = result.modalities["selected"].groupby(level="client", sort=False).any().reindex(data.modalities.index)
+    on = (
+        result.modalities["selected"].groupby(level="client", sort=False).any().reindex(data.modalities.index)
+    )
     features = result.features.droplevel(["client", "modality"]).reindex(data.columns.index)
     loads, loaded = features["loading"].to_numpy() > 0.0, data.columns["loaded"].to_numpy()
     informative, (rival, rival_cpu) = data.columns["informative"].to_numpy(), stepmix(data)
@@ -152,7 +154,12 @@ def main(arguments):
                 continue
             row = pd.DataFrame([run(experiment, seed)])
             row.to_csv(
-                TABLE, mode="a", header=not TABLE.exists(), index=False, float_format="%.5g", lineterminator="\n"
+                TABLE,
+                mode="a",
+                header=not TABLE.exists(),
+                index=False,
+                float_format="%.5g",
+                lineterminator="\n",
             )
             print(row.round(3).to_dict("records")[0], flush=True)
     return table()
