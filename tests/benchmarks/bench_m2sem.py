@@ -1,4 +1,4 @@
-"""Clusters over institutions: an EM step, its growth with the rows, and a whole fit beside StepMix's ten starts.
+"""Clusters over institutions: an EM step, its growth with rows, a whole fit beside StepMix.
 
     python tests/benchmarks/bench_m2sem.py                       all, and writes results/m2sem.md
     python tests/benchmarks/bench_m2sem.py step rows             some, and prints them
@@ -29,7 +29,7 @@ ROWS, REPEATS = (1_000, 10_000, 100_000), 7
 
 
 def modalities(n, seed=0):
-    """Eight modalities of twenty columns, four continuous and four ordinal, and posteriors of three clusters."""
+    """Eight modalities of twenty columns, four continuous and four ordinal, and posteriors (n, 3)."""
     from fedstat.models.m2sem.modality.categorical import CategoricalModality
     from fedstat.models.m2sem.modality.gaussian import GaussianModality
 
@@ -85,7 +85,7 @@ def step():
 
 def rows(n):
     """E-step of one modality of either kind."""
-    made, r = modalities(int(n))
+    made, _ = modalities(int(n))
     out = {}
     for name, m in {"continuous": made[0], "ordinal": made[4]}.items():
         m.means = np.array([[-1.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
@@ -156,8 +156,7 @@ def main():
         ]
         parts += [
             "## Whole fit of 400 x 160: starts, penalties, refits, code compiled",
-            f'`make_cluster_experiment("noisy", seed=0)`, without standard errors. Goals: {GOALS["cpu"]:g} s, '
-            f"{GOALS['rounds']} rounds.",
+            f"Without standard errors. Goals: {GOALS['cpu']:g} s, {GOALS['rounds']} rounds.",
             "\n".join(lines),
         ]
     text = "\n\n".join(parts) + "\n"

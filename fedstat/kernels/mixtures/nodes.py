@@ -143,7 +143,8 @@ def _add_levels(codes: Ints, group: Ints, table: Floats, log_weights: Floats, a:
                     own[g] += row[g]
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
+# Where a step left the parameters' range, densities are no numbers, and are not taken.
+@njit(cache=True, nogil=True, fastmath=REORDER, error_model="numpy")
 def _normalise(a: Floats, power: Floats, bits: Ints) -> float:
     """Turn logs (t,) into weights; return the log of the sum before."""
     top = a[0]
@@ -160,7 +161,7 @@ def _normalise(a: Floats, power: Floats, bits: Ints) -> float:
     return float(top + math.log(total))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _spread(
     codes: Ints,
     group: Ints,
@@ -178,13 +179,13 @@ def _spread(
             f[i, k] = _normalise(a[i, k], power, bits)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _weights(codes: Ints, group: Ints, table: Floats, log_weights: Floats, f: Floats, out: Floats) -> None:
     power = np.empty(len(log_weights))
     _spread(codes, group, table, log_weights, out, f, power, power.view(np.int64))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _densities(codes: Ints, group: Ints, table: Floats, log_weights: Floats, f: Floats) -> None:
     n, K = f.shape
     power = np.empty(len(log_weights))
@@ -204,7 +205,7 @@ def _densities(codes: Ints, group: Ints, table: Floats, log_weights: Floats, f: 
         )
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDER, error_model="numpy")
 def _means(codes: Ints, group: Ints, table: Floats, log_weights: Floats, eta: Floats, e: Floats) -> None:
     n, K, Q = e.shape
     T = len(log_weights)
@@ -221,7 +222,7 @@ def _means(codes: Ints, group: Ints, table: Floats, log_weights: Floats, eta: Fl
                         e[i, k, q] += a[i - start, k, t] * eta[k * T + t, q]
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDER, error_model="numpy")
 def _counts(
     codes: Ints,
     group: Ints,

@@ -1,8 +1,9 @@
 """Clusters of the published experiments, Ding (2024, Table 2), and of a noisier design with a known oracle.
 
-Every run is a whole fit with its starts, penalties and refits, beside k-means on the columns that truly tell
-clusters apart (which nobody knows) and, where it is installed, StepMix on all columns (``pip install stepmix``;
-``FEDSTAT_STEPMIX`` may be another environment's Python). Runs that stand in the table are not repeated::
+Every run is a whole fit with its starts, penalties and refits, beside k-means on the columns that truly
+tell clusters apart (which nobody knows) and, where it is installed, StepMix on all columns (``pip install
+stepmix``; ``FEDSTAT_STEPMIX`` may be another environment's Python). Runs that stand in the table are not
+repeated. Experiments, then how many data sets and the first seed::
 
     python tests/models/m2sem/experiments_simulation.py [noisy] [1] ... [5] [runs] [from seed]
 
@@ -60,7 +61,7 @@ def oracle(data):
 
 
 def stepmix(data):
-    """Accuracy of StepMix on all columns, its ten starts, and its CPU seconds; nan where it is not installed."""
+    """Accuracy of StepMix's ten starts on all columns, and CPU seconds; nan where it is not installed."""
     python = os.environ.get("FEDSTAT_STEPMIX", sys.executable)
     if python == sys.executable and importlib.util.find_spec("stepmix") is None:
         return np.nan, np.nan
@@ -145,8 +146,8 @@ def table():
 def main(arguments):
     if arguments[:1] == ["peer"]:
         return peer(*arguments[1:])
-    experiments = [one for one in arguments if one == "noisy" or one in PUBLISHED and len(one) == 1]
-    runs, first = ([int(one) for one in arguments if one.isdigit() and one not in experiments] + [20, 0])[:2]
+    experiments = [one for one in arguments if one == "noisy" or one in PUBLISHED]
+    runs, first = ([int(one) for one in arguments if one.isdigit() and one not in PUBLISHED] + [20, 0])[:2]
     done = pd.read_csv(TABLE, dtype={"experiment": str}) if TABLE.exists() else None
     for experiment in experiments or ([] if arguments == ["table"] else ["noisy", *PUBLISHED]):
         for seed in range(first, first + runs):

@@ -204,3 +204,14 @@ def test_new_rows_have_the_levels_of_the_fit():
     codes[0, 0] = 2
     with pytest.raises(ModelError, match="a: 1 row"):
         CategoricalModality(codes[:7], list("abcde"), 2, kinds, C, units=m.units)
+
+
+def test_parameters_out_of_their_range_have_no_likelihood():
+    m, r = categorical(1)
+    state = m.state()
+    for block in m._blocks:
+        if block.sign < 0 and block.C > 2:
+            block.theta[:, : block.C - 1] = block.theta[:, : block.C - 1][:, ::-1]
+    assert not (r * m.log_densities()).sum() > -np.inf
+    m.restore(state)
+    assert np.isfinite(m.log_densities()).all()
