@@ -53,6 +53,17 @@ CLAIMS = {
         rates = stable["mean"].unstack("measure")
         assert all((rates[f"tau {tau}, false"] < rates[f"tau {tau}, bound"] / 4).all() for tau in (0.75, 0.9))
     """,
+    "clusters-over-institutions": """
+        assert grid.best[0] == 2 and result.converged and seconds < 60
+        assert result.contrasts().dropna()["p_value"].min() < 0.001
+        assert faults["posterior of the factor"].is_monotonic_increasing
+        assert faults["published: its prior"].iloc[1] < faults["published: its prior"].iloc[0] - 100
+        falls = {name: (change < -1e-6).sum() for name, change in rising.items()}
+        assert falls["variance one within groups"] == 0 and falls["published: variance one over all"] > 5
+        assert smallest > -1e-6
+        rates = coverage.set_index(["interval", "separation"])["coverage"]
+        assert rates["profiles"].xs(2.2).between(0.93, 0.97).all() and rates["profiles"].xs(1.4).min() > 0.92
+    """,
     "curves-across-hospitals": """
         assert explanation.passes and result.ledger.rounds <= 4
         assert 1 <= result.mstop <= 300 and result.nobs > 100

@@ -18,10 +18,12 @@ from fedstat.inference.mixture.classification import (
     posterior_entropy,
 )
 from fedstat.inference.tables import SheetSummary
+from fedstat.models.checks import check_whole
 from fedstat.models.m2sem.client.asked import ModalityAsked
 from fedstat.models.m2sem.inference.outside import ask_outside
 from fedstat.models.m2sem.prediction import predict_clusters
 from fedstat.models.m2sem.protocol import MixtureFit
+from fedstat.models.m2sem.report.bootstrapped import BootstrapResults, bootstrap
 from fedstat.models.m2sem.report.figures import ClusterFigures
 from fedstat.models.m2sem.report.record import FittedClient, M2SEMRecord
 from fedstat.models.m2sem.report.statements import (
@@ -270,7 +272,8 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
     def communalities(self, alpha: float = 0.05) -> pd.DataFrame:
         """Share of each column's variance within clusters that its factors make up.
 
-        Of ordinal and binary columns, of the variance of a logistic variable behind them; 0 for nominal ones.
+        Of ordinal and binary columns, of the variance of a logistic variable behind them; 0 for nominal ones,
+        nan where columns are too few for it to be known.
 
         Parameters
         ----------
@@ -288,6 +291,28 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
             There are no standard errors; says why.
         """
         return communality_table(self.record_, alpha)
+
+    def bootstrap(self, samples: int = 200, *, alpha: float = 0.05, seed: int = 0) -> BootstrapResults:
+        """Find standard errors by refits of samples drawn from the fit, which no institution takes part in.
+
+        Better than those of the information where clusters overlap.
+
+        Parameters
+        ----------
+        samples : int
+            How many.
+        alpha : float
+            Limits are of level ``1 - alpha``.
+        seed : int
+            Of the draws.
+
+        Returns
+        -------
+        BootstrapResults
+        """
+        check_whole("samples", samples, 2)
+        place = self._alive("bootstrap").model.subjects.place
+        return bootstrap(self.record_, place, int(samples), alpha, np.random.default_rng(seed))
 
     def outside(self, variable: str, *, client: str | None = None, alpha: float = 0.05) -> OutsideResults:
         """Compare clusters by a variable that they were not made of.

@@ -9,7 +9,13 @@ from scipy.special import logsumexp
 import fedstat as fs
 from fedstat.errors import NotAvailableError
 from fedstat.models.m2sem.inference.information import ClientInformation, assemble, invert
-from fedstat.models.m2sem.inference.local import _places, _without, free_and_flat, local_information
+from fedstat.models.m2sem.inference.local import (
+    _places,
+    _unidentified,
+    _without,
+    free_and_flat,
+    local_information,
+)
 from fedstat.models.m2sem.modality.categorical import CategoricalModality
 from fedstat.models.m2sem.modality.gaussian import GaussianModality
 from fedstat.models.m2sem.model import M2SEM
@@ -112,6 +118,7 @@ def test_three_clients_with_continuous_and_ordinal_columns_have_the_joint_hessia
 def coordinates(m, r):
     """Coordinates (p, d) in which no direction leaves the densities as they are: all scores cross here."""
     free, flat = free_and_flat(m)
+    flat = np.hstack([flat, _unidentified(m.scores_by_cluster(r)[0], r, free)])
     base = _without(flat[free])
     Z = np.zeros((len(free), base.shape[1]))
     Z[free] = base
@@ -235,3 +242,17 @@ def test_explain_says_what_products_tell():
     for cov_type in ("observed", None):
         learned = model.explain(select=None, cov_type=cov_type).learned
         assert any("products of their scores" in what for _, what in learned) == bool(cov_type)
+
+
+def test_of_two_columns_on_a_factor_profiles_have_errors_and_communalities_none():
+    """Loading and error variance trade: only the covariance of the columns is known."""
+    data = fs.datasets.make_clusters(300, p=4, separation=2.4, seed=5)
+    frames = {client: frame.iloc[:, : 5 - at] for at, (client, frame) in enumerate(data.frames.items())}
+    frames["Client 3"] = frames["Client 3"].iloc[:, :2]
+    partition = fs.ClientPartition.from_frames(frames, on=data.key)
+    with pytest.warns(fs.errors.DisclosureWarning):
+        result = M2SEM(partition, 2, 1).fit(select=None, n_init=1)
+    known = result.communalities()["estimate"].groupby("client").count()
+    assert known["Client 1"] == 4 and known["Client 3"] == 0
+    errors = result.tidy().groupby("client")["std_error"]
+    assert (errors.min() > 0.03).all() and (errors.max() < 0.3).all()

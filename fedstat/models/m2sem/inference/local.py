@@ -24,6 +24,8 @@ LOGISTIC = np.pi**2 / 3.0
 """Variance of a logistic variable."""
 STEP = 1e-5
 """Of numerical derivatives of statements, in units of a parameter."""
+FLAT, UNKNOWN, NOT_IDENTIFIED = 1e-12, 1e-4, -1.0
+"""Eigenvalue of a direction of no score; slope of a share along one, and what stands for such a share."""
 NEGLIGIBLE = 1e-10
 """Score, relative to the largest, below which it does not depend on the cluster."""
 
@@ -79,16 +81,21 @@ def _of_modality(m: Modality, r: Floats) -> LocalInformation:
     centred = scores - np.einsum("nk,nkp->np", r, scores)[:, None]
     largest = np.abs(centred).max(axis=(0, 1), initial=0.0)
     free, flat = free_and_flat(m)
+    flat = np.hstack([flat, _unidentified(scores, r, free)])
     crossing = free & (largest > NEGLIGIBLE * max(float(np.abs(scores).max(initial=0.0)), 1e-300))
     bases = [_without(flat[one]) for one in (crossing, free & ~crossing)]
     Z = np.zeros((len(own), sum(base.shape[1] for base in bases)))
     q = bases[0].shape[1]
     Z[crossing, :q], Z[free & ~crossing, q:] = bases
     weighted = centred @ Z[:, :q]
-    J = _slopes(m, free) @ Z[free]
+    slopes, shared = _slopes(m, free), communalities(m)
+    # Of few columns the data fix no share of variance: it changes where no density does.
+    unknown = np.abs(slopes[-m.P :] @ flat[free]).max(axis=1, initial=0.0) > UNKNOWN
+    slopes[-m.P :][unknown], shared[unknown] = 0.0, NOT_IDENTIFIED
+    J = slopes @ Z[free]
     shares = np.zeros((r.shape[1], Z.shape[1]))
     shares[:, :q] = np.einsum("nk,nkp->kp", r, weighted)
-    return LocalInformation(Z.T @ own @ Z, shares, np.sqrt(r)[:, :, None] * weighted, J, communalities(m))
+    return LocalInformation(Z.T @ own @ Z, shares, np.sqrt(r)[:, :, None] * weighted, J, shared)
 
 
 def free_and_flat(m: Modality) -> tuple[Bools, Floats]:
@@ -137,6 +144,17 @@ def _unseen(m: Modality, means: Ints, p: int) -> Iterator[Floats]:
             unseen = np.zeros(p)
             unseen[places] = e
             yield unseen
+
+
+def _unidentified(scores: Floats, r: Floats, free: Bools) -> Floats:
+    """Directions (p, d) in which no score of any row differs from zero, as where a factor has two columns."""
+    weighted = (np.sqrt(r)[:, :, None] * scores[:, :, free]).reshape(-1, int(free.sum()))
+    G = weighted.T @ weighted
+    scale = np.where(np.diag(G) > 0.0, np.diag(G), 1.0) ** -0.5
+    values, vectors = np.linalg.eigh(G * np.outer(scale, scale))
+    out = np.zeros((len(free), int((values < FLAT * values[-1]).sum())))
+    out[free] = scale[:, None] * vectors[:, : out.shape[1]]
+    return np.asarray(out / np.maximum(np.linalg.norm(out, axis=0), 1e-300))
 
 
 def _without(flat: Floats) -> Floats:

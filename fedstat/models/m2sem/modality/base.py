@@ -14,7 +14,7 @@ import numpy as np
 
 from fedstat.errors import ModelError
 from fedstat.kernels.mixtures.group_prox import shrink_means
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 BEGINNING = 25
 """EM steps of the local factor analysis from which clusters start."""
@@ -135,6 +135,14 @@ class Modality(ABC):
     @abstractmethod
     def profile_slopes(self) -> Floats:
         """Return derivatives of the flat profile in the parameters of :meth:`state`, (K P [C], p)."""
+
+    @abstractmethod
+    def draw(self, labels: Ints, rng: np.random.Generator) -> Array:
+        """Draw columns (n, P) of rows in clusters (n,), as they came, at covariates of zero."""
+
+    def draw_factors(self, labels: Ints, rng: np.random.Generator) -> Floats:
+        """Draw factors (n, Q) of rows in clusters (n,)."""
+        return np.asarray(self.means[labels] + rng.standard_normal((len(labels), self.Q)))
 
     @abstractmethod
     def _shift(self, c: Floats) -> None:

@@ -27,7 +27,7 @@ from fedstat.models.m2sem.modality.levels import (
     OrdinalColumns,
 )
 from fedstat.models.m2sem.modality.louis import CellSlopes, complete_information
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 SEARCH, FINAL = 7, 15
 """Nodes of each factor while models are compared, and of the last fit."""
@@ -325,3 +325,13 @@ class CategoricalModality(Modality):
                     out[k, p, seen, means + k * Q : means + (k + 1) * Q] = in_eta[j, :, k]
             start += block.theta.size
         return out.reshape(-1, out.shape[-1])
+
+    def draw(self, labels: Ints, rng: np.random.Generator) -> Array:
+        """Draw levels (n, P) of rows in clusters (n,)."""
+        eta, out = self.draw_factors(labels, rng), np.zeros((len(labels), self.P), dtype=np.int64)
+        for block in self._blocks:
+            below = np.exp(block.table_at_zero(eta)).cumsum(axis=1)[:, :-1]
+            places = (below < rng.uniform(size=(len(block.columns), 1, len(labels)))).sum(axis=1)
+            for p, place in zip(block.columns, places, strict=True):
+                out[:, p] = self._seen[p][place]
+        return out

@@ -12,7 +12,7 @@ from fedstat.kernels.mixtures.gaussian import FactorPosterior, factor_moments, f
 from fedstat.kernels.mixtures.group_prox import shrink_rows
 from fedstat.kernels.mixtures.nodes import normal_nodes
 from fedstat.models.m2sem.modality.base import BEGINNING, Modality
-from fedstat.typing import Bools, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 FLOOR = 1e-3
 """Least variance of an error, of the variance of its column."""
@@ -215,3 +215,9 @@ class GaussianModality(Modality):
     def profile(self) -> Floats:
         """Return the columns' means by cluster, (K, P), at covariates of zero."""
         return np.asarray(self._centre + self._scale * (self.B[:, 0] + self.means @ self.L.T))
+
+    def draw(self, labels: Ints, rng: np.random.Generator) -> Array:
+        """Draw columns (n, P) of rows in clusters (n,), in their own units."""
+        x = self.B[:, 0] + self.draw_factors(labels, rng) @ self.L.T
+        x = x + np.sqrt(self.psi) * rng.standard_normal(x.shape)
+        return np.asarray(self._centre + self._scale * x)

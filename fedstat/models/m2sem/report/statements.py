@@ -139,6 +139,7 @@ def communality_table(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
     found = list(statements_of(r))
     index = pd.MultiIndex.from_tuples([one.key for one in found], names=KEYS[:3])
     values = np.array([one.communality for one in found])
+    values[values[:, 0] < 0.0] = np.nan  # not identified
     return with_limits(pd.DataFrame({"estimate": values[:, 0]}, index=index), values[:, 1], alpha)
 
 

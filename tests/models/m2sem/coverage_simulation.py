@@ -1,0 +1,144 @@
+"""How often intervals of clusters' profiles hold: from the information over clients, and from the bootstrap.
+
+Three clients with four columns each, two clusters, 400 entities; clusters 2.2 and 1.4 standard deviations of
+the factor apart; all columns continuous, or those of one client ordinal. Fits begin at the true clusters.
+
+    python tests/models/m2sem/coverage_simulation.py [REPETITIONS [BOOTSTRAPPED]]
+
+writes tests/benchmarks/results/m2sem_coverage.csv; 120 repetitions, and 10 with 40 bootstrap samples each,
+take a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import fedstat as fs
+from fedstat.models.m2sem.inference.bootstrap import Drawable, ascend, draw_refits
+from fedstat.models.m2sem.inference.information import ClientInformation, assemble, invert
+from fedstat.models.m2sem.inference.local import local_information
+from fedstat.models.m2sem.modality.categorical import CategoricalModality
+from fedstat.models.m2sem.modality.gaussian import GaussianModality
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "tests" / "benchmarks" / "results" / "m2sem_coverage.csv"
+KINDS = {"continuous": ["continuous"] * 3, "one ordinal": ["continuous", "continuous", "ordinal"]}
+N, K, SAMPLES, FIRST_SEED = 400, 2, 40, 5_000
+
+
+def continuous(values):
+    return GaussianModality(values, [f"x{p}" for p in range(values.shape[1])], 1)
+
+
+def ordinal(values):
+    P = values.shape[1]
+    return CategoricalModality(values, [f"x{p}" for p in range(P)], 1, ["ordinal"] * P, [4] * P, nodes=15)
+
+
+def makers(data):
+    return [continuous if kind == "continuous" else ordinal for kind in data.modalities["kind"]]
+
+
+def fit(data):
+    """Modalities by client, shares and posteriors at the maximum."""
+    mods = {}
+    for make, (client, frame) in zip(makers(data), data.frames.items(), strict=True):
+        columns = [x if x.dtype == float else x.cat.codes for _, x in frame.iloc[:, 1:].items()]
+        mods[client] = [make(np.column_stack(columns))]
+        mods[client][0].begin(K)
+    place = dict.fromkeys(mods, np.arange(N))
+    r = ascend(mods, place, np.eye(K)[data.labels] * 0.8 + 0.2 / K)
+    return mods, r.mean(axis=0), r
+
+
+def information(mods, w, r):
+    """Covariance of all statements by client, as over clients."""
+    made = {client: local_information(some, r) for client, some in mods.items()}
+    parts = {
+        client: ClientInformation(
+            one.own, one.with_shares, one.jacobian, one.communalities, one.columns.shape[2]
+        )
+        for client, one in made.items()
+    }
+    names = list(made)
+    crossed = {
+        (a, b): np.einsum("ikp,ikq->pq", made[a].columns, made[b].columns)
+        for i, a in enumerate(names)
+        for b in names[i + 1 :]
+    }
+    return invert(assemble(r, w, parts, crossed), K, parts)
+
+
+def profiles_of(mods):
+    """Profiles (K, all), side by side."""
+    return np.hstack([m.profile().reshape(K, -1) for some in mods.values() for m in some])
+
+
+def errors_of(observed, mods):
+    """Standard errors of the profiles (K, all), and of their differences."""
+    own, apart = [], []
+    for client, some in mods.items():
+        cov = observed.of_client(client)
+        width = some[0].profile().size // K
+        R = np.hstack([-np.eye(width), np.eye(width)])
+        own.append(np.sqrt(np.diag(cov)[: K * width]).reshape(K, width))
+        apart.append(np.sqrt(np.diag(R @ cov[: K * width, : K * width] @ R.T)))
+    return np.hstack(own), np.concatenate(apart)
+
+
+def one(kinds, separation, seed, bootstrapped):
+    data = fs.datasets.make_clusters(N, KINDS[kinds], separation=separation, seed=seed)
+    mods, w, r = fit(data)
+    truth, found = data.profiles.to_numpy().T, profiles_of(mods)
+    observed = information(mods, w, r)
+    if not observed.available:
+        return None
+    se, of_differences = errors_of(observed, mods)
+    covered = {
+        "profiles": np.abs(found - truth) < 1.96 * se,
+        "differences": np.abs(np.diff(found - truth, axis=0)[0]) < 1.96 * of_differences,
+        "shares": np.abs(w - data.shares)[:1] < 1.96 * np.sqrt(np.diag(observed.of_shares()))[:1],
+    }
+    if bootstrapped:
+        place = np.arange(N)
+        clients = {
+            client: Drawable(some, [partial(make)], place)
+            for make, (client, some) in zip(makers(data), mods.items(), strict=True)
+        }
+        draws = draw_refits(clients, w, N, SAMPLES, np.random.default_rng(seed))
+        sd = np.concatenate([draws.profiles[client] for client in clients], axis=2).std(axis=0, ddof=1)
+        covered["profiles, bootstrap"] = np.abs(found - truth) < 1.96 * sd
+    return {name: (hit.sum(), hit.size) for name, hit in covered.items()}
+
+
+def main(repetitions=120, bootstrapped=10):
+    rows = []
+    for kinds in KINDS:
+        for separation in (2.2, 1.4):
+            found = [
+                one(kinds, separation, FIRST_SEED + s, separation < 2 and s < bootstrapped)
+                for s in range(repetitions)
+            ]
+            there = [each for each in found if each is not None]
+            for name in ("profiles", "differences", "shares", "profiles, bootstrap"):
+                hits = np.array([each[name] for each in there if name in each])
+                if len(hits):
+                    row = {"columns": kinds, "separation": separation, "interval": name}
+                    rates = hits[:, 0] / hits[:, 1]
+                    row |= {"coverage": hits[:, 0].sum() / hits[:, 1].sum(), "repetitions": len(hits)}
+                    row |= {
+                        "std_error": rates.std(ddof=1) / len(hits) ** 0.5,
+                        "failed": len(found) - len(there),
+                    }
+                    rows.append(row)
+                    print(row, flush=True)
+            pd.DataFrame(rows).round(4).to_csv(RESULTS, index=False)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:3]))
