@@ -78,6 +78,7 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
     axes[-1].set_xlabel("distance from the mean of all, in standard deviations between clusters")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper right", frameon=False, fontsize="small", ncols=2)
+    figure.set_layout_engine("none")
     figure.tight_layout(rect=(0.0, 0.0, 1.0, 1.0 - 0.35 / figure.get_figheight()))
     return figure
 
