@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.models.m2sem.client.asked import NONE, PredictAsked, SlotAsked
+from fedstat.models.m2sem.client.asked import MOST_STEPS, NONE, PredictAsked, SlotAsked
 from fedstat.models.m2sem.client.columns import OpenedModalities
 from fedstat.models.m2sem.client.making import make_modality
 from fedstat.models.m2sem.modality.base import Modality
 from fedstat.typing import Bools, Floats, Ints
 
-LEAP, LEAST_LEAP = 2, 4
-"""EM steps before a leap, and local steps from which there are some."""
+LEAP, LEAST_LEAP, LEAST_LEAP_OF_FEW = 2, 4, 8
+"""EM steps before a leap, and local steps from which there are some; the last where steps are costly."""
 LONGEST = 50.0
 """Stride of a leap, in steps."""
 LEAST_NORM, LEAST_SEPARATION = 1e-3, 1e-4
@@ -160,7 +160,8 @@ class HeldMixtures:
                 m.silent = not (m.support.any() and np.any(m.means))
         pairs = [(asked.lam1 * each, asked.lam2 * one) for each, one in weights]
         for m, (rows, means) in zip(bench.modalities, pairs, strict=True):
-            if asked.lam1 or asked.lam2 or asked.steps < LEAST_LEAP or not m.leaps:
+            least = LEAST_LEAP if m.leaps else LEAST_LEAP_OF_FEW if asked.fixed else MOST_STEPS + 1
+            if asked.lam1 or asked.lam2 or asked.steps < least:
                 m.improve(r, rows, means, asked.steps)
             else:
                 ascend_in_leaps(m, r, asked.steps)
