@@ -12,7 +12,7 @@ from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.m2sem.client.asked import ModalityAsked
 from fedstat.models.m2sem.course.exchange import Exchange
-from fedstat.models.m2sem.course.mixture import Course
+from fedstat.models.m2sem.course.mixture import CHANGE, Course
 from fedstat.models.m2sem.course.selection import (
     Judged,
     SupportPath,
@@ -25,7 +25,7 @@ from fedstat.models.m2sem.inference.information import ObservedInformation, ask_
 from fedstat.typing import Floats
 
 PATH_STEPS = 6
-FINAL_ROUNDS, FINE_ROUNDS, FINE_STEPS = 40, 8, 2
+FINAL_ROUNDS, FINE_ROUNDS, FINE_STEPS, FINE_GAIN = 40, 8, 2, 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,12 +87,14 @@ def fit_mixture(
         judged = path.table()
     yield from exchange.ascend([one], plan.local_steps, FINAL_ROUNDS)
     coarse, fine = 0.0, any(not m.continuous for some in modalities.values() for m in some)
+    converged = one.converged
     if fine and not one.failed:
         one, coarse = yield from refine(exchange, one, plan)
+        converged = converged and refined(one)
     if one.failed:
         raise EstimationError(f"{one.failed}; take fewer clusters")
     fit = yield from finish(exchange, one, plan, judged, coarse)
-    return replace(fit, frequencies=frequencies)
+    return replace(fit, frequencies=frequencies, converged=converged)
 
 
 def refine(exchange: Exchange, one: Course, plan: MixturePlan) -> Rounds[tuple[Course, float]]:
@@ -103,8 +105,14 @@ def refine(exchange: Exchange, one: Course, plan: MixturePlan) -> Rounds[tuple[C
     yield from exchange.improve([finer], 0)
     coarse = float(np.abs(finer.r - before).max(initial=0.0))
     finer.trace = finer.trace[-1:]
-    yield from exchange.ascend([finer], min(FINE_STEPS, plan.local_steps), FINE_ROUNDS)
+    steps = min(FINE_STEPS, plan.local_steps)
+    yield from exchange.ascend([finer], steps, FINE_ROUNDS, enough=refined)
     return finer, coarse
+
+
+def refined(one: Course) -> bool:
+    """Whether a mixture that has converged on few nodes has settled on more of them."""
+    return one.gain < FINE_GAIN and one.change < CHANGE
 
 
 def finish(
@@ -115,7 +123,7 @@ def finish(
     coarse: float,
 ) -> Rounds[MixtureFit]:
     """Have parameters and profiles released, with the largest cluster first."""
-    converged, order = one.converged, np.argsort(-one.r.sum(axis=0), kind="stable")
+    order = np.argsort(-one.r.sum(axis=0), kind="stable")
     if plan.observed:
         yield from settle(exchange, one)
     replies = yield from exchange.release(one, order)
@@ -133,7 +141,7 @@ def finish(
         judged=tuple(judged),
         select=plan.select,
         rounds=exchange.rounds,
-        converged=converged,
+        converged=one.converged,
         coarse=coarse,
         observed=observed,
     )
