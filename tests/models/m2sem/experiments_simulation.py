@@ -147,7 +147,8 @@ def main(arguments):
     if arguments[:1] == ["peer"]:
         return peer(*arguments[1:])
     experiments = [one for one in arguments if one == "noisy" or one in PUBLISHED]
-    runs, first = ([int(one) for one in arguments if one.isdigit() and one not in PUBLISHED] + [20, 0])[:2]
+    said = [int(one) for one in arguments if one.isdigit() and one not in PUBLISHED]
+    runs, first = said + [20, 0][len(said) :]
     done = pd.read_csv(TABLE, dtype={"experiment": str}) if TABLE.exists() else None
     for experiment in experiments or ([] if arguments == ["table"] else ["noisy", *PUBLISHED]):
         for seed in range(first, first + runs):
