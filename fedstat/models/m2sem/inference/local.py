@@ -81,7 +81,8 @@ def _of_modality(m: Modality, r: Floats) -> LocalInformation:
     centred = scores - np.einsum("nk,nkp->np", r, scores)[:, None]
     largest = np.abs(centred).max(axis=(0, 1), initial=0.0)
     free, flat = free_and_flat(m)
-    flat = np.hstack([flat, _unidentified(scores, r, free)])
+    unidentified = _unidentified(scores, r, free)
+    flat = np.hstack([flat, unidentified])
     crossing = free & (largest > NEGLIGIBLE * max(float(np.abs(scores).max(initial=0.0)), 1e-300))
     bases = [_without(flat[one]) for one in (crossing, free & ~crossing)]
     Z = np.zeros((len(own), sum(base.shape[1] for base in bases)))
@@ -93,6 +94,8 @@ def _of_modality(m: Modality, r: Floats) -> LocalInformation:
     unknown = np.abs(slopes[-m.P :] @ flat[free]).max(axis=1, initial=0.0) > UNKNOWN
     slopes[-m.P :][unknown], shared[unknown] = 0.0, NOT_IDENTIFIED
     J = slopes @ Z[free]
+    if np.abs(slopes[: -m.P] @ unidentified[free]).max(initial=0.0) > UNKNOWN * np.abs(slopes).max():
+        own = -np.eye(len(own))  # profiles that rows do not tell, as where loadings go to infinity
     shares = np.zeros((r.shape[1], Z.shape[1]))
     shares[:, :q] = np.einsum("nk,nkp->kp", r, weighted)
     return LocalInformation(Z.T @ own @ Z, shares, np.sqrt(r)[:, :, None] * weighted, J, shared)
@@ -150,7 +153,8 @@ def _unidentified(scores: Floats, r: Floats, free: Bools) -> Floats:
     """Directions (p, d) in which no score of any row differs from zero, as where a factor has two columns."""
     weighted = (np.sqrt(r)[:, :, None] * scores[:, :, free]).reshape(-1, int(free.sum()))
     G = weighted.T @ weighted
-    scale = np.where(np.diag(G) > 0.0, np.diag(G), 1.0) ** -0.5
+    seen = np.diag(G) > FLAT**2 * np.diag(G).max(initial=0.0)
+    scale = np.where(seen, np.diag(G), 1.0) ** -0.5
     values, vectors = np.linalg.eigh(G * np.outer(scale, scale))
     out = np.zeros((len(free), int((values < FLAT * values[-1]).sum())))
     out[free] = scale[:, None] * vectors[:, : out.shape[1]]
