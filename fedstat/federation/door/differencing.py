@@ -9,14 +9,20 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import PolicyError
+from fedstat.federation.door.facts import EstimatedUnder
+from fedstat.federation.door.leverage import find_singled_out, most_of_group
 from fedstat.federation.door.memory import ReleasedGroups
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.tables.columns import LevelValue
-from fedstat.typing import Bools, Ints
+from fedstat.typing import Bools, Floats, Ints
 
 SAME_ROWS = "Fit both models on the same rows: name the columns of the one in complete=[...] of the other"
 SAME_DIVISION = "Use the entities, columns, folds and way with missing blocks of an earlier fit"
 SAME_OUTCOMES = "Keep the comparison of the earlier model, or choose one that is farther away"
+
+PLACE = "weights of estimates"
+NEGLIGIBLE = 1e-12
+"""Of a combination of weights, relative to the largest, below which there is none."""
 
 
 def check_difference(data: SiteData, used: Bools, events: Bools | None = None) -> None:
@@ -176,3 +182,49 @@ def entities_apart(a: Ints, b: Ints) -> float:
     common = np.block([[both, both.sum(axis=1, keepdims=True)], [both.sum(axis=0), both.sum()]])
     apart = np.append(of_a, of_a.sum())[:, None] + np.append(of_b, of_b.sum()) - 2 * common
     return float(apart[apart > 0].min(initial=len(a) + 1))
+
+
+def check_estimated_under(data: SiteData, state: State, fact: EstimatedUnder) -> None:
+    """Refuse weights that with earlier ones leave a combination to few rows; else remember them.
+
+    An estimate is a function of sums that rows enter with their weights: two under weights that differ in one
+    row differ by what it adds. Held against are those of the session, and of all earlier ones where the owner
+    has the site remember all. Of no combination may one row have more than of as many columns.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule, the site and a remedy.
+    """
+    memory, n = data.memory, data.table.n_rows
+    everywhere = data.policy.remember == "all"
+    released = memory.released if everywhere and memory.released is not None else ReleasedGroups.none(n)
+    new = np.zeros((len(released.cells), fact.values.shape[1]))
+    new[fact.rows] = fact.values
+    known = released.weights
+    if not everywhere and PLACE in state:
+        known = state.look_at(PLACE)
+    new = new[:, [not (known == one[:, None]).all(axis=0).any() for one in new.T]]
+    if not new.shape[1]:
+        return
+    few = data.policy.min_count - 1
+    if few >= 1 and singles_out(np.hstack([known, new]), few, data.policy.max_share < 1.0):
+        raise PolicyError(
+            f"{data.name}: its policy (differencing) releases no estimates under weights of which, beside "
+            f"those of earlier ones, a difference belongs to fewer than {data.min_count} rows, or nearly all "
+            "of it to one, which it would tell. Use the result of the earlier fit, which is nearly the same"
+        )
+    if everywhere:
+        memory.released = released.with_weights(new)
+    else:
+        state.keep(PLACE, np.hstack([known, new]))
+
+
+def singles_out(X: Floats, few: int, shares: bool) -> bool:
+    """Whether a combination of columns (n, q) is that of so few rows; by `shares`, or nearly that of one."""
+    U, s, _ = np.linalg.svd(X, full_matrices=False)
+    U = U[:, s > NEGLIGIBLE * s.max()]
+    n, p = U.shape
+    if shares and float(np.einsum("ij,ij->i", U, U).max()) > most_of_group(n, p):
+        return True
+    return find_singled_out(U, np.eye(p), few) is not None

@@ -294,6 +294,14 @@ class GivenWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class EstimatedUnder:
+    """Estimates leave that rest on weights, (n, q), that came from outside, of these rows of the table."""
+
+    values: Floats
+    rows: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class WorkingWeights:
     """Weights that rows have in score and information at coefficients from outside.
 

@@ -35,15 +35,18 @@ class ReleasedGroups:
         Cell of every row of the table.
     basis : (r, c) array of bool
         Independent groups that every group released so far is a combination of, as sets of cells.
+    weights : (n_rows, m) array
+        From outside, under which estimates have left.
     """
 
     cells: Ints
     basis: Bools
+    weights: Floats
 
     @classmethod
     def none(cls, n_rows: int) -> ReleasedGroups:
         """Nothing has left yet: all rows are one cell."""
-        return cls(np.zeros(n_rows, dtype=np.int64), np.zeros((0, 1), dtype=np.bool_))
+        return cls(np.zeros(n_rows, dtype=np.int64), np.zeros((0, 1), dtype=np.bool_), np.zeros((n_rows, 0)))
 
     @property
     def sizes(self) -> Ints:
@@ -62,7 +65,12 @@ class ReleasedGroups:
         new_cell[there] = np.arange(len(there))
         old, group = there // (G + 1), there % (G + 1) - 1
         asked = group == np.arange(G)[:, None]
-        return ReleasedGroups(new_cell[pair], independent(self.basis[:, old], asked[asked.any(axis=1)]))
+        basis = independent(self.basis[:, old], asked[asked.any(axis=1)])
+        return ReleasedGroups(new_cell[pair], basis, self.weights)
+
+    def with_weights(self, weights: Floats) -> ReleasedGroups:
+        """Return what is known after estimates under weights as well, (n_rows, q)."""
+        return ReleasedGroups(self.cells, self.basis, np.hstack([self.weights, weights]))
 
     def carried(self, places: Ints) -> tuple[ReleasedGroups, Ints]:
         """Return what is known of a table with other rows, and which rows are gone.
@@ -75,7 +83,9 @@ class ReleasedGroups:
         new = np.zeros((len(self.basis), 1), dtype=np.bool_)
         here = np.where(places >= 0, self.cells[places], self.basis.shape[1])
         basis = np.concatenate([self.basis, new], axis=1) if (places < 0).any() else self.basis
-        return ReleasedGroups(np.concatenate([here, self.cells[gone]]), basis), gone
+        weights = np.where((places >= 0)[:, None], self.weights[places], 0.0)
+        weights = np.concatenate([weights, self.weights[gone]])
+        return ReleasedGroups(np.concatenate([here, self.cells[gone]]), basis, weights), gone
 
     def fewest_isolated(self, min_count: int) -> int:
         """Rows that some combination of the sums isolates, if they are fewer than `min_count`; else 0.
@@ -109,7 +119,14 @@ class ReleasedGroups:
     def to_arrays(self) -> dict[str, Array]:
         """Arrays by name, for a file."""
         packed = np.packbits(self.basis, axis=1)
-        return {"cells": self.cells.astype(np.int32), "basis": packed, "c": np.array(self.basis.shape)}
+        told: dict[str, Array] = {
+            "cells": self.cells.astype(np.int32),
+            "basis": packed,
+            "c": np.array(self.basis.shape),
+        }
+        if self.weights.size:
+            told["weights"] = self.weights
+        return told
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> ReleasedGroups:
@@ -121,7 +138,10 @@ class ReleasedGroups:
         basis = np.unpackbits(np.asarray(arrays["basis"], dtype=np.uint8), axis=1, count=c).astype(np.bool_)
         if basis.shape != (r, c) or (len(cells) and not 0 <= cells.min() <= cells.max() < c):
             raise ValueError("the memory of earlier answers is not whole")
-        return cls(cells, basis)
+        weights = np.asarray(arrays.get("weights", np.zeros((len(cells), 0))), dtype=np.float64)
+        if weights.ndim != 2 or len(weights) != len(cells) or not np.isfinite(weights).all():
+            raise ValueError("the memory of earlier answers is not whole")
+        return cls(cells, basis, weights)
 
 
 @dataclass(slots=True)

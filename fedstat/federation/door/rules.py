@@ -21,7 +21,13 @@ UNPAID: tuple[Kind, ...] = ("presence", "sealed")
 """Kinds of which an array may leave under a privacy budget as it is."""
 IMPLIED = (facts.Entities,)
 """Facts that the state counts by itself; none counted are none there are."""
-OF_THE_SESSION = (facts.DivisionOfRows, facts.MeansSummed, facts.SitesDrawn, NoiseOwed)
+OF_THE_SESSION = (
+    facts.DivisionOfRows,
+    facts.EstimatedUnder,
+    facts.MeansSummed,
+    facts.SitesDrawn,
+    NoiseOwed,
+)
 """Facts that are held against what the session keeps, or the question."""
 
 
@@ -100,6 +106,8 @@ def judge(data: SiteData, state: State, fact: Any) -> None:
             differencing.check_apart(data, state, fact.place, fact.code)
     elif isinstance(fact, facts.MeansSummed):
         check_means(data, state, fact)
+    elif isinstance(fact, facts.EstimatedUnder):
+        differencing.check_estimated_under(data, state, fact)
     elif isinstance(fact, facts.SitesDrawn):
         check_drawn(data.name, fact.names, state.hidden_among)
     else:

@@ -78,8 +78,13 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
         "coordinator that departs from a fit",
         "sums along directions of its choice, from posteriors that it makes up, or from parameters that are "
         "asked for predictions. Clients take posteriors only that all are told alike, and that leave the "
-        "owner's minimum count of entities to every cluster; of two releases that differ in one entity, the "
-        'second is refused (remember = "all") where most likely clusters differ, not where posteriors do',
+        "owner's minimum count of entities to every cluster. These sums have as many directions as clients "
+        "have columns: with as many numbers, every row, up to one unknown combination of the columns that is "
+        "the same for all. Sums of log densities and selected columns are not held against one another: two "
+        "under posteriors that differ in one entity tell what it adds. Estimates leave of one mixture a fit, "
+        "and are held against those of the session, or of all fits where the owner has them remembered "
+        '(remember = "all"), by the posteriors of their last EM steps; what steps before these leave is not '
+        "held against anything, and tells of an entity in which two fits differ there",
     )
     alone = int((sums[model.subjects.pattern] == 1).sum())
     two = int((sums[model.subjects.pattern] == 2).sum())
@@ -106,7 +111,8 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
         yield (
             "coordinator and all clients",
             "each client's clusters of its own entities by its own columns, from which some starts begin; "
-            "starts='sum' leaves them out",
+            "starts='sum' leaves them out. Asked again with other seeds, they tell which entities have like "
+            "factor scores",
         )
 
 

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedstat.errors import DisclosureWarning, FormulaError, ModelError, warn
+from fedstat.errors import DisclosureWarning, FormulaError, ModelError, PolicyError, warn
+from fedstat.federation.account.entry import policy_rule
 from fedstat.federation.account.ledger import CoordinatorAccount, Ledger
 from fedstat.federation.crypto.masks import TWO_SITES
 from fedstat.federation.design.formula.parse import parse_formula
@@ -35,6 +36,11 @@ from fedstat.typing import Floats
 Select = Literal["bic", "ebic", "icl"]
 Starts = Literal["all", "sum"]
 NODES, FINE_NODES = 7, 15
+
+FITTED_BEFORE = (
+    "Where clusters of these entities were fitted before, use the result of the earlier fit: of a second fit "
+    "whose posteriors differ from its in hardly more than one entity, the difference would tell that entity"
+)
 
 
 class M2SEM(Explainable):
@@ -212,7 +218,8 @@ class M2SEM(Explainable):
         EstimationError
             A cluster has too few entities at some client, whatever the start.
         PolicyError
-            An institution refuses a release.
+            An institution refuses a release; also one of posteriors that differ from those of an earlier fit
+            in hardly more than one entity.
 
         Warns
         -----
@@ -226,7 +233,12 @@ class M2SEM(Explainable):
         plan = replace(plan, observed=observed, half_samples=int(half_samples))
         ledger = copy.deepcopy(self._agreement)
         protocol = fit_mixture(self._exchange(seed, max_rounds), plan, self.agreed.modalities)
-        fit = self._run(protocol, masked, ledger)
+        try:
+            fit = self._run(protocol, masked, ledger)
+        except PolicyError as error:
+            if policy_rule(error) != "differencing":
+                raise
+            raise PolicyError(f"{error}. {FITTED_BEFORE}") from None
         masks = any(entry.masked for entry in ledger.entries)
         return M2SEMResults.of(self, fit, masks, starts == "all" and self.n_clusters > 1, ledger)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstat.errors import DescriptionError
+from fedstat.errors import DescriptionError, MessageError
 from fedstat.federation.door.facts import CaseWeights, DivisionOfRows, Entities, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
@@ -37,6 +37,8 @@ def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
     """
     held = held_mixtures(state)
     found, r = one_mixture(data, held, slot)
+    if found is not held.told:
+        raise MessageError(f"{data.name}: these are not the posteriors of the estimates that left")
     bench = held.bench(found.factors, found.nodes)
     bench.put(found)
     if data.policy.discrete == "bits" and any(m.kind != "continuous" for m in bench.modalities):

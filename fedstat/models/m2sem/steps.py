@@ -9,16 +9,16 @@ the others would learn that client's part of a sum, all that shapes a mixture is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 from scipy.cluster.vq import kmeans2
 
 from fedstat.errors import DescriptionError, DesignError, MessageError, ModelError
-from fedstat.federation.door.facts import CaseWeights, DivisionOfRows, Entities
+from fedstat.federation.door.facts import CaseWeights, DivisionOfRows, Entities, EstimatedUnder
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.models.m2sem.client.asked import (
+    MOST_CLUSTERS,
     BeginAsked,
     PredictAsked,
     RoundAsked,
@@ -90,7 +90,7 @@ def own_clusters(
     """Cluster the client's rows by their own factor scores alone: ``labels`` (n,)."""
     held = held_mixtures(state)
     analysis = held.analyses.get(int(factors))
-    if analysis is None or not 1 <= int(clusters) <= len(held.place):
+    if analysis is None or not 1 <= int(clusters) <= min(MOST_CLUSTERS, len(held.place)):
         raise MessageError(f"{data.name}: expected a number of clusters, and of factors that were analysed")
     bench = held.bench(analysis.factors, analysis.nodes)
     bench.put(analysis)
@@ -183,16 +183,24 @@ def release_modalities(data: SiteData, state: State, slot: Array, order: Ints) -
     found, r = one_mixture(data, held, slot)
     if not np.array_equal(np.sort(order), np.arange(r.shape[1])):
         raise MessageError(f"{data.name}: expected an order of {r.shape[1]} clusters")
+    rows = np.flatnonzero(held.opened.seen)
+    shaped = r if found.shaped is None else found.shaped
+    if held.told is not None and held.told is not found:
+        raise DescriptionError(
+            f"{data.name}: the estimates of one mixture leave in a fit, and another's have left. Two made "
+            "under posteriors which differ in one entity would tell of it. Begin another fit"
+        )
     r = np.ascontiguousarray(r[:, order])
     check_posteriors(state, r)
-    rows = np.flatnonzero(held.opened.seen)
     state.tell(DivisionOfRows("", np.argmax(r, axis=1).astype(np.int64), rows))
+    state.tell(EstimatedUnder(np.hstack([shaped, r]), rows))
     bench = held.bench(found.factors, found.nodes)
     bench.put(found)
     for m in bench.modalities:
         m.means = m.means[order]
     weights = [(one.weights, one.weight) for one in found.modalities]
-    held.slots[int(slot)] = replace(bench.take(found.factors, found.nodes, weights, r))
+    held.told = bench.take(found.factors, found.nodes, weights, r, shaped[:, order])
+    held.slots[int(slot)] = held.told
     state.keep(MIXTURES, held, len(held.place))
     shares = r.mean(axis=0)
     return {
@@ -259,7 +267,7 @@ DIFFERENCES = Declared(
     "per entity", "log densities given each cluster, less that of the last", 2, maskable=True
 )
 BEHIND: tuple[type, ...] = (Entities, CaseWeights)
-RELEASED: tuple[type, ...] = (*BEHIND, DivisionOfRows)
+RELEASED: tuple[type, ...] = (*BEHIND, DivisionOfRows, EstimatedUnder)
 STEPS: Mapping[str, Step] = {
     **COLUMN_STEPS,
     "begin": Step(

@@ -47,7 +47,8 @@ STRICT_LEARNS: Mapping[str, str] = {
     "as it has columns.",
     DEPARTING: "What a coordinator learns, each institution's part of a sum by leaving that one out, and an "
     "estimate that is wrong for all. Steps in another order, rows that differ by a few from earlier ones, "
-    "weights on few rows, products of rows of different entities, and itself as dealer are refused. So are "
+    "weights on few rows, estimates under weights that differ from earlier ones in a few, products of rows "
+    "of different entities, and itself as dealer are refused. So are "
     "coefficients of its choosing by which the sums that one session was told single out few rows, but not "
     "those that nearly do so, nor sums of several sessions or epochs of gradient descent together: of a row "
     "that alone has a combination of levels these tell the other columns, and the outcome.",

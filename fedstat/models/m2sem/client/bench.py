@@ -39,12 +39,17 @@ class HeldModality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """A mixture as a client holds it: its modalities, and the posteriors (n, K) behind them."""
+    """A mixture as a client holds it: its modalities, and the posteriors (n, K) that it was given last.
+
+    `shaped` (n, K) are those of the last EM steps, from which its
+    parameters are, or of its first means.
+    """
 
     factors: int
     nodes: int
     modalities: tuple[HeldModality, ...]
     r: Floats | None = None
+    shaped: Floats | None = None
 
 
 class Bench:
@@ -70,14 +75,19 @@ class Bench:
         self._held = None
 
     def take(
-        self, factors: int, nodes: int, weights: Sequence[tuple[Floats, float]], r: Floats | None
+        self,
+        factors: int,
+        nodes: int,
+        weights: Sequence[tuple[Floats, float]],
+        r: Floats | None,
+        shaped: Floats | None = None,
     ) -> Slot:
         """Return what the modalities have now as a mixture."""
         held = tuple(
             HeldModality(m.state(), m.support.copy(), m.silent, each, one)
             for m, (each, one) in zip(self.modalities, weights, strict=True)
         )
-        self._held = Slot(factors, nodes, held, r)
+        self._held = Slot(factors, nodes, held, r, shaped)
         return self._held
 
     def densities(self) -> Floats:
@@ -109,7 +119,8 @@ class HeldMixtures:
 
     `place` (n,) are the positions of its entities among `total`, `groups` those of its rows that have each
     presence pattern, by pattern. `benches` are by factors and nodes, `analyses` the mixtures of one cluster
-    by factors; `past` is a digest of all that clients were told alike.
+    by factors; `past` is a digest of all that clients were told alike. `told` is the mixture whose estimates
+    have left, after which no other's do.
     """
 
     opened: OpenedModalities
@@ -121,6 +132,7 @@ class HeldMixtures:
     benches: dict[tuple[int, int], Bench] = field(default_factory=dict)
     analyses: dict[int, Slot] = field(default_factory=dict)
     slots: dict[int, Slot] = field(default_factory=dict)
+    told: Slot | None = None
 
     def bench(self, factors: int, nodes: int) -> Bench:
         """Modalities with so many factors and nodes, made when first asked for."""
@@ -151,8 +163,9 @@ class HeldMixtures:
         weights = [(one.weights, one.weight) for one in source.modalities]
         if asked.weigh:
             weights = [adapt(m, shares) for m in bench.modalities]
-        for m in bench.modalities:
-            if m.clusters != r.shape[1]:
+        anew = any(m.clusters != r.shape[1] for m in bench.modalities)
+        if anew:
+            for m in bench.modalities:
                 m.begin_means(r)
         if asked.fixed:
             for m in bench.modalities:
@@ -166,7 +179,8 @@ class HeldMixtures:
             else:
                 ascend_in_leaps(m, r, asked.steps)
         f = bench.densities()
-        slot = bench.take(asked.factors, asked.nodes, weights, r)
+        shaped = r if asked.steps or anew or source.shaped is None else source.shaped
+        slot = bench.take(asked.factors, asked.nodes, weights, r, shaped)
         self.slots[asked.slot] = slot
         loaded = [np.append(m.row_norms() > 0.0, bool(np.any(m.means))) for m in bench.modalities]
         return Improved(
