@@ -93,6 +93,12 @@ def networks(keep=True, **options):
     fitted.evaluate(partition())
 
 
+def clusters(**options):
+    """Find clusters, and a variable outside them."""
+    model = fs.M2SEM(partition(), 2, 1, columns=["a1", "b1", "b2", "c1"])
+    model.fit(select=None, n_init=1, max_rounds=12, **options).outside("y")
+
+
 def new_entities():
     """Predict, and compare the predictions with responses."""
     vfem(exchange="iterative", cov_type="none").prediction_rsquared(partition())
@@ -119,6 +125,8 @@ FITS = {
     "networks, joint": lambda: networks(method="vfedtrans"),
     "networks, none held back": lambda: networks(validation=0.0),
     "networks, not kept": lambda: networks(keep=False, validation=0.0),
+    "clusters": lambda: clusters(starts="all"),
+    "clusters masked": lambda: clusters(starts="sum", masked=True),
     "vglm": lambda: vglm(lam=0.05),
     "vglm em": lambda: vglm(complete=False, missing="em", lam=0.05),
     "vglm binomial": lambda: vglm("z", lam=0.05),

@@ -288,7 +288,7 @@ class M2SEM(Explainable):
         protocol = fit_sizes(model._exchange(seed, max_rounds), sizes, plan.starts)
         return ClusterSearch.of(sizes, model._run(protocol, masked, ledger), ledger)
 
-    def ask_scores(self, client: str, slot: int) -> Floats:
+    def _ask_scores(self, client: str, slot: int) -> Floats:
         """Ask a client for the factor scores of its entities in a mixture of this session."""
 
         def protocol() -> Rounds[Floats]:

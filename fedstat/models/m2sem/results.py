@@ -163,7 +163,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
         live = self._alive("factor_scores")
         if client not in self.record_.clients:
             raise ModelError(f"expected one of {', '.join(self.record_.clients)}, received {client!r}")
-        scores = live.model.ask_scores(client, live.fit.course.slot)
+        scores = live.model._ask_scores(client, live.fit.course.slot)
         names = [
             (one.name, q + 1)
             for one in self.record_.clients[client].modalities

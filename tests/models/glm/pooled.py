@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -52,13 +53,17 @@ def fit_pooled(formula, frame, family, *, offset=None, exposure=None, freq=None,
     endog = response(left.strip(), frame)
     exog = model_matrix(right.strip(), frame)
     exog = exog if len(exog) == len(frame) else pd.DataFrame({"Intercept": np.ones(len(frame))})
+    # formulaic counts the columns of a spline from one, patsy from zero.
+    names = [
+        re.sub(r"(bs\(.*\))\[(\d)\]", lambda m: f"{m[1]}[{int(m[2]) - 1}]", name) for name in exog.columns
+    ]
     columns = {"freq_weights": freq, "var_weights": var, "exposure": exposure}
     known = {name: frame[column].to_numpy() for name, column in columns.items() if column is not None}
     if offset is not None:
         known["offset"] = offset
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = sm.GLM(endog, pd.DataFrame(np.asarray(exog), columns=exog.columns), family=family, **known)
+        model = sm.GLM(endog, pd.DataFrame(np.asarray(exog), columns=names), family=family, **known)
         return model.fit(maxiter=300, tol=1e-14, tol_criterion="params", **fit)
 
 

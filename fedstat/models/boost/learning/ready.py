@@ -138,11 +138,16 @@ def check_varying(sums: Sums, design: BoostDesign) -> None:
     for p, one in enumerate(design.learners):
         rows = design.columns(p)
         squares, total = np.diag(sums.S[rows, rows]), sums.S[rows, 0]
-        flat = (squares - total**2 / sums.S[0, 0]).sum() <= CONSTANT * squares.sum()
-        if flat and not one.varying and one.kind != INTERCEPT:
-            raise EstimationError(
-                f"{one.label}: its columns do not vary but as the intercept does; leave the learner out"
-            )
+        if one.kind != INTERCEPT:
+            _require_varying(one, float((squares - total**2 / sums.S[0, 0]).sum()), float(squares.sum()))
+
+
+def _require_varying(one: Learner, left: float, total: float) -> None:
+    """Require squares to be left of a learner's columns; those along the response are another affair."""
+    if not one.varying and left <= CONSTANT * total:
+        raise EstimationError(
+            f"{one.label}: its columns do not vary but as the intercept does; leave the learner out"
+        )
 
 
 def make_ready(sums: Sums, design: BoostDesign, gram: Floats, varying: VaryingSums | None = None) -> Ready:
@@ -153,7 +158,12 @@ def make_ready(sums: Sums, design: BoostDesign, gram: Floats, varying: VaryingSu
     """
     check_varying(sums, design)
     C, margins = map(list, zip(*(design.fitted(p, sums) for p in range(len(design.learners))), strict=True))
-    grams = [c.T @ sums.S[design.columns(p), design.columns(p)] @ c for p, c in enumerate(C)]
+    grams = []
+    for p, (one, c) in enumerate(zip(design.learners, C, strict=True)):
+        S = sums.S[design.columns(p), design.columns(p)]
+        grams.append(c.T @ S @ c)
+        # What varies by itself may be nothing beside the intercept's effect, as where one row has it all.
+        _require_varying(one, float(np.trace(grams[-1])), float(np.trace(S)))
     starts = np.cumsum([0, *(c.shape[1] for c in C)]).astype(np.int64)
     K2 = design.along(len(gram))
     if isinstance(sums, UnevenSums) or varying is not None:
