@@ -9,7 +9,7 @@ from fedstat.inference.selection.criteria import bic
 from fedstat.typing import Floats
 
 OVERLAP = 0.8
-"""Relative entropy below which standard errors from the information are too small too often."""
+"""Relative entropy below which standard errors from the information may be too small."""
 TINY = 1e-300
 
 

@@ -295,7 +295,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
     def bootstrap(self, samples: int = 200, *, alpha: float = 0.05, seed: int = 0) -> BootstrapResults:
         """Find standard errors by refits of samples drawn from the fit, which no institution takes part in.
 
-        Better than those of the information where clusters overlap.
+        Worth a look beside those of the information where clusters overlap, which rest on large samples.
 
         Parameters
         ----------

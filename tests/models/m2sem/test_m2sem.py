@@ -54,6 +54,19 @@ def test_only_differences_of_log_densities_leave_for_an_entity(result):
     assert set(each[each["sender"] == "coordinator"]["array"]) == {"r"}
 
 
+def test_pictures_show_how_far_clusters_are_apart_in_units_of_the_column():
+    data = fs.datasets.make_clusters(
+        400, ["continuous", "ordinal"], shares=[0.5, 0.5], p=4, separation=4.0, seed=1
+    )
+    found = fs.M2SEM(partition_of(data.frames), 2, 1).fit(**QUICK, cov_type=None)
+    places = found.plot_heat().images[0].get_array()
+    for row, (client, column) in enumerate([("Client 1", "c1_1"), ("Client 2", "c2_1")]):
+        x = data.frames[client].set_index("id")[column]
+        x = x.cat.codes if column == "c2_1" else x
+        apart = x.groupby(found.labels).mean()
+        np.testing.assert_allclose(places[4 * row], (apart - x.mean()) / x.std(), atol=0.08)
+
+
 def test_results_come_back_from_a_file(result, tmp_path):
     result.save(tmp_path / "fit")
     again = fs.load(tmp_path / "fit")

@@ -11,6 +11,7 @@ from fedstat.errors import NotAvailableError
 from fedstat.inference.plots import COLOURS, axes_for
 from fedstat.inference.tables import shorten
 from fedstat.models.m2sem.report.record import M2SEMRecord
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,37 +20,44 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS = 60
 """Of a heat map."""
+TINY = 1e-12
 
 
 def places(r: M2SEMRecord, selected: bool) -> pd.DataFrame:
-    """Where clusters are in each column, in standard deviations over clusters around the mean of all.
+    """Where clusters are in each column, around the mean of all and in standard deviations over entities.
 
     Of categories it is the mean place of the level, from 0, or of nominal ones the probability of the level
     that differs most.
     """
     chosen, rows, keys = r.features["selected"], [], []
-    shares = r.shares
     for client, held in r.clients.items():
+        units = held.units
         for one, values, _, _ in held.parts:
             for p, column in enumerate(one.columns):
-                key = (client, one.name, column.name)
-                if selected and not chosen[key]:
-                    continue
-                levels = values[:, p, : max(len(column.levels), 1)]
-                if column.kind == "continuous":
-                    at = levels[:, 0]
-                elif column.kind == "nominal":
-                    at = levels[:, np.argmax(np.ptp(levels, axis=0))]
+                key, L = (client, one.name, column.name), len(column.levels)
+                if L:
+                    # Rows by level, column after column; of numbers all means, and then all deviations.
+                    counts, units = units[:L], units[L:]
+                    at, sd = _place_of_levels(values[:, p, :L], counts, column.kind == "nominal")
                 else:
-                    at = levels @ np.arange(levels.shape[1])
-                keys.append(key)
-                centred = at - shares @ at
-                sd = float(np.sqrt(shares @ centred**2))
-                rows.append(centred / sd if sd > 0.0 else centred)
+                    at, sd = values[:, p, 0], float(units[len(one.columns) + p])
+                if not selected or chosen[key]:
+                    keys.append(key)
+                    rows.append((at - r.shares @ at) / max(sd, TINY))
+            units = units[2 * len(one.columns) :] if one.continuous else units
     if not rows:
         raise NotAvailableError("no column tells clusters apart; plot with selected=False")
     index = pd.MultiIndex.from_tuples(keys, names=["client", "modality", "column"])
     return pd.DataFrame(np.array(rows), index=index, columns=r.clusters)
+
+
+def _place_of_levels(probabilities: Floats, counts: Floats, nominal: bool) -> tuple[Floats, float]:
+    """Mean place of the level by cluster (K, L), or the one that differs most, and its deviation over all."""
+    L, shares = len(counts), counts / counts.sum()
+    place = np.arange(L) * 1.0
+    if nominal:
+        place = (np.arange(L) == np.argmax(np.ptp(probabilities, axis=0))) * 1.0
+    return probabilities @ place, float((shares @ place**2 - (shares @ place) ** 2) ** 0.5)
 
 
 def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
@@ -75,7 +83,7 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
         ax.set_title(title, fontsize="small", loc="left", parse_math=False)
         ax.set_ylim(-0.6, len(part) - 0.4)
         ax.spines[["top", "right"]].set_visible(False)
-    axes[-1].set_xlabel("distance from the mean of all, in standard deviations between clusters")
+    axes[-1].set_xlabel("distance from the mean of all, in standard deviations of the column")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper right", frameon=False, fontsize="small", ncols=2)
     figure.set_layout_engine("none")
@@ -94,5 +102,5 @@ def plot_profile_heat(r: M2SEMRecord, ax: Axes | None) -> Axes:
     ax.set_yticks(range(len(frame)), names, fontsize="x-small", parse_math=False)
     ax.set_xticks(range(len(frame.columns)), [f"{k}" for k in frame.columns])
     ax.set_xlabel("cluster")
-    ax.figure.colorbar(image, ax=ax, label="standard deviations between clusters")
+    ax.figure.colorbar(image, ax=ax, label="standard deviations of the column")
     return ax

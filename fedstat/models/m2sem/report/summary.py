@@ -167,7 +167,7 @@ def notes(r: M2SEMRecord) -> Iterator[str]:
     if r.entropy < OVERLAP and len(r.shares) > 1:
         yield (
             f"Clusters overlap (entropy {r.entropy:.2f}): labels of many entities are uncertain, and "
-            "standard errors from the information are too small. Take posteriors, and bootstrap()."
+            "standard errors may be too small. Take posteriors, and compare with bootstrap()."
         )
     if r.emptied:
         yield (
