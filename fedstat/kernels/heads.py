@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from fedstat.kernels.exponentials import exponentials, log_one_plus
 from fedstat.kernels.glm.loops import REORDER
-from fedstat.kernels.mlp import BLOCK, forward, gradient
+from fedstat.kernels.mlp import BLOCK, add_products, add_sums, forward, gradient
 from fedstat.typing import Bools, Floats, Ints
 
 SMALLEST = 1e-12
@@ -27,19 +28,16 @@ def log_loss(F: Floats, y: Floats, flip: Floats) -> tuple[Floats, Floats]:
     C, rows = F.shape
     loss, D = np.empty(rows), np.empty((C, rows))
     if C == 2 and len(flip) == 0:
-        # Log odds of the other class, and its probability without an overflow. In loops of their own, all but
-        # those of exponential and logarithm take several rows at once.
-        odds, small = D
+        # Log odds of the other class, and its probability without an overflow.
+        odds, small, power = D[0], D[1], loss
         for i in range(rows):
             odds[i] = (F[1, i] - F[0, i]) * (1.0 - 2.0 * y[i])
+            small[i] = -abs(odds[i])
+        exponentials(small, power, power.view(np.int64))
         for i in range(rows):
-            small[i] = np.exp(-abs(odds[i]))
-        for i in range(rows):
-            loss[i] = np.log(1.0 + small[i])
-        for i in range(rows):
-            loss[i] += 0.5 * (odds[i] + abs(odds[i]))
+            loss[i] = log_one_plus(small[i]) + 0.5 * (odds[i] + abs(odds[i]))
             other = (1.0 if odds[i] > 0.0 else small[i]) / (1.0 + small[i]) * (1.0 - 2.0 * y[i])
-            D[0, i], D[1, i] = -other, other
+            odds[i], small[i] = -other, other
         return loss, D
     for i in range(rows):
         top, total, label = F[0, i], 0.0, int(y[i])
@@ -101,8 +99,9 @@ def _linear_heads_loss(
                     used |= members[t]
             for k in range(networks):
                 if used[k]:
-                    _scores(theta[h], R[k, :, start : start + m], S[k, :, :m])
-                    of_S[k] = 0.0
+                    S[k], of_S[k] = 0.0, 0.0
+                    for c in range(C):
+                        add_products(S[k, c, :m], theta[h], c * d, 1, R[k], 0, start, d)
             for t in range(len(head)):
                 if head[t] != h:
                     continue
@@ -138,27 +137,10 @@ def _linear_heads_loss(
             for k in range(networks):
                 if used[k]:
                     for c in range(C):
-                        e = of_S[k, c]
-                        for j in range(d):
-                            v, x, r, summed = theta[h, c * d + j], R[k, j, start:], back[k, j, start:], 0.0
-                            for i in range(m):
-                                summed += e[i] * x[i]
-                                r[i] += v * e[i]
-                            of_heads[h, c * d + j] += summed
+                        add_sums(of_heads[h], c * d, of_S[k, c, :m], R[k], 0, start, d)
+                    for j in range(d):
+                        add_products(back[k, j, start : start + m], theta[h], j, d, of_S[k], 0, 0, C)
     return total, of_heads, back
-
-
-@njit(cache=True, nogil=True, fastmath=REORDER)
-def _scores(theta: Floats, R: Floats, S: Floats) -> None:
-    """Matrix of a linear head times outputs R (d, m), in S (C, m)."""
-    d = len(R)
-    for c in range(len(S)):
-        out = S[c]
-        out[:] = 0.0
-        for j in range(d):
-            w, x = theta[c * d + j], R[j]
-            for i in range(len(out)):
-                out[i] += w * x[i]
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)

@@ -33,6 +33,61 @@ def draw_parameters(widths: Sequence[int], rng: np.random.Generator) -> Floats:
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
+def add_products(
+    out: Floats, w: Floats, at: int, stride: int, X: Floats, base: int, start: int, a: int
+) -> None:
+    """Add a rows of X from `base`, in columns from `start`, times w[at], w[at + stride], ... to `out`.
+
+    Five rows at once: `out` is read and written once for all of them.
+    """
+    m, c = len(out), 0
+    while c + 5 <= a:
+        w0, w1, w2 = w[at + c * stride], w[at + (c + 1) * stride], w[at + (c + 2) * stride]
+        w3, w4 = w[at + (c + 3) * stride], w[at + (c + 4) * stride]
+        x0, x1 = X[base + c, start : start + m], X[base + c + 1, start : start + m]
+        x2, x3 = X[base + c + 2, start : start + m], X[base + c + 3, start : start + m]
+        x4 = X[base + c + 4, start : start + m]
+        for i in range(m):
+            out[i] += w0 * x0[i] + w1 * x1[i] + w2 * x2[i] + w3 * x3[i] + w4 * x4[i]
+        c += 5
+    for k in range(c, a):
+        v, x = w[at + k * stride], X[base + k, start : start + m]
+        for i in range(m):
+            out[i] += v * x[i]
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def add_sums(g: Floats, at: int, d: Floats, X: Floats, base: int, start: int, a: int) -> None:
+    """Add sums of d times each of a rows of X from `base`, in columns from `start`, to g from `at` on.
+
+    Five rows at once: d is read once for all of them, and their sums do not wait for one another.
+    """
+    m, c = len(d), 0
+    while c + 5 <= a:
+        x0, x1 = X[base + c, start : start + m], X[base + c + 1, start : start + m]
+        x2, x3 = X[base + c + 2, start : start + m], X[base + c + 3, start : start + m]
+        x4 = X[base + c + 4, start : start + m]
+        s0, s1, s2, s3, s4 = 0.0, 0.0, 0.0, 0.0, 0.0
+        for i in range(m):
+            s0 += d[i] * x0[i]
+            s1 += d[i] * x1[i]
+            s2 += d[i] * x2[i]
+            s3 += d[i] * x3[i]
+            s4 += d[i] * x4[i]
+        g[at + c] += s0
+        g[at + c + 1] += s1
+        g[at + c + 2] += s2
+        g[at + c + 3] += s3
+        g[at + c + 4] += s4
+        c += 5
+    for k in range(c, a):
+        x, s = X[base + k, start : start + m], 0.0
+        for i in range(m):
+            s += d[i] * x[i]
+        g[at + k] += s
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
 def forward(theta: Floats, widths: Ints, X: Floats) -> Floats:
     """Activations of all layers below one another, from columns X (p, rows): (sum of widths, rows)."""
     rows = X.shape[1]
@@ -48,10 +103,7 @@ def forward(theta: Floats, widths: Ints, X: Floats) -> Floats:
             for r in range(b):
                 out = A[base + a + r, start:end]
                 out[:] = theta[biases + r]
-                for c in range(a):
-                    w, x = theta[at + r * a + c], A[base + c, start:end]
-                    for i in range(len(x)):
-                        out[i] += w * x[i]
+                add_products(out, theta, at + r * a, 1, A, base, start, a)
                 if layer < last:
                     for i in range(len(out)):
                         out[i] = max(out[i], 0.0)
@@ -79,30 +131,23 @@ def gradient(
             below = base - a
             biases = at - b
             at = biases - a * b
-            E = np.zeros((a, end - start))
             for r in range(b):
                 d = above[r]
                 s = 0.0
                 for i in range(len(d)):
                     s += d[i]
                 g[biases + r] += s
-                for c in range(a):
-                    w, x, e = theta[at + r * a + c], A[below + c, start:end], E[c]
-                    s = 0.0
-                    if layer > 0 or columns:
-                        for i in range(len(d)):
-                            s += d[i] * x[i]
-                            e[i] += w * d[i]
-                    else:
-                        for i in range(len(d)):
-                            s += d[i] * x[i]
-                    g[at + r * a + c] += s
-            if layer > 0:
-                for c in range(a):
-                    e, x = E[c], A[below + c, start:end]
+                add_sums(g, at + r * a, d, A, below, start, a)
+            if layer == 0 and not columns:
+                break
+            E = np.zeros((a, end - start))
+            for c in range(a):
+                e = E[c]
+                add_products(e, theta, at + c, a, above, 0, 0, b)
+                if layer > 0:
+                    x = A[below + c, start:end]
                     for i in range(len(e)):
-                        if x[i] <= 0.0:
-                            e[i] = 0.0
+                        e[i] = 0.0 if x[i] <= 0.0 else e[i]
             above = E
         if columns:
             of_columns[:, start:end] = above

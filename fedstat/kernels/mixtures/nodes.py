@@ -17,16 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from fedstat.kernels.exponentials import exponentials
 from fedstat.kernels.glm.loops import REORDER, fixed
 from fedstat.typing import Floats, Ints
 
-NEGLIGIBLE = -40.0
-"""Log of a node's weight, relative to the largest, that does not count any more."""
 ROWS = 16
 """Rows that are spread over nodes together."""
-LOG_2, LOG2_E = math.log(2.0), 1.0 / math.log(2.0)
-ROUNDS = 1.5 * 2.0**52
-"""Added to a number, leaves its nearest integer in the last bits."""
 
 
 class Nodes(NamedTuple):
@@ -94,37 +90,6 @@ def expected_counts(rows: GroupedLevels, r: Floats, table: Floats, log_weights: 
     return ExpectedCounts(levels, nodes, f)
 
 
-# Else it would inherit the caller's leave to reorder, and the sum that rounds would be cancelled.
-@njit(cache=True, nogil=True, fastmath=False)
-def _exponentials(x: Floats, power: Floats, bits: Ints) -> None:
-    """Replace x by exp(x), or by zero from NEGLIGIBLE down, without a branch.
-
-    `power` is room of the length of x, and `bits` the same room read as integers.
-    """
-    for j in range(len(x)):
-        power[j] = max(x[j], NEGLIGIBLE) * LOG2_E + ROUNDS
-    for j in range(len(x)):
-        r = max(x[j], NEGLIGIBLE) - (power[j] - ROUNDS) * LOG_2
-        y = 1.0 / 479001600.0
-        y = y * r + 1.0 / 39916800.0
-        y = y * r + 1.0 / 3628800.0
-        y = y * r + 1.0 / 362880.0
-        y = y * r + 1.0 / 40320.0
-        y = y * r + 1.0 / 5040.0
-        y = y * r + 1.0 / 720.0
-        y = y * r + 1.0 / 120.0
-        y = y * r + 1.0 / 24.0
-        y = y * r + 1.0 / 6.0
-        y = y * r + 0.5
-        y = y * r + 1.0
-        y = y * r + 1.0
-        x[j] = y if x[j] > NEGLIGIBLE else 0.0
-    for j in range(len(x)):
-        bits[j] = (bits[j] << 52) + (1023 << 52)
-    for j in range(len(x)):
-        x[j] *= power[j]
-
-
 @njit(cache=True, nogil=True, fastmath=REORDER)
 def _add_levels(codes: Ints, group: Ints, table: Floats, log_weights: Floats, a: Floats) -> None:
     """Write log weights and log probabilities of levels (m, P) of some rows at all nodes to a (m, K, t)."""
@@ -152,7 +117,7 @@ def _normalise(a: Floats, power: Floats, bits: Ints) -> float:
         top = max(top, a[t])
     for t in range(len(a)):
         a[t] -= top
-    _exponentials(a, power, bits)
+    exponentials(a, power, bits)
     total = 0.0
     for t in range(len(a)):
         total += a[t]

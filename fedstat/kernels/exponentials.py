@@ -1,0 +1,73 @@
+"""Exponentials and logarithms by polynomials: loops over them take several numbers at once."""
+
+from __future__ import annotations
+
+import math
+
+from numba import njit
+
+from fedstat.typing import Floats, Ints
+
+NEGLIGIBLE = -40.0
+"""Logs from here down stand for nothing: a double of one does not feel what is added."""
+LOG_2, LOG2_E = math.log(2.0), 1.0 / math.log(2.0)
+ROUNDS = 1.5 * 2.0**52
+"""Added to a number, leaves its nearest integer in the last bits."""
+
+
+# Else it would inherit the caller's leave to reorder, and the sum that rounds would be cancelled.
+@njit(cache=True, nogil=True, fastmath=False)
+def exponentials(x: Floats, power: Floats, bits: Ints) -> None:
+    """Replace x by exp(x), or by zero from NEGLIGIBLE down, without a branch; what is no number stays none.
+
+    `power` is room of the length of x, and `bits` the same room read as integers.
+    """
+    for j in range(len(x)):
+        low = NEGLIGIBLE if x[j] < NEGLIGIBLE else x[j]
+        power[j] = low * LOG2_E + ROUNDS
+    for j in range(len(x)):
+        low = NEGLIGIBLE if x[j] < NEGLIGIBLE else x[j]
+        r = low - (power[j] - ROUNDS) * LOG_2
+        y = 1.0 / 479001600.0
+        y = y * r + 1.0 / 39916800.0
+        y = y * r + 1.0 / 3628800.0
+        y = y * r + 1.0 / 362880.0
+        y = y * r + 1.0 / 40320.0
+        y = y * r + 1.0 / 5040.0
+        y = y * r + 1.0 / 720.0
+        y = y * r + 1.0 / 120.0
+        y = y * r + 1.0 / 24.0
+        y = y * r + 1.0 / 6.0
+        y = y * r + 0.5
+        y = y * r + 1.0
+        y = y * r + 1.0
+        x[j] = 0.0 if x[j] <= NEGLIGIBLE else y
+    for j in range(len(x)):
+        bits[j] = (bits[j] << 52) + (1023 << 52)
+    for j in range(len(x)):
+        x[j] *= power[j]
+
+
+@njit(inline="always")
+def log_one_plus(s: float) -> float:
+    """Return log(1 + s), for s in [0, 1], as twice the inverse hyperbolic tangent of s / (2 + s)."""
+    z = s / (2.0 + s)
+    q = z * z
+    y = 1.0 / 33.0
+    y = y * q + 1.0 / 31.0
+    y = y * q + 1.0 / 29.0
+    y = y * q + 1.0 / 27.0
+    y = y * q + 1.0 / 25.0
+    y = y * q + 1.0 / 23.0
+    y = y * q + 1.0 / 21.0
+    y = y * q + 1.0 / 19.0
+    y = y * q + 1.0 / 17.0
+    y = y * q + 1.0 / 15.0
+    y = y * q + 1.0 / 13.0
+    y = y * q + 1.0 / 11.0
+    y = y * q + 1.0 / 9.0
+    y = y * q + 1.0 / 7.0
+    y = y * q + 1.0 / 5.0
+    y = y * q + 1.0 / 3.0
+    y = y * q + 1.0
+    return 2.0 * z * y
