@@ -26,21 +26,15 @@ def exponentials(x: Floats, power: Floats, bits: Ints) -> None:
         low = NEGLIGIBLE if x[j] < NEGLIGIBLE else x[j]
         power[j] = low * LOG2_E + ROUNDS
     for j in range(len(x)):
-        low = NEGLIGIBLE if x[j] < NEGLIGIBLE else x[j]
-        r = low - (power[j] - ROUNDS) * LOG_2
-        y = 1.0 / 479001600.0
-        y = y * r + 1.0 / 39916800.0
-        y = y * r + 1.0 / 3628800.0
-        y = y * r + 1.0 / 362880.0
-        y = y * r + 1.0 / 40320.0
-        y = y * r + 1.0 / 5040.0
-        y = y * r + 1.0 / 720.0
-        y = y * r + 1.0 / 120.0
-        y = y * r + 1.0 / 24.0
-        y = y * r + 1.0 / 6.0
-        y = y * r + 0.5
-        y = y * r + 1.0
-        y = y * r + 1.0
+        least = NEGLIGIBLE if x[j] < NEGLIGIBLE else x[j]
+        r = least - (power[j] - ROUNDS) * LOG_2
+        # In pairs of pairs: a chain of twelve products would wait for each.
+        r2 = r * r
+        r4 = r2 * r2
+        low = 1.0 + r + r2 * (1.0 / 2.0 + r * (1.0 / 6.0))
+        middle = 1.0 / 24.0 + r * (1.0 / 120.0) + r2 * (1.0 / 720.0 + r * (1.0 / 5040.0))
+        high = 1.0 / 40320.0 + r * (1.0 / 362880.0) + r2 * (1.0 / 3628800.0 + r * (1.0 / 39916800.0))
+        y = low + r4 * (middle + r4 * (high + r4 * (1.0 / 479001600.0)))
         x[j] = 0.0 if x[j] <= NEGLIGIBLE else y
     for j in range(len(x)):
         bits[j] = (bits[j] << 52) + (1023 << 52)
@@ -53,21 +47,11 @@ def log_one_plus(s: float) -> float:
     """Return log(1 + s), for s in [0, 1], as twice the inverse hyperbolic tangent of s / (2 + s)."""
     z = s / (2.0 + s)
     q = z * z
-    y = 1.0 / 33.0
-    y = y * q + 1.0 / 31.0
-    y = y * q + 1.0 / 29.0
-    y = y * q + 1.0 / 27.0
-    y = y * q + 1.0 / 25.0
-    y = y * q + 1.0 / 23.0
-    y = y * q + 1.0 / 21.0
-    y = y * q + 1.0 / 19.0
-    y = y * q + 1.0 / 17.0
-    y = y * q + 1.0 / 15.0
-    y = y * q + 1.0 / 13.0
-    y = y * q + 1.0 / 11.0
-    y = y * q + 1.0 / 9.0
-    y = y * q + 1.0 / 7.0
-    y = y * q + 1.0 / 5.0
-    y = y * q + 1.0 / 3.0
-    y = y * q + 1.0
-    return 2.0 * z * y
+    q2 = q * q
+    q4 = q2 * q2
+    q8 = q4 * q4
+    low = 1.0 + q * (1.0 / 3.0) + q2 * (1.0 / 5.0 + q * (1.0 / 7.0))
+    low += q4 * (1.0 / 9.0 + q * (1.0 / 11.0) + q2 * (1.0 / 13.0 + q * (1.0 / 15.0)))
+    high = 1.0 / 17.0 + q * (1.0 / 19.0) + q2 * (1.0 / 21.0 + q * (1.0 / 23.0))
+    high += q4 * (1.0 / 25.0 + q * (1.0 / 27.0) + q2 * (1.0 / 29.0 + q * (1.0 / 31.0)))
+    return 2.0 * z * (low + q8 * (high + q8 * (1.0 / 33.0)))

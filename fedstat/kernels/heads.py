@@ -87,11 +87,12 @@ def _linear_heads_loss(
     """Do the same for heads without hidden layers: scores of a set are means of those of its networks."""
     (networks, d, b), C = R.shape, widths[1]
     of_heads, back, total = np.zeros_like(theta), np.zeros_like(R), 0.0
-    S, of_S = np.empty((networks, C, BLOCK)), np.empty((networks, C, BLOCK))
-    F, w = np.empty((C, BLOCK)), np.empty(BLOCK)
     used = np.empty(networks, dtype=np.bool_)
     for start in range(0, b, BLOCK):
         m = min(start + BLOCK, b) - start
+        # As long as the block: loops over parts of longer rows take one number at a time.
+        S, of_S = np.empty((networks, C, m)), np.empty((networks, C, m))
+        F, w = np.empty((C, m)), np.empty(m)
         for h in range(len(theta)):
             used[:] = False
             for t in range(len(head)):
@@ -101,13 +102,13 @@ def _linear_heads_loss(
                 if used[k]:
                     S[k], of_S[k] = 0.0, 0.0
                     for c in range(C):
-                        add_products(S[k, c, :m], theta[h], c * d, 1, R[k], 0, start, d)
+                        add_products(S[k, c], theta[h], c * d, 1, R[k], 0, start, d)
             for t in range(len(head)):
                 if head[t] != h:
                     continue
                 for i in range(m):
                     w[i] = weights[code[start + i], t] * own[start + i]
-                if not w[:m].any():
+                if not w.any():
                     continue
                 for c in range(C):
                     F[c] = theta[h, C * d + c]
@@ -119,7 +120,7 @@ def _linear_heads_loss(
                             for i in range(m):
                                 f[i] += share * s[i]
                 at = y[start : start + m]
-                loss, D = log_loss(F[:, :m], at, flip) if C > 1 else squared_loss(F[:, :m], at)
+                loss, D = log_loss(F, at, flip) if C > 1 else squared_loss(F, at)
                 for i in range(m):
                     total += w[i] * loss[i]
                 for c in range(C):
@@ -137,7 +138,7 @@ def _linear_heads_loss(
             for k in range(networks):
                 if used[k]:
                     for c in range(C):
-                        add_sums(of_heads[h], c * d, of_S[k, c, :m], R[k], 0, start, d)
+                        add_sums(of_heads[h], c * d, of_S[k, c], R[k], 0, start, d)
                     for j in range(d):
                         add_products(back[k, j, start : start + m], theta[h], j, d, of_S[k], 0, 0, C)
     return total, of_heads, back
