@@ -11,6 +11,7 @@ from fedstat.typing import Floats, Ints
 NEGLIGIBLE = -40.0
 """Logs from here down stand for nothing: a double of one does not feel what is added."""
 LOG_2, LOG2_E = math.log(2.0), 1.0 / math.log(2.0)
+ROOT_2 = math.sqrt(2.0)
 ROUNDS = 1.5 * 2.0**52
 """Added to a number, leaves its nearest integer in the last bits."""
 
@@ -44,14 +45,15 @@ def exponentials(x: Floats, power: Floats, bits: Ints) -> None:
 
 @njit(inline="always")
 def log_one_plus(s: float) -> float:
-    """Return log(1 + s), for s in [0, 1], as twice the inverse hyperbolic tangent of s / (2 + s)."""
-    z = s / (2.0 + s)
+    """Return log(1 + s), for s in [0, 1], to the last bits of one.
+
+    It is log sqrt(2) and twice the inverse hyperbolic tangent of z = (1 + s - sqrt(2)) / (1 + s + sqrt(2)).
+    """
+    z = (1.0 + s - ROOT_2) / (1.0 + s + ROOT_2)
     q = z * z
     q2 = q * q
     q4 = q2 * q2
-    q8 = q4 * q4
     low = 1.0 + q * (1.0 / 3.0) + q2 * (1.0 / 5.0 + q * (1.0 / 7.0))
-    low += q4 * (1.0 / 9.0 + q * (1.0 / 11.0) + q2 * (1.0 / 13.0 + q * (1.0 / 15.0)))
-    high = 1.0 / 17.0 + q * (1.0 / 19.0) + q2 * (1.0 / 21.0 + q * (1.0 / 23.0))
-    high += q4 * (1.0 / 25.0 + q * (1.0 / 27.0) + q2 * (1.0 / 29.0 + q * (1.0 / 31.0)))
-    return 2.0 * z * (low + q8 * (high + q8 * (1.0 / 33.0)))
+    high = 1.0 / 9.0 + q * (1.0 / 11.0) + q2 * (1.0 / 13.0 + q * (1.0 / 15.0))
+    high += q4 * (1.0 / 17.0 + q * (1.0 / 19.0))
+    return 0.5 * LOG_2 + 2.0 * z * (low + q4 * high)
