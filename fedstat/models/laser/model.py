@@ -11,7 +11,13 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 import numpy as np
 
-from fedstat.errors import DataWarning, DisclosureWarning, EstimationError, ModelError, warn
+from fedstat.errors import (
+    DataWarning,
+    DisclosureWarning,
+    EstimationError,
+    ModelError,
+    warn,
+)
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
@@ -32,6 +38,10 @@ from fedstat.models.vertical.model import VerticalModel
 from fedstat.typing import Ints
 
 MOST_CLIENTS = 60
+
+
+BATCHES, SMALLEST_BATCH = 8, 32
+"""How many batches an epoch has at least, by default, unless they were smaller than this."""
 
 
 class Schedule(NamedTuple):
@@ -200,7 +210,8 @@ class LASER(VerticalModel):
             clients or more and a method of one network a client. "clear": the holder of the response is
             handed the outputs of each client, and takes all sets.
         epochs, batch_size : int
-            How often each entity is learned from, and how many at once: 12 times 1,024.
+            How often each entity is learned from, and how many at once: 12 times 1,024, or an eighth of
+            the entities to learn from where these are fewer than 8,192.
         rate, decay : float
             Learning rate and L2 penalty of Adam: 5e-3 and 1e-4.
         balanced : bool
@@ -240,17 +251,22 @@ class LASER(VerticalModel):
             The loss is not finite, or too few entities are left to learn from.
         PolicyError
             An institution refuses a release.
+
+        Warns
+        -----
+        DisclosureWarning
+            Two clients under masks: each part of a sum follows from the other.
         """
         K = len(self.layout.clients)
         check_choice("method", method, get_args(Method))
         masked = self._masked(method, exchange, K)
         plain = PUBLISHED if paper else DEFAULTS
         epochs = plain.epochs if epochs is None else epochs
-        batch_size = plain.batch_size if batch_size is None else batch_size
         rate, decay = plain.rate if rate is None else rate, plain.decay if decay is None else decay
         balanced = plain.balanced and self.outcome != "normal" if balanced is None else balanced
         check_whole("epochs", epochs, 1)
-        check_whole("batch_size", batch_size, 2)
+        if batch_size is not None:
+            check_whole("batch_size", batch_size, 2)
         check_positive("rate", rate)
         check_whole("seed", seed, 0)
         for name, share in (("validation", validation), ("calibration", calibration)):
@@ -266,6 +282,8 @@ class LASER(VerticalModel):
             raise ModelError(f"decay: expected a penalty of zero or more, received {decay!r}")
         rng = np.random.default_rng(seed)
         learned, held, calibrated = self._divide(method, validation, calibration, rng)
+        if batch_size is None:
+            batch_size = min(plain.batch_size, max(SMALLEST_BATCH, len(learned) // BATCHES))
         if self._begun and method in ("combinatorial", "vfedtrans"):
             raise ModelError(
                 f"representations: a client has one module, of its own columns; use another method than "

@@ -127,3 +127,13 @@ def test_the_account_adds_up_responses_of_the_same_entities():
         fitted = fitting.fit(**QUICK, label_epsilon=epsilon)
         said = " ".join(str(fitted.summary()).split())
         assert f"by exp({epsilon:g}) at most, and by exp({total}) over all labels" in said
+
+
+def test_few_batches_are_said_to_teach_little():
+    study = model(partition(400))
+    few = study.fit(batch_size=1024, epochs=2)
+    assert str(few.summary().notes[0]).startswith("NOT LEARNED")
+    # By default there are batches enough of few entities, and something is learned.
+    enough = study.fit()
+    assert not str(enough.summary().notes[0]).startswith("NOT LEARNED")
+    assert enough.history["validation"].min() < 0.97 * few.history["validation"].min()

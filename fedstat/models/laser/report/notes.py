@@ -9,6 +9,9 @@ from fedstat.models.laser.report.prediction import FittedNetworks
 from fedstat.models.saved import SavedLedger
 from fedstat.models.vertical.prediction.coding import ResponseSource
 
+HARDLY = 0.98
+"""Share of the first epoch's loss above which nothing was learned that is worth the name."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LASERRecord:
@@ -38,7 +41,15 @@ def notes_of(r: LASERRecord) -> list[str]:
             f"The coordinator and every client were handed {r.fitted.trained.joint} singular vectors of "
             f"all clients' columns, for each entity that all have. {hidden}"
         )
-    notes = [
+    held = r.fitted.trained.history[:, 1]
+    if held[r.fitted.trained.epoch] > HARDLY * held[0]:
+        notes = [
+            "NOT LEARNED: the loss of the entities held back has hardly fallen since the first epoch. Take "
+            "more epochs (epochs=), smaller batches (batch_size=) or a larger rate (rate=)."
+        ]
+    else:
+        notes = []
+    notes += [
         "There are no standard errors: weights of networks are not identified.",
         f"{hidden}From such numbers most of the variation of a client's columns can be predicted by who "
         f"knows them for a few hundred entities. {_of_labels(r)}",
