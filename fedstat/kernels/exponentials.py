@@ -24,8 +24,8 @@ def exponentials(x: Floats, power: Floats, bits: Ints) -> None:
     `power` is room of the length of x, and `bits` the same room read as integers.
     """
     for j in range(len(x)):
-        low = NEGLIGIBLE if x[j] < NEGLIGIBLE else x[j]
-        power[j] = low * LOG2_E + ROUNDS
+        least = NEGLIGIBLE if x[j] < NEGLIGIBLE else x[j]
+        power[j] = least * LOG2_E + ROUNDS
     for j in range(len(x)):
         least = NEGLIGIBLE if x[j] < NEGLIGIBLE else x[j]
         r = least - (power[j] - ROUNDS) * LOG_2

@@ -33,13 +33,18 @@ def icl(minus_twice_llf: float, df: float, nobs: float, r: Floats) -> float:
     return float(bic(minus_twice_llf, df, nobs)) + 2.0 * posterior_entropy(r)
 
 
+def hard(r: Floats) -> Floats:
+    """Posteriors (n, K) that are certain of the most likely cluster."""
+    return np.asarray(np.eye(r.shape[1])[np.argmax(r, axis=1)])
+
+
 def classification_table(r: Floats) -> pd.DataFrame:
     """Mean posterior of every cluster (columns) by the most likely cluster (rows), and how many these are.
 
     Rows of a cluster that is the most likely one of nobody are nan.
     """
     K = r.shape[1]
-    modal = np.eye(K)[r.argmax(axis=1)]
+    modal = hard(r)
     counts = modal.sum(axis=0)
     with np.errstate(invalid="ignore"):
         means = modal.T @ r / counts[:, None]
@@ -50,5 +55,4 @@ def classification_table(r: Floats) -> pd.DataFrame:
 
 def classification_errors(r: Floats) -> Floats:
     """Probabilities (K, K) that an entity of a cluster (rows) has each one as its most likely (columns)."""
-    modal = np.eye(r.shape[1])[r.argmax(axis=1)]
-    return np.asarray(r.T @ modal / r.sum(axis=0)[:, None])
+    return np.asarray(r.T @ hard(r) / r.sum(axis=0)[:, None])

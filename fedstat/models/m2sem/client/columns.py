@@ -53,7 +53,7 @@ class OpenedModalities:
 def describe_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Tell what columns are, and the levels of those that have some; no value of a row, and no range."""
     asked = from_json(ColumnsAsked, text, f"{data.name}: the columns asked for")
-    series = _ask(data, state, asked.columns, frozenset({*asked.ordinal, *asked.nominal}))
+    series = take_columns(data, state, asked.columns, frozenset({*asked.ordinal, *asked.nominal}))
     said: dict[str, Kind] = {
         **dict.fromkeys(asked.continuous, "continuous"),
         **dict.fromkeys(asked.ordinal, "ordinal"),
@@ -63,7 +63,7 @@ def describe_columns(data: SiteData, state: State, text: str) -> tuple[dict[str,
     return {}, to_json(told)
 
 
-def _ask(
+def take_columns(
     data: SiteData, state: State, names: Sequence[str], levelled: frozenset[str]
 ) -> dict[str, pd.Series]:
     """Take columns out of the table, once the owner's policy has been asked."""
@@ -137,7 +137,9 @@ def open_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     """Open the columns of a client's modalities; ``seen`` (n_rows,) tells which rows have any value."""
     asked = from_json(tuple[ModalityAsked, ...], text, f"{data.name}: the modalities asked for")
     columns = [column for modality in asked for column in modality.columns]
-    series = _ask(data, state, [c.name for c in columns], frozenset(c.name for c in columns if c.levels))
+    series = take_columns(
+        data, state, [c.name for c in columns], frozenset(c.name for c in columns if c.levels)
+    )
     missing = [one.isna().to_numpy(dtype=np.bool_) for one in series.values()]
     seen: Bools = ~np.all(missing, axis=0)
     opened = OpenedModalities(tuple(_open(data, one, series, seen) for one in asked), seen)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import logsumexp
 
-from fedstat.inference.mixture.classification import posterior_entropy
+from fedstat.inference.mixture.classification import hard, icl
+from fedstat.inference.selection.criteria import bic, ebic
 from fedstat.models.m2sem.client.asked import NONE
 from fedstat.typing import Bools, Floats, Ints
 
@@ -132,11 +133,11 @@ class Course:
         EBIC adds twice the logarithm of the number of supports of the size (Chen and Chen 2008, gamma 1); ICL
         twice the entropy of the posteriors.
         """
-        bic = -2.0 * self.loglik + self.free * float(np.log(n))
+        twice = -2.0 * self.loglik
         if select == "ebic":
             rows = sum(int(one.sum()) for one in self.support.values())
-            return bic + 2.0 * log_choose(columns, rows)
-        return bic + 2.0 * posterior_entropy(self.r) if select == "icl" else bic
+            return float(ebic(twice, self.free, n, chosen=rows, candidates=columns, gamma=1.0))
+        return icl(twice, self.free, n, self.r) if select == "icl" else float(bic(twice, self.free, n))
 
     def settle(self, D: Floats, totals: Floats) -> None:
         """Take differences of log densities (N, K - 1), summed over clients, and the three totals."""
@@ -172,16 +173,6 @@ def soft(labels: Ints, clusters: int, certain: float = 0.8) -> Floats:
     r[known, labels[known]] += certain
     r[~known] = 1.0 / clusters
     return r
-
-
-def hard(r: Floats) -> Floats:
-    """Posteriors (N, K) that are certain."""
-    return np.asarray(np.eye(r.shape[1])[np.argmax(r, axis=1)])
-
-
-def log_choose(n: int, k: int) -> float:
-    """Logarithm of the number of ways to choose k of n."""
-    return float(np.log(np.arange(n - k + 1, n + 1)).sum() - np.log(np.arange(1, k + 1)).sum())
 
 
 def best_of(courses: Sequence[Course]) -> Course:

@@ -9,8 +9,9 @@ from zlib import crc32
 import numpy as np
 
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.inference.mixture.classification import hard
 from fedstat.models.m2sem.course.exchange import Exchange
-from fedstat.models.m2sem.course.mixture import Course, hard, same_clusters, soft
+from fedstat.models.m2sem.course.mixture import Course, same_clusters, soft
 from fedstat.typing import Floats, Ints
 
 MEANS_ROUNDS, SHORT_ROUNDS = 6, 8

@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
-from fedstat.errors import DescriptionError, MessageError
+from fedstat.errors import MessageError
 from fedstat.federation.door.facts import (
     DivisionOfRows,
-    FactorAsked,
     FactorsAsked,
     GroupSums,
     RowsByLevel,
@@ -30,9 +28,9 @@ from fedstat.federation.tables.columns import (
     as_numbers,
     column_kind,
     find_levels,
-    pick_columns,
 )
 from fedstat.inference.mixture.bch import ModalSums
+from fedstat.models.m2sem.client.columns import take_columns
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Floats, Ints
 
@@ -51,22 +49,13 @@ class OutsideAsked:
 def describe_outside(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Tell the levels of a categorical column; none of numbers, however few they are."""
     name = from_json(str, text, f"{data.name}: the name of a variable outside")
-    column = _take(data, state, name, ())
+    column = take_columns(data, state, [name], frozenset())[name]
     if column_kind(column, data.name, name) == "number":
         return {}, to_json(())
     present = column.dropna()
     levels, counts = find_levels(present), present.value_counts()
     state.tell(RowsByLevel(name, [int(counts[level]) for level in levels]))
     return {}, to_json(levels)
-
-
-def _take(data: SiteData, state: State, name: str, levels: tuple[LevelValue, ...]) -> pd.Series:
-    """Take a column out of the table, once the owner's policy has been asked."""
-    if name not in data.table.columns:
-        raise DescriptionError(f"{data.name}: has no column '{name}'")
-    state.play([name])
-    state.tell(FactorsAsked([FactorAsked(name, (name,), ("C",) if levels else ())]))
-    return pick_columns(data.frame, [name], data.name)[name]
 
 
 def sum_outside(data: SiteData, state: State, text: str, cluster: Ints) -> tuple[dict[str, Array], str]:
@@ -80,7 +69,8 @@ def sum_outside(data: SiteData, state: State, text: str, cluster: Ints) -> tuple
     check_lengths(data.name, cluster=(cluster, data.table.n_rows))
     if not 1 <= K <= MOST_CLUSTERS or (len(cluster) and not -1 <= cluster.min() <= cluster.max() < K):
         raise MessageError(f"{data.name}: expected clusters from 0 to {K - 1}, or -1")
-    column = _take(data, state, asked.variable, asked.levels)
+    levelled = frozenset([asked.variable] if asked.levels else [])
+    column = take_columns(data, state, [asked.variable], levelled)[asked.variable]
     used = column.notna().to_numpy(dtype=np.bool_) & (cluster >= 0)
     rows, code = np.flatnonzero(used), cluster[used]
     values: Floats
