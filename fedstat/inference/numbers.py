@@ -201,6 +201,12 @@ class EstimateNumbers:
     def _reason(self, what: Statement) -> str:
         return self.estimate.reasons.get(what, f"{self.model_name} does not define it for this fit")
 
+    def _or_nan(self, value: Callable[[], float]) -> float:
+        try:
+            return value()
+        except NotAvailableError:
+            return float("nan")
+
     def _or_dash(self, value: Callable[[], float], digits: int = 4) -> str:
         try:
             return number(value(), digits)

@@ -164,6 +164,25 @@ class FederatedResults(EstimateNumbers):
         frame = frame.assign(**{name: column.to_numpy() for name, column in columns.items()})
         return _exponentials(frame) if exponentiate else frame
 
+    def glance(self) -> pd.DataFrame:
+        """Put the fit as a whole into one row, with broom's names; ``concat`` puts several under one another.
+
+        Returns
+        -------
+        DataFrame
+            ``nobs``, ``n_sites``, ``df_model``, ``df_resid``, ``r_squared``, ``logLik``, ``AIC``, ``BIC``,
+            ``deviance`` and what the family adds; nan where the fit does not define one.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> hospitals = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> result = fs.GLORE.from_formula("num > 0 ~ age + sex", hospitals).fit()
+        >>> result.glance()[["nobs", "n_sites", "df_model", "df_resid"]].astype(int).values.tolist()
+        [[920, 4, 2, 917]]
+        """
+        return pd.DataFrame([self._glance()])
+
     def summary(self, alpha: float = 0.05) -> SheetSummary:
         """Estimate, federation, coefficients by client, what each client brought, notes.
 
@@ -228,6 +247,20 @@ class FederatedResults(EstimateNumbers):
 
     # -- hooks of a family -----------------------------------------------------------------------
 
+    def _glance(self) -> dict[str, float]:
+        """Columns of :meth:`glance`."""
+        return {
+            "nobs": self.nobs,
+            "n_sites": len(self._institutions()),
+            "df_model": self.df_model,
+            "df_resid": self.df_resid,
+            "r_squared": self._or_nan(lambda: self.rsquared),
+            "logLik": self._or_nan(lambda: self.llf),
+            "AIC": self._or_nan(lambda: self.aic),
+            "BIC": self._or_nan(lambda: self.bic),
+            "deviance": np.nan,
+        }
+
     def _summary_left(self) -> list[tuple[str, str]]:
         """Labels and values of the estimate."""
         est = self.estimate
@@ -248,14 +281,15 @@ class FederatedResults(EstimateNumbers):
     def _summary_right(self) -> list[tuple[str, str]]:
         """Labels and values of the federation."""
         blocks, rows = self.estimate.blocks, []
-        clients = [block.client for block in blocks] or list(
-            dict.fromkeys(filter(None, self.estimate.clients))
-        )
-        rows.append(("Institutions", str(len(clients))))
+        rows.append(("Institutions", str(len(self._institutions()))))
         if blocks:
             seen = [block.entities for block in blocks]
             rows.append(("Entities seen", f"{min(seen):,} to {max(seen):,}"))
         return [*rows, *self._account_lines(), ("Privacy spent", self.estimate.privacy)]
+
+    def _institutions(self) -> list[str]:
+        blocks = self.estimate.blocks
+        return [block.client for block in blocks] or list(dict.fromkeys(filter(None, self.estimate.clients)))
 
     def _account_lines(self) -> list[tuple[str, str]]:
         if self._ledger is None:

@@ -199,3 +199,73 @@ class GLMStatements(RowsResults):
         cov: Floats = self._cov()
         rows = self._predicted(frame)
         return GLMPrediction(rows.linear, rows.standard_errors(cov), self.family, self._law)
+
+    def augment(
+        self,
+        frame: pd.DataFrame | None = None,
+        *,
+        which: Literal["mean", "linear"] = "mean",
+        conf_level: float = 0.95,
+    ) -> pd.DataFrame:
+        """Add predictions to rows that the caller holds, as broom's ``augment`` does for new data.
+
+        Rows of the fit and their residuals never leave the sites: there are none of these.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            Rows with the columns of the model, (m, k); the response is not needed, and not read.
+        which : {"mean", "linear"}
+            Predict the mean of the response, or the linear predictor.
+        conf_level : float
+            Of the intervals: those of the linear predictor, transformed for the mean.
+
+        Returns
+        -------
+        DataFrame
+            The rows with ``fitted``, ``se_fit`` (of the mean by the delta method), ``conf_low`` and
+            ``conf_high``; nan where a row lacks a column of the model.
+
+        Raises
+        ------
+        NotAvailableError
+            No frame is given.
+        DesignError
+            A column is absent, of another type, or holds a level that the fit did not know.
+        ModelError
+            A column of the frame has one of the names that are added.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> rows = fs.datasets.make_hospitals()
+        >>> hospitals = fs.ClientPartition.from_frame(rows, by="hospital")
+        >>> result = fs.GLORE.from_formula("num > 0 ~ age + sex", hospitals).fit()
+        >>> new = result.augment(rows[["age", "sex"]].head(2))
+        >>> list(new), bool(new["fitted"].between(new["conf_low"], new["conf_high"]).all())
+        (['age', 'sex', 'fitted', 'se_fit', 'conf_low', 'conf_high'], True)
+        """
+        check_choice("which", which, ("mean", "linear"))
+        found = self.get_prediction(frame)
+        assert frame is not None
+        taken = sorted({"fitted", "se_fit", "conf_low", "conf_high"} & set(frame.columns))
+        if taken:
+            raise ModelError(f"augment: the frame has columns of these names already: {', '.join(taken)}")
+        limits = (
+            found.conf_int(1.0 - conf_level) if which == "mean" else found.conf_int_linear(1.0 - conf_level)
+        )
+        return frame.assign(
+            fitted=found.predicted_mean if which == "mean" else found.linear,
+            se_fit=found.se_mean if which == "mean" else found.se_linear,
+            conf_low=limits[0],
+            conf_high=limits[1],
+        )
+
+    def _glance(self) -> dict[str, float]:
+        own = {
+            "null_deviance": self.null_deviance,
+            "df_null": self.df_null,
+            "dispersion": self.scale,
+            "left_out": self.basis.left_out,
+        }
+        return super()._glance() | own

@@ -101,12 +101,14 @@ class GLMPrediction:
         slope = np.abs(self.family.link.inverse_deriv(self.linear.to_numpy()))
         return pd.Series(slope * self.se_linear.to_numpy(), index=self.linear.index)
 
+    def conf_int_linear(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Intervals of the linear predictor."""
+        half = self.law.isf(alpha / 2.0) * self.se_linear
+        return pd.DataFrame({0: self.linear - half, 1: self.linear + half})
+
     def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
         """Intervals of the mean: those of the linear predictor, transformed."""
-        half = self.law.isf(alpha / 2.0) * self.se_linear
-        ends = np.column_stack(
-            [self.family.link.inverse((self.linear + sign * half).to_numpy()) for sign in (-1.0, 1.0)]
-        )
+        ends = self.family.link.inverse(self.conf_int_linear(alpha).to_numpy())
         return pd.DataFrame(np.sort(ends, axis=1), index=self.linear.index, columns=[0, 1])
 
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:

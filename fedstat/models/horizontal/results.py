@@ -182,6 +182,9 @@ class RowsResults(Saveable, FederatedResults):
             return eta
         return pd.Series(self.family.link.inverse(eta.to_numpy()), index=eta.index)
 
+    def _glance(self) -> dict[str, float]:
+        return super()._glance() | {"deviance": self.deviance}
+
     def _predicted(self, frame: pd.DataFrame | None) -> PredictedRows:
         if frame is None:
             raise NotAvailableError(
