@@ -303,7 +303,9 @@ CLAIMS = {
         assert bent.to_frame()["log_loss"].iloc[0] < all_four["log_loss"].iloc[0] - 0.005
         many = coverage[coverage["calibrated by"] >= 200]
         assert len(many) > 4 and many["covered"].between(0.85, 0.95).all()
-        assert private[0.5]["AUC"] < private[1.0]["AUC"] < private["none"]["AUC"]
+        # labels are randomised anew in every run: at .5 six runs had .57 to .72, at 1 .71 to .75
+        assert min(private[0.5]["AUC"], private[1.0]["AUC"]) < private["none"]["AUC"]
+        assert abs(private[4.0]["AUC"] - private["none"]["AUC"]) < 0.02
         by_attack = told.pivot_table("figure", "attack", "exchange")
         assert by_attack.loc["labels"].min() > 0.99
         assert by_attack.loc["columns", "clear"] > by_attack.loc["columns", "masked"] > 0.3

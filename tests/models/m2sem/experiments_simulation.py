@@ -5,13 +5,14 @@ tell clusters apart (which nobody knows) and, where it is installed, StepMix on 
 stepmix``; ``FEDSTAT_STEPMIX`` may be another environment's Python). Runs that stand in the table are not
 repeated. Experiments, then how many data sets and the first seed::
 
-    python tests/models/m2sem/experiments_simulation.py [noisy] [1] ... [5] [runs] [from seed]
+    python tests/models/m2sem/experiments_simulation.py [noisy] [1] ... [5] [--runs 20] [--first 0]
 
-and after it, or with ``table``, the means are printed beside the published figures.
+and after it the means are printed beside the published figures; ``--runs 0`` prints them alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import subprocess
@@ -146,23 +147,19 @@ def table():
 def main(arguments):
     if arguments[:1] == ["peer"]:
         return peer(*arguments[1:])
-    experiments = [one for one in arguments if one == "noisy" or one in PUBLISHED]
-    said = [int(one) for one in arguments if one.isdigit() and one not in PUBLISHED]
-    runs, first = said + [20, 0][len(said) :]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("experiments", nargs="*", choices=["noisy", *PUBLISHED])
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0)
+    asked = parser.parse_args(arguments)
     done = pd.read_csv(TABLE, dtype={"experiment": str}) if TABLE.exists() else None
-    for experiment in experiments or ([] if arguments == ["table"] else ["noisy", *PUBLISHED]):
-        for seed in range(first, first + runs):
+    for experiment in asked.experiments or ["noisy", *PUBLISHED]:
+        for seed in range(asked.first, asked.first + asked.runs):
             if done is not None and ((done["experiment"] == experiment) & (done["seed"] == seed)).any():
                 continue
             row = pd.DataFrame([run(experiment, seed)])
-            row.to_csv(
-                TABLE,
-                mode="a",
-                header=not TABLE.exists(),
-                index=False,
-                float_format="%.5g",
-                lineterminator="\n",
-            )
+            new = not TABLE.exists()
+            row.to_csv(TABLE, mode="a", header=new, index=False, float_format="%.5g", lineterminator="\n")
             print(row.round(3).to_dict("records")[0], flush=True)
     return table()
 
