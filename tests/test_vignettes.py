@@ -143,7 +143,7 @@ CLAIMS = {
         left = {kind for kinds in result.ledger.kinds_by_client().values() for kind in kinds}
         assert left == {"control", "schema", "aggregate"}
         assert out.groupby("sender")["bytes"].sum().between(10_000, 18_000).all()
-        assert result.fit_.masked and (guarded.params - result.params).abs().max() < 1e-7
+        assert result._fit.masked and (guarded.params - result.params).abs().max() < 1e-7
         assert 2 <= result.site_estimates["exang"].notna().sum() <= 3
         assert "separated" in result.heterogeneity.sites.loc["Switzerland", "problem"]
         assert lr.pvalue < 1e-6
@@ -401,7 +401,7 @@ CLAIMS = {
         assert ((vfem.params - whole.params) / vfem.bse).abs().max() < 3
         assert cases.params["Intercept"] - whole.params["Intercept"] > 1
         assert (cases.bse / vfem.bse).min() > 5
-        assert [fits["auto", epsilon].fit_.method for epsilon in (1, 3)] == ["pairs", "pairs"]
+        assert [fits["auto", epsilon]._fit.method for epsilon in (1, 3)] == ["pairs", "pairs"]
         assert "fewer than 50 entities" in refusal
         noisy, often = accuracy.columns[1:4], "above 50,000"
         assert (accuracy.loc[often, noisy] < 0.02).all() and accuracy.loc["below 3,000", noisy].min() > 0.08

@@ -51,7 +51,7 @@ def check_arguments(model: type, given: Iterable[str], call: Callable[..., Any] 
 
 
 def _weights_of(model: type, own: Sequence[str]) -> str:
-    there = set(own) - set(getattr(model, "weightless", ()))
+    there = set(own) - set(getattr(model, "_weightless", ()))
     taken = [f'{name}="column" {meaning}' for name, meaning in WEIGHTS.items() if name in there]
     if not taken:
         return f"{model.__name__} has no weights: every row counts once"

@@ -126,15 +126,15 @@ class Explainable:
         return explain_fit(self, self._plan(self, settled(self.fit, arguments)), arguments)
 
     @property
-    def description(self) -> str:
+    def _description(self) -> str:
         """What is estimated, in words that an owner consents to: the formula."""
         return self.formula.text
 
-    def new_ledger(self) -> Ledger:
+    def _new_ledger(self) -> Ledger:
         """Start an account for one run."""
         raise NotImplementedError
 
-    def receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
+    def _receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
         """Close a run with the sites' statements on it; see :func:`receipted`."""
         return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
 
@@ -212,13 +212,13 @@ def propose(model: Explainable, sites: Sequence[str], bound: Mapping[str, Any]) 
     course = rehearse(model, plan, arguments)
     forecast = Forecast(course, plan.loops(course))
     learned = tuple(f"{who}: {sentence}" for who, sentence in learned_from(plan, forecast))
-    words = AnalysisWords(call_of(model, arguments), model.description, str(model.distribution), learned)
+    words = AnalysisWords(call_of(model, arguments), model._description, str(model.distribution), learned)
     maker = PlanMaker(forecast, words, plan.guessed)
     plans = {
         site: maker.plan(site, model._columns_read(site), tuple(model._told_afterwards(site)))
         for site in sites
     }
-    model.engine.run(propose_plans(plans, model._session), model.new_ledger())
+    model.engine.run(propose_plans(plans, model._session), model._new_ledger())
 
 
 def rehearse(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any]) -> DryRun:

@@ -39,29 +39,29 @@ class Saveable:
     the file, to be counted up when the record changes, and the dataclass of what it holds.
     """
 
-    saved_as: ClassVar[str]
-    record: ClassVar[type]
+    _saved_as: ClassVar[str]
+    _record_type: ClassVar[type]
 
     def __init_subclass__(cls, saved_as: str = "", record: type | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         if record is not None:
-            cls.saved_as, cls.record = saved_as, record
-            READERS[saved_as] = cls.read_content
+            cls._saved_as, cls._record_type = saved_as, record
+            READERS[saved_as] = cls._read_content
 
-    def to_record(self) -> Any:
+    def _to_record(self) -> Any:
         """All that is kept of the results, without a value of a row."""
         raise NotImplementedError
 
     @classmethod
-    def of_record(cls, record: Any) -> Self:
+    def _of_record(cls, record: Any) -> Self:
         """Rebuild results from what is kept of them."""
         raise NotImplementedError
 
     @classmethod
-    def read_content(cls, header: Mapping[str, str], arrays: Mapping[str, Array]) -> Self:
+    def _read_content(cls, header: Mapping[str, str], arrays: Mapping[str, Array]) -> Self:
         """Rebuild results from the content of a file."""
         content = json.loads(header["content"])
-        return cls.of_record(from_plain(cls.record, content, "its content", ModelError, arrays=arrays))
+        return cls._of_record(from_plain(cls._record_type, content, "its content", ModelError, arrays=arrays))
 
     def save(self, path: str | Path) -> None:
         """Write the results to a file of arrays and JSON; read it with :func:`fedstat.load`.
@@ -78,8 +78,8 @@ class Saveable:
     def _packed(self) -> bytes:
         """Return the content of a file of the results."""
         arrays: dict[str, Any] = {}
-        content = json.dumps(to_plain(self.to_record(), arrays))
-        return pack({"format": self.saved_as, "content": content}, arrays)
+        content = json.dumps(to_plain(self._to_record(), arrays))
+        return pack({"format": self._saved_as, "content": content}, arrays)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what :meth:`save` writes, and nothing else: no model, no site, no row."""

@@ -30,7 +30,7 @@ def partition(frame, **options):
 
 def columns(frame, result):
     """What a person who knows curves makes of them: the columns of the learners, and the response's."""
-    boosting = result.record_.boosting
+    boosting = result._record.boosting
     from fedstat.kernels.boosting.bases import integration_weights, spline_basis
 
     s = np.linspace(0, 1, 40)
@@ -50,7 +50,7 @@ def test_exact_sums_tell_who_was_among_the_rows_as_well_as_the_forecast_says(n):
         time=f"bbs(t, knots={KNOTS}, df=4)",
     )
     result = model.fit(steps=1)
-    total = result.record_.boosting.moments.total
+    total = result._record.boosting.moments.total
     gram = np.block([[total.S, total.T], [total.T.T, total.Q]])
     U = {name: columns(frame, result) for name, frame in (("in", inside), ("out", outside))}
     np.testing.assert_allclose(gram, U["in"].T @ U["in"], rtol=1e-6, atol=1e-6 * np.abs(gram).max())
@@ -61,7 +61,7 @@ def test_exact_sums_tell_who_was_among_the_rows_as_well_as_the_forecast_says(n):
     score = {name: np.einsum("ij,jk,ik->i", u, M, u) for name, u in U.items()}
     ranks, k = rankdata(np.concatenate([score["in"], score["out"]]))[:n], len(outside)
     auc = (ranks.sum() - n * (n + 1) / 2) / (n * k)
-    told = tracing_auc(model.n_columns, n)
+    told = tracing_auc(model._n_columns, n)
     assert told - 0.08 < auc < told + 0.03
     assert f"AUC about {told:.2f}" in str(result.summary())
 
@@ -78,7 +78,7 @@ def cut(frame, at, policy):
     text = f"y(t) ~ bbs(age, knots=0, degree=1, differences=1, {ends})"
     sites = partition(frame, policy=policy, published=known(frame) if policy == "strict" else None)
     result = fs.FedFunctionBoost.from_formula(text, sites, time="bbs(t, knots=4, df=3)").fit(steps=1)
-    return result.record_.boosting
+    return result._record.boosting
 
 
 def test_ends_of_a_spline_beside_one_person_tell_the_curve_of_that_person():

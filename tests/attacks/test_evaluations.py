@@ -49,7 +49,7 @@ def rows_found(sites, responses):
     beta, found = results[0].params.to_numpy(), 0
     below = {site: {} for site in sites.sites}
     for place, result in zip(np.linspace(0.0, 1.0, len(results)), results, strict=True):
-        design = result.fit_.design
+        design = result._fit.design
         moved = replace(design, mean=design.mean + np.array([place / beta[0], 0.0, 0.0]))
         told, _ = evaluate_rows(result.basis.agreement, moved, result.distribution, beta, sites)
         for k, site in enumerate(told.sites):

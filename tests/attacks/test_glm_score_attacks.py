@@ -54,7 +54,7 @@ def asked(policy, betas, family="glm"):
     partition = fs.ClientPartition.from_frame(FRAME, by="site", policy=strict, published=published)
     kind = {"glm": fs.FederatedGLM, "fedavg": fs.FedAvg}[family]
     model = kind.from_formula("y ~ a + b + z", partition, family=sm.families.Binomial())
-    session = model.open_session(family, masked=masked)
+    session = model._open_session(family, masked=masked)
     units = {"shift": np.zeros(4), "scale": np.ones(4)}
     first, each = (units, {}) if family == "fedavg" else ({}, units | {"observed": np.array(False)})
 

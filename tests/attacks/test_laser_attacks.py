@@ -134,7 +134,7 @@ def test_what_masks_change_of_columns_and_what_a_difference_of_two_sums_undoes(m
     every = sums_of_outputs(fitted, frames, monkeypatch)
     others = sums_of_outputs(fitted, {k: f for k, f in frames.items() if k != "shop"}, monkeypatch)
     three = sums_of_outputs(fitted, {k: f for k, f in frames.items() if k != "power"}, monkeypatch)
-    trained, own = fitted.record_.fitted.trained, (X - X.mean(axis=0)) / X.std(axis=0)
+    trained, own = fitted._record.fitted.trained, (X - X.mean(axis=0)) / X.std(axis=0)
     theta = trained.networks["shop"][0]
     hidden = np.maximum(own @ theta[:24].reshape(8, 3).T + theta[24:32], 0.0)
     outputs = hidden @ theta[32:96].reshape(8, 8).T + theta[96:]

@@ -53,7 +53,7 @@ def told(text, policy=OPEN, frame=FRAME, **settings):
         frame, by="site", curves=curves, policy=policy, published=published
     )
     return (
-        fs.FedFunctionBoost.from_formula(text, partition, time=TIME).fit(steps=1, **settings).record_.boosting
+        fs.FedFunctionBoost.from_formula(text, partition, time=TIME).fit(steps=1, **settings)._record.boosting
     )
 
 

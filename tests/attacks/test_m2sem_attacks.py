@@ -54,7 +54,7 @@ def asked(model, course, steps=3, change=lambda asks: asks):
 def run(model, protocol, masks=True):
     if masks:
         protocol = masked(protocol, model.subjects.clients, model._session)
-    return model.engine.run(protocol, model.new_ledger())
+    return model.engine.run(protocol, model._new_ledger())
 
 
 def halves():

@@ -63,7 +63,7 @@ def released(model, *several, rounds=3, steps=100, last=None):
     protocol = masked(protocol(), model.subjects.clients, model._session)
     return [
         {reply.site: reply.arrays for reply in replies}
-        for replies in model.engine.run(protocol, model.new_ledger())
+        for replies in model.engine.run(protocol, model._new_ledger())
     ]
 
 
@@ -189,7 +189,7 @@ def test_clusters_that_are_far_apart_are_fitted_once():
 
 def run(model, protocol, masks=True):
     protocol = masked(protocol, model.subjects.clients, model._session) if masks else protocol
-    return model.engine.run(protocol, model.new_ledger())
+    return model.engine.run(protocol, model._new_ledger())
 
 
 def sums_under(model, *several):
@@ -273,7 +273,7 @@ def test_own_clusters_are_few():
     sizes = {"clusters": np.array(N // 2), "factors": np.array(1), "seed": np.array(0)}
 
     def protocol():
-        yield [model.asking.ask("A", "own_clusters", **sizes)]
+        yield [model._asking.ask("A", "own_clusters", **sizes)]
 
     with pytest.raises(MessageError, match="number of clusters"):
         run(model, protocol(), masks=False)

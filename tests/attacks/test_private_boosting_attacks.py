@@ -53,7 +53,7 @@ def spline_columns(frame, result):
     """What who knows curves makes of them for an exact fit."""
     from fedstat.kernels.boosting.bases import integration_weights, spline_basis
 
-    boosting = result.record_.boosting
+    boosting = result._record.boosting
     basis = integration_weights(POINTS)[:, None] * spline_basis(POINTS, 0, 1, 2)
     Z = [frame.filter(regex=f"^{name}_").to_numpy() @ basis for name in NAMES[:3]]
     return np.column_stack([np.ones(len(frame)), *Z, frame.filter(regex="^y_").to_numpy() @ boosting.basis])
@@ -67,10 +67,10 @@ def test_exact_sums_over_institutions_trace_as_the_forecast_says_and_no_better(n
     model = fs.FedFunctionBoost.from_formula(
         f"y(t) ~ {text}", partition(inside), time="bbs(t, knots=2, df=4)"
     )
-    told = tracing_auc(model.n_columns, n)
+    told = tracing_auc(model._n_columns, n)
     assert f"AUC about {told:.2f}" in " ".join(str(model.explain()).split())
     result = model.fit(steps=1)
-    total = result.record_.boosting.moments.total
+    total = result._record.boosting.moments.total
     gram = np.block([[total.S, total.T], [total.T.T, total.Q]])
     found, se = traced(gram, n, *(spline_columns(frame, result) for frame in (inside, outside, reference)))
     assert found <= told + 3 * se

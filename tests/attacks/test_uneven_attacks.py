@@ -38,7 +38,7 @@ def summed(frame, knots=10, curves=CURVES, **options):
     partition = fs.ClientPartition.from_frame(frame, by="site", curves=curves, **options)
     text, time = "y(t) ~ bsignal(x, knots=0)", f"bbs(t, knots={knots}, df=4)"
     result = fs.FedFunctionBoost.from_formula(text, partition, time=time).fit(steps=1, masked=masked)
-    return result.record_.boosting.moments.total
+    return result._record.boosting.moments.total
 
 
 def products(frame):
@@ -110,7 +110,7 @@ def test_masks_hide_no_site_where_grids_differ_and_every_site_is_held_to_its_own
         return fs.FedFunctionBoost.from_formula(f"y(t) ~ bsignal(x, knots={knots})", partition).fit(steps=1)
 
     result = fit(tables)
-    total = result.record_.boosting.moments.total
+    total = result._record.boosting.moments.total
     ones = [
         curve_weights(spline_basis(np.linspace(0, 1, m), 0, 1, 10), np.array([m]), total.pairs)[0]
         for m in grids.values()
@@ -118,7 +118,7 @@ def test_masks_hide_no_site_where_grids_differ_and_every_site_is_held_to_its_own
     own = np.linalg.lstsq(np.array(ones).T, total.grams.reshape(len(total.grams), -1), rcond=None)[0]
     for found, frame in zip(own, tables.values(), strict=True):
         np.testing.assert_allclose(found.reshape(5, 5), products(frame).sum(axis=0), atol=1e-5)
-    assert result.record_.masked and "every site's own can be solved for" in " ".join(
+    assert result._record.masked and "every site's own can be solved for" in " ".join(
         str(result.summary()).split()
     )
     with pytest.raises(DesignError, match="C: 12 rows"):

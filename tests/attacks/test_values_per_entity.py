@@ -155,7 +155,7 @@ def test_no_message_of_iterations_tells_an_institution_the_response(family):
         at = np.sort(frames[client].k)
         own = y.reindex(at).to_numpy()
         seen = messages_of(wire, client, own)
-        assert seen.shape[1] >= len(result.fit_.trace)  # residuals less random numbers
+        assert seen.shape[1] >= len(result._fit.trace)  # residuals less random numbers
         # Before, 1.0: the first message was the response less its mean.
         best = max(abs(np.corrcoef(column, own)[0, 1]) for column in seen.T)
         assert best < 0.25 < abs(np.corrcoef(fitted.reindex(at), own)[0, 1]) + 0.25

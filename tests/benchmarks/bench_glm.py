@@ -123,7 +123,7 @@ def streamed(folder):
     result = clock.time("fit", model.fit)
     return {
         "stages": clock.stages,
-        "evaluations": len(result.fit_.trace),
+        "evaluations": len(result._fit.trace),
         "converged": result.converged,
         "peak": peak(),
         "error": max(abs(result.params.to_numpy()[1:] - truth(STREAM_COLUMNS)) / result.bse.to_numpy()[1:]),

@@ -61,11 +61,11 @@ class PartitionViews:
         """What carries questions to the sites: in this process, unless the partition was connected to."""
         return LocalEngine(self.sites) if self._engine is None else self._engine
 
-    def new_session(self) -> str:
+    def _new_session(self) -> str:
         """Draw a session, which names the alignment that the rows are numbered by where sites keep one."""
         return new_session(self._aligned_as)
 
-    def coordinator_at(self, holder: str) -> str | None:
+    def _coordinator_at(self, holder: str) -> str | None:
         """Where the coordinator sits when it predicts: at the holder of the response, or as connected to."""
         at = self.coordinator or holder
         return at if at in self.sites else None

@@ -68,15 +68,15 @@ class BoostPlan(ForecastPlan):
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
-        self._weighted = bands(model.time) if model.uneven else 0
+        self._weighted = bands(model.time) if model._uneven else 0
         self._n = {row.site: float(row.n) for row in model.agreement.sites}
         self._own = given["aggregation"] != "exact"
         asked = {name: given[name] for name in ("steps", "every", "folds", "select")}
-        plan, along = plan_scores(model.loss, len(self._n), **asked), model.n_along
+        plan, along = plan_scores(model.loss, len(self._n), **asked), model._n_along
         self._exchanges = plan.n_exchanges if model.loss else 0
         scores = plan.n_scores if model.loss else 0
         self._columns = traced_columns(
-            model.n_columns - along, along, self._weighted, scores, coefficients_along(model.learners)
+            model._n_columns - along, along, self._weighted, scores, coefficients_along(model.learners)
         )
 
     def arguments(self) -> Mapping[str, Any]:

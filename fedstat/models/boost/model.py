@@ -263,7 +263,7 @@ class FedFunctionBoost(HorizontalModel):
         by_site = isinstance(folds, str)
         if by_site:
             check_choice("folds", folds, ("site",))
-            masked = check_site_folds(masked, len(self.sites), self.masks_wanted)
+            masked = check_site_folds(masked, len(self.sites), self._masks_wanted)
         folds = (FOLDS if select == "cv" else 1) if folds is None else folds
         own_folds = 1 if isinstance(folds, str) else folds  # that a site deals its rows to
         check_whole("folds", own_folds, 2 if select == "cv" and not by_site else 1)
@@ -273,7 +273,7 @@ class FedFunctionBoost(HorizontalModel):
         given = given_offset(offset, self.points, functional=self.time is not None)
         smooth = isinstance(offset, str) and offset == "smooth"
         exact = check_aggregation(aggregation, masked, self.penalty)
-        if not exact and (self.uneven or varying_of(self.learners)):
+        if not exact and (self._uneven or varying_of(self.learners)):
             raise ModelError(
                 f"aggregation: {aggregation!r} wants all curves of the response at the same points, and no "
                 "learner that varies along it"
@@ -282,53 +282,53 @@ class FedFunctionBoost(HorizontalModel):
             raise ModelError(
                 f"aggregation: {aggregation!r} is of squares about means, has no AICc, and no sites as folds"
             )
-        check_loss(self.loss, select, self.learners, uneven=self.uneven)
-        masked = exact and check_masked(masked, len(self.sites), self.masks_wanted)
-        told = None if given is None or not self.uneven else (tuple(self.points), tuple(given))
+        check_loss(self.loss, select, self.learners, uneven=self._uneven)
+        masked = exact and check_masked(masked, len(self.sites), self._masks_wanted)
+        told = None if given is None or not self._uneven else (tuple(self.points), tuple(given))
         asked = CurvesAsked(self.learners, self.time, int(own_folds), int(seed), told, self.loss)
         starts = self._starts()
         plan = plan_scores(self.loss, len(self.sites), steps=steps, every=every, folds=folds, select=select)
         self._check_size(starts[-1] + 1 + coefficients_along(self.learners), int(own_folds), masked)
         if self.loss:
-            self._check_size(starts[-1] + 1, 1, masked, plan.n_scores * self.n_along)
-        session = self.open_session(FAMILY, masked)
+            self._check_size(starts[-1] + 1, 1, masked, plan.n_scores * self._n_along)
+        session = self._open_session(FAMILY, masked)
         design = BoostDesign(self.learners, starts, self.time, self.penalty)
         basis = time_basis(self.time, self.points)
         if self.loss:
             empty = Boosting(CurveMoments.none(), design, basis, float(nu), smooth_offset=smooth, given=given)
             rounds = ScoreRounds(session, asked, self.loss, plan, empty, sys.stderr if progress else None)
-            scored, ledger = self.run(session, rounds.run())
-            return BoostResults.of(self, scored, int(steps), select, masked, ledger)
+            scored, ledger = self._run(session, rounds.run())
+            return BoostResults._of(self, scored, int(steps), select, masked, ledger)
         if exact:
             taking: Rounds[Moments] = (
                 take_uneven_moments(session, asked, basis, by_site)
-                if self.uneven
+                if self._uneven
                 else take_moments(session, asked, by_site)
             )
             varying = None
             if varying_of(self.learners):
                 both = take_varying_moments(
-                    session, asked, basis, self.points, uneven=self.uneven, by_site=by_site
+                    session, asked, basis, self.points, uneven=self._uneven, by_site=by_site
                 )
-                (moments, varying), ledger = self.run(session, both)
+                (moments, varying), ledger = self._run(session, both)
             else:
-                moments, ledger = self.run(session, taking)
+                moments, ledger = self._run(session, taking)
             boosting = Boosting(
                 moments, design, basis, float(nu), smooth_offset=smooth, given=given, varying=varying
             )
-            return BoostResults.of(self, boosting, int(steps), select, masked, ledger)
-        own, ledger = self.run(session, take_own_moments(session, asked))
+            return BoostResults._of(self, boosting, int(steps), select, masked, ledger)
+        own, ledger = self._run(session, take_own_moments(session, asked))
         found = site_boostings(own, design, basis, float(nu), aggregation, self.sites)
-        fits = {one.site: BoostResults.of(self, one, int(steps), select, masked, ledger) for one in found}
+        fits = {one.site: BoostResults._of(self, one, int(steps), select, masked, ledger) for one in found}
         return LocalBoosts(fits) if aggregation == "local" else fits[""]
 
     @property
-    def n_columns(self) -> int:
+    def _n_columns(self) -> int:
         """Columns whose products are summed: of all learners, and of the response in its basis."""
-        return self._starts()[-1] + self.n_along
+        return self._starts()[-1] + self._n_along
 
     @property
-    def n_along(self) -> int:
+    def _n_along(self) -> int:
         """Functions of the basis along the response; one of a number."""
         return 1 if self.time is None else self.time.knots + self.time.degree + 1
 
@@ -339,15 +339,10 @@ class FedFunctionBoost(HorizontalModel):
             return np.zeros(1)
         grids = [curve.grid for curve in self._responses.values()]
         if all(map(len, grids)):
-            return all_points(grids) if self.uneven else grids[0]
+            return all_points(grids) if self._uneven else grids[0]
         return np.linspace(
             self.time.low, self.time.high, max(SHOWN, 2 * (self.time.knots + self.time.degree))
         )
-
-    @property
-    def uneven(self) -> bool:
-        """Whether curves of the response were measured at different points: at sites, or by missing ones."""
-        return self._uneven
 
     def _has_levels(self, term: str) -> bool:
         return any(name in self.agreement.spec.levels for name in term_columns(parse_terms(term).terms[0]))
@@ -375,8 +370,8 @@ class FedFunctionBoost(HorizontalModel):
     def _check_size(self, columns: int, folds: int, masked: bool, slopes: int = 0) -> None:
         """Require rows for the columns of all learners, by fold, as the owners do; name what passes."""
         policies = {name: site.policy for name, site in self.partition.sites.items()}
-        weighed = [name for name, one in self._responses.items() if one.gaps] if self.uneven else []
-        time = self.time if self.uneven else None
+        weighed = [name for name, one in self._responses.items() if one.gaps] if self._uneven else []
+        time = self.time if self._uneven else None
         asked = SizeAsked(columns + slopes, folds, self.learners, time, slopes)
         check_size(asked, self.agreement.sites, policies, weighed, masked=masked)
 

@@ -89,7 +89,7 @@ class BoostResults(
     model_name = "Federated functional boosting"
 
     def __init__(self, record: BoostRecord, ledger: Ledger | None) -> None:
-        self.record_ = record
+        self._record = record
         self._all_folds = np.ones(record.boosting.moments.folds, dtype=bool)
         self.mstop = record.steps
         if record.select is not None:
@@ -98,7 +98,7 @@ class BoostResults(
         super().__init__(self._estimate(), ledger)
 
     @classmethod
-    def of(
+    def _of(
         cls, model: Any, boosting: Boosting, steps: int, select: str | None, masked: bool, ledger: Ledger
     ) -> BoostResults:
         """Make results of a fit."""
@@ -117,13 +117,13 @@ class BoostResults(
         )
         return cls(record, ledger)
 
-    def to_record(self) -> BoostRecord:
+    def _to_record(self) -> BoostRecord:
         """Take the results apart for a file."""
-        values = {name: getattr(self.record_, name) for name in BoostRecord.__slots__}
+        values = {name: getattr(self._record, name) for name in BoostRecord.__slots__}
         return BoostRecord(**{**values, "ledger": SavedLedger.of(self._ledger)})
 
     @classmethod
-    def of_record(cls, record: BoostRecord) -> Self:
+    def _of_record(cls, record: BoostRecord) -> Self:
         """Rebuild results from what is kept of them."""
         return cls(record, None if record.ledger is None else record.ledger.restore())
 
@@ -131,7 +131,7 @@ class BoostResults(
 
     @cached_property
     def _cv(self) -> Floats:
-        return self._boosting.cross_validate(self.record_.steps)
+        return self._boosting.cross_validate(self._record.steps)
 
     @property
     def offset(self) -> Floats:
@@ -199,7 +199,7 @@ class BoostResults(
         """
         self._need_exact()
         sums = self._boosting.moments.total
-        ready, path = self._boosting.over(self._all_folds, self.record_.steps)
+        ready, path = self._boosting.over(self._all_folds, self._record.steps)
         df = path_df(ready, sums, path.selected, self._boosting.nu)
         aicc = corrected_aic(df, path.risk, sums.cells)
         index = pd.RangeIndex(1, len(df) + 1, name="step")
@@ -208,7 +208,7 @@ class BoostResults(
     def steps(self, m: int) -> BoostResults:
         """Results of the same sums after another number of steps."""
         check_whole("m", m, 1)
-        values = {name: getattr(self.record_, name) for name in BoostRecord.__slots__}
+        values = {name: getattr(self._record, name) for name in BoostRecord.__slots__}
         return type(self)(BoostRecord(**{**values, "steps": int(m), "select": None}), self._ledger)  # type: ignore[arg-type]
 
     @property
@@ -232,7 +232,7 @@ class BoostResults(
             ``s`` (of a curve), ``x`` (of a smooth effect) or ``column`` (of a linear one), ``t`` where the
             response is a curve, and ``estimate``: of a curve the weight in its integral.
         """
-        return effect_frame(self.record_, self._place(learner), self._followed[1])
+        return effect_frame(self._record, self._place(learner), self._followed[1])
 
     def predict(
         self,
@@ -262,7 +262,7 @@ class BoostResults(
                 raise ModelError(f"interval: expected a level between 0 and 1, received {interval!r}")
             return self.refit().get_prediction(new).summary_frame(alpha=1.0 - interval)
         check_choice("which", which, ("mean", "linear"))
-        linear = predict_boosted(self.record_, self._followed[1], self.offset, new)
+        linear = predict_boosted(self._record, self._followed[1], self.offset, new)
         return linear if self._loss is None or which == "linear" else linear.map(self._loss.entry.mean)
 
     def score(self, new: pd.DataFrame) -> dict[str, float]:
@@ -270,7 +270,7 @@ class BoostResults(
 
         Of a loss that is no square: its mean ``loss``, and the share ``explained`` of that at the offset.
         """
-        return scores(self.record_, self._loss, self.offset, new, self.predict(new, "linear"))
+        return scores(self._record, self._loss, self.offset, new, self.predict(new, "linear"))
 
     def _place(self, learner: str) -> int:
         place = self._boosting.design.place(learner)
@@ -300,8 +300,8 @@ class BoostResults(
         how = {"cv": f"cross-validation, {moments.folds} folds", "aicc": "AICc"}
         return [
             *rows,
-            ("Steps", f"{self.mstop:,} of {self.record_.steps:,}"),
-            ("Steps by", how.get(str(self.record_.select), "given")),
+            ("Steps", f"{self.mstop:,} of {self._record.steps:,}"),
+            ("Steps by", how.get(str(self._record.select), "given")),
             ("Step length", f"{self._boosting.nu:g}"),
             *([("Response points", f"{moments.total.cells:,.0f}")] if moments.weighted else []),
             ("Penalty", self._boosting.design.penalty),
@@ -311,7 +311,7 @@ class BoostResults(
 
     def _summary_right(self) -> list[tuple[str, str]]:
         rows = super()._summary_right()
-        masked = f"masked over {len(self.estimate.blocks)} sites" if self.record_.masked else "in clear"
+        masked = f"masked over {len(self.estimate.blocks)} sites" if self._record.masked else "in clear"
         return [*rows[:-1], ("Sums", masked), rows[-1]]
 
     def _summary_notes(self) -> list[str]:
@@ -321,19 +321,19 @@ class BoostResults(
         columns = traced_columns(moments.T.shape[1], moments.T.shape[2], *told)
         notes = [setting] if setting else []
         notes.append(f"No standard errors, tests and intervals: {self._no_error}.")
-        if self.record_.select == "cv" and self.mstop == self.record_.steps:
+        if self._record.select == "cv" and self.mstop == self._record.steps:
             notes.append("The loss of left-out folds still falls at the last step: allow more steps.")
-        if self.record_.select == "aicc" and self._boosting.design.time is not None:
+        if self._record.select == "aicc" and self._boosting.design.time is not None:
             notes.append(
                 "AICc takes errors at the points of a curve as independent; where they are correlated it "
                 'takes too many steps, and select="cv" does not.'
             )
-        if self.record_.masked:
+        if self._record.masked:
             notes.append(masking_sentence(len(self.estimate.blocks), moments.weighted))
         notes.append(f"Tracing: {tracing_sentence(columns, moments.total.n, moments.weighted)}.")
-        if self.record_.basis.left_out:
+        if self._record.basis.left_out:
             notes.append(
-                f"{self.record_.basis.left_out:,} rows that lack what the model reads were left out."
+                f"{self._record.basis.left_out:,} rows that lack what the model reads were left out."
             )
         return notes
 
@@ -348,7 +348,7 @@ class BoostResults(
 
     def _estimate(self) -> Estimate:
         """Name the numbers of the path."""
-        record, design = self.record_, self._boosting.design
+        record, design = self._record, self._boosting.design
         K, L = self.coef.shape
         names, terms = [], []
         for p, one in enumerate(design.learners):

@@ -15,7 +15,7 @@ class VerticalBoostPlan(ForecastPlan):
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
-        self._layout, self._columns = model.layout, model.n_columns
+        self._layout, self._columns = model.layout, model._n_columns
 
     def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
         """Say what a tracing attack would find."""

@@ -104,7 +104,7 @@ class VerticalFunctionBoost(VerticalModel):
         super().__init__(self.apart.formula, partition, missing=missing, coordinator=coordinator)
         use = complete_at(self.design.blocks, self.design.n)
         layout = lay_out(self.design, self.design.blocks, use)
-        self.layout: Layout = self.with_dealer(divide_as_before(layout, partition, complete=True))
+        self.layout: Layout = self._with_dealer(divide_as_before(layout, partition, complete=True))
         self.widths = self.agreed.widths
         self._tell_of_left_out()
 
@@ -157,7 +157,7 @@ class VerticalFunctionBoost(VerticalModel):
         protocol = exchange_moments(
             self.apart, self.learners, self.widths, self.layout, code.astype(np.int64), asking
         )
-        found = self.engine.run(self.receipted(protocol, ledger), ledger)
+        found = self.engine.run(self._receipted(protocol, ledger), ledger)
         design = BoostDesign(self.learners, self.starts, self.time, self.penalty)
         boosting = Boosting(found.moments, design, time_basis(self.time, self.points), float(nu))
         return VerticalBoostResults.of_exchange(self, boosting, found, int(steps), select, ledger)
@@ -173,7 +173,7 @@ class VerticalFunctionBoost(VerticalModel):
         return self.curves[self.boost.response].grid if self.boost.functional else np.zeros(1)
 
     @property
-    def n_columns(self) -> int:
+    def _n_columns(self) -> int:
         """Columns whose products are summed: of all learners, and of the response in its basis."""
         return self.starts[-1] + (1 if self.time is None else self.time.knots + self.time.degree + 1)
 

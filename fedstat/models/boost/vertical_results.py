@@ -39,7 +39,7 @@ class BlocksRecord(BoostRecord):
 class VerticalBoostResults(BoostResults, saved_as="fedstat boost vertical results 1", record=BlocksRecord):
     """Results of a fit over institutions with different columns: as :class:`BoostResults`."""
 
-    record_: BlocksRecord
+    _record: BlocksRecord
 
     @classmethod
     def of_exchange(
@@ -75,24 +75,24 @@ class VerticalBoostResults(BoostResults, saved_as="fedstat boost vertical result
         )
         return cls(record, ledger)
 
-    def to_record(self) -> BlocksRecord:
+    def _to_record(self) -> BlocksRecord:
         """Take the results apart for a file."""
-        return replace(self.record_, ledger=SavedLedger.of(self._ledger))
+        return replace(self._record, ledger=SavedLedger.of(self._ledger))
 
     def _estimate(self) -> Estimate:
-        return replace(super()._estimate(), blocks=self.record_.basis.blocks)
+        return replace(super()._estimate(), blocks=self._record.basis.blocks)
 
     def _summary_right(self) -> list[tuple[str, str]]:
         return [(name, "in shares" if name == "Sums" else text) for name, text in super()._summary_right()]
 
     def _summary_notes(self) -> list[str]:
-        left_out = self.record_.basis.left_out
+        left_out = self._record.basis.left_out
         notes = [note for note in super()._summary_notes() if "that lack what the model reads" not in note]
         if left_out:
             notes.append(
                 f"{left_out:,} entities without a response, or that an institution lacks, were left out."
             )
-        return [*notes, *self.record_.basis.notes]
+        return [*notes, *self._record.basis.notes]
 
 
 def exchange_notes(model: Any, dealers: Mapping[tuple[str, str], str]) -> Iterator[str]:

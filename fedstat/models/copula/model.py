@@ -125,7 +125,7 @@ class CopulaSynthesizer(PrivateRelease):
         super().__init__(partition, epsilon, delta, self._choose(partition, columns), bounds, coordinator)
 
     @property
-    def description(self) -> str:
+    def _description(self) -> str:
         """What is asked for, in words."""
         return f"synthesis of {self._planned.p} columns at epsilon {self.epsilon:g}"
 
@@ -204,7 +204,7 @@ class CopulaSynthesizer(PrivateRelease):
         if method is not None:
             raise ModelError("method, rounds and seed are of mechanism='published'; this release has none")
         self._check_budgets()
-        ledger = self.new_ledger()
+        ledger = self._new_ledger()
         asking = Conversation(FAMILY, self._session, ledger.at)
         protocol = fit_copula(
             asking,
@@ -215,7 +215,7 @@ class CopulaSynthesizer(PrivateRelease):
             self._planned.rho,
             self.missing,
         )
-        fit = self.engine.run(self.receipted(protocol, ledger), ledger)
+        fit = self.engine.run(self._receipted(protocol, ledger), ledger)
         return CopulaResults(fit, self.epsilon, self.delta, ledger)
 
     def explain(self, **arguments: Any) -> Explanation:

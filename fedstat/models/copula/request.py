@@ -54,7 +54,7 @@ class PrivateRelease(Explainable):
         self.rows = {client: partition.rows[client] for client in columns}
         self.coordinator = coordinator or partition.coordinator or "apart"
         check_choice("coordinator", self.coordinator, ("apart", *partition.clients))
-        self._session = partition.new_session()
+        self._session = partition._new_session()
         self._account = CoordinatorAccount()
 
     @property
@@ -76,7 +76,7 @@ class PrivateRelease(Explainable):
         """Records of every client."""
         return {client: len(rows) for client, rows in self.rows.items()}
 
-    def new_ledger(self) -> Ledger:
+    def _new_ledger(self) -> Ledger:
         """Start an account for one run."""
         return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
 

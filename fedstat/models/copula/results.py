@@ -74,24 +74,24 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
     """
 
     def __init__(self, fit: CopulaFit, epsilon: float, delta: float, ledger: Ledger | None) -> None:
-        self.fit_, self.epsilon, self.delta, self.ledger = fit, epsilon, delta, ledger
+        self._fit, self.epsilon, self.delta, self.ledger = fit, epsilon, delta, ledger
 
     @property
     def columns(self) -> list[str]:
         """Names of the columns, by institution."""
-        return [margin.bins.name for margin in self.fit_.margins]
+        return [margin.bins.name for margin in self._fit.margins]
 
     @property
     def correlation(self) -> pd.DataFrame:
         """Correlations of the latent normals, (p, p)."""
-        return pd.DataFrame(self.fit_.inversion.correlation, self.columns, self.columns)
+        return pd.DataFrame(self._fit.inversion.correlation, self.columns, self.columns)
 
     @property
     def noise(self) -> pd.DataFrame:
         """Standard deviations of the noise on correlations, to first order, (p, p); 0 on the diagonal."""
-        slopes = np.array([margin.coefficients[0] for margin in self.fit_.margins])
+        slopes = np.array([margin.coefficients[0] for margin in self._fit.margins])
         with np.errstate(divide="ignore"):
-            errors = self.fit_.noise / np.abs(np.outer(slopes, slopes))
+            errors = self._fit.noise / np.abs(np.outer(slopes, slopes))
         np.fill_diagonal(errors, 0.0)
         return pd.DataFrame(errors, self.columns, self.columns)
 
@@ -99,7 +99,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
     def margins(self) -> pd.DataFrame:
         """Released margins, one row a bin: column, level or interval, and its probability."""
         parts = []
-        for margin in self.fit_.margins:
+        for margin in self._fit.margins:
             bins, edges = margin.bins, margin.bins.edges
             frame = pd.DataFrame({"column": bins.name, "probability": margin.probabilities})
             frame["level"] = list(bins.levels) if bins.levels else None
@@ -114,7 +114,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         The first row is the whole record against the coordinator; the others are the part of a record at one
         institution against the coordinator and all other institutions together.
         """
-        plan, sums = self.fit_.plan, self.fit_.sums
+        plan, sums = self._fit.plan, self._fit.sums
         margins = plan.all_margins_cost()
         rows = [("the coordinator", "whole record", margins, sums.coordinator_cost() - margins)]
         rows += [
@@ -150,7 +150,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
             The number of rows is none.
         """
         check_whole("n", n, 1)
-        return draw_rows(self.fit_.margins, self.fit_.inversion.correlation, n, np.random.default_rng(seed))
+        return draw_rows(self._fit.margins, self._fit.inversion.correlation, n, np.random.default_rng(seed))
 
     def sample_tables(self, tables: int, n: int, seed: int | None = None) -> list[pd.DataFrame]:
         """Draw synthetic tables each from a release drawn anew, for :func:`fedstat.combine`.
@@ -181,7 +181,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         check_whole("tables", tables, 2)
         check_whole("n", n, 1)
         rng = np.random.default_rng(seed)
-        releases = (redraw(self.fit_, rng) for _ in range(tables))
+        releases = (redraw(self._fit, rng) for _ in range(tables))
         return [draw_rows(margins, copula.correlation, n, rng) for margins, copula in releases]
 
     def utility_report(self) -> pd.DataFrame:
@@ -200,7 +200,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
             these are more than two deviations from 0 (``told_from_0``), and the ``strongest``; ``moved``, the
             root mean square by which they were moved to be of one matrix.
         """
-        return utility_of_columns(self.fit_, self.noise.to_numpy())
+        return utility_of_columns(self._fit, self.noise.to_numpy())
 
     def plot_margins(self) -> Figure:
         """Draw every released margin.
@@ -211,7 +211,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
             A panel a column: probabilities of its levels, or of bins that are equally wide on its scale.
         """
         panels = []
-        for margin in self.fit_.margins:
+        for margin in self._fit.margins:
             bins = margin.bins
             scale = bins.scale, bins.around
             panels.append(DistributionPanel(bins.name, margin.probabilities, bins.levels, bins.edges, *scale))
@@ -237,8 +237,8 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         -------
         SheetSummary
         """
-        fit, p = self.fit_, len(self.columns)
-        off = self.fit_.inversion.correlation[np.triu_indices(p, 1)]
+        fit, p = self._fit, len(self.columns)
+        off = self._fit.inversion.correlation[np.triu_indices(p, 1)]
         noise = self.noise.to_numpy()[np.triu_indices(p, 1)]
         left = [
             ("Model", "Gaussian copula"),
@@ -261,14 +261,14 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
 
     def _clients(self) -> Sheet:
         kinds = None if self.ledger is None else self.ledger.kinds_by_client()
-        plan = self.fit_.plan
+        plan = self._fit.plan
         rows = tuple(
             (
                 client,
                 str(len(bins)),
-                f"{self.fit_.entities[client]:,}",
+                f"{self._fit.entities[client]:,}",
                 f"{epsilon_of_zcdp(plan.margins_cost(client), self.delta):.3g}",
-                f"{epsilon_of_zcdp(self.fit_.sums.site_cost(client), self.delta):.3g}",
+                f"{epsilon_of_zcdp(self._fit.sums.site_cost(client), self.delta):.3g}",
                 what_left(client, kinds),
             )
             for client, bins in plan.columns.items()
@@ -277,7 +277,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         return Sheet(headers, rows, "lrrrrl", (24, 8, 10, 12, 11, 28), gap=2, wrap=True)
 
     def _notes(self) -> Iterator[str]:
-        fit = self.fit_
+        fit = self._fit
         yield from cost_statements(fit.sums, self.delta)
         upper = np.triu_indices(len(self.columns), 1)
         noise, n = float(np.median(self.noise.to_numpy()[upper])), int(np.median(fit.pairs[upper]))
@@ -302,9 +302,9 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
 
     # ---- files -----------------------------------------------------------------------------------
 
-    def to_record(self) -> CopulaRecord:
+    def _to_record(self) -> CopulaRecord:
         """Take the results apart for a file."""
-        fit = self.fit_
+        fit = self._fit
         return CopulaRecord(
             columns=fit.plan.columns,
             patterns=fit.sums.patterns,
@@ -325,7 +325,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         )
 
     @classmethod
-    def of_record(cls, record: CopulaRecord) -> Self:
+    def _of_record(cls, record: CopulaRecord) -> Self:
         """Rebuild the results."""
         bins = [one for group in record.columns.values() for one in group]
         parts = np.split(record.probabilities, np.cumsum([one.count for one in bins])[:-1])

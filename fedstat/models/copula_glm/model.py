@@ -160,7 +160,7 @@ class PrivateCopulaGLM(PrivateRelease):
         return cls(parsed, partition, epsilon, bounds, family=family, delta=delta, coordinator=coordinator)
 
     @property
-    def description(self) -> str:
+    def _description(self) -> str:
         """What is asked for, in words."""
         return f"{self.formula.text} at epsilon {self.epsilon:g}"
 
@@ -241,7 +241,7 @@ class PrivateCopulaGLM(PrivateRelease):
             raise ModelError(NO_STEP)
         planned = self._with_steps(polish)
         planned._check_budgets()
-        ledger = self.new_ledger()
+        ledger = self._new_ledger()
         protocol = fit_private(
             Conversation(FAMILY, self._session, ledger.at),
             planned._question,
@@ -250,14 +250,14 @@ class PrivateCopulaGLM(PrivateRelease):
             self.partition.n_entities,
             isinstance(self.engine, Rehearsal),
         )
-        done = self.engine.run(self.receipted(protocol, ledger), ledger)
+        done = self.engine.run(self._receipted(protocol, ledger), ledger)
         released, fit, step = done.released, done.fit, done.step
         errors, rng = None, np.random.default_rng(random_state)
         if fit.root.converged and step is None:
             errors = bootstrap(fit, released.n, released.noise, draws, rng)
         if not fit.root.converged:
             warn(f"{NO_ROOT}; there are no standard errors, tests and intervals", ConvergenceWarning)
-        return PrivateGLMResults.of(
+        return PrivateGLMResults._of(
             response=self.formula.response,
             distribution=self.distribution,
             released=released,

@@ -89,7 +89,7 @@ class PrivateGLMResults(
             self.method_name = "moments, one step"
 
     @classmethod
-    def of(
+    def _of(
         cls,
         response: str,
         distribution: DistributionSpec,
@@ -251,7 +251,7 @@ class PrivateGLMResults(
 
     # -- files -----------------------------------------------------------------------------------
 
-    def to_record(self) -> PrivateGLMRecord:
+    def _to_record(self) -> PrivateGLMRecord:
         """Take the results apart for a file."""
         return PrivateGLMRecord(
             estimate=self.estimate,
@@ -265,7 +265,7 @@ class PrivateGLMResults(
         )
 
     @classmethod
-    def of_record(cls, record: PrivateGLMRecord) -> Self:
+    def _of_record(cls, record: PrivateGLMRecord) -> Self:
         """Rebuild the results."""
         ledger = None if record.ledger is None else record.ledger.restore()
         r = record

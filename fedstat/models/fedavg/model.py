@@ -65,8 +65,8 @@ class FedAvg(HorizontalModel):
     model_name: ClassVar[str] = "FedAvg"
     _plan = FedAvgPlan
     method_name: ClassVar[str] = "federated averaging"
-    default_family: ClassVar[Any] = sm_families.Binomial
-    weightless: ClassVar[tuple[str, ...]] = ("var_weights",)
+    _default_family: ClassVar[Any] = sm_families.Binomial
+    _weightless: ClassVar[tuple[str, ...]] = ("var_weights",)
 
     def fit(
         self,
@@ -145,13 +145,13 @@ class FedAvg(HorizontalModel):
 
     def _average(self, common: CommonArguments, rule: AveragingRule) -> FedAvgResults:
         options = common.options
-        session = self.open_session(
-            FAMILY, check_drawn(common.masked, options.fraction, len(self.sites), self.masks_wanted)
+        session = self._open_session(
+            FAMILY, check_drawn(common.masked, options.fraction, len(self.sites), self._masks_wanted)
         )
         federation = Federation(session, self.distribution, options, rule, common.init)
-        fit, ledger = self.run(session, federation.run())
+        fit, ledger = self._run(session, federation.run())
         warn_of_far_sites(self.agreement, federation.design.names, federation.own)
-        result = FedAvgResults.of(self, fit, ledger)
+        result = FedAvgResults._of(self, fit, ledger)
         if not result.converged:
             warn(f"{self.model_name} did not converge: {result.estimate.convergence}", ConvergenceWarning)
         return result

@@ -63,21 +63,19 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
     Attributes
     ----------
     family : statsmodels family
-    fit_ : FedAvgFit
-        Sums over sites at the estimate.
     model : HorizontalModel
         Of results that were read from a file, the names of response and coefficients only.
     """
 
-    fit_: FedAvgFit
+    _fit: FedAvgFit
 
     @property
     def seed(self) -> int:
         """Seed of the run; with it the run repeats number for number."""
-        return self.fit_.options.seed
+        return self._fit.options.seed
 
     @classmethod
-    def of(cls, model: HorizontalModel, fit: FedAvgFit, ledger: Ledger) -> FedAvgResults:
+    def _of(cls, model: HorizontalModel, fit: FedAvgFit, ledger: Ledger) -> FedAvgResults:
         """Make results of a fit."""
         converged, text = _convergence(fit)
         estimate = rows_estimate(
@@ -102,7 +100,7 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
 
         To first order, and so the more exact the nearer; infinite where the information is singular.
         """
-        return self._series(self.fit_.distance)
+        return self._series(self._fit.distance)
 
     @property
     def site_loss(self) -> pd.Series:
@@ -113,13 +111,13 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
         NotAvailableError
             Sums were masked.
         """
-        if self.fit_.sums.losses is None:
+        if self._fit.sums.losses is None:
             raise NotAvailableError(
                 "no loss by site: the sums were masked, so that only that of all sites is known; use "
                 "fit(masked=False), or evaluate() for calibration by site"
             )
         return pd.Series(
-            self.fit_.sums.losses, index=[row.site for row in self.basis.agreement.sites], name="loss"
+            self._fit.sums.losses, index=[row.site for row in self.basis.agreement.sites], name="loss"
         )
 
     @property
@@ -148,7 +146,7 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
         ``loss`` is weighted by rows over the sites that were drawn for the next round (over all after the
         last), and ``clients`` are their number.
         """
-        return pd.DataFrame([asdict(row) for row in self.fit_.trace]).set_index("round")
+        return pd.DataFrame([asdict(row) for row in self._fit.trace]).set_index("round")
 
     def plot_trace(self, ax: Axes | None = None) -> Axes:
         """Mean loss by round, drawn on `ax` or in a new figure; needs matplotlib."""
@@ -166,16 +164,16 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
         return [*rows[:-1], ("Deviance", number(self.deviance)), ("Seed", str(self.seed)), rows[-1]]
 
     def _summary_right(self) -> list[tuple[str, str]]:
-        options, rows = self.fit_.options, super()._summary_right()
+        options, rows = self._fit.options, super()._summary_right()
         return [
             *rows[:-1],
             ("Averaging Rounds", f"{options.rounds:,}"),
-            ("Sums", f"masked over {len(self.estimate.blocks)} sites" if self.fit_.masked else "in clear"),
+            ("Sums", f"masked over {len(self.estimate.blocks)} sites" if self._fit.masked else "in clear"),
             ("Fraction", f"{options.fraction:g}"),
             ("Local Epochs", f"{options.local_epochs:,}"),
             ("Batch Size", "whole site" if options.batch_size is None else f"{options.batch_size:,}"),
             ("Learning Rate", f"{options.learning_rate:g}"),
-            *((LABELS[name], f"{value:g}") for name, value in self.fit_.rule.options.items()),
+            *((LABELS[name], f"{value:g}") for name, value in self._fit.rule.options.items()),
             ("Standardized", "yes" if options.standardize else "no"),
             rows[-1],
         ]
@@ -184,12 +182,12 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
         return super()._alarm() or "POINT ESTIMATES ONLY"
 
     def _summary_notes(self) -> list[str]:
-        notes = [*super()._summary_notes(), *_distance_notes(self.model_name, self.fit_)]
-        if self.fit_.masked:
+        notes = [*super()._summary_notes(), *_distance_notes(self.model_name, self._fit)]
+        if self._fit.masked:
             notes.append(
                 f"Updates and sums were masked over {len(self.estimate.blocks)} sites: {MASKED.format('')}"
             )
-        if self.fit_.masked and self.fit_.options.fraction < 1.0:
+        if self._fit.masked and self._fit.options.fraction < 1.0:
             notes.append(
                 "Rounds drew different sites: where coefficients hardly move any more, sums of rounds that "
                 "differ by one site come near to that site's part. With fraction=1 none do."

@@ -139,14 +139,14 @@ class FederatedGLM(HorizontalModel):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
         self._check_alpha(alpha, cov_type)
         choice = self._choose_covariance(cov_type, {} if cov_kwds is None else cov_kwds)
-        session = self.open_session(FAMILY, check_masked(masked, len(self.sites), self.masks_wanted))
+        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
         newton = Newton(session, self.distribution, NewtonOptions(maxiter, tol, rounds), scale)
         if alpha is None:
             protocol = self._maximise(newton, choice, local)
         else:
             protocol = self._maximise_with_alpha(newton, local)
-        (fit, variance, over), ledger = self.run(session, protocol)
-        result = GLMResults.of(self, fit, variance, choice, newton.estimates_dispersion, use_t, ledger, over)
+        (fit, variance, over), ledger = self._run(session, protocol)
+        result = GLMResults._of(self, fit, variance, choice, newton.estimates_dispersion, use_t, ledger, over)
         warn_of_far_sites(self.agreement, fit.coordinates.design.names, fit.coordinates.own)
         if not fit.converged:
             warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning)
@@ -235,4 +235,4 @@ class GLORE(FederatedGLM):
     """Logistic regression over sites that hold different rows; see :class:`FederatedGLM`."""
 
     model_name: ClassVar[str] = "GLORE"
-    default_family: ClassVar[Any] = sm_families.Binomial
+    _default_family: ClassVar[Any] = sm_families.Binomial

@@ -62,7 +62,7 @@ def reached(fit: GLMFit) -> bool:
 
 def estimate_lines(result: GLMStatements) -> list[tuple[str, str]]:
     """Labels and values of the estimate."""
-    est, fit = result.estimate, result.fit_
+    est, fit = result.estimate, result._fit
     converged = "not sought" if fit.rounds is not None and not reached(fit) else "yes"
     return [
         *_model_lines(result),
@@ -85,7 +85,7 @@ def estimate_lines(result: GLMStatements) -> list[tuple[str, str]]:
 
 
 def _model_lines(result: GLMStatements) -> list[tuple[str, str]]:
-    fit, spec = result.fit_, result.distribution
+    fit, spec = result._fit, result.distribution
     link = spec.link if spec.power is None else f"{spec.link} ({spec.power:g})"
     power = [] if spec.var_power is None else [("Variance Power", f"{spec.var_power:g}")]
     how = "estimated" if result.overdispersion is not None else "given"
@@ -106,7 +106,7 @@ def _model_lines(result: GLMStatements) -> list[tuple[str, str]]:
 
 def _event_lines(result: GLMStatements) -> list[tuple[str, str]]:
     """Share of events, known from the model without covariates; an offset hides it."""
-    question, fit = result.basis.agreement.question, result.fit_
+    question, fit = result.basis.agreement.question, result._fit
     if result.distribution.name != "Binomial" or question.offsets or "exposure" in question.weights:
         return []
     # Without an offset the null model is the share of events.
@@ -124,7 +124,7 @@ def _role_lines(result: GLMStatements) -> list[tuple[str, str]]:
     lines = [("Offset", ", ".join(question.offsets))] if question.offsets else []
     lines += [(ROLES[role], question.weights[role]) for role in ROLES if role in question.weights]
     if "freq_weights" in question.weights:
-        lines.append(("Sum of Weights", show_count(result.fit_.total.weight)))
+        lines.append(("Sum of Weights", show_count(result._fit.total.weight)))
     return lines
 
 
@@ -144,12 +144,12 @@ def federation_lines(result: GLMStatements) -> list[tuple[str, str]]:
     lines = [("Institutions", str(len(blocks))), ("Rows by site", rows)]
     lines += [("Own fits", _own_fits(result)), ("Heterogeneity", _joint_test(result))]
     if result._ledger is not None:
-        lines.append(("Sums", f"masked over {len(blocks)} sites" if result.fit_.masked else "in clear"))
+        lines.append(("Sums", f"masked over {len(blocks)} sites" if result._fit.masked else "in clear"))
     return [*lines, *result._account_lines(), ("Privacy spent", result.estimate.privacy)]
 
 
 def _own_fits(result: GLMStatements) -> str:
-    local = result.fit_.local
+    local = result._fit.local
     if all(own.problem == NOT_ASKED for own in local):
         return "not asked for (local=False)"
     return f"{sum(own.beta is not None for own in local)} of {show_number(len(local), 'site')}"
@@ -157,7 +157,7 @@ def _own_fits(result: GLMStatements) -> str:
 
 def _joint_test(result: GLMStatements) -> str:
     compared, _ = compare_sites(result)
-    if len(result.fit_.local) == 1:
+    if len(result._fit.local) == 1:
         return "not defined (one site)"
     if compared is None or not compared.joint.df:
         return "not defined"
@@ -215,7 +215,7 @@ def _rows_note(result: GLMStatements) -> str:
 
 
 def _masked_note(result: GLMStatements) -> str:
-    fit, K = result.fit_, len(result.fit_.local)
+    fit, K = result._fit, len(result._fit.local)
     if fit.masked:
         return f"Sums over rows were masked over {K} sites: {MASKED.format(_in_clear(result))}"
     if K == 2:
@@ -226,7 +226,7 @@ def _masked_note(result: GLMStatements) -> str:
 def _in_clear(result: GLMStatements) -> str:
     """Name what left site by site all the same."""
     told = []
-    if any(own.problem != NOT_ASKED for own in result.fit_.local):
+    if any(own.problem != NOT_ASKED for own in result._fit.local):
         told.append("the own fits")
     left = None if result._ledger is None else result._ledger.to_frame()
     if (
@@ -238,7 +238,7 @@ def _in_clear(result: GLMStatements) -> str:
 
 
 def _rounds_note(result: GLMStatements) -> str:
-    fit = result.fit_
+    fit = result._fit
     if fit.rounds is None or reached(fit):
         return ""
     steps = "one Newton step" if fit.rounds == 1 else f"{fit.rounds} Newton steps"
@@ -251,7 +251,7 @@ def _rounds_note(result: GLMStatements) -> str:
 def _sites_note(result: GLMStatements) -> str:
     compared, reason = compare_sites(result)
     if compared is None:
-        return "" if len(result.fit_.local) == 1 else f"The sites are not compared: {reason}"
+        return "" if len(result._fit.local) == 1 else f"The sites are not compared: {reason}"
     flagged, joint = compared.flagged, compared.joint
     if result.basis.clusters is not None:  # it takes rows as independent, and weights as counts
         return ""
@@ -283,7 +283,7 @@ def _spread(compared: Heterogeneity, name: str) -> str:
 
 def _local_note(result: GLMStatements) -> str:
     sites: dict[str, list[str]] = {}
-    for own in result.fit_.local:
+    for own in result._fit.local:
         if own.problem and own.problem != NOT_ASKED:
             sites.setdefault(PROBLEMS.get(own.problem, own.problem), []).append(own.site)
     if not sites:
@@ -316,7 +316,7 @@ def excess(result: GLMStatements) -> float:
     # A squared residual of a count of mean m has variance 2 + 1 / m; the mean is known without an offset.
     mean = np.inf
     if not (grouped or question.offsets or "exposure" in question.weights):
-        mean = float(result.family.link.inverse(np.array(result.fit_.null)))
+        mean = float(result.family.link.inverse(np.array(result._fit.null)))
     chance = np.sqrt((2.0 + 1.0 / mean) / result.df_resid)
     return ratio if ratio > 1.0 + max(LEAST_EXCESS, 4.0 * chance) else 0.0
 
@@ -357,7 +357,7 @@ def _likelihood_note(result: GLMStatements) -> str:
 
 
 def _cluster_note(result: GLMStatements) -> str:
-    basis, K = result.basis, len(result.fit_.local)
+    basis, K = result.basis, len(result._fit.local)
     if basis.clusters is None or basis.counts is None:
         return ""
     strata = f" in strata by '{basis.strata}'" if basis.strata is not None else ""

@@ -54,11 +54,11 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
         )
 
     def protocol(model: HorizontalModel) -> Rounds[ScoreTest]:
-        session = model.open_session(FAMILY, result.fit_.masked)
+        session = model._open_session(FAMILY, result._fit.masked)
         newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
         return session.hide(_protocol(newton, result))
 
-    return larger.run_beside(f"score_test({terms!r})", protocol)
+    return larger._run_beside(f"score_test({terms!r})", protocol)
 
 
 def _protocol(newton: Newton, result: GLMStatements) -> Rounds[ScoreTest]:
@@ -94,7 +94,7 @@ def compare_likelihoods(full: GLMStatements, restricted: FederatedResults) -> LR
             f"compare_lr_test: no likelihood of {full.distribution} is known at its maximum over the "
             f"dispersion{' with var_weights' if family in LOSSES else ''}; use compare_f_test"
         )
-    n = full.fit_.total.weight
+    n = full._fit.total.weight
     statistic = LOSSES[family](small.deviance, n) - LOSSES[family](full.deviance, n)
     # Two equal fits differ by rounding.
     return LRTest(max(statistic, 0.0), float(stats.chi2.sf(statistic, df_diff)), df_diff)

@@ -36,8 +36,6 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
     Attributes
     ----------
     family : statsmodels family
-    fit_ : GLMFit
-        Sums over sites at the estimate.
     basis : GLMBasis
         What is kept of the model, with which new rows are coded.
     model : HorizontalModel
@@ -49,7 +47,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
     _also_kept = ("overdispersion",)
 
     @classmethod
-    def of(
+    def _of(
         cls,
         model: HorizontalModel,
         fit: GLMFit,
@@ -188,7 +186,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
         return ax
 
     def __repr__(self) -> str:
-        est, sites = self.estimate, len(self.fit_.local)
+        est, sites = self.estimate, len(self._fit.local)
         state = "" if est.converged else ", NOT CONVERGED"
         return (
             f"<{self.model_name} results: {est.response}, {show_number(len(est.names), 'coefficient')}, "

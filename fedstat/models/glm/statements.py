@@ -46,7 +46,7 @@ def at_the_sites(what: str) -> property:
 class GLMStatements(RowsResults):
     """What follows from a fit in numbers, with statsmodels' names and meanings."""
 
-    fit_: GLMFit
+    _fit: GLMFit
     basis: GLMBasis
 
     fittedvalues = at_the_sites("fitted values")
@@ -85,23 +85,23 @@ class GLMStatements(RowsResults):
     @property
     def null_deviance(self) -> float:
         """Deviance of the model with an intercept (and offset) only."""
-        return float(self.fit_.fit[2])
+        return float(self._fit.fit[2])
 
     @property
     def llnull(self) -> float:
         """Log-likelihood of the model with an intercept (and offset) only."""
-        value = float(self.fit_.fit[1])
+        value = float(self._fit.fit[1])
         return self._need("llf", None if np.isnan(value) else value)
 
     @property
     def df_null(self) -> float:
         """Residual degrees of freedom of the model with an intercept (and offset) only."""
-        return self.fit_.total.weight - 1.0
+        return self._fit.total.weight - 1.0
 
     @property
     def bic(self) -> float:
         """Schwarz's criterion; the sample size is the sum of the frequency weights."""
-        return -2.0 * self.llf + float(np.log(self.fit_.total.weight)) * self._n_parameters
+        return -2.0 * self.llf + float(np.log(self._fit.total.weight)) * self._n_parameters
 
     def pseudo_rsquared(self, kind: Literal["cs", "mcf"] = "cs") -> float:
         """Pseudo R-squared of Cox and Snell ("cs") or McFadden ("mcf"), as in statsmodels."""
@@ -126,7 +126,7 @@ class GLMStatements(RowsResults):
         """
         check_choice("crit", crit, ("aic", "bic", "qaic"))
         if crit == "bic":
-            return self.bic + dk_params * float(np.log(self.fit_.total.weight))
+            return self.bic + dk_params * float(np.log(self._fit.total.weight))
         if crit == "aic":
             return self.aic + 2.0 * dk_params
         if scale is None or self.distribution.estimates_scale:
@@ -136,7 +136,7 @@ class GLMStatements(RowsResults):
     @property
     def trace(self) -> pd.DataFrame:
         """Deviance, Newton's step in standard errors and its largest move, by evaluation of the sums."""
-        frame = pd.DataFrame([asdict(row) for row in self.fit_.trace])
+        frame = pd.DataFrame([asdict(row) for row in self._fit.trace])
         return frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name="evaluation"))
 
     # -- sites -----------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class GLMStatements(RowsResults):
         """Every site's own fit, (sites, coefficients); NaN where a site does not determine one."""
         rows = {
             fit.site: np.full(len(self.params), np.nan) if fit.beta is None else fit.beta
-            for fit in self.fit_.local
+            for fit in self._fit.local
         }
         return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.estimate.names))
 
@@ -163,9 +163,9 @@ class GLMStatements(RowsResults):
         NotAvailableError
             There is one site, or the sums do not tell a column from the intercept.
         """
-        if len(self.fit_.local) == 1:
+        if len(self._fit.local) == 1:
             raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
-        est, columns = self.estimate, self.fit_.coordinates
+        est, columns = self.estimate, self._fit.coordinates
         # The scores are taken back to the data's units, where such a column is the intercept to rounding.
         far = np.abs(columns.shift) > FAR * columns.scale
         if far.any():
@@ -179,8 +179,8 @@ class GLMStatements(RowsResults):
                 est.names,
                 est.params,
                 self.scale,
-                self.fit_.local,
-                masked=self.fit_.masked_parts,
+                self._fit.local,
+                masked=self._fit.masked_parts,
                 estimated=self.estimates_dispersion,
             )
         except EstimationError as error:

@@ -47,7 +47,7 @@ class HorizontalModel(Explainable):
 
     model_name: ClassVar[str] = "Federated model"
     method_name: ClassVar[str] = ""
-    default_family: ClassVar[Any] = sm_families.Gaussian
+    _default_family: ClassVar[Any] = sm_families.Gaussian
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class HorizontalModel(Explainable):
         if missing not in ("raise", "drop"):
             raise ModelError(f'missing: expected "drop" or "raise", received {missing!r}')
         self.formula, self.partition = formula, partition
-        self.distribution = DistributionSpec.of(self.default_family() if family is None else family)
+        self.distribution = DistributionSpec.of(self._default_family() if family is None else family)
         self.family = self.distribution.make()
         weights = {"freq_weights": freq_weights, "var_weights": var_weights, "exposure": exposure}
         self.weights = {role: name for role, name in weights.items() if name is not None}
@@ -139,28 +139,28 @@ class HorizontalModel(Explainable):
         return cls(parsed, partition, **settings)
 
     @property
-    def masks_wanted(self) -> bool:
+    def _masks_wanted(self) -> bool:
         """Whether an owner lets sums leave masked only, and there is another site."""
         return len(self.sites) > 1 and any(
             self.partition.sites[name].policy.masked_only for name in self.sites
         )
 
-    def open_session(self, family: str, masked: bool) -> RowsSession:
+    def _open_session(self, family: str, masked: bool) -> RowsSession:
         """Address a fit by the steps of a family."""
         return RowsSession(family, self.sites, self._session, lambda: self.agreement, masked)
 
-    def run(self, session: RowsSession, protocol: Rounds[Fit]) -> tuple[Fit, Ledger]:
+    def _run(self, session: RowsSession, protocol: Rounds[Fit]) -> tuple[Fit, Ledger]:
         """Run a fit's protocol, masked if it shall be, and keep its account."""
-        ledger = self.new_ledger()
-        protocol = self.after_transforms(session.hide(protocol), ledger)
-        return self.engine.run(self.receipted(protocol, ledger), ledger), ledger
+        ledger = self._new_ledger()
+        protocol = self._after_transforms(session.hide(protocol), ledger)
+        return self.engine.run(self._receipted(protocol, ledger), ledger), ledger
 
-    def run_beside(self, call: str, protocol: Callable[[Self], Rounds[Fit]]) -> Fit:
+    def _run_beside(self, call: str, protocol: Callable[[Self], Rounds[Fit]]) -> Fit:
         """Run a protocol that is none of a fit, for which owners who want to be asked consent by itself."""
-        ledger = self.new_ledger()
+        ledger = self._new_ledger()
 
         def asking(model: Self) -> Rounds[Fit]:
-            return model.after_transforms(protocol(model), ledger)
+            return model._after_transforms(protocol(model), ledger)
 
         invent = RowsInvention(self.agreement, self.distribution).sites
         words = (call, self.formula.text, str(self.distribution))
@@ -168,14 +168,14 @@ class HorizontalModel(Explainable):
         analysis = FurtherAnalysis(self.partition, *words, invent, columns)
         return analysis.run(asking(self), lambda: asking(copy.copy(self)), ledger)
 
-    def new_ledger(self) -> Ledger:
+    def _new_ledger(self) -> Ledger:
         """Start the account of a fit with what the agreement released."""
         # Two fits of one model must not enter each other's account.
         return copy.deepcopy(self._agreement_ledger)
 
     def _agree(self) -> Rounds[RowsAgreement]:
         """Agree on levels, and on transforms unless an owner has to consent to sums for them first."""
-        agree = agree_coding if self._assumed else partial(agree_rows, hidden=self.masks_wanted)
+        agree = agree_coding if self._assumed else partial(agree_rows, hidden=self._masks_wanted)
         return (
             yield from agree(
                 self.question,
@@ -186,11 +186,11 @@ class HorizontalModel(Explainable):
             )
         )
 
-    def after_transforms(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
+    def _after_transforms(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
         """Agree on transforms, where that is still to be done, before a protocol goes on."""
         if self._assumed:
             self.agreement = yield from agree_transforms(
-                self.agreement, self._session, hidden=self.masks_wanted
+                self.agreement, self._session, hidden=self._masks_wanted
             )
             self._assumed, self._agreement_ledger = False, copy.deepcopy(ledger)
         return (yield from protocol)

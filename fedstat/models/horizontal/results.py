@@ -114,7 +114,7 @@ class RowsResults(Saveable, FederatedResults):
         What the latest evaluation released.
     """
 
-    fit_: RowsFit
+    _fit: RowsFit
     basis: RowsBasis
     evaluation_ledger: Ledger | None = None
     _auc: float | None = None
@@ -131,7 +131,7 @@ class RowsResults(Saveable, FederatedResults):
         model: HorizontalModel | None = None,
     ) -> None:
         super().__init__(estimate, ledger)
-        self.fit_, self.basis = fit, basis
+        self._fit, self.basis = fit, basis
         self._model = model
         self.distribution = fit.distribution
         self.family: Any = fit.distribution.make()
@@ -140,17 +140,17 @@ class RowsResults(Saveable, FederatedResults):
     @property
     def deviance(self) -> float:
         """Deviance at the estimate."""
-        return self.fit_.totals[1]
+        return self._fit.totals[1]
 
     @property
     def pearson_chi2(self) -> float:
         """Sum of squared Pearson residuals."""
-        return self.fit_.totals[2]
+        return self._fit.totals[2]
 
     @property
     def df_resid(self) -> float:
         """Sum of the frequency weights less the number of coefficients."""
-        return self.fit_.totals[0] - len(self.estimate.names)
+        return self._fit.totals[0] - len(self.estimate.names)
 
     # -- prediction ------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class RowsResults(Saveable, FederatedResults):
                 "predict needs a frame of rows that you hold; those of the fit stay at the sites, where "
                 "evaluate() judges their predictions"
             )
-        return predict_rows(self.basis.agreement, self.fit_.design, self.estimate.params, frame)
+        return predict_rows(self.basis.agreement, self._fit.design, self.estimate.params, frame)
 
     # -- evaluation ------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class RowsResults(Saveable, FederatedResults):
                 )
             partition = self._model.partition
         evaluation, self.evaluation_ledger = evaluate_rows(
-            self.basis.agreement, self.fit_.design, self.distribution, self.estimate.params, partition
+            self.basis.agreement, self._fit.design, self.distribution, self.estimate.params, partition
         )
         # Kept, so that compare() and files can show it without asking the sites again.
         self._auc = evaluation.auc if evaluation.binary else None
@@ -239,14 +239,14 @@ class RowsResults(Saveable, FederatedResults):
 
     # -- keeping ---------------------------------------------------------------------------------
 
-    def to_record(self) -> Any:
+    def _to_record(self) -> Any:
         """Take the results apart for a file."""
         also = {name: getattr(self, name) for name in ("basis", *self._also_kept)}
         ledger = SavedLedger.of(self._ledger)
-        return self.record(estimate=self.estimate, auc=self._auc, ledger=ledger, fit=self.fit_, **also)
+        return self._record_type(estimate=self.estimate, auc=self._auc, ledger=ledger, fit=self._fit, **also)
 
     @classmethod
-    def of_record(cls, record: Any) -> Self:
+    def _of_record(cls, record: Any) -> Self:
         """Rebuild results that have no partition."""
         ledger = None if record.ledger is None else record.ledger.restore()
         also = {name: getattr(record, name) for name in cls._also_kept}

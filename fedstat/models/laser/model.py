@@ -315,7 +315,7 @@ class LASER(VerticalModel):
         )
         ledger = copy.deepcopy(self._agreement)
         trainer = Trainer(
-            self.with_dealer(self.layout) if training.transfer else self.layout,
+            self._with_dealer(self.layout) if training.transfer else self.layout,
             assemble(method, K, self.heads),
             method == "laser",
             training,
@@ -328,8 +328,8 @@ class LASER(VerticalModel):
         protocol = trainer.run()
         if masked:
             protocol = mask_sums(protocol, self.layout.clients, self._session)
-        trained = self.engine.run(self.receipted(protocol, ledger), ledger)
-        return LASERResults.of(self, method, training, trained, float(label_epsilon or 0.0), ledger)
+        trained = self.engine.run(self._receipted(protocol, ledger), ledger)
+        return LASERResults._of(self, method, training, trained, float(label_epsilon or 0.0), ledger)
 
     def _masked(self, method: str, exchange: str | None, K: int) -> bool:
         """Whether outputs are added up under masks."""

@@ -70,10 +70,10 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     params = NoCoefficients()
 
     def __init__(self, record: LASERRecord, ledger: Ledger | None) -> None:
-        self.record_, self.ledger = record, ledger
+        self._record, self.ledger = record, ledger
 
     @classmethod
-    def of(
+    def _of(
         cls,
         model: Any,
         method: str,
@@ -97,13 +97,13 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         )
         return cls(record, ledger)
 
-    def to_record(self) -> LASERRecord:
+    def _to_record(self) -> LASERRecord:
         """Take the results apart for a file."""
-        values = {name: getattr(self.record_, name) for name in LASERRecord.__slots__}
+        values = {name: getattr(self._record, name) for name in LASERRecord.__slots__}
         return LASERRecord(**{**values, "ledger": SavedLedger.of(self.ledger)})
 
     @classmethod
-    def of_record(cls, record: LASERRecord) -> Self:
+    def _of_record(cls, record: LASERRecord) -> Self:
         """Rebuild results from what is kept of them."""
         return cls(record, None if record.ledger is None else record.ledger.restore())
 
@@ -112,12 +112,12 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     @property
     def method(self) -> str:
         """Method of the fit."""
-        return self.record_.fitted.method
+        return self._record.fitted.method
 
     @property
     def history(self) -> pd.DataFrame:
         """Mean loss by epoch: of the entities learned from, and of those held back to choose the epoch."""
-        h = self.record_.fitted.trained.history
+        h = self._record.fitted.trained.history
         epochs = pd.RangeIndex(1, len(h) + 1, name="epoch")
         return pd.DataFrame(h, columns=["loss", "validation"], index=epochs)
 
@@ -126,7 +126,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         ax = axes_for(ax, 5.6, 3.6, "Learning curve", ("top", "right"))
         for name, loss in (self.history / self.history.iloc[0]).items():
             ax.plot(loss.index, loss, marker="o", markersize=3, label=str(name))
-        ax.axvline(self.record_.fitted.trained.epoch + 1, color="0.6", linewidth=0.8, linestyle="--")
+        ax.axvline(self._record.fitted.trained.epoch + 1, color="0.6", linewidth=0.8, linestyle="--")
         ax.set(xlabel="epoch", ylabel="loss, over that of the first epoch")
         ax.legend(frameon=False)
         return ax
@@ -136,7 +136,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     @property
     def classes(self) -> tuple[float, ...]:
         """Classes of the response, ascending; none of a normal one."""
-        return self.record_.fitted.trained.outcome.classes
+        return self._record.fitted.trained.outcome.classes
 
     def predict_proba(self, partition: ClientPartition, at: str = "average") -> pd.DataFrame:
         """Predict the probabilities of the classes of every entity, from the clients that have it.
@@ -165,12 +165,12 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         if not self.classes:
             raise NotAvailableError("predict_proba: the response is normal; use predict")
         head = self._head(at)
-        found = predict_networks(self.record_.fitted, partition, "predict_proba()", head)
+        found = predict_networks(self._record.fitted, partition, "predict_proba()", head)
         return pd.DataFrame(found.predicted, index=partition.entities, columns=list(self.classes))
 
     def _head(self, at: str) -> int | None:
         """Find the number of the head of a client; None for the average."""
-        fitted = self.record_.fitted
+        fitted = self._record.fitted
         if at == "average":
             return None
         if at not in fitted.clients or fitted.assembly.heads != len(fitted.clients):
@@ -190,8 +190,8 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         """
         if threshold is not None:
             check_threshold(threshold, len(self.classes))
-        found = predict_networks(self.record_.fitted, partition, "predict()")
-        points = points_of(self.record_.fitted, found.predicted, 0.5 if threshold is None else threshold)
+        found = predict_networks(self._record.fitted, partition, "predict()")
+        points = points_of(self._record.fitted, found.predicted, 0.5 if threshold is None else threshold)
         return pd.Series(points, index=partition.entities)
 
     def predict_set(
@@ -228,15 +228,15 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         scores = self._scores()
         if conditional not in (None, "label") or (conditional and not self.classes):
             raise ModelError(f"conditional: expected None, or 'label' with classes, received {conditional!r}")
-        found = predict_networks(self.record_.fitted, partition, "predict_set()")
-        return ConformalSets(self.record_.fitted, scores, alpha, conditional == "label").frame(
+        found = predict_networks(self._record.fitted, partition, "predict_set()")
+        return ConformalSets(self._record.fitted, scores, alpha, conditional == "label").frame(
             found, partition
         )
 
     def _scores(self) -> ScoreCounts:
-        if self.record_.fitted.trained.scores is None:
+        if self._record.fitted.trained.scores is None:
             raise NotAvailableError("no entities to calibrate by: fit with calibration=0.2")
-        return self.record_.fitted.trained.scores
+        return self._record.fitted.trained.scores
 
     # -- how good --------------------------------------------------------------------------------
 
@@ -262,9 +262,9 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         ModelError
             It lacks the response, or all clients.
         """
-        fitted = self.record_.fitted
-        (scores,) = count_predictions(fitted, self.record_.response, partition)
-        policy = partition.sites[self.record_.response.client].policy
+        fitted = self._record.fitted
+        (scores,) = count_predictions(fitted, self._record.response, partition)
+        policy = partition.sites[self._record.response.client].policy
         return replace(self._evaluation(scores), least=policy.min_count if policy.evaluation == "once" else 0)
 
     def importance(
@@ -304,22 +304,22 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         """
         check_whole("repeats", repeats, 2)
         check_level("alpha", alpha)
-        record = self.record_
+        record = self._record
         return permutation_importance(record.fitted, record.response, partition, repeats, alpha)
 
     def _evaluation(self, scores: ScoreCounts) -> SetEvaluation:
-        fitted = self.record_.fitted
+        fitted = self._record.fitted
         return SetEvaluation(scores, fitted.clients, fitted.trained.outcome.classes, fitted.trained.sd)
 
     @property
     def nobs(self) -> int:
         """Entities of the fit."""
-        return self.record_.n
+        return self._record.n
 
     @property
     def figures(self) -> dict[str, float]:
         """How well the largest set of clients predicts, of the entities from which nothing was learned."""
-        return {} if self.record_.fitted.trained.scores is None else self.calibration.figures
+        return {} if self._record.fitted.trained.scores is None else self.calibration.figures
 
     judged = (
         "Figures are of entities from which nothing was learned, and that all clients of the largest set "
@@ -337,7 +337,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
             By client: ``columns``, ``entities``, ``missing`` (share), and its Shapley ``value`` (see
             :meth:`SetEvaluation.values`), nan where not every set of clients has entities to count.
         """
-        rows = [(b.client, b.columns, b.entities, b.missing) for b in self.record_.blocks if b.columns]
+        rows = [(b.client, b.columns, b.entities, b.missing) for b in self._record.blocks if b.columns]
         frame = pd.DataFrame(rows, columns=["client", "columns", "entities", "missing"]).set_index("client")
         try:
             return frame.assign(value=self.calibration.values())
@@ -354,7 +354,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         alpha : float
             One minus the level of the sets whose mean size is printed.
         """
-        r, fitted = self.record_, self.record_.fitted
+        r, fitted = self._record, self._record.fitted
         learned, held, calibrated = r.parts
         left = [
             ("Method", METHODS[self.method]),
@@ -376,12 +376,12 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
             right += [("Rounds", f"{self.ledger.rounds:,}"), ("Traffic", human_bytes(self.ledger.bytes))]
         kinds = None if self.ledger is None else self.ledger.kinds_by_client()
         sheets = [header_sheet(f"{self.model_name} results", left, right)]
-        if self.record_.fitted.trained.scores is not None:
+        if self._record.fitted.trained.scores is not None:
             sheets += self.calibration.summary().sheets
         return SheetSummary([*sheets, client_sheet(r.blocks, kinds)], notes_of(r))
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self.method}, {self.record_.n:,} entities; see .summary()>"
+        return f"<{type(self).__name__}: {self.method}, {self._record.n:,} entities; see .summary()>"
 
     def _repr_html_(self) -> str:
         return self.summary().as_html()

@@ -113,9 +113,9 @@ class M2SEM(Explainable):
         check_choice("coordinator", self.coordinator, ("apart", *partition.clients))
         said = {"continuous": continuous, "ordinal": ordinal, "nominal": nominal}
         self.chosen = choose_columns(partition, columns, modalities, said, ())
-        self._session = partition.new_session()
+        self._session = partition._new_session()
         self._account = CoordinatorAccount()
-        self._agreement = self.new_ledger()
+        self._agreement = self._new_ledger()
         self._asking = Conversation(FAMILY, self._session, self._agreement.at)
         self.agreed: Agreed = self.engine.run(agree_columns(self._asking, self.chosen), self._agreement)
         least = {c: (p.min_count, p.max_share) for c, p in self._policies.items()}
@@ -156,16 +156,11 @@ class M2SEM(Explainable):
         return {client: self.partition.sites[client].policy for client in self.chosen.columns}
 
     @property
-    def asking(self) -> Conversation:
-        """How clients are addressed."""
-        return self._asking
-
-    @property
-    def description(self) -> str:
+    def _description(self) -> str:
         """What is asked for, in words."""
         return f"{self.n_clusters} clusters by {self.agreed.columns} columns on {self.n_factors} factors each"
 
-    def new_ledger(self) -> Ledger:
+    def _new_ledger(self) -> Ledger:
         """Start an account for one run."""
         return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
 
@@ -240,7 +235,7 @@ class M2SEM(Explainable):
                 raise
             raise PolicyError(f"{error}. {FITTED_BEFORE}") from None
         masks = any(entry.masked for entry in ledger.entries)
-        return M2SEMResults.of(self, fit, masks, starts == "all" and self.n_clusters > 1, ledger)
+        return M2SEMResults._of(self, fit, masks, starts == "all" and self.n_clusters > 1, ledger)
 
     @classmethod
     def search(
@@ -295,7 +290,7 @@ class M2SEM(Explainable):
             (reply,) = yield [self._asking.ask(client, "release_scores", slot=np.array(slot))]
             return reply.arrays["scores"]
 
-        return self.engine.run(protocol(), self.new_ledger())
+        return self.engine.run(protocol(), self._new_ledger())
 
     def _plan_fit(
         self, select: Select | None, n_init: int, starts: Starts, local_steps: int, max_rounds: int, seed: int
@@ -319,7 +314,7 @@ class M2SEM(Explainable):
             warn(TWO_SITES, DisclosureWarning)
         if masks:
             protocol = mask_sums(protocol, sites, self._session)
-        return self.engine.run(self.receipted(protocol, ledger), ledger)
+        return self.engine.run(self._receipted(protocol, ledger), ledger)
 
     def _columns_read(self, site: str) -> Sequence[str]:
         return self.chosen.columns.get(site, ())

@@ -28,7 +28,7 @@ def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.Data
     """Probabilities of clusters of a partition's entities, (n, K); the shares for those nobody knows."""
     check_layout("predict()", partition, "vertical")
     fitted = present(record, partition)
-    session = partition.new_session()
+    session = partition._new_session()
     at = partition.coordinator or "apart"
     ledger = Ledger(None if at == "apart" else at)
     asking = Conversation(FAMILY, session, ledger.at)

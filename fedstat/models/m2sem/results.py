@@ -59,10 +59,10 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
     """
 
     def __init__(self, record: M2SEMRecord, ledger: Ledger | None, live: Live | None = None) -> None:
-        self.record_, self.ledger, self._live = record, ledger, live
+        self._record, self.ledger, self._live = record, ledger, live
 
     @classmethod
-    def of(cls, model: Any, fit: MixtureFit, masked: bool, own: bool, ledger: Ledger) -> M2SEMResults:
+    def _of(cls, model: Any, fit: MixtureFit, masked: bool, own: bool, ledger: Ledger) -> M2SEMResults:
         """Make results of a fit."""
         one, place = fit.course, model.subjects.place
         clients = {
@@ -106,7 +106,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
     @property
     def n_clusters(self) -> int:
         """Number of clusters."""
-        return len(self.record_.shares)
+        return len(self._record.shares)
 
     @property
     def posterior(self) -> pd.DataFrame:
@@ -115,7 +115,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
         It is not in a file of results; :meth:`predict` makes it anew.
         """
         live = self._alive("posterior")
-        return pd.DataFrame(live.fit.r, index=live.model.partition.entities, columns=self.record_.clusters)
+        return pd.DataFrame(live.fit.r, index=live.model.partition.entities, columns=self._record.clusters)
 
     @property
     def labels(self) -> pd.Series:
@@ -144,7 +144,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
         DesignError
             A column has a level that the fit did not know.
         """
-        return predict_clusters(self.record_, partition)
+        return predict_clusters(self._record, partition)
 
     def factor_scores(self, client: str) -> pd.DataFrame:
         """Ask a client for the factor scores of its entities, (n, Q of every modality).
@@ -161,13 +161,13 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
             The client's owner lets no numbers for each entity leave.
         """
         live = self._alive("factor_scores")
-        if client not in self.record_.clients:
-            raise ModelError(f"expected one of {', '.join(self.record_.clients)}, received {client!r}")
+        if client not in self._record.clients:
+            raise ModelError(f"expected one of {', '.join(self._record.clients)}, received {client!r}")
         scores = live.model._ask_scores(client, live.fit.course.slot)
         names = [
             (one.name, q + 1)
-            for one in self.record_.clients[client].modalities
-            for q in range(self.record_.factors)
+            for one in self._record.clients[client].modalities
+            for q in range(self._record.factors)
         ]
         rows = live.model.subjects.place[client]
         columns = pd.MultiIndex.from_tuples(names, names=["modality", "factor"])
@@ -176,17 +176,17 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
     @property
     def sizes(self) -> pd.DataFrame:
         """Shares of the clusters, with errors if there are any, and entities of which each is most likely."""
-        return with_share_errors(self.record_)
+        return with_share_errors(self._record)
 
     @property
     def entropy(self) -> float:
         """One where posteriors are certain, zero where they tell nothing."""
-        return self.record_.entropy
+        return self._record.entropy
 
     @property
     def classification(self) -> pd.DataFrame:
         """Mean posterior of every cluster (columns) by the most likely one (rows), with entities."""
-        return self.record_.classification
+        return self._record.classification
 
     # ---- what they are like ----------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
         DataFrame
             Index (client, modality, column, level), the level empty for means; one column a cluster.
         """
-        return self.record_.profiles()
+        return self._record.profiles()
 
     @property
     def modalities(self) -> pd.DataFrame:
@@ -207,7 +207,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
         ``distance`` is in standard deviations of what its columns tell of its factors; 0 where its means are
         the same in all clusters. ``frequency`` is the share of half-samples that select it.
         """
-        return self.record_.modalities
+        return self._record.modalities
 
     @property
     def features(self) -> pd.DataFrame:
@@ -215,7 +215,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
 
         That is so where it has loadings on factors whose means differ by cluster.
         """
-        return self.record_.features
+        return self._record.features
 
     def tidy(self, alpha: float = 0.05) -> pd.DataFrame:
         """Profiles in one frame, a row for each cluster and column or level.
@@ -230,7 +230,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
         DataFrame
             ``estimate`` and, where there are standard errors, ``std_error``, ``conf_low``, ``conf_high``.
         """
-        return tidy_profiles(self.record_, alpha)
+        return tidy_profiles(self._record, alpha)
 
     def contrasts(self, alpha: float = 0.05) -> pd.DataFrame:
         """Differences between every two clusters, by column or level, with tests.
@@ -251,7 +251,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
         NotAvailableError
             There are no standard errors; says why.
         """
-        return contrasts(self.record_, alpha)
+        return contrasts(self._record, alpha)
 
     def tests(self) -> pd.DataFrame:
         """Wald's test, by column, that all clusters are the same in it.
@@ -267,7 +267,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
         NotAvailableError
             There are no standard errors; says why.
         """
-        return wald_tests(self.record_)
+        return wald_tests(self._record)
 
     def communalities(self, alpha: float = 0.05) -> pd.DataFrame:
         """Share of each column's variance within clusters that its factors make up.
@@ -290,7 +290,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
         NotAvailableError
             There are no standard errors; says why.
         """
-        return communality_table(self.record_, alpha)
+        return communality_table(self._record, alpha)
 
     def bootstrap(self, samples: int = 200, *, alpha: float = 0.05, seed: int = 0) -> BootstrapResults:
         """Find standard errors by refits of samples drawn from the fit, which no institution takes part in.
@@ -312,7 +312,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
         """
         check_whole("samples", samples, 2)
         place = self._alive("bootstrap").model.subjects.place
-        return bootstrap(self.record_, place, int(samples), alpha, np.random.default_rng(seed))
+        return bootstrap(self._record, place, int(samples), alpha, np.random.default_rng(seed))
 
     def outside(self, variable: str, *, client: str | None = None, alpha: float = 0.05) -> OutsideResults:
         """Compare clusters by a variable that they were not made of.
@@ -350,8 +350,8 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
             raise ModelError(f"outside: expected a column of one client, received {variable!r}, which {who}")
         (holder,) = holders
         clusters = labels[model.partition.rows[holder]]
-        protocol = ask_outside(model.asking, holder, variable, clusters, self.n_clusters)
-        levels, sums = model.engine.run(protocol, self.ledger or model.new_ledger())
+        protocol = ask_outside(model._asking, holder, variable, clusters, self.n_clusters)
+        levels, sums = model.engine.run(protocol, self.ledger or model._new_ledger())
         errors = classification_errors(self.posterior.to_numpy())
         return OutsideResults(variable, holder, levels, errors, sums, alpha)
 
@@ -359,7 +359,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
 
     def summary(self) -> SheetSummary:
         """Lay out fit and exchange, clusters, modalities, and what is to be known of them."""
-        return summarise(self.record_, self.ledger)
+        return summarise(self._record, self.ledger)
 
     def __repr__(self) -> str:
         return (
@@ -371,13 +371,13 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
 
     # ---- files -----------------------------------------------------------------------------------
 
-    def to_record(self) -> M2SEMRecord:
+    def _to_record(self) -> M2SEMRecord:
         """Take the results apart for a file."""
-        values = {name: getattr(self.record_, name) for name in M2SEMRecord.__slots__}
+        values = {name: getattr(self._record, name) for name in M2SEMRecord.__slots__}
         return M2SEMRecord(**{**values, "ledger": SavedLedger.of(self.ledger)})
 
     @classmethod
-    def of_record(cls, record: M2SEMRecord) -> Self:
+    def _of_record(cls, record: M2SEMRecord) -> Self:
         """Rebuild the results."""
         return cls(record, None if record.ledger is None else record.ledger.restore())
 

@@ -31,7 +31,7 @@ class VerticalModel(Explainable):
     """
 
     family: ClassVar[str]
-    conditions: ClassVar[bool] = False
+    _conditions: ClassVar[bool] = False
     """Whether fits may take entities with some of a client's columns as they are."""
 
     def __init__(
@@ -55,13 +55,13 @@ class VerticalModel(Explainable):
                 f"received {self.coordinator!r}"
             )
         self.engine: Engine = partition.engine
-        self._session = partition.new_session()
+        self._session = partition._new_session()
         self._account = CoordinatorAccount()
         self.codings: dict[str, str] = {}  # as far as sites were asked for them after a fit
-        self._agreement = self.new_ledger()
+        self._agreement = self._new_ledger()
         self.design: Design = self.engine.run(self._agree(missing), self._agreement)
-        if not self.conditions or partition.partial == "drop":
-            self.warn_of_partial_blocks(self.__class__.__name__)
+        if not self._conditions or partition.partial == "drop":
+            self._warn_of_partial_blocks(self.__class__.__name__)
 
     @classmethod
     def from_formula(
@@ -122,7 +122,7 @@ class VerticalModel(Explainable):
         """Names of the coefficients, the intercept first, then by client."""
         return ["Intercept", *[name for block in self.design.blocks for name in block.names]]
 
-    def new_ledger(self) -> Ledger:
+    def _new_ledger(self) -> Ledger:
         """Start an account for one run."""
         return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
 
@@ -137,7 +137,7 @@ class VerticalModel(Explainable):
             # A file of results has it, and a prediction begins with it.
             yield told_afterwards(DESIGN, "release_spec")
 
-    def with_dealer(self, layout: Layout) -> Layout:
+    def _with_dealer(self, layout: Layout) -> Layout:
         """Let a site of the partition that has no part in the model deal, where there is no other third.
 
         Of two institutions that is the first other one, in the order of the partition, if an owner wants no
@@ -154,7 +154,7 @@ class VerticalModel(Explainable):
         rows, session = self.partition.rows, self._session
         return invent_columns(self.design, rows, policies, self.distribution, session)
 
-    def warn_of_partial_blocks(self, which: str) -> None:
+    def _warn_of_partial_blocks(self, which: str) -> None:
         """Warn of entities that lack some of a client's columns, and count as missing there in a fit."""
         if self.partition.partial not in ("condition", "drop"):
             return

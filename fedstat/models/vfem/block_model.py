@@ -91,12 +91,12 @@ class VFEMModel(VerticalModel):
         Entities take part `partly` where a fit conditions on what it sees of an institution's columns.
         """
         complete = method in ("cc", "single")
-        conditioned = self.conditions and self.partition.partial == "condition"
+        conditioned = self._conditions and self.partition.partial == "condition"
         if conditioned and not partly and method in ("vfem", "impute"):
-            self.warn_of_partial_blocks("this fit")
+            self._warn_of_partial_blocks("this fit")
         layout = self._layout(method, partly=partly)
         layout = divide_as_before(layout, self.partition, complete=complete, partly=partly)
-        return self.with_dealer(layout), copy.deepcopy(self._agreement)
+        return self._with_dealer(layout), copy.deepcopy(self._agreement)
 
     def _keep_division(self, layout: Layout, exchange: PatternExchange) -> None:
         """Let later fits set aside what this one did, and say if that is much."""
@@ -107,7 +107,7 @@ class VFEMModel(VerticalModel):
         layout, ledger = self._begin(wanted.method)
         reporter = Progress(wanted.options, sys.stderr) if wanted.progress else None
         protocol = self._iterate(wanted, layout, reporter)
-        found = self.engine.run(self.receipted(protocol, ledger), ledger)
+        found = self.engine.run(self._receipted(protocol, ledger), ledger)
         if reporter is not None:
             reporter.close()
         outcome = VFEMOutcome(
@@ -121,7 +121,7 @@ class VFEMModel(VerticalModel):
         if found.exchange is not None:
             self._keep_division(layout, found.exchange)
         held = HeldInSession(found.fitted, found.exchange, found.linear)
-        return results.of(self, layout, outcome, held, ledger)
+        return results._of(self, layout, outcome, held, ledger)
 
     def _iterate(self, wanted: IterativeFit, layout: Layout, report: Progress | None) -> Rounds[Iterated]:
         """Fit by iteration, with the covariance of the estimates."""

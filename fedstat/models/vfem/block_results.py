@@ -69,8 +69,6 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
     method : str
     options : IterationOptions
         Of the maximisation.
-    fit_ : VFEMFit
-        Mean of the linear predictor, residual variance, by client beta, mu and t, and the trace.
     covariance : Covariance or None
         Of (a, s2, beta_1, mu_1, ...); where the response is not normal s2 has none, and t_1, ..., t_K follow.
     counts : EntityCounts
@@ -79,7 +77,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
     """
 
     _model: VerticalModel | None
-    nested_otherwise: ClassVar[str] = ""
+    _nested_otherwise: ClassVar[str] = ""
     """What to do beside a Wald test where two fits saw other entities."""
 
     def __init__(
@@ -93,14 +91,14 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
         outcome = record.outcome
         self.method = outcome.method
         self.method_name = METHODS[outcome.method]
-        self.options, self.fit_, self.covariance = outcome.options, outcome.fit, outcome.covariance
+        self.options, self._fit, self.covariance = outcome.options, outcome.fit, outcome.covariance
         self.counts, self.response = record.counts, record.response
         self._model = model
         self._record, self._held = record, held or HeldInSession()
         self._specs: Mapping[str, str] | None = record.specs or None
 
     @classmethod
-    def of(
+    def _of(
         cls,
         model: VerticalModel,
         layout: Layout,
@@ -139,7 +137,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
     @property
     def trace(self) -> pd.DataFrame:
         """Log-likelihood, relative score, largest change and seconds of every iteration, and its move."""
-        return pd.DataFrame([asdict(row) for row in self.fit_.trace]).set_index("iteration")
+        return pd.DataFrame([asdict(row) for row in self._fit.trace]).set_index("iteration")
 
     def plot_convergence(self, ax: Axes | None = None) -> Axes:
         """Draw the relative score and the distance to the last log-likelihood over the iterations.
@@ -178,13 +176,13 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
                 "compare_lr_test: cov_type='robust' was asked for, and a likelihood ratio rejects too often "
                 "where it is needed; use wald_test, which goes by the robust covariance"
             )
-        if isinstance(restricted, BlockResults) or self.fit_.distribution != NORMAL:
+        if isinstance(restricted, BlockResults) or self._fit.distribution != NORMAL:
             self._check_same_records(restricted)
         return super().compare_lr_test(restricted)
 
     def _check_same_records(self, restricted: FederatedResults) -> None:
-        distribution = self.fit_.distribution
-        if not isinstance(restricted, BlockResults) or not self.fit_.same_family(restricted.fit_):
+        distribution = self._fit.distribution
+        if not isinstance(restricted, BlockResults) or not self._fit.same_family(restricted._fit):
             raise ModelError(f"compare_lr_test: expected another fit of VFEM with {distribution}")
         if restricted.method != self.method:
             raise ModelError(
@@ -196,7 +194,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
                 raise ModelError(
                     f"compare_lr_test: '{client}' counts as having other entities in the two fits, "
                     "because some are only partly filled there or in patterns that are too small to be "
-                    f"released; use {self.nested_otherwise}wald_test on the larger fit"
+                    f"released; use {self._nested_otherwise}wald_test on the larger fit"
                 )
 
     # -- prediction ------------------------------------------------------------------------------
@@ -257,7 +255,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
 
     def _predictor(self) -> VFEMPredictor:
         psi = None if self.covariance is None else self.covariance.psi
-        fit = self.fit_
+        fit = self._fit
         if self.method == "impute" and fit.distribution == NORMAL:
             # The residuals hold what missing blocks would have explained.
             fit = replace(fit, t=dict.fromkeys(fit.t, 0.0))
@@ -272,12 +270,12 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
             self._specs = released_specs(self._need_model("prediction"), tuple(self.names))
         return self._specs
 
-    def to_record(self) -> VFEMRecord:
+    def _to_record(self) -> VFEMRecord:
         """Take the results apart for a file."""
         return replace(self._record, specs=dict(self.specs), ledger=SavedLedger.of(self._ledger))
 
     @classmethod
-    def of_record(cls, record: VFEMRecord) -> Self:
+    def _of_record(cls, record: VFEMRecord) -> Self:
         """Rebuild results that have no partition."""
         return cls(record, None if record.ledger is None else record.ledger.restore())
 
@@ -285,7 +283,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
 
     def _summary_right(self) -> list[tuple[str, str]]:
         rows = super()._summary_right()
-        last = self.fit_.trace[-1]
+        last = self._fit.trace[-1]
         at = None if not isinstance(self._ledger, Ledger) else self._ledger.at
         rows.insert(1, ("Coordinator", f"at {at}" if at else "apart"))
         return [*rows, ("Iterations", str(last.iteration)), ("Relative score", f"{last.score:.1e}")]
@@ -296,7 +294,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
     def _per_entity(self, what: str) -> pd.Series:
         """Label what the response holder computed, one value per entity of the fit, where it is at hand."""
         values = self._held.fitted.get(what)
-        if values is None and self._held.exchange is not None and self.fit_.distribution == NORMAL:
+        if values is None and self._held.exchange is not None and self._fit.distribution == NORMAL:
             raise NotAvailableError(
                 f"no {what} values: exchange='moments' asks for nothing per entity. predict(partition) "
                 "asks every institution for its linear predictors, fit(exchange='iterative') too"

@@ -94,7 +94,7 @@ class VFEMGLMPlan(VFEMPlan):
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
-        self.grows = not model.fits_jointly(given["method"])
+        self.grows = not model._fits_jointly(given["method"])
 
     @property
     def lengths(self) -> Lengths:

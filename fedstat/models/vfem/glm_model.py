@@ -162,7 +162,7 @@ class VFEMGLM(VFEMModel):
             method, options, covariance, progress=progress, estimates_alpha=alpha is not None
         )
         check_share("max_moved", max_moved)
-        if self.fits_jointly(method):
+        if self._fits_jointly(method):
             if cov_type == "robust" or alpha is not None:
                 what = "cov_type='robust'" if cov_type == "robust" else "alpha='ml'"
                 raise ModelError(
@@ -177,7 +177,7 @@ class VFEMGLM(VFEMModel):
             least = max(self.partition.min_count, LEAST_PATTERN)
             wanted = replace(wanted, small=SmallPatterns(least, max_moved, INSTEAD))
         result = self._fit_by_iteration(wanted, VFEMGLMResults)
-        warn_unless_converged(result.fit_)
+        warn_unless_converged(result._fit)
         return result
 
     def _check_alpha(self, alpha: str | None) -> None:
@@ -187,7 +187,7 @@ class VFEMGLM(VFEMModel):
                 f"{self.distribution}; a known alpha belongs to the family"
             )
 
-    def fits_jointly(self, method: Method) -> bool:
+    def _fits_jointly(self, method: Method) -> bool:
         """Whether the law of all columns is estimated: with one block nothing is between two."""
         return self.between == "free" and method == "vfem" and len(self.design.blocks) > 1
 

@@ -106,7 +106,7 @@ class VFEMRegression(VFEMModel):
     """
 
     _plan = VFEMPlan
-    conditions = True
+    _conditions = True
 
     def __init__(
         self, formula: Formula, partition: ClientPartition, *, between: Between = "free", **kwargs: Any
@@ -308,7 +308,7 @@ class VFEMRegression(VFEMModel):
             covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
             wanted = IterativeFit(method, options, covariance, init, progress)
             result = self._fit_by_iteration(wanted, VFEMResults)
-        warn_unless_converged(result.fit_)
+        warn_unless_converged(result._fit)
         return result
 
     def _fit_moments(
@@ -322,7 +322,7 @@ class VFEMRegression(VFEMModel):
         layout, ledger = self._begin(method, partly=method == "vfem")
         small = SmallPatterns(self.partition.min_count, max_moved, INSTEAD)
         exchanging = exchange_patterns(layout, small, conversation(self._session, ledger.at))
-        exchange = self.engine.run(self.receipted(exchanging, ledger), ledger)
+        exchange = self.engine.run(self._receipted(exchanging, ledger), ledger)
         self._keep_division(layout, exchange)
         found, covariance = estimate_from_moments(exchange.moments, asked)
         made = correct(found, covariance, correction)
@@ -333,7 +333,7 @@ class VFEMRegression(VFEMModel):
             method, asked.cov_type, "zero", options, fit, made.covariance, correction=correction
         )
         held = HeldInSession(exchange=exchange, moments_fit=found)
-        return VFEMResults.of(self, layout, outcome, held, ledger)
+        return VFEMResults._of(self, layout, outcome, held, ledger)
 
     def _iterate(self, wanted: IterativeFit, layout: Layout, report: Progress | None) -> Rounds[Iterated]:
         iteration = EMIteration(layout, wanted.options, self._session, report)

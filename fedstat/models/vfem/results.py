@@ -49,7 +49,7 @@ class VFEMResults(
     """
 
     model_name = "VFEM regression"
-    nested_otherwise = "refit (after exchange='moments') or "
+    _nested_otherwise = "refit (after exchange='moments') or "
 
     @property
     def init(self) -> str:
@@ -109,7 +109,7 @@ class VFEMResults(
         assert exchange is not None and isinstance(self.ledger, Ledger)
         smaller, layout, outcome, held = refit(model, self._record.outcome, exchange, formula, cov_type)
         warn_unless_converged(outcome.fit)
-        return VFEMResults.of(smaller, layout, outcome, held, self.ledger)
+        return VFEMResults._of(smaller, layout, outcome, held, self.ledger)
 
     def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
         """Likelihood ratio test against a fit with fewer columns on the same records.
@@ -127,7 +127,7 @@ class VFEMResults(
         """
         refuse_ratio("compare_lr_test", self.correction)
         fit = self.moments_fit
-        if self.fit_.law is None or not isinstance(restricted, VFEMResults):
+        if self._fit.law is None or not isinstance(restricted, VFEMResults):
             return super().compare_lr_test(restricted)
         if not isinstance(fit, LawFit):
             raise NotAvailableError(
@@ -148,7 +148,7 @@ class VFEMResults(
     # -- prediction ------------------------------------------------------------------------------
 
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> PredictionResults:
-        return PredictionResults(self._linear(partition, mean_only=mean_only), self.fit_.s2)
+        return PredictionResults(self._linear(partition, mean_only=mean_only), self._fit.s2)
 
     def prediction_rsquared(self, partition: ClientPartition) -> float:
         """Empirical R-squared on new entities that every client has.
@@ -171,7 +171,7 @@ class VFEMResults(
         rows = super()._summary_left()
         at = [label for label, _ in rows].index("R-squared") + 1
         rows.insert(at, ("Adj. R-squared", self._or_dash(lambda: self.rsquared_adj)))
-        rows.insert(at + 1, ("Error Variance", f"{self.fit_.s2:.5g}"))
+        rows.insert(at + 1, ("Error Variance", f"{self._fit.s2:.5g}"))
         return rows
 
 
@@ -203,7 +203,7 @@ class VFEMGLMResults(
     @property
     def family(self) -> Family:
         """Distribution and link of the response, as statsmodels has them."""
-        return self.fit_.distribution.make()
+        return self._fit.distribution.make()
 
     @property
     def notes(self) -> list[str]:
@@ -213,8 +213,8 @@ class VFEMGLMResults(
     @property
     def llnull(self) -> float:
         """Log-likelihood of the model with an intercept only."""
-        assert self.fit_.null is not None
-        return self.fit_.null
+        assert self._fit.null is not None
+        return self._fit.null
 
     def pseudo_rsquared(self, kind: Literal["cs", "mcf"] = "cs") -> float:
         """Pseudo R-squared of Cox and Snell ("cs") or McFadden ("mcf"), of the observed-data likelihood.
@@ -283,19 +283,19 @@ class VFEMGLMResults(
     # -- prediction ------------------------------------------------------------------------------
 
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> GLMPredictionResults:
-        return GLMPredictionResults(self._linear(partition, mean_only=mean_only), self.fit_.distribution)
+        return GLMPredictionResults(self._linear(partition, mean_only=mean_only), self._fit.distribution)
 
     def _alarm(self) -> str:
-        return super()._alarm() or dispersion_alarm(self.fit_)
+        return super()._alarm() or dispersion_alarm(self._fit)
 
     def _summary_left(self) -> list[tuple[str, str]]:
-        rows, distribution = dict(super()._summary_left()), self.fit_.distribution
-        if self.fit_.dispersion is not None:
-            rows["Pearson chi2 / n"] = f"{self.fit_.dispersion[0]:.3f}"
+        rows, distribution = dict(super()._summary_left()), self._fit.distribution
+        if self._fit.dispersion is not None:
+            rows["Pearson chi2 / n"] = f"{self._fit.dispersion[0]:.3f}"
         del rows["R-squared"]
         family = [("Model Family", distribution.name), ("Link Function", distribution.link)]
         if distribution.alpha is not None:
-            how = "estimated" if self.fit_.estimates_alpha else "given"
+            how = "estimated" if self._fit.estimates_alpha else "given"
             family.append(("Alpha", f"{distribution.alpha:.4g} ({how})"))
         fitness = [
             ("Pseudo R2 (CS)", f"{self.pseudo_rsquared():.4f}"),

@@ -151,7 +151,7 @@ class VerticalGLM(VerticalModel):
         self.unpenalised = tuple(unpenalised)
         super().__init__(formula, partition, missing="drop" if missing == "em" else missing, **kwargs)
         layout = make_layout(self.design, incomplete=self.em)
-        self.layout = self.with_dealer(divide_as_before(layout, partition, complete=not self.em))
+        self.layout = self._with_dealer(divide_as_before(layout, partition, complete=not self.em))
         if between == "free" and (not self.em or self.layout.p > MOST_FREE):
             raise ModelError(
                 f"between='free' has missing='em', and {MOST_FREE} columns at most; received {self.layout.p} "
@@ -330,7 +330,7 @@ class VerticalGLM(VerticalModel):
         ledger = copy.deepcopy(self._agreement)
 
         def run(protocol: Rounds[Any]) -> Any:
-            return self.engine.run(self.receipted(protocol, ledger), ledger)
+            return self.engine.run(self._receipted(protocol, ledger), ledger)
 
         outcome = fit(plan, run)
         if outcome.observed is not None:
@@ -339,7 +339,7 @@ class VerticalGLM(VerticalModel):
             if self.between == "independent":
                 assumed = "missing='em' takes blocks for independent"
                 warn_of_dependence(exchange.moments, assumed, f"{INSTEAD}.")
-        result = VerticalGLMResults.of(self, outcome, ledger)
+        result = VerticalGLMResults._of(self, outcome, ledger)
         warn_unless_converged(outcome)
         return result
 

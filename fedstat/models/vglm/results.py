@@ -95,7 +95,7 @@ class VerticalGLMResults(
         self.method_name = selection.penalty if selection.lam > 0.0 else "maximum likelihood"
 
     @classmethod
-    def of(cls, model: VerticalModel, outcome: Outcome, ledger: Ledger) -> VerticalGLMResults:
+    def _of(cls, model: VerticalModel, outcome: Outcome, ledger: Ledger) -> VerticalGLMResults:
         """Make results of a fit."""
         selection, response = Selection.of(outcome), model.formula.response
         refit = make_refit(response, outcome)
@@ -272,7 +272,7 @@ class VerticalGLMResults(
             partition = self._model.partition
         return predict_means(self._with_specs(), partition)
 
-    def to_record(self) -> SelectionRecord:
+    def _to_record(self) -> SelectionRecord:
         """Take the results apart for a file."""
         ledger, predictor = SavedLedger.of(self._ledger), self._with_specs()
         return SelectionRecord(
@@ -280,7 +280,7 @@ class VerticalGLMResults(
         )
 
     @classmethod
-    def of_record(cls, record: SelectionRecord) -> VerticalGLMResults:
+    def _of_record(cls, record: SelectionRecord) -> VerticalGLMResults:
         """Rebuild results that have no partition."""
         ledger = None if record.ledger is None else record.ledger.restore()
         return cls(

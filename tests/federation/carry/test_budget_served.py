@@ -143,7 +143,7 @@ def test_linked_records_are_aligned_and_counted_under_a_budget(tmp_path, running
         assert main(["federation", "align", str(study)]) == 0
         partition = fs.ClientPartition.connect(study)
         asked = [(name, BinsAsked(f"x{name}", THIRD, EDGES)) for name in SITES]
-        found = partition.engine.run(ask_margins(asked, partition.new_session()), Ledger())
+        found = partition.engine.run(ask_margins(asked, partition._new_session()), Ledger())
         return partition, {site: part for site, _, part in found}
 
     _, first = counted()

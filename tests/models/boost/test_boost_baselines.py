@@ -87,7 +87,7 @@ def test_a_local_fit_is_that_of_a_site_alone():
 
 def test_left_out_folds_are_judged_by_the_averages_of_the_others():
     result = fitted(aggregation="lsa", folds=2, random_state=3, select="cv")
-    boosting = result.record_.boosting
+    boosting = result._record.boosting
     rest = np.array([False, True])
     path = boosting.over(rest, 25, ~rest)[1]
     B, moments = path.coef, boosting.moments

@@ -147,7 +147,7 @@ def test_a_fold_is_judged_by_the_fit_of_the_others(penalty):
     result = fs.FedFunctionBoost.from_formula(text, partition, penalty=penalty).fit(
         steps=30, folds=3, random_state=4
     )
-    boosting = result.record_.boosting
+    boosting = result._record.boosting
     for f in range(3):
         rest = np.arange(3) != f
         moments = boosting.moments

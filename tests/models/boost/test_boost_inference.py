@@ -70,7 +70,7 @@ def test_a_refit_is_less_shrunken_and_says_what_it_is_conditional_on(result):
 
 
 def test_halves_select_and_estimate_on_different_rows(result):
-    boosting = result.record_.boosting
+    boosting = result._record.boosting
     split = result.split(random_state=3)
     assert split._fitted.rows < 0.6 * boosting.moments.total.n
     other = result.split(random_state=4)

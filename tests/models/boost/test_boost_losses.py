@@ -143,7 +143,7 @@ def test_the_loss_along_the_path_is_that_of_the_rows_at_exchanges(kind):
 
 def test_rows_that_change_sides_alone_are_held_back():
     result = model("quantile").fit(steps=60)
-    held = result.record_.boosting.held
+    held = result._record.boosting.held
     assert 0 < held <= 60 and f"{held} exchanges" in str(result.summary())
     exact = model("quantile", policy=LONELY).fit(steps=60)
     ends = [one.score(FRAME)["loss"] for one in (result, exact, exact.steps(1))]
@@ -170,7 +170,7 @@ def test_sites_as_folds_are_judged_by_the_fit_of_the_others():
 
 def test_a_fold_is_judged_by_the_fit_of_the_other_rows_and_masks_change_nothing():
     result = model("huber").fit(steps=20, select="cv", folds=2, random_state=5)
-    assert result.record_.masked
+    assert result._record.masked
     asked = CurvesAsked((Learner("1"),), None, 2, 5)
     fold = np.empty(240, dtype=int)
     for k in range(3):

@@ -26,7 +26,7 @@ def fitted(text=TEXT, frame=FRAME, steps=40, penalty="separable", policy=LOOSE, 
 def test_degrees_of_freedom_are_the_trace_of_the_operator_that_takes_responses_to_fits(text, penalty):
     """Found column by column: the fit of a response that is one at a row and point, along the same path."""
     result = fitted(text, FRAME[:60], 15, penalty, select="aicc")
-    boosting = result.record_.boosting
+    boosting = result._record.boosting
     ready, path = boosting.over(np.ones(1, bool), 15)
     sums, gram, nu = boosting.moments.total, boosting.gram, boosting.nu
     k2, L = len(gram), ready.L
@@ -74,7 +74,7 @@ def test_the_criterion_stops_where_there_is_noise_alone():
 
 def test_sites_are_folds_each_judged_by_the_fit_of_the_others():
     result = fitted(select="cv", folds="site")
-    assert not result.record_.masked and result.record_.boosting.moments.folds == 3
+    assert not result._record.masked and result._record.boosting.moments.folds == 3
     for f in range(3):
         rest = FRAME[FRAME["site"] != f]
         alone = fitted(frame=rest)

@@ -108,7 +108,7 @@ def test_a_long_gap_of_a_curve_counts_as_missing():
 
 def test_folds_are_of_all_entities_and_add_up(result):
     found = fitted(select="cv", folds=4, random_state=3)
-    one, four = result.record_.boosting.moments, found.record_.boosting.moments
+    one, four = result._record.boosting.moments, found._record.boosting.moments
     for name in ("S", "T", "Q", "y", "yy"):
         total = getattr(four, name).sum(axis=0)
         np.testing.assert_allclose(total, getattr(one, name)[0], atol=1e-6 * np.abs(total).max())
@@ -135,7 +135,7 @@ def test_the_forecast_counts_rounds_and_bytes_as_the_fit_does():
         assert (asked[exact] == left[exact]).all()
     kinds = {kind for kinds in found.ledger.kinds_by_client().values() for kind in kinds}
     assert kinds == {"control", "schema", "presence", "sealed", "masked share", "aggregate"}
-    columns = model.n_columns
+    columns = model._n_columns
     assert columns == 1 + 9 + 8 + 3 + 24 + 14
     assert f"sums of products of {columns} columns over 600 rows" in " ".join(str(told).split())
     assert f"sums of products of {columns} columns over 600 rows" in " ".join(str(found.summary()).split())

@@ -172,11 +172,11 @@ def test_em_undoes_what_missing_at_random_does_to_pairs():
     errors = {}
     for missing in ("pairs", "em"):
         found = fit(missing)
-        assert found.fit_.method == missing
+        assert found._fit.method == missing
         errors[missing] = abs(found.correlation.to_numpy()[0, 1] - 0.6)
     assert errors["pairs"] > 0.04
     assert errors["em"] < 0.025
-    assert fit("auto").fit_.method == "em"
+    assert fit("auto")._fit.method == "em"
 
 
 def test_sites_are_charged_once_for_disjoint_patterns():
@@ -185,7 +185,7 @@ def test_sites_are_charged_once_for_disjoint_patterns():
     result = fs.CopulaSynthesizer(partition, 20.0, BOUNDS, missing="em").fit()
     for client in HELD:
         spent = partition.sites[client].account.charges.spent
-        assert 0 <= spent - result.fit_.sums.site_cost(client) < 1e-12
+        assert 0 <= spent - result._fit.sums.site_cost(client) < 1e-12
     assert (result.privacy["epsilon"] <= 20.0).all()
 
 

@@ -35,7 +35,7 @@ def fit():
 
 def test_redrawn_correlations_spread_as_sampling_and_noise_do(fit):
     rng = np.random.default_rng(1)
-    drawn = np.array([redraw(fit.fit_, rng)[1].correlation for _ in range(60)])
+    drawn = np.array([redraw(fit._fit, rng)[1].correlation for _ in range(60)])
     i, j = fit.columns.index("x"), fit.columns.index("u")
     # Near zero a correlation of continuous columns has the variance 1 / n, and its noise to first order.
     expected = np.hypot(1.0 / np.sqrt(N), fit.noise.loc["x", "u"])
@@ -49,9 +49,9 @@ def test_noise_is_in_the_spread(fit):
     """With all noise left out the spread of a margin is that of sampling alone."""
     rng = np.random.default_rng(2)
     b = fit.columns.index("b")
-    shares = [redraw(fit.fit_, rng)[0][b].probabilities[1] for _ in range(80)]
-    p = fit.fit_.margins[b].probabilities[1]
-    deviation = np.sqrt(fit.fit_.plan.margins_asked("A").of_levels / 2) / N
+    shares = [redraw(fit._fit, rng)[0][b].probabilities[1] for _ in range(80)]
+    p = fit._fit.margins[b].probabilities[1]
+    deviation = np.sqrt(fit._fit.plan.margins_asked("A").of_levels / 2) / N
     expected = np.hypot(np.sqrt(p * (1 - p) / N), deviation)
     assert np.std(shares) == pytest.approx(expected, rel=4.0 / np.sqrt(2 * 80))
 

@@ -69,7 +69,7 @@ def test_synthetic_rows_are_like_the_rows(fitted):
 
 
 def test_every_sum_of_products_has_the_noise_that_was_paid_for(fitted):
-    fit = fitted[1].fit_
+    fit = fitted[1]._fit
     exact = []
     for names in COLUMNS.values():
         margins = [margin for margin in fit.margins if margin.bins.name in names]
@@ -92,7 +92,7 @@ def test_sites_were_charged_what_the_plan_says_and_no_more_than_epsilon(fitted):
     for client in COLUMNS:
         charges = model.partition.sites[client].account.charges
         # every charge is rounded up a little
-        assert 0 <= charges.spent - result.fit_.sums.site_cost(client) < 1e-15
+        assert 0 <= charges.spent - result._fit.sums.site_cost(client) < 1e-15
         assert epsilon_of_zcdp(charges.spent, 1e-6) <= 5.0
     assert (result.privacy["epsilon"] <= 5.0).all()
     assert result.privacy["epsilon"].max() == pytest.approx(5.0, rel=1e-3)
@@ -110,7 +110,7 @@ def test_the_same_margins_cost_nothing_again_and_products_do():
     assert not np.allclose(first.correlation, second.correlation, atol=1e-9)
     for client in COLUMNS:
         more = model.partition.sites[client].account.charges.spent - spent[client]
-        assert Fraction(0) < more <= first.fit_.sums.products_cost(client) + Fraction(1, 2**50)
+        assert Fraction(0) < more <= first._fit.sums.products_cost(client) + Fraction(1, 2**50)
 
 
 def test_what_passes_is_noisy_or_public_or_hidden(fitted):
@@ -123,7 +123,7 @@ def test_what_passes_is_noisy_or_public_or_hidden(fitted):
 def test_one_institution_alone_is_the_pooled_estimate():
     frame = rows(20_000)
     model = synthesizer(frame, epsilon=300.0, budget=400.0, columns={"A": list("abcd")})
-    fit = model.fit().fit_
+    fit = model.fit()._fit
     margins = list(fit.margins)
     codes = np.column_stack([m.bins.code(frame[m.bins.name]) for m in margins])
     U = np.ldexp(GramAsked({}, 1, 1).score(margins, codes).astype(float), -PLACES)
@@ -209,9 +209,9 @@ def test_missing_values_are_missing_at_their_institution():
     frame = rows()
     frame.loc[10:209, "d"] = np.nan
     fit = synthesizer(frame, missing="pairs").fit()
-    assert fit.fit_.entities == {"A": N, "B": N, "C": N - 200}
-    assert fit.fit_.method == "pairs"
-    assert fit.fit_.pairs[0, 3] == N - 200
+    assert fit._fit.entities == {"A": N, "B": N, "C": N - 200}
+    assert fit._fit.method == "pairs"
+    assert fit._fit.pairs[0, 3] == N - 200
 
 
 def test_a_coordinator_at_one_of_two_cannot_have_products_dealt():

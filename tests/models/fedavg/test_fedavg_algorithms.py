@@ -200,11 +200,11 @@ def test_q_fedavg_leads_to_the_minimum_of_its_own_criterion():
     ours = fit(fs.QFedAvg, q=3.0, init=found, **still)
     assert ours.converged
     assert "of the minimum of its own criterion" in ours.estimate.convergence
-    assert abs(ours.fit_.to_go).max() < 1e-3
+    assert abs(ours._fit.to_go).max() < 1e-3
     assert abs(ours.distance).max() > 1.0
     near = fit(fs.QFedAvg, q=3.0, init=found + np.array([0.0, 0.002, 0.0]), **still)
-    information = np.linalg.inv(near.fit_.sums.information)
-    np.testing.assert_allclose(near.fit_.to_go[1], -0.002 / np.sqrt(information[1, 1]), rtol=0.01)
+    information = np.linalg.inv(near._fit.sums.information)
+    np.testing.assert_allclose(near._fit.to_go[1], -0.002 / np.sqrt(information[1, 1]), rtol=0.01)
     away = fit(fs.QFedAvg, q=3.0, init=found + np.array([0.0, 0.3, 0.0]), **still)
     assert not away.converged
 

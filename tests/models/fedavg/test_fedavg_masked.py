@@ -18,10 +18,10 @@ BATCHES = {"rounds": 30, "local_epochs": 2, "batch_size": 8, "learning_rate": 0.
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_run_is_that_in_clear(kind, options):
     hidden, clear = (fit(kind, masked=masked, **BATCHES, **options) for masked in (True, False))
-    assert hidden.fit_.masked and not clear.fit_.masked
+    assert hidden._fit.masked and not clear._fit.masked
     np.testing.assert_allclose(hidden.params, clear.params, rtol=0, atol=1e-13)
     np.testing.assert_allclose(hidden.distance, clear.distance, rtol=1e-9)
-    np.testing.assert_allclose(hidden.fit_.to_go, clear.fit_.to_go, rtol=1e-9)
+    np.testing.assert_allclose(hidden._fit.to_go, clear._fit.to_go, rtol=1e-9)
     np.testing.assert_allclose(hidden.trace, clear.trace, rtol=1e-12)
     for statement in ("llf", "deviance", "pearson_chi2", "df_resid"):
         np.testing.assert_allclose(getattr(hidden, statement), getattr(clear, statement), rtol=1e-12)
@@ -73,7 +73,7 @@ def test_no_update_of_a_site_reaches_the_coordinator(kind, fraction):
 @pytest.mark.parametrize(("fraction", "hidden"), [(1.0, True), (0.75, True), (0.5, False), (0.01, False)])
 def test_masks_are_used_where_three_sites_are_drawn(fraction, hidden):
     result = fit(fs.FedAvg, rounds=2, fraction=fraction)
-    assert result.fit_.masked == hidden
+    assert result._fit.masked == hidden
     assert result.trace["clients"].tolist()[:2] == [round(4 * fraction) or 1] * 2
     text = " ".join(str(result.summary()).split())
     assert ("Updates and sums were masked over 4 sites" in text) == hidden
@@ -86,7 +86,7 @@ def test_owners_who_let_nothing_but_masked_sums_leave_are_served():
     policies = dict.fromkeys(SITES, Policy(masked_only=True, refused_kinds=frozenset({"aggregate"})))
     sites = fs.ClientPartition.from_frame(FRAME, by="site", policies=policies)
     one = fs.FedAvg.from_formula("binary ~ x", sites)
-    assert run(one, rounds=2).fit_.masked
+    assert run(one, rounds=2)._fit.masked
     with pytest.raises(PolicyError):
         run(one, rounds=2, masked=False)
 

@@ -96,7 +96,7 @@ def test_what_a_step_out_of_turn_lacks_is_named(model):
         site, Ask(SITE, "glm", "sum_scores", scores, "new"), "S2: no rows are open in this session .*make the"
     )
     opened = model_of()
-    LocalEngine(opened.partition.sites).run(first_round(opened), opened.new_ledger())
+    LocalEngine(opened.partition.sites).run(first_round(opened), opened._new_ledger())
     site = site_of(opened)
     session = opened._session
     refuse(

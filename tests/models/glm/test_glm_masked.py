@@ -69,7 +69,7 @@ def policies_of(**policy):
 @pytest.mark.parametrize("case", CASES)
 def test_the_fit_is_that_in_clear(case):
     hidden, clear = fit(case), fit(case, masked=False)
-    assert hidden.fit_.masked and not clear.fit_.masked
+    assert hidden._fit.masked and not clear._fit.masked
     np.testing.assert_allclose(hidden.params, clear.params, rtol=1e-11, atol=1e-13)
     np.testing.assert_allclose(hidden.cov_params(), clear.cov_params(), rtol=1e-10, atol=1e-15)
     for statement in ("deviance", "null_deviance", "pearson_chi2", "llf", "scale", "df_resid"):
@@ -205,13 +205,13 @@ TWO = FRAME.assign(site=np.where(FRAME["site"] == "S3", "S3", "other"))
 
 
 def test_two_sites_are_in_clear_unless_asked_for():
-    assert not fit(frame=TWO).fit_.masked
-    assert fit(frame=TWO, masked=True).fit_.masked
+    assert not fit(frame=TWO)._fit.masked
+    assert fit(frame=TWO, masked=True)._fit.masked
     refuse = dict.fromkeys(("S3", "other"), Policy(two_sites="refuse"))
     with pytest.raises(PolicyError, match="two sites"):
         fit(frame=TWO, policies=refuse, masked=True)
     wanted = dict.fromkeys(("S3", "other"), Policy(masked_only=True))
-    assert fit(frame=TWO, policies=wanted).fit_.masked
+    assert fit(frame=TWO, policies=wanted)._fit.masked
     with pytest.raises(PolicyError, match=r"masked only.*fit with masked=True"):
         fit(frame=TWO, policies=wanted, masked=False)
     with pytest.raises(ModelError, match="two sites or more"):

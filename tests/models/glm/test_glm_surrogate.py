@@ -49,9 +49,9 @@ def pair(n, seed, response="binary", rounds=1):
 def test_one_step_ends_within_the_length_of_the_score_that_remains(response):
     for seed in range(5):
         apart, one, full = pair(600, seed, response)
-        said = one.fit_.trace[-1].step
+        said = one._fit.trace[-1].step
         assert 0.0 < apart < 1.05 * said < 0.3
-        assert len(one.fit_.trace) == 2 and one.converged
+        assert len(one._fit.trace) == 2 and one.converged
         assert one.ledger.rounds < full.ledger.rounds
 
 
@@ -65,7 +65,7 @@ def test_the_distance_shrinks_faster_than_the_standard_errors():
     for i, n in enumerate(sizes):
         for seed in range(8):
             apart[i, seed], one, _ = pair(n, seed)
-            start[i, seed] = one.fit_.trace[0].step
+            start[i, seed] = one._fit.trace[0].step
     middle, first = np.median(apart, axis=1), np.median(start, axis=1)
     slope, of_start = (np.polyfit(np.log(sizes), np.log(v), 1)[0] for v in (middle, first))
     assert slope < -1.0
@@ -114,7 +114,7 @@ def test_the_summary_says_how_far_the_estimate_may_be():
     _, one, _ = pair(600, 5)
     text = " ".join(str(one.summary()).split())
     said = re.search(r"stops after one Newton step.*next step would be ([\d.e-]+) standard errors", text)
-    assert said and float(said[1]) == pytest.approx(one.fit_.trace[-1].step, rel=1e-2)
+    assert said and float(said[1]) == pytest.approx(one._fit.trace[-1].step, rel=1e-2)
     assert "stops after" not in str(model(600, 5).fit().summary())
 
 
@@ -129,7 +129,7 @@ def test_a_site_without_a_fit_of_its_own_is_left_out_of_the_start():
     changed = fs.FederatedGLM.from_formula("binary ~ x + z", partition, family=F.Binomial())
     full, one = changed.fit(), changed.fit(rounds=1)
     assert full.site_estimates.loc["A"].isna().all()
-    assert distance(one, full) < 1.05 * one.fit_.trace[-1].step
+    assert distance(one, full) < 1.05 * one._fit.trace[-1].step
     assert distance(changed.fit(rounds=5), full) < 1e-6
 
 

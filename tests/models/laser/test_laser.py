@@ -36,12 +36,12 @@ def auc(frame, tables):
 
 
 def same_networks(a, b, atol):
-    for k in a.record_.fitted.clients:
+    for k in a._record.fitted.clients:
         np.testing.assert_allclose(
-            a.record_.fitted.trained.networks[k], b.record_.fitted.trained.networks[k], rtol=0, atol=atol
+            a._record.fitted.trained.networks[k], b._record.fitted.trained.networks[k], rtol=0, atol=atol
         )
     np.testing.assert_allclose(
-        a.record_.fitted.trained.heads, b.record_.fitted.trained.heads, rtol=0, atol=atol
+        a._record.fitted.trained.heads, b._record.fitted.trained.heads, rtol=0, atol=atol
     )
 
 
@@ -72,7 +72,7 @@ def test_a_batch_moves_networks_as_pooled_descent_does():
     options = {"epochs": 1, "batch_size": 1000, "validation": 0.0, "calibration": 0.0, "decay": 0.0}
     # Adam's first step is the sign of the gradient, so two rates tell where parameters began.
     fits = [model(part).fit(exchange="clear", rate=rate, **options) for rate in (1e-3, 2e-3)]
-    one, two = (fit.record_.fitted for fit in fits)
+    one, two = (fit._record.fitted for fit in fits)
     blocks = {k: tables[k].set_index("id").drop(columns="y", errors="ignore") for k in SITES}
     Z = {k: (b - b.mean()) / b.std(ddof=0) for k, b in blocks.items()}
     y = tables["bank"].set_index("id")["y"]
@@ -119,7 +119,7 @@ def test_masked_predictions_are_those_of_clear_outputs(result):
     tables = customers(300, seed=6, missing=0.5)
     tables["bank"] = tables["bank"].iloc[100:]
     found = result.predict_proba(fs.ClientPartition.from_frames(tables, on="id"))
-    fitted = result.record_.fitted
+    fitted = result._record.fitted
     for entity in (3, 120, 250):
         outputs = []
         for k in SITES:
@@ -315,7 +315,7 @@ def test_label_privacy(part, monkeypatch):
     assert "change by exp(1) at most, and by exp(1) over all" in str(fits[1].summary()).replace("\n    ", " ")
     other = model(part).fit(**QUICK, label_epsilon=2.0)
     assert "exp(3) over all" in str(other.summary()).replace("\n    ", " ")
-    counts = fits[0].record_.fitted.trained.outcome.counts
+    counts = fits[0]._record.fitted.trained.outcome.counts
     y = customers()["bank"]["y"]
     assert counts != tuple(y.value_counts().sort_index())
     keep = np.exp(1.0) / (1.0 + np.exp(1.0))
@@ -385,10 +385,10 @@ def test_balanced_classes_and_columns_as_they_are(part):
     """Weights of classes raise the rarer one's probability; raw columns have units of one."""
     usual = model(part).fit(**QUICK, exchange="clear")
     even = model(part).fit(**QUICK, exchange="clear", balanced=True)
-    rare = int(np.argmin(usual.record_.fitted.trained.outcome.counts))
+    rare = int(np.argmin(usual._record.fitted.trained.outcome.counts))
     assert even.predict_proba(part).iloc[:, rare].mean() > usual.predict_proba(part).iloc[:, rare].mean()
     raw = model(part).fit(**QUICK, exchange="clear", standardise=False)
-    assert all((scale == 1.0).all() for scale in raw.record_.fitted.trained.scale.values())
+    assert all((scale == 1.0).all() for scale in raw._record.fitted.trained.scale.values())
     assert raw.calibration.to_frame()["n"].sum() > 0
 
 
@@ -398,7 +398,7 @@ def test_modules_in_the_place_of_networks(part):
     own = model(part).fit(
         epochs=1, batch_size=5000, validation=0.0, calibration=0.0, exchange="clear", rate=1e-9
     )
-    theta = torch.tensor(own.record_.fitted.trained.networks["shop"][0])
+    theta = torch.tensor(own._record.fitted.trained.networks["shop"][0])
     module = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4)).double()
     torch.nn.utils.vector_to_parameters(theta, module.parameters())
     plain = model(part).fit(**QUICK, exchange="clear")

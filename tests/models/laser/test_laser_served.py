@@ -67,7 +67,7 @@ def both(there, here):
 
 
 def assert_same_networks(one, other):
-    first, second = one.record_.fitted.trained, other.record_.fitted.trained
+    first, second = one._record.fitted.trained, other._record.fitted.trained
     for k in SITES:
         np.testing.assert_array_equal(first.networks[k], second.networks[k])
     np.testing.assert_array_equal(first.heads, second.heads)
@@ -129,7 +129,7 @@ def test_the_order_of_clients_does_not_matter(both, federation):
         path.write_text(text)
     assert turned.clients == SITES[::-1]
     for how in EXCHANGES:
-        one, other = (fit.record_.fitted.trained for fit in (both[how][0], fitted(turned, exchange=how)))
+        one, other = (fit._record.fitted.trained for fit in (both[how][0], fitted(turned, exchange=how)))
         for k in SITES:
             np.testing.assert_allclose(one.networks[k], other.networks[k], atol=1e-12)
 

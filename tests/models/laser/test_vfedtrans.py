@@ -71,7 +71,7 @@ def test_outputs_of_clients_leave_as_a_sum(fitted):
 def test_one_client_predicts_by_itself(fitted):
     result, other = fitted[0], customers(100, seed=7)["shop"]
     P = result.predict_proba(fs.ClientPartition.from_frames({"shop": other}, on="id"))
-    record, x = result.record_.fitted, other.set_index("id").to_numpy()
+    record, x = result._record.fitted, other.set_index("id").to_numpy()
     Z = (x - record.trained.shift["shop"]) / record.trained.scale["shop"]
 
     def network(theta, Z, width):

@@ -40,7 +40,7 @@ def test_order_of_clients_and_masks_are_irrelevant(frames, result):
     clear = fs.M2SEM(partition_of(turned), 2, 1).fit(masked=False, **QUICK)
     assert other.llf == result.llf and other.posterior.equals(result.posterior)
     np.testing.assert_allclose(clear.posterior, result.posterior, atol=1e-12)
-    assert result.record_.masked and not clear.record_.masked
+    assert result._record.masked and not clear._record.masked
 
 
 def test_only_differences_of_log_densities_leave_for_an_entity(result):

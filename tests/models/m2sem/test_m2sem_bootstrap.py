@@ -34,7 +34,7 @@ def test_errors_are_near_those_of_the_information_and_nobody_is_asked(fitted):
 
 
 def test_samples_are_drawn_from_the_released_parameters(fitted):
-    record = fitted.record_
+    record = fitted._record
     labels = np.repeat([0, 1], 40_000)
     for held in record.clients.values():
         one = drawable(record, held, np.arange(2))

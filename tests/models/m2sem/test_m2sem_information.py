@@ -168,7 +168,7 @@ def test_over_sites_and_secure_products_it_is_the_same(fitted):
     w = course.w[np.argsort(-course.r.sum(axis=0))]
     n, K = r.shape
     parts, columns = {}, {}
-    for client, held in result.record_.clients.items():
+    for client, held in result._record.clients.items():
         frame = data.frames[client].set_index("id")
         m = GaussianModality(frame.to_numpy(), list(frame), 1)
         m.restore(held.parameters)
@@ -186,7 +186,7 @@ def test_over_sites_and_secure_products_it_is_the_same(fitted):
         for b in names[i + 1 :]
     }
     pooled = invert(assemble(r, w, parts, crossed), K, parts)
-    observed = result.record_.observed
+    observed = result._record.observed
     for client in names:
         np.testing.assert_allclose(observed.of_client(client), pooled.of_client(client), rtol=1e-6, atol=1e-9)
 

@@ -83,7 +83,7 @@ def test_a_cluster_of_few_is_not_summed(fitted):
 
     def ask(cluster):
         question = Ask("Registry", FAMILY, "sum_outside", {"cluster": cluster}, model._session, text)
-        return model.engine.run(_once(question), model.new_ledger())
+        return model.engine.run(_once(question), model._new_ledger())
 
     alone = np.where(np.arange(300) == 100, 1, 0)
     with pytest.raises(FedstatError):
@@ -98,7 +98,7 @@ def test_a_cluster_of_few_is_not_summed(fitted):
     with pytest.raises(DescriptionError, match="has no column"):
         absent = to_json({"variable": "salary", "clusters": 2, "levels": []})
         question = Ask("Registry", FAMILY, "sum_outside", {"cluster": half}, model._session, absent)
-        model.engine.run(_once(question), model.new_ledger())
+        model.engine.run(_once(question), model._new_ledger())
 
 
 def _once(question):

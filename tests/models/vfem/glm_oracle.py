@@ -136,7 +136,7 @@ def glm_study(seed=0, n=250, family="Binomial", **options):
 def glm_theta(model, result, study):
     """All parameters of a fit, as :class:`PooledGLM` packs them; Sigma from what the sites remember."""
     fit, pooled = (
-        result.fit_,
+        result._fit,
         PooledGLM(study.table["y"], [study.table[c] for c in study.columns.values()], "Logit"),
     )
     Sigmas = []

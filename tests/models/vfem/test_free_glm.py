@@ -51,7 +51,7 @@ def as_counted(study, result):
 
 
 def all_parameters(found, oracle):
-    fit = found.fit_
+    fit = found._fit
     beta, mu = (np.concatenate([by[k] for k in found.names]) for by in (fit.beta, fit.mu))
     return oracle.pack(fit.beta0, beta, mu, fit.law.cov[:-1, :-1])
 

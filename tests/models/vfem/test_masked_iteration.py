@@ -188,7 +188,7 @@ def test_entities_at_which_the_sum_is_ones_own_part_are_counted(holder, coordina
     study = simulate(seed=4, n=300, holder=holder)
     model = study.model(coordinator=coordinator)
     layout = make_layout(model.design, method)
-    at = model.new_ledger().at
+    at = model._new_ledger().at
     seen = {client: study.table[names[0]].notna().to_numpy() for client, names in study.columns.items()}
     if method == "cc":
         complete = np.logical_and.reduce(list(seen.values()))

@@ -46,7 +46,7 @@ def test_the_fit_is_that_of_the_iterative_exchange(study):
     assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
     assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-11)
     assert fit.rsquared == pytest.approx(result.rsquared, rel=1e-8)
-    ours, theirs = by_client(fit), result.fit_
+    ours, theirs = by_client(fit), result._fit
     assert (ours.a, ours.s2) == pytest.approx((theirs.a, theirs.s2), rel=1e-8)
     np.testing.assert_allclose(ours.response_moments, theirs.response_moments, rtol=1e-10)
     assert list(ours.beta) == list(theirs.beta)

@@ -70,7 +70,7 @@ def test_the_fit_is_maximum_likelihood_of_every_value_that_is_used(study, betwee
 
 def test_predictions_condition_on_what_an_entity_has(study, result):
     """Mean and variance of the response given the values of each row, by the law that was fitted."""
-    law, X = result.fit_.law, study.table[study.covariates].to_numpy()
+    law, X = result._fit.law, study.table[study.covariates].to_numpy()
     expected, variance = np.empty(len(X)), np.empty(len(X))
     for i, row in enumerate(X):
         has = np.flatnonzero(~np.isnan(row))
@@ -156,7 +156,7 @@ def test_columns_of_a_term_are_missing_together_and_transforms_rest_on_what_is_t
     for name, has in zip(block.names, block.has.T, strict=True):
         column = next(c for c in ("bank0", "bank1", "kind") if c in name)
         np.testing.assert_array_equal(has, bank[column].notna().to_numpy()[block.rows])
-    law = result.fit_.law
+    law = result._fit.law
     assert law.mean[0] == pytest.approx(0.0, abs=0.05)  # scaled over the entities that have it
     assert result.converged and np.isfinite(result.bse).all()
     assert len(result.predict(partition)) == 1_500

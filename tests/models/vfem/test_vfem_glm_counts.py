@@ -62,7 +62,7 @@ def test_it_is_the_maximum_of_the_pooled_likelihood_and_its_information(estimate
     study = counts(holder="Registry")
     model = make(study, 1.0 if estimated else ALPHA)
     result = model.fit(cross_products=how, **ML[estimated])
-    found = result.fit_.distribution.alpha
+    found = result._fit.distribution.alpha
     blocks = [study.table[c] for c in study.columns.values()]
     pooled = PooledCounts(study.table["y"], blocks, None if estimated else ALPHA)
     theta = glm_theta(model, result, study)
@@ -97,7 +97,7 @@ def test_estimated_alpha_is_that_of_statsmodels_where_nothing_is_missing():
     result = make(study, 1.0).fit(alpha="ml")
     X = sm.add_constant(study.table[study.covariates])
     discrete = sm.NegativeBinomial(study.table["y"], X).fit(disp=0, maxiter=500, gtol=1e-8)
-    assert result.fit_.distribution.alpha == pytest.approx(discrete.params["alpha"], rel=1e-4)
+    assert result._fit.distribution.alpha == pytest.approx(discrete.params["alpha"], rel=1e-4)
     np.testing.assert_allclose(result.params, discrete.params[:-1], atol=1e-4)
     np.testing.assert_allclose(result.bse, discrete.bse[:-1], rtol=1e-3)
     assert result.llf == pytest.approx(discrete.llf, abs=1e-5)
@@ -136,8 +136,8 @@ def test_nested_fits_compare_where_both_estimate_alpha(tmp_path):
     assert "(estimated)" in str(full.summary())
     full.save(tmp_path / "counts")
     again = fs.load(tmp_path / "counts")
-    assert again.fit_.distribution == full.fit_.distribution
-    assert again.fit_.estimates_alpha
+    assert again._fit.distribution == full._fit.distribution
+    assert again._fit.estimates_alpha
     assert len(again.predict(study.partition())) == len(study.table)
 
 
@@ -161,13 +161,13 @@ def test_a_summary_of_overdispersed_counts_names_the_remedy_in_its_first_line():
     m, v = PooledGLM(study.table["y"], blocks, "Log").linear(theta)
     mean = np.exp(m + 0.5 * v)
     terms = (study.table["y"] - mean) ** 2 / (mean + mean**2 * np.expm1(v))
-    ratio, error = poisson.fit_.dispersion
+    ratio, error = poisson._fit.dispersion
     assert ratio == pytest.approx(terms.mean(), rel=1e-9)
     assert error == pytest.approx(terms.std(ddof=0) / np.sqrt(len(terms)), rel=1e-6)
     assert f"*** OVERDISPERSED: Pearson chi2 / n = {ratio:.2f}" in str(poisson.summary())
     assert "family=sm.families.NegativeBinomial() and fit(alpha='ml')" in " ".join(poisson.notes)
     cured = make(study).fit(alpha="ml", cov_type="none")
-    assert cured.fit_.dispersion[0] == pytest.approx(1.0, abs=0.2)
+    assert cured._fit.dispersion[0] == pytest.approx(1.0, abs=0.2)
     assert "OVERDISPERSED" not in str(cured.summary())
     small = make(study, 0.01).fit(cov_type="none")
     assert "This alpha is too small" in " ".join(small.notes)

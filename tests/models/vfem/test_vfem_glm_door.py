@@ -99,7 +99,7 @@ def test_a_masked_part_is_noise_and_the_sum_is_the_linear_predictor(study):
     seen = [model.partition.sites[k]._states[model._session].look_at("vfem") for k in study.columns]
     centred = X @ slopes
     for kept, (client, names) in zip(seen, study.columns.items(), strict=True):
-        centred[study.table[names[0]].notna()] -= kept.block.shift @ result.fit_.beta[client]
+        centred[study.table[names[0]].notna()] -= kept.block.shift @ result._fit.beta[client]
     np.testing.assert_allclose(total, centred.loc[model.partition.entities], atol=1e-7)
     for part in heard.values():
         assert abs(np.corrcoef(part.reshape(-1)[:250].astype(float), total)[0, 1]) < 0.3

@@ -53,7 +53,7 @@ def test_every_record_counts(fits):
     complete, every = fits["cc"], fits["vfem"]
     assert every.converged
     assert every.nobs == 11_769
-    assert every.fit_.trace[-1].iteration <= 25
+    assert every._fit.trace[-1].iteration <= 25
     ratio = (every.bse / complete.bse).drop("Intercept")
     assert ratio.between(0.75, 0.95).all()
     assert ((every.params - complete.params).abs() < 2.0 * complete.bse).all()

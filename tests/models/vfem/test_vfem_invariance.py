@@ -168,10 +168,10 @@ def test_the_protocol_needs_no_engine(study):
     fit, rounds = by_hand(model.partition.sites, protocol)
     assert rounds >= 2 * len(lines)
     assert len(lines) == len(fit.trace) == len(result.trace)
-    assert (fit.a, fit.s2, fit.log_likelihood) == (result.fit_.a, result.fit_.s2, result.llf)
+    assert (fit.a, fit.s2, fit.log_likelihood) == (result._fit.a, result._fit.s2, result.llf)
     for client in study.columns:
-        assert fit.beta[client].tobytes() == result.fit_.beta[client].tobytes()
-        assert fit.mu[client].tobytes() == result.fit_.mu[client].tobytes()
+        assert fit.beta[client].tobytes() == result._fit.beta[client].tobytes()
+        assert fit.mu[client].tobytes() == result._fit.mu[client].tobytes()
     assert fit.converged
 
 

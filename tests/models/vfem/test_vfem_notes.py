@@ -71,7 +71,7 @@ def test_intervals_after_mean_imputation_do_not_add_what_its_residuals_hold(data
     result = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").fit(method="impute")
     prediction = result.get_prediction(partition)
     assert prediction.blocks.nunique() > 1
-    np.testing.assert_allclose(prediction.var_resid, result.fit_.s2)
+    np.testing.assert_allclose(prediction.var_resid, result._fit.s2)
 
 
 def test_a_coefficient_that_is_small_beside_its_error_is_printed_in_fixed_point():

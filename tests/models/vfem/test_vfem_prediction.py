@@ -97,7 +97,7 @@ def test_intervals_are_wider_where_more_is_missing(fitted, new):
     variance = fitted.result.get_prediction(partition_of(new)).var_resid
     expected = np.full(len(X), fitted.result.scale)
     for client, names in new.columns.items():
-        expected += fitted.result.fit_.t[client] * X[names].isna().all(axis=1)
+        expected += fitted.result._fit.t[client] * X[names].isna().all(axis=1)
     np.testing.assert_allclose(variance, expected, rtol=1e-9)
 
 
@@ -218,8 +218,8 @@ def test_a_partly_filled_row_is_taken_as_missing(by_region):
     result = by_region[1]
     partition = office(id=[1, 2], x=[5.0, 5.5], region=["east", None])
     mean = result.predict(partition)
-    assert mean[2] == pytest.approx(result.fit_.a)
-    assert mean[1] != pytest.approx(result.fit_.a)
+    assert mean[2] == pytest.approx(result._fit.a)
+    assert mean[1] != pytest.approx(result._fit.a)
 
 
 def test_rsquared_of_predictions_is_that_of_complete_entities(fitted):

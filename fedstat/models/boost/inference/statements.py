@@ -29,13 +29,13 @@ BASELINE = (
 class BoostStatements:
     """Refits with intervals, halves that select and estimate, selection frequencies, tests of entry."""
 
-    record_: Any
+    _record: Any
     mstop: int
     _all_folds: Bools
 
     @property
     def _boosting(self) -> Boosting:
-        boosting: Boosting = self.record_.boosting
+        boosting: Boosting = self._record.boosting
         return boosting
 
     @property
@@ -70,7 +70,7 @@ class BoostStatements:
         ImportError
             scikit-fda is not installed.
         """
-        return as_functions(self.record_, self._followed[1], self.offset)
+        return as_functions(self._record, self._followed[1], self.offset)
 
     def refit(self, learners: Sequence[str] | None = None, *, random_state: int = 0) -> SurfaceFit:
         """Fit learners again without the shrinkage of boosting: surfaces with intervals, and tests.
@@ -95,7 +95,7 @@ class BoostStatements:
         self._need_exact()
         chosen = self._selected if learners is None else [self._place(name) for name in learners]
         how = SELECTED if learners is None else GIVEN
-        return fit_surfaces(self.record_, self._all_folds, chosen, how, random_state)
+        return fit_surfaces(self._record, self._all_folds, chosen, how, random_state)
 
     def split(self, *, random_state: int = 0) -> SurfaceFit:
         """Select by one half of the folds, after as many steps, and fit the others.
@@ -113,7 +113,7 @@ class BoostStatements:
         half[np.random.default_rng(random_state).permutation(F)[: F // 2]] = True
         path = self._boosting.over(half, self.mstop)[1]
         return fit_surfaces(
-            self.record_, ~half, sorted({*path.selected.tolist()} - {0}), HALVES, random_state
+            self._record, ~half, sorted({*path.selected.tolist()} - {0}), HALVES, random_state
         )
 
     def stability(
@@ -149,7 +149,7 @@ class BoostStatements:
             raise ModelError(f"tau: expected a share above one half, received {tau!r}")
         labels = [one.label for one in self._boosting.design.learners[1:]]
         random = np.random.default_rng(random_state)
-        found = selection_frequencies(self._boosting, q, draws, self.record_.steps, random)[1:]
+        found = selection_frequencies(self._boosting, q, draws, self._record.steps, random)[1:]
         bound = false_selections(q, len(labels), tau, draws)
         return pd.Series(found, pd.Index(labels, name="learner"), name="frequency"), bound
 

@@ -116,7 +116,7 @@ class PrivateFunctionBoost(PrivateRelease):
         return cls(parse_boost_formula(formula, list(curves_apart(partition))), partition, **settings)
 
     @property
-    def description(self) -> str:
+    def _description(self) -> str:
         """What is asked for, in words."""
         return f"{self.formula.text} at epsilon {self.epsilon:g}"
 
@@ -173,16 +173,16 @@ class PrivateFunctionBoost(PrivateRelease):
             self._released = (*self._release(), self.engine)
         released, ledger, _ = self._released
         sums = sort_sums(released, self.apart.owners, [1, *(part.width for part in self.parts[:-1])])
-        return PrivateBoostResults.of(self, released, sums, int(steps), float(nu), ledger)
+        return PrivateBoostResults._of(self, released, sums, int(steps), float(nu), ledger)
 
     def _release(self) -> tuple[ReleasedCurves, Ledger]:
         self._check_budgets()
-        ledger = self.new_ledger()
+        ledger = self._new_ledger()
         asking = Conversation(FAMILY, self._session, ledger.at)
         protocol = release_curves(
             asking, self._planned, self.rows, tuple(self.partition.sites), self.partition.n_entities
         )
-        return self.engine.run(self.receipted(protocol, ledger), ledger), ledger
+        return self.engine.run(self._receipted(protocol, ledger), ledger), ledger
 
     def _columns_read(self, site: str) -> Sequence[str]:
         return [part.name for part in self._planned.parts.get(site, ())]

@@ -96,13 +96,13 @@ class PrivateBoostResults(
     model_name = "Private functional boosting"
 
     def __init__(self, record: PrivateBoostRecord, ledger: Ledger | None) -> None:
-        self.record_, self.epsilon, self.delta = record, record.epsilon, record.delta
+        self._record, self.epsilon, self.delta = record, record.epsilon, record.delta
         self._path: BoostPath = follow_noisy(record.sums, record.steps, record.nu)
         self.coef, self.mstop = self._path.coef, len(self._path.selected)
         super().__init__(self._estimate(), ledger)
 
     @classmethod
-    def of(
+    def _of(
         cls, model: Any, released: ReleasedCurves, sums: NoisySums, steps: int, nu: float, ledger: Ledger
     ) -> Self:
         """Make results of a release."""
@@ -126,32 +126,32 @@ class PrivateBoostResults(
         )
         return cls(record, ledger)
 
-    def to_record(self) -> PrivateBoostRecord:
+    def _to_record(self) -> PrivateBoostRecord:
         """Take the results apart for a file."""
-        return replace(self.record_, ledger=SavedLedger.of(self._ledger))
+        return replace(self._record, ledger=SavedLedger.of(self._ledger))
 
     @classmethod
-    def of_record(cls, record: PrivateBoostRecord) -> Self:
+    def _of_record(cls, record: PrivateBoostRecord) -> Self:
         """Rebuild results from what is kept of them."""
         return cls(record, None if record.ledger is None else record.ledger.restore())
 
     def steps(self, m: int) -> Self:
         """Results of the same release after at most so many steps."""
         check_whole("m", m, 1)
-        return type(self)(replace(self.record_, steps=int(m)), self._ledger)  # type: ignore[arg-type]
+        return type(self)(replace(self._record, steps=int(m)), self._ledger)  # type: ignore[arg-type]
 
     # -- what was learned ------------------------------------------------------------------------
 
     @property
     def learners(self) -> pd.DataFrame:
         """Degrees of freedom, first step, and shares of steps and of what is explained, by learner."""
-        P, selected = len(self.record_.formula.learners), self._path.selected
+        P, selected = len(self._record.formula.learners), self._path.selected
         return pd.DataFrame(
             {
-                "df": self.record_.sums.df,
+                "df": self._record.sums.df,
                 "first_step": first_steps(selected, P) if self.mstop else [0] * P,
                 "steps": np.bincount(selected, minlength=P) / max(self.mstop, 1),
-                "explained": explained(selected, self._path.risk, self.record_.sums.yy, P)
+                "explained": explained(selected, self._path.risk, self._record.sums.yy, P)
                 if self.mstop
                 else np.zeros(P),
             },
@@ -164,7 +164,7 @@ class PrivateBoostResults(
         return pd.DataFrame(
             {
                 "learner": [self._labels[p] for p in self._path.selected],
-                "rsquared": 1.0 - self._path.risk / self.record_.sums.yy,
+                "rsquared": 1.0 - self._path.risk / self._record.sums.yy,
             },
             index=pd.RangeIndex(1, self.mstop + 1, name="step"),
         )
@@ -175,7 +175,7 @@ class PrivateBoostResults(
 
         The last row, ``inf``, is that without noise: what any fit could reach then.
         """
-        sums, random = self.record_.sums, np.random.default_rng(1)
+        sums, random = self._record.sums, np.random.default_rng(1)
         here = float(rho_of_budget(self.epsilon, self.delta))
         found = {}
         for epsilon in sorted({*EPSILONS, self.epsilon}):
@@ -183,7 +183,7 @@ class PrivateBoostResults(
             each = []
             for _ in range(DRAWS):
                 truth, noisy = sums.drawn(self.coef, times, random)
-                each.append(truth.rsquared(follow_noisy(noisy, self.record_.steps, self.record_.nu).coef))
+                each.append(truth.rsquared(follow_noisy(noisy, self._record.steps, self._record.nu).coef))
             found[epsilon] = float(np.mean(each))
         truth, _ = sums.drawn(self.coef, 0.0, random)
         found[np.inf] = truth.rsquared(self.coef)
@@ -206,11 +206,11 @@ class PrivateBoostResults(
         """
         p = self._place(learner)
         name, points, at = self._points(p)
-        lo, hi = self.record_.sums.starts[p : p + 2]
+        lo, hi = self._record.sums.starts[p : p + 2]
         surface = at @ self.coef[lo:hi] @ self._along
         out: dict[str, Any] = {name: [point for point in points for _ in range(surface.shape[1])]}
-        if self.record_.formula.functional:
-            out["t"] = np.tile(self.record_.t, len(points))
+        if self._record.formula.functional:
+            out["t"] = np.tile(self._record.t, len(points))
         return pd.DataFrame(out | {"estimate": surface.ravel()})
 
     def predict(self, new: pd.DataFrame) -> pd.DataFrame | pd.Series:
@@ -221,7 +221,7 @@ class PrivateBoostResults(
         DataFrame (m, G) with the points of the response as columns, or Series (m,) for a number; NaN where
         something is missing.
         """
-        record, (*parts, response) = self.record_, self.record_.parts
+        record, (*parts, response) = self._record, self._record.parts
         held = {part.name: record.curves[part.name] for part in parts if part.curve is not None}
         frame = with_curves("the new rows", new, held) if held else new
         Z = np.hstack([np.ones((len(frame), 1)), *(part.scores(frame[part.name]) for part in parts)])
@@ -233,11 +233,11 @@ class PrivateBoostResults(
 
     def score(self, new: pd.DataFrame) -> dict[str, float]:
         """R-squared about the public mean, and mean absolute percentage error, of rows with responses."""
-        response = self.record_.parts[-1]
+        response = self._record.parts[-1]
         if response.curve is None:
             y = new[response.name].to_numpy(dtype=np.float64)[:, None]
         else:
-            frame = with_curves("the new rows", new, {response.name: self.record_.curves[response.name]})
+            frame = with_curves("the new rows", new, {response.name: self._record.curves[response.name]})
             y = curves_of(frame[response.name]).values
         found = np.atleast_2d(np.asarray(self.predict(new)).T).T
         seen = ~(np.isnan(y) | np.isnan(found))
@@ -279,12 +279,12 @@ class PrivateBoostResults(
     def _summary_left(self) -> list[tuple[str, str]]:
         dropped = ("Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model")
         rows = [row for row in super()._summary_left() if row[0] not in dropped]
-        stopped = "noise" if self.mstop < self.record_.steps else "given"
+        stopped = "noise" if self.mstop < self._record.steps else "given"
         return [
             *rows,
-            ("Steps", f"{self.mstop:,} of {self.record_.steps:,}"),
+            ("Steps", f"{self.mstop:,} of {self._record.steps:,}"),
             ("Stopped by", stopped),
-            ("Step length", f"{self.record_.nu:g}"),
+            ("Step length", f"{self._record.nu:g}"),
         ]
 
     def _summary_notes(self) -> list[str]:
@@ -292,7 +292,7 @@ class PrivateBoostResults(
         notes = [setting] if setting else []
         if not self.mstop:
             notes.append(f"{NO_STEP}.")
-        notes += [f"No standard errors, tests and intervals: {NO_ERROR}.", *self.record_.notes]
+        notes += [f"No standard errors, tests and intervals: {NO_ERROR}.", *self._record.notes]
         if self.mstop:
             table = ", ".join(f"{value:.2f} at {epsilon:g}" for epsilon, value in self.by_epsilon.items())
             notes.append(
@@ -302,7 +302,7 @@ class PrivateBoostResults(
         return [*notes, PUBLIC]
 
     def _estimate(self) -> Estimate:
-        record, L = self.record_, self.coef.shape[1]
+        record, L = self._record, self.coef.shape[1]
         names, terms = [], []
         for label, (lo, hi) in zip(self._labels, pairwise(record.sums.starts), strict=True):
             names += [f"{label}[{i},{j}]" for i in range(hi - lo) for j in range(L)]
@@ -327,23 +327,23 @@ class PrivateBoostResults(
 
     @property
     def _labels(self) -> list[str]:
-        return [one.label for one in self.record_.formula.learners]
+        return [one.label for one in self._record.formula.learners]
 
     @property
     def _centre(self) -> Floats:
         """Public mean of the response at its points, (G,); the middle of a number's range."""
-        response = self.record_.parts[-1]
+        response = self._record.parts[-1]
         if response.curve is not None:
-            return response.curve.on(self.record_.t)[0]
+            return response.curve.on(self._record.t)[0]
         assert response.bins is not None
         return np.array([sum(response.bins.range) / 2.0])
 
     @property
     def _along(self) -> Floats:
         """What one unit of each of the response's scores is at its points, (L, G)."""
-        response = self.record_.parts[-1]
+        response = self._record.parts[-1]
         if response.curve is not None:
-            return np.array(response.curve.deviations)[:, None] * response.curve.on(self.record_.t)[1]
+            return np.array(response.curve.deviations)[:, None] * response.curve.on(self._record.t)[1]
         assert response.bins is not None
         low, high = response.bins.range
         return np.array([[(high - low) / np.sqrt(12.0)]])
@@ -352,7 +352,7 @@ class PrivateBoostResults(
         """Name of a learner's argument, its points, and what its columns are per unit there: (m, k)."""
         if p == 0:
             return "column", [self._labels[0]], np.ones((1, 1))
-        part = self.record_.parts[p - 1]
+        part = self._record.parts[p - 1]
         if part.curve is not None:
             functions = np.array(part.curve.functions).T
             return "s", part.curve.grid, functions / np.array(part.curve.deviations)
@@ -367,7 +367,7 @@ class PrivateBoostResults(
     def _place(self, learner: str) -> int:
         if learner in self._labels:
             return self._labels.index(learner)
-        named = [p for p, one in enumerate(self.record_.formula.learners) if one.of == learner]
+        named = [p for p, one in enumerate(self._record.formula.learners) if one.of == learner]
         if len(named) != 1:
             raise ModelError(
                 f"learner: expected one of {', '.join(map(repr, self._labels))}, received {learner!r}"

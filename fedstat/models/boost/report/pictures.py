@@ -32,7 +32,7 @@ PICTURES = ("surface", "effects", "path", "cv", "importance", "fitted")
 class BoostPictures:
     """Effects, the path, left-out folds, importance, and responses beside what is fitted."""
 
-    record_: Any
+    _record: Any
     mstop: int
     estimate: Any
 
@@ -122,7 +122,7 @@ class BoostPictures:
             raise ModelError(
                 "new: responses beside what is fitted need rows that you hold: plot(..., new=rows)"
             )
-        held: HeldCurves = self.record_
+        held: HeldCurves = self._record
         functional = held.formula.functional
         rows = new.iloc[:6] if functional else new
         y, found, _ = compared(held, self.offset, rows, self.predict(rows))

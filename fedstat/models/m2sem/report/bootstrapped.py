@@ -32,17 +32,17 @@ class BootstrapResults:
     """
 
     def __init__(self, record: M2SEMRecord, draws: Draws, alpha: float) -> None:
-        self.record_, self._draws, self._alpha = record, draws, alpha
+        self._record, self._draws, self._alpha = record, draws, alpha
         self.samples, self.failed = len(draws.shares), draws.failed
 
     def tidy(self) -> pd.DataFrame:
         """Profiles in one frame, a row for each cluster and column or level, with errors and limits."""
-        frame = self.record_.profiles()
+        frame = self._record.profiles()
         long = frame.reset_index().melt(id_vars=KEYS, var_name="cluster", value_name="estimate")
         sd = np.concatenate(
             [
                 self._draws.profiles[client].std(axis=0, ddof=1)[:, with_level(held)].T
-                for client, held in self.record_.clients.items()
+                for client, held in self._record.clients.items()
             ]
         )
         return with_limits(long, sd.T.ravel(), self._alpha)
@@ -50,7 +50,7 @@ class BootstrapResults:
     @property
     def sizes(self) -> pd.DataFrame:
         """Shares of the clusters with errors and limits."""
-        frame = pd.DataFrame({"estimate": self.record_.shares}, index=self.record_.clusters)
+        frame = pd.DataFrame({"estimate": self._record.shares}, index=self._record.clusters)
         return with_limits(frame, self._draws.shares.std(axis=0, ddof=1), self._alpha)
 
     def summary(self) -> SheetSummary:

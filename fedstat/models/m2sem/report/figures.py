@@ -17,47 +17,47 @@ if TYPE_CHECKING:
 class ClusterFigures:
     """How good a fitted mixture is, how it came about, and what its clusters look like."""
 
-    record_: M2SEMRecord
+    _record: M2SEMRecord
 
     @property
     def llf(self) -> float:
         """Observed log-likelihood."""
-        return self.record_.loglik
+        return self._record.loglik
 
     @property
     def df_model(self) -> int:
         """Number of free parameters."""
-        return self.record_.parameters
+        return self._record.parameters
 
     @property
     def nobs(self) -> int:
         """Number of entities."""
-        return self.record_.n
+        return self._record.n
 
     @property
     def bic(self) -> float:
         """Schwarz's criterion; the lower the better."""
-        return self.record_.bic
+        return self._record.bic
 
     @property
     def icl(self) -> float:
         """BIC and twice the entropy of the posteriors."""
-        return self.bic + 2.0 * self.record_.uncertainty
+        return self.bic + 2.0 * self._record.uncertainty
 
     @property
     def converged(self) -> bool:
         """Whether the fit came to an end."""
-        return self.record_.converged
+        return self._record.converged
 
     @property
     def history(self) -> pd.DataFrame:
         """Penalised log-likelihood of every mixture that was improved, by round."""
-        return pd.DataFrame(list(self.record_.history), columns=["round", "mixture", "llf"])
+        return pd.DataFrame(list(self._record.history), columns=["round", "mixture", "llf"])
 
     @property
     def path(self) -> pd.DataFrame:
         """What penalties led to which support, and what its refit without penalties is worth."""
-        return self.record_.path
+        return self._record.path
 
     # ---- pictures --------------------------------------------------------------------------------
 
@@ -78,8 +78,8 @@ class ClusterFigures:
         NotAvailableError
             No column tells clusters apart.
         """
-        return plot_cluster_profiles(self.record_, selected)
+        return plot_cluster_profiles(self._record, selected)
 
     def plot_heat(self, ax: Axes | None = None) -> Axes:
         """Draw how far each cluster's columns are from their means over clusters, as a heat map."""
-        return plot_profile_heat(self.record_, ax)
+        return plot_profile_heat(self._record, ax)

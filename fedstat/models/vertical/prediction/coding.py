@@ -31,7 +31,7 @@ def released_specs(model: VerticalModel, clients: tuple[str, ...]) -> dict[str, 
         return {reply.site: reply.text for reply in replies}
 
     if unknown:
-        model.codings.update(model.engine.run(protocol(), model.new_ledger()))
+        model.codings.update(model.engine.run(protocol(), model._new_ledger()))
     terms = {part.client: part for part in model.formula.clients}
     return {k: keep_coded(model.codings[k], terms[k]) for k in clients}
 

@@ -74,7 +74,7 @@ def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple
 
 def new_ledger(partition: ClientPartition, holder: str) -> Ledger:
     """Start an account; the coordinator sits at the response holder where the partition has it."""
-    return Ledger(at=partition.coordinator_at(holder))
+    return Ledger(at=partition._coordinator_at(holder))
 
 
 def prediction_analysis(
@@ -106,7 +106,7 @@ def open_blocks(
     Entities with some of a client's columns count as missing there, unless they may take part `partly`.
     A DesignError where a client's columns cannot be coded so.
     """
-    asking = Conversation(family, partition.new_session(), None)
+    asking = Conversation(family, partition._new_session(), None)
     missing = np.ones((partition.n_entities, len(blocks.clients)), dtype=bool)
     if not asked:
         return OpenedBlocks(missing, {}, asking.session)
