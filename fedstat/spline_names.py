@@ -13,7 +13,7 @@ def _balanced(depth: int) -> str:
     return inside
 
 
-SPLINE = re.compile(rf"(\bbs\({_balanced(4)}\))\[(\d+)\]")
+SPLINE = re.compile(rf"(\b(?:bs|cr|cc)\({_balanced(4)}\))\[(\d+)\]")
 
 
 def from_zero(names: Sequence[str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ BOTTOM = (
 )
 WIDEST = 28
 """Characters of the widest column of the text rendering."""
+_DOUBLE = re.compile(r"\"([^\"'\\]*)\"")
 
 
 class Comparison(SheetSummary):
@@ -148,7 +150,8 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
     if hasattr(result, "figures"):
         return _Column({}, {}, _bottom(result), "", True, getattr(result, "judged", ""))
     params: pd.Series = result.params  # type: ignore[attr-defined]
-    names = from_zero([str(name) for name in params.index])
+    # patsy keeps the quotes in which a level was written.
+    names = from_zero([_DOUBLE.sub(r"'\1'", str(name)) for name in params.index])
     bse, pvalues = getattr(result, "bse", None), getattr(result, "pvalues", None)
     values = params.to_numpy(dtype=np.float64)
     # A number that is small beside its standard error is printed in fixed point.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -54,13 +54,14 @@ class CodedBlock:
 
     `seen` (n_rows,) are the rows in it: those in use whose columns are all there, or with "condition" some of
     them, in which the design is nan at the others; `n_partial` counts rows in use that had some of the
-    columns but not all.
+    columns but not all. `cells` counts entities of every cell that contrasts or comparisons make.
     """
 
     spec: BlockSpec
     seen: Bools
     X: Floats
     n_partial: int
+    cells: Mapping[str, list[int]] = field(default_factory=dict)
 
     @property
     def has(self) -> Bools:
@@ -132,6 +133,13 @@ def build_block(
     # Before the fit, where collinear columns would show as a singular matrix without names.
     check_design(coded.X, coded.names, client, intercept=intercept)
     X = blank(coded, parsed, rows.lacking)
+    cells = _cells(coded, parsed, rows.lacking)
+    for term, counts in cells.items():
+        if min(counts) < min_count:
+            raise DesignError(
+                f"client {client!r}: the term {term!r} makes a cell with fewer than {min_count} entities. "
+                "Merge levels, compare with another number, or leave the term out."
+            )
     whole = X[~np.isnan(X).any(axis=1)]
     if len(whole) < len(X) and len(whole) > ENOUGH * X.shape[1] and (np.ptp(whole, axis=0) > 0.0).all():
         check_design(whole, coded.names, client, intercept=intercept)
@@ -147,7 +155,14 @@ def build_block(
         state=plain_state(state),
         means=means,
     )
-    return CodedBlock(spec, rows.seen, X, rows.n_partial)
+    return CodedBlock(spec, rows.seen, X, rows.n_partial, cells)
+
+
+def _cells(coded: Coded, terms: Sequence[Term], lacking: Bools) -> dict[str, list[int]]:
+    """Count the entities of every cell of a term that there is, of those that have the term."""
+    place = {term_text(term): number for number, term in enumerate(terms)}
+    held = {text: codes[~lacking[:, place[text]]] for text, codes in coded.cells.items()}
+    return {text: np.unique(codes, return_counts=True)[1].tolist() for text, codes in held.items()}
 
 
 def known_levels(

@@ -165,6 +165,7 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
     # Levels leave with their names; one that few entities have may tell who they are.
     for name in block.spec.levels:
         state.tell(RowsByLevel(name, data.frame[name][block.seen].value_counts().tolist()))
+    state.tell(*(RowsByLevel(term, counts) for term, counts in block.cells.items()))
     # Means and deviations of columns, and states of transforms, leave of a block that is open.
     state.tell(SummedColumns(block.filled))
     return _opened(data, state, block)

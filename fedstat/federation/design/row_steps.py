@@ -67,8 +67,8 @@ class OpenRows:
             return
         for rows in whole_rows(self.data, self.question):
             if len(rows.frame):
-                X, _, _ = design_matrix(rows, self.question, self.terms, self.spec, self.data.name)
-                yield rows, self.standardise(X)
+                coded = design_matrix(rows, self.question, self.terms, self.spec, self.data.name)
+                yield rows, self.standardise(coded.X)
 
     def settle(self, mean: Floats, spread: Floats) -> None:
         """Take the site's own means and deviations, (p,), and standardise what is held."""
@@ -223,10 +223,10 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
         tally.look(rows)
         if len(rows.frame):
             state.tell(*unknown_levels(rows, spec))
-            X, tally.names, tally.term_names = design_matrix(rows, question, opened.terms, spec, data.name)
-            tally.add(rows, X)
+            coded = design_matrix(rows, question, opened.terms, spec, data.name)
+            tally.add(rows, coded)
             # A table of one chunk is kept as coded; with a second one, every pass reads and codes again.
-            opened.held = (rows, X) if chunk == 0 else None
+            opened.held = (rows, coded.X) if chunk == 0 else None
     n, mean, spread = tally.tell_counts(state)
     opened.settle(mean, spread)
     opened.term_names, opened.used = tally.term_names, tally.used

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ import pandas as pd
 from fedstat import records
 from fedstat.errors import DesignError, FormulaError, MessageError
 from fedstat.federation.design.block import code_rows
-from fedstat.federation.design.coding import STATE_KEYS
+from fedstat.federation.design.coding import STATE_KEYS, Coded
 from fedstat.federation.design.formula.asked import (
     columns_asked,
     offsets_asked,
@@ -227,28 +227,30 @@ def _weights(frame: pd.DataFrame, question: RowsQuestion, site: str) -> dict[str
 
 def design_matrix(
     rows: WholeRows, question: RowsQuestion, terms: tuple[Term, ...], spec: BlockSpec, site: str
-) -> tuple[Floats, tuple[str, ...], tuple[str, ...]]:
+) -> Coded:
     """Code whole rows by an agreed specification.
 
-    Returned are the design (m, q), C-contiguous, its first column one where there is an intercept, and names
-    and terms of the other columns.
+    The design is (m, q), C-contiguous, its first column one where there is an intercept, which has no name
+    and no term.
     """
     m = len(rows.frame)
     plain = [name for term in terms if (name := _plain_column(term, spec)) is not None]
     # Numeric columns as they stand need no coding: formulaic would only copy them.
     if len(plain) == len(terms):
         numbers = [as_numbers(rows.frame[name], site, name) for name in plain]
-        return _stack(numbers, m, question.intercept), tuple(plain), question.terms
+        return Coded(_stack(numbers, m, question.intercept), tuple(plain), question.terms)
     series = {name: rows.frame[name] for name in question.columns}
     coded = code_rows(series, terms, spec, m, site)
     X = np.column_stack([np.ones(m), coded.X]) if question.intercept else coded.X
-    return np.ascontiguousarray(X), coded.names, coded.term_names
+    return replace(coded, X=np.ascontiguousarray(X))
 
 
 def _plain_column(term: Term, spec: BlockSpec) -> str | None:
     """Name of the numeric column that a term is, if it is no more than that."""
     (factor, *others) = term
     if others or not isinstance(factor.tree, Column) or spec.kinds[factor.tree.name] != "number":
+        return None
+    if factor.label != factor.tree.name:  # I(x) and Q('x') have names of their own
         return None
     return factor.tree.name
 

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from fedstat import records
 from fedstat.errors import DesignError, FormulaError
-from fedstat.federation.design.coding import STATE_KEYS
+from fedstat.federation.design.coding import STATE_KEYS, plain_state, written_state
 from fedstat.federation.design.formula.terms import Term, parse_terms, term_columns
-from fedstat.federation.design.formula.tree import Category, iter_transforms
+from fedstat.federation.design.formula.tree import SPLINES, Category, Transform, iter_transforms
 from fedstat.federation.tables.columns import Kind, LevelValue
 
 Figure: TypeAlias = bool | int | float | None
@@ -66,11 +66,22 @@ class BlockSpec:
         whole = set(self.kinds) == set(self.columns) and set(self.levels) == set(
             coded_columns(terms, self.kinds)
         )
+        if found == expected:
+            # By other knots than the formula's somebody could cut beside a row that no owner was asked about.
+            whole &= all(_has_knots(transforms[text], state) for text, state in self.state.items())
         if found != expected or not whole or len(self.names) != len(self.term_names):
             raise DesignError(
                 f"block specification of client {self.client!r}: terms, levels and transform state do not "
                 "belong together; build it again."
             )
+
+
+def _has_knots(transform: Transform, state: Mapping[str, Figures]) -> bool:
+    """Whether knots and bounds of a spline are those that its formula writes, where it does."""
+    written = written_state(transform) if transform.function in SPLINES else None
+    return written is None or plain_state(written) | {"means": state.get("means")} == (
+        dict(state) | {"means": state.get("means")}
+    )
 
 
 def read_terms(terms: Sequence[str], columns: Sequence[str]) -> tuple[Term, ...]:

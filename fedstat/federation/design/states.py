@@ -4,19 +4,19 @@
 degree: all are sums over rows, so that every site codes its rows as the pooled table would be coded. Of few
 rows many powers give the values: a site wants far more rows than powers. Under masks no site's own sums are
 seen; sites' means and squared deviations do not add up, so that those of all are found one after the other.
-The knots of a spline are quantiles, which are no sums: they are written in the formula.
+The knots of a spline are quantiles, which are no sums: they are written in the formula. A cubic spline whose
+columns have mean zero (``constraints="center"``) needs their sums at these knots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log2
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from formulaic.transforms import TRANSFORMS
 
 from fedstat import records
 from fedstat.errors import DesignError, FormulaError, MessageError
@@ -26,9 +26,17 @@ from fedstat.federation.design.coding import (
     evaluate,
     plain_state,
     restore_state,
+    written_state,
 )
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.design.formula.tree import Transform, iter_columns, iter_transforms
+from fedstat.federation.design.formula.tree import (
+    SPLINES,
+    Column,
+    Transform,
+    is_written,
+    iter_columns,
+    iter_transforms,
+)
 from fedstat.federation.design.site_rows import RowsQuestion, whole_rows
 from fedstat.federation.design.spec import Figures
 from fedstat.federation.door.facts import ColumnVariation, RowCount, RowsUsed
@@ -40,8 +48,8 @@ from fedstat.typing import Array, Bools, Floats
 
 ROUNDING = 1e-20
 """Variance that rounding explains, relative to the square of a column's size."""
-ASSUMED = (1e3, 1e3, 1e3)
-"""Sums of one site for a transform, before the real ones are asked for."""
+ASSUMED = 1e3
+"""Each sum of one site for a transform, before the real ones are asked for."""
 
 
 @dataclass(slots=True)
@@ -110,13 +118,14 @@ def stateful(terms: Sequence[Term]) -> list[Transform]:
 
 def needs_sums(question: RowsQuestion) -> bool:
     """Tell whether some transform has a state that follows from sums over rows."""
-    return any(t.function != "bs" for t in stateful(question.read_terms()))
+    return any(not is_written(t) for t in stateful(question.read_terms()))
 
 
 def assumed_states(question: RowsQuestion) -> TransformStates:
     """States of the shape of the real ones, for what is known of a design before sums are asked for."""
     protocol = agree_states(question, ("",), lambda site, step, content: Ask(site, "", step))
-    replies = [Reply("", {"sums": np.tile(ASSUMED, (len(stateful(question.read_terms())), 1))})]
+    transforms = stateful(question.read_terms())
+    replies = [Reply("", {"sums": assumed_sums(transforms)})]
     try:
         next(protocol)
         while True:
@@ -135,11 +144,13 @@ def agree_states(
     """
     terms = question.read_terms()
     pending = stateful(terms)
-    state: TransformStates = {t.text: _spline(t) for t in pending if t.function == "bs"}
+    written = {t.text: _written(t) for t in pending if t.function in SPLINES}
+    state: TransformStates = {t.text: written[t.text] for t in pending if is_written(t)}
     raw = [t for term in terms for f in term for t in iter_transforms(f.tree) if dict(t.options).get("raw")]
     state |= {t.text: {} for t in raw}
     pending = [t for t in pending if t.text not in state]
-    growing = {t.text: Recurrence(_degree(t)) for t in pending if added or t.function == "poly"}
+    recurrent = [t for t in pending if t.function not in SPLINES and (added or t.function == "poly")]
+    growing = {t.text: Recurrence(_degree(t)) for t in recurrent}
     while pending:
         # The state of scale(log(x)) inside another transform is needed before the other's values exist.
         ready = [t for t in pending if _inner(t) <= state.keys()]
@@ -157,18 +168,38 @@ def agree_states(
     return state
 
 
+def assumed_sums(transforms: Sequence[Transform]) -> Floats:
+    """Give sums of the shape of the real ones."""
+    return np.full((len(transforms), _width(transforms)), ASSUMED)
+
+
+def targeted(asked: TransformQuestion) -> list[Transform]:
+    """List the transforms that are due, in the order of their sums."""
+    transforms = {t.text: t for t in stateful(RowsQuestion.from_json(asked.question).read_terms())}
+    return [transforms[text] for text in asked.targets]
+
+
 def powers_told(asked: TransformQuestion) -> int:
-    """Count the power sums that all rounds of a polynomial give, from which few rows would follow."""
+    """Count the sums that a polynomial or a spline gives, from which few rows would follow."""
     # Mean and variance are what every column of a design tells.
     degrees = [r.degree for r in asked.targets.values() if r is not None and r.degree > 1]
-    return 2 * max(degrees) + 1 if degrees else 0
+    # The columns of a spline add up to one in every row, so that one of their sums is no news.
+    splines = [_width([t]) - 1 for t in targeted(asked) if t.function in SPLINES]
+    return max([0, *splines, *(2 * degree + 1 for degree in degrees)])
+
+
+def _width(transforms: Sequence[Transform]) -> int:
+    """Count the sums of the transform that has most: of a spline the rows, and one of every column."""
+    splines = (len(_written(t)["means"]) for t in transforms if t.function in SPLINES and not is_written(t))
+    return max(3, 1 + max(splines, default=0))
 
 
 def transform_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum what the next transforms need over this site's whole rows.
 
     Released are `sums` (T, 3): for center and scale rows, mean and squared deviations; for a polynomial 0,
-    sum of P_k^2 and, but for the last, of x P_k^2.
+    sum of P_k^2 and, but for the last, of x P_k^2. With splines they are as wide as these need, and hold rows
+    and the sum of every column.
     """
     asked = records.from_json(TransformQuestion, text, f"{data.name}: the question about transforms")
     question, growing = RowsQuestion.from_json(asked.question), asked.targets
@@ -176,31 +207,40 @@ def transform_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, A
     transforms = {t.text: t for t in stateful(question.read_terms())}
     _check_asked(asked, transforms, data.name)
     known: TransformStates = restore_state(asked.state)
-    total = np.zeros((len(growing), 3))
-    extremes = [Extremes(data.policy.min_level_count - 1) for _ in growing]
+    total = np.zeros((len(growing), _width(targeted(asked))))
+    few, extremes = data.policy.min_level_count - 1, dict[tuple[str, int], Extremes]()
     used = []
     for rows in whole_rows(data, question):
         used.append(rows.whole)
         if not len(rows.frame):
             continue
         for j, (key, recurrence) in enumerate(growing.items()):
-            x = _operand(transforms[key], rows.frame, known, data.name)
-            total[j] = _add(total[j], x, recurrence)
-            extremes[j].add(x)
+            columns = _operand(transforms[key], rows.frame, known, data.name)
+            if transforms[key].function in SPLINES:
+                total[j, : 1 + columns.shape[1]] += len(columns), *columns.sum(axis=0)
+            else:
+                total[j, :3] = _add(total[j, :3], columns[:, 0], recurrence)
+            for place, x in enumerate(columns.T):
+                extremes.setdefault((key, place), Extremes(few)).add(x)
     behind: Bools = np.concatenate(used)
     state.tell(RowCount(int(behind.sum()), powers_told(asked)))
-    state.tell(*(column.variation(f"'{key}'") for key, column in zip(growing, extremes, strict=True)))
+    state.tell(*(column.variation(f"'{key}'") for (key, _), column in extremes.items()))
     state.tell(RowsUsed(behind))
     state.rest_on(int(behind.sum()))
     return {"sums": total}, ""
 
 
 def _operand(transform: Transform, frame: pd.DataFrame, state: TransformStates, site: str) -> Floats:
-    """Values that a transform is applied to: (m,)."""
+    """Values that a transform is applied to, (m, 1); of a spline its columns before they are constrained."""
     names = dict.fromkeys(iter_columns(transform))
     numbers = {name: as_numbers(frame[name], site, name) for name in names}
     where = f"{transform.text!r} at client {site!r}"
-    return np.asarray(evaluate(transform.operand, numbers, state, where), dtype=np.float64)
+    x = np.asarray(evaluate(transform.operand, numbers, state, where), dtype=np.float64)
+    if transform.function not in SPLINES:
+        return x[:, None]
+    free = dict(_written(transform), means=[])
+    plain = replace(transform, options=(), operand=Column("x"), text="")
+    return np.column_stack(list(evaluate(plain, {"x": x}, {"": free}, where).values()))
 
 
 def _check_asked(asked: TransformQuestion, transforms: Mapping[str, Transform], site: str) -> None:
@@ -211,7 +251,8 @@ def _check_asked(asked: TransformQuestion, transforms: Mapping[str, Transform], 
     for text, recurrence in asked.targets.items():
         if text not in transforms or (transforms[text].function == "poly" and recurrence is None):
             raise MessageError(f"{site}: the question names transforms that its formula does not have")
-        if recurrence is not None and recurrence.degree != _degree(transforms[text]):
+        spline = transforms[text].function in SPLINES
+        if recurrence is not None and (spline or recurrence.degree != _degree(transforms[text])):
             raise MessageError(f"{site}: the question does not hold the recurrence of a polynomial")
     if not {text for key in asked.targets for text in _inner(transforms[key])} <= asked.state.keys():
         raise MessageError(f"{site}: the question lacks the state of a transform inside another")
@@ -269,9 +310,13 @@ def _settle(transform: Transform, sums: Floats, recurrence: Recurrence | None) -
 
     A DesignError tells of too few distinct values.
     """
+    if transform.function in SPLINES:
+        told = _written(transform)
+        rows, *totals = sums.sum(axis=0)[: 1 + len(told["means"])].tolist()
+        return told | {"means": [total / rows for total in totals]}
     if recurrence is None:
-        return _standard(transform, *combine_moments(sums).tolist())
-    _, squares, moment = np.ldexp(sums.sum(axis=0), recurrence.unit).tolist()
+        return _standard(transform, *combine_moments(sums[:, :3]).tolist())
+    _, squares, moment = np.ldexp(sums[:, :3].sum(axis=0), recurrence.unit).tolist()
     if transform.function == "poly":
         return _grow(transform, squares, moment, recurrence)
     if not recurrence.norms:
@@ -325,19 +370,11 @@ def _inner(transform: Transform) -> set[str]:
     return {t.text for t in inside if t.function in STATE_KEYS and not dict(t.options).get("raw")}
 
 
-def _spline(transform: Transform) -> dict[Any, Any]:
-    options = dict(transform.options)
-    if not {"knots", "lower_bound", "upper_bound"} <= options.keys() or "df" in options:
+def _written(transform: Transform) -> dict[Any, Any]:
+    state = written_state(transform)
+    if state is None:
         raise FormulaError(
             f"formula: {transform.text!r} needs knots=..., lower_bound=... and upper_bound=..., and no df, "
             "where sites hold different rows: quantiles and extremes of all rows are values of single rows"
         )
-    # Nothing is computed of data: knots and bounds as written are the whole state of the spline.
-    places = np.array([options["lower_bound"], *options["knots"], options["upper_bound"]], dtype=np.float64)  # type: ignore[misc]
-    if not (np.diff(places) > 0.0).all():
-        raise FormulaError(
-            f"formula: {transform.text!r}: expected knots that ascend between lower_bound and upper_bound"
-        )
-    state: dict[Any, Any] = {}
-    TRANSFORMS["bs"](places[[0, -1]], **options, _state=state)
     return state

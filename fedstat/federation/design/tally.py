@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedstat.errors import DesignError
+from fedstat.federation.design.coding import Coded
 from fedstat.federation.design.formula.expression import parse_expression
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.formula.tree import Category, Column, Relation
@@ -45,6 +47,7 @@ class RowTally:
     _binary: bool = True
     _weights: Floats = field(default_factory=lambda: np.zeros(2))
     _extremes: dict[str, Extremes] = field(default_factory=dict)
+    _cells: dict[str, Counter[int]] = field(default_factory=dict)
 
     def look(self, rows: WholeRows) -> None:
         """Enter which rows of a chunk are used, before they are coded."""
@@ -52,8 +55,13 @@ class RowTally:
         self._events.append(rows.whole.copy())
         self.n += len(rows.frame)
 
-    def add(self, rows: WholeRows, X: Floats) -> None:
+    def add(self, rows: WholeRows, coded: Coded) -> None:
         """Enter the coded rows of the chunk looked at last."""
+        X, self.names, self.term_names = coded.X, coded.names, coded.term_names
+        for term, codes in coded.cells.items():
+            cells, counts = np.unique(codes, return_counts=True)
+            found = dict(zip(cells.tolist(), counts.tolist(), strict=True))
+            self._cells.setdefault(term, Counter()).update(found)
         moments, ones = column_moments(X), count_ones(X)
         if self._moments is None or self._ones is None:
             self._moments, self._ones = moments, ones
@@ -102,6 +110,8 @@ class RowTally:
             without, events = self._outcomes.tolist()
             state.tell(OutcomeCounts((without, events), question.response))
         state.tell(IndicatorCounts(self._ones[int(question.intercept) :], self.n, self.names))
+        # Sums over a rare cell follow from those of all codings, and some have no column of zeros and ones.
+        state.tell(*(RowsByLevel(term, list(cells.values())) for term, cells in self._cells.items()))
         state.tell(*(column.variation(what) for what, column in self._extremes.items()))
         if self._weighted:
             total, squares = self._weights.tolist()

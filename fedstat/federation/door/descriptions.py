@@ -98,7 +98,9 @@ def _problem(data: SiteData, factor: facts.FactorAsked) -> str:
     if function == "C":
         return _coding(column, factor.options)
     if function == facts.COMPARED:
-        inside = factor.options["against"] in (*column.levels, *column.knots)
+        # Rows that have exactly a number may be one; those on one side of a published knot are not.
+        knots = () if factor.options.get("equal") else column.knots
+        inside = factor.options["against"] in (*column.levels, *knots)
         return "" if inside else "it is compared with what is no published level or knot"
     if column.kind != "number":
         return f"column '{name}' is published as a category"
@@ -184,6 +186,8 @@ FUNCTIONS: Mapping[str, Callable[[PublishedColumn, Mapping[str, Any]], str]] = {
     "scale": _standard,
     "poly": _polynomial,
     "bs": _spline,
+    "cr": _spline,
+    "cc": _spline,
     "bbs": _equidistant,
 }
 """What a function of a column asks of the column's description; what is not here is not computed."""

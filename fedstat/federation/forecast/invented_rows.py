@@ -15,7 +15,7 @@ from fedstat.federation.design.by_columns import FAMILY
 from fedstat.federation.design.by_rows import RowsAgreement
 from fedstat.federation.design.row_steps import OPEN_ROWS, STEPS, NamedColumns, OpenRows
 from fedstat.federation.design.site_rows import RowsQuestion, WholeRows
-from fedstat.federation.design.states import ASSUMED, TransformQuestion, powers_told
+from fedstat.federation.design.states import TransformQuestion, assumed_sums, powers_told, targeted
 from fedstat.federation.door.facts import RowCount
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.state import SiteData, State
@@ -62,7 +62,7 @@ class RowsInvention:
         state.tell(RowCount(self._n_rows(data.name), powers_told(asked)))
         state.told.update(STEPS[SUM].gives["sums"].behind)
         state.rest_on(self._n_rows(data.name))
-        return {"sums": np.tile(ASSUMED, (len(asked.targets), 1))}, ""
+        return {"sums": assumed_sums(targeted(asked))}, ""
 
     def _n_rows(self, site: str) -> int:
         return next(row.n for row in self.agreement.sites if row.site == site)

@@ -60,7 +60,9 @@ def _columns_of(
             yield ScoredColumn(term[0].label, text, client, place[name])
         case [Column(name=name)]:
             yield from _levels(term[0].label, text, client, place[name], described[name].levels, None)
-        case [Category(column=name, reference=reference, levels=())] if described[name].levels:
+        case [Category(column=name, reference=reference, levels=(), coding="Treatment")] if described[
+            name
+        ].levels:
             levels = described[name].levels
             yield from _levels(term[0].label, text, client, place[name], levels, reference)
         case [Transform(function=function, operand=Column(name=name), options=())] if function.removeprefix(

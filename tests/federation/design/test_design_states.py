@@ -90,10 +90,10 @@ def test_rows_are_coded_as_in_the_stacked_table(right, added):
     coded = []
     for site in held.values():
         for rows in whole_rows(site._data, agreement.question):
-            X, _, _ = design_matrix(
+            coded_rows = design_matrix(
                 rows, agreement.question, agreement.question.read_terms(), agreement.spec, ""
             )
-            coded.append(X)
+            coded.append(coded_rows.X)
     expected = np.asarray(model_matrix(right, FRAME))
     size = np.abs(expected).max(axis=0)
     np.testing.assert_allclose(np.concatenate(coded) / size, expected / size, atol=1e-11)

@@ -25,15 +25,29 @@ from fedstat.federation.door.facts import COMPARED, FactorAsked, FactorsAsked
 
 WRITTEN = (Number, Level, Arithmetic, Relation, Negative, Counts)
 """Parts of a factor by which it is more than named functions of a column."""
+POWERS = (2.0, 3.0)
 
 
 def terms_asked(terms: Sequence[Term]) -> FactorsAsked:
     """Tell of the factors of the right side, and of the products of several."""
-    found = {factor.text: _factor(factor, factor.tree) for term in terms for factor in term}
-    products = {term_text(term): tuple(found[factor.text] for factor in term) for term in terms}
+    parts = {factor.text: _parts(factor) for term in terms for factor in term}
+    found = {part.text: part for several in parts.values() for part in several}
+    products = {
+        term_text(term): tuple(part for factor in term for part in parts[factor.text]) for term in terms
+    }
     return FactorsAsked(
         list(found.values()), {text: term for text, term in products.items() if len(term) > 1}
     )
+
+
+def _parts(factor: Expression) -> tuple[FactorAsked, ...]:
+    """Tell of a factor; of ``I(a * b)`` as of the product ``a:b``, of ``I(a ** 2)`` as of a polynomial."""
+    match factor.tree:
+        case Arithmetic(symbol="*", left=Column(name=one), right=Column(name=other)):
+            return tuple(FactorAsked(name, (name,)) for name in (one, other))
+        case Arithmetic(symbol="**", left=Column(name=name), right=Number(value=power)) if power in POWERS:
+            return (FactorAsked(factor.text, (name,), ("poly",), options={"degree": int(power)}),)
+    return (_factor(factor, factor.tree),)
 
 
 def response_asked(text: str) -> FactorsAsked:
@@ -63,9 +77,12 @@ def columns_asked(names: Sequence[str]) -> FactorsAsked:
 
 def _factor(expression: Expression, tree: Tree) -> FactorAsked:
     match tree:
-        case Relation(left=Column(name=name), right=Number(value=against) | Level(value=against)):
+        case Relation(
+            symbol=symbol, left=Column(name=name), right=Number(value=against) | Level(value=against)
+        ):
             # A cut at a published level is one of few; at a number of the asker's it could be beside one row.
-            return FactorAsked(expression.text, (name,), (COMPARED,), options={"against": against})
+            compared = {"against": against, "equal": symbol in ("==", "!=")}
+            return FactorAsked(expression.text, (name,), (COMPARED,), options=compared)
     options: dict[str, object] = {}
     if isinstance(tree, Transform):
         options = dict(tree.options)

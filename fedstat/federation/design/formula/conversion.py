@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedstat.errors import FormulaError
+from fedstat.federation.design.formula.contrasts import TREATMENT, WRITTEN
 from fedstat.federation.design.formula.tree import (
     ALLOWED,
     ALLOWED_NUMERIC,
@@ -57,7 +58,7 @@ _FOUND: Mapping[type[ast.AST], str] = {
     ast.NamedExpr: "an assignment :=",
     ast.IfExp: "an if ... else",
     ast.BoolOp: "and/or",
-    ast.Compare: "a comparison (one is allowed, on the left side, such as y > 0)",
+    ast.Compare: "a comparison (one is allowed, on the left side or in I(), such as I(x > 0))",
     ast.JoinedStr: "an f-string",
     ast.Dict: "a dict",
     ast.Set: "a set",
@@ -89,19 +90,28 @@ class Converter:
         match node:
             case ast.Call(func=ast.Name(id="cbind")):
                 return self._counts(node)
+            case ast.Call(func=ast.Name(id="I"), args=[inside], keywords=[]):
+                return self._inside(inside)
+            case _:
+                return self._inside(node)
+
+    def _inside(self, node: ast.expr) -> Tree:
+        """Convert numbers, or one comparison."""
+        match node:
             case ast.Compare(left=left, ops=[operator], comparators=[right]) if (
                 type(operator) in _COMPARISONS
             ):
-                symbol = _COMPARISONS[type(operator)]
-                return self._comparison(symbol, self.numeric(left), right)
+                return self._comparison(_COMPARISONS[type(operator)], self.numeric(left), right)
             case _:
                 return self.numeric(node)
 
     def factor(self, node: ast.expr) -> Tree:
-        """Convert a factor of the right side: a column, a category, or a transform."""
+        """Convert a factor of the right side: a column, a category, a transform, or what I() holds."""
         match node:
             case ast.Name():
                 return self._column(node)
+            case ast.Call(func=ast.Name(id="I"), args=[inside], keywords=[]):
+                return self._inside(inside)
             case ast.Call(func=ast.Name(id="C")):
                 return self._category(node)
             case ast.Call():
@@ -166,7 +176,7 @@ class Converter:
                 return Relation(symbol, left, self.numeric(right))
 
     def _call(self, node: ast.Call, *, nested: bool) -> Tree:
-        function = self._function(node)
+        function = self._function(node.func)
         if function == "Q":
             return self._quoted(node)
         signature = self.transforms.get(function)
@@ -177,14 +187,14 @@ class Converter:
         operand = self.numeric(node.args[0])
         return Transform(function, operand, self._options(node, function, signature), ast.unparse(node))
 
-    def _function(self, node: ast.Call) -> str:
-        match node.func:
+    def _function(self, node: ast.expr) -> str:
+        match node:
             case ast.Name(id=name):
                 return name
             case ast.Attribute(value=ast.Name(id="np" | "contr" as module), attr=name):
                 return f"{module}.{name}"
             case _:
-                raise self._refusal(node.func)
+                raise self._refusal(node)
 
     def _options(self, node: ast.Call, function: str, signature: Signature) -> tuple[tuple[str, Option], ...]:
         names = list(signature.options)
@@ -207,7 +217,7 @@ class Converter:
 
     def _category(self, node: ast.Call) -> Category:
         levels = self._levels(node.keywords)
-        reference: Option | None = None
+        coding, reference = TREATMENT, None
         match node.args:
             case [ast.Name() as name, *contrasts] if len(contrasts) < 2:
                 column: Tree = self._column(name)
@@ -216,14 +226,12 @@ class Converter:
             case _:
                 raise self._refuse_category()
         if contrasts:
-            if not isinstance(contrasts[0], ast.Call):
-                raise self._refuse_category()
-            reference = self._reference(contrasts[0])
+            coding, reference = self._contrast(contrasts[0])
         if not isinstance(column, Column):
             raise self._refuse_category()
         if levels and reference is not None and reference not in levels:
             raise refuse("a reference that is no declared level", self.text, "name one of levels=[...]")
-        return Category(column.name, reference, levels)
+        return Category(column.name, reference, levels, coding)
 
     def _levels(self, keywords: list[ast.keyword]) -> tuple[bool | int | float | str, ...]:
         match keywords:
@@ -238,21 +246,27 @@ class Converter:
         raise self._refuse_category()
 
     def _refuse_category(self) -> FormulaError:
-        remedy = "write C(x), C(x, Treatment('level')) or C(x, levels=['one', 'two'])"
+        remedy = "write C(x), C(x, Treatment('level')), C(x, Sum) or C(x, levels=['one', 'two'])"
         return refuse("this use of C(...)", self.text, remedy)
 
-    def _reference(self, node: ast.expr) -> Option | None:
-        names = {"Treatment": "reference", "contr.treatment": "base"}
-        match node:
-            case ast.Call(args=[], keywords=[]) if self._function(node) in names:
-                return None
-            case ast.Call(args=[argument], keywords=[]) if self._function(node) in names:
-                return self._literal(argument)
-            case ast.Call(args=[], keywords=[ast.keyword(arg=arg, value=argument)]) if (
-                names.get(self._function(node)) == arg
-            ):
-                return self._literal(argument)
-        raise refuse("this contrast", self.text, "write Treatment('level') or Treatment(reference='level')")
+    def _contrast(self, node: ast.expr) -> tuple[str, Option | None]:
+        """Read a coding, such as ``Sum`` or ``Treatment('level')``, and the level that it names."""
+        call = node if isinstance(node, ast.Call) else None
+        if call is None and not isinstance(node, ast.Name | ast.Attribute):
+            raise self._refuse_category()
+        written = self._function(call.func if call else node)
+        coding, argument = WRITTEN.get(written, ("", ""))
+        match (call.args, call.keywords) if call else ([], []):
+            case [], [] if coding:
+                return coding, None
+            case ([level], []) if argument:
+                return coding, self._literal(level)
+            case ([], [ast.keyword(arg=name, value=level)]) if argument and name == argument:
+                return coding, self._literal(level)
+        remedy = (
+            "write Treatment('level'), Treatment(reference='level'), Sum, Sum('level'), Helmert, Diff or Poly"
+        )
+        raise refuse("this contrast", self.text, remedy)
 
     def _quoted(self, node: ast.Call) -> Column:
         match node:

@@ -17,7 +17,7 @@ from fedstat.federation.design.formula.terms import (
     term_columns,
     term_text,
 )
-from fedstat.federation.design.formula.tree import Counts, Expression, Tree
+from fedstat.federation.design.formula.tree import Counts, Expression, Transform, Tree, is_written
 
 FEW = 12
 """Columns that are listed where a name is none of them."""
@@ -151,6 +151,7 @@ def _parse(text: str, holdings: _Holdings, *, pooled: bool, extra: Sequence[str]
     dot = [name for name in holdings.owner if name not in response.columns and name not in extra]
     right_side = parse_terms(right, dot, offsets=pooled)
     _require_terms(right_side, pooled)
+    _require_centred(right_side)
     offset_columns = tuple(dict.fromkeys(name for offset in right_side.offsets for name in offset.columns))
     holdings.require(offset_columns)
     _require_other_columns(right_side, response)
@@ -192,6 +193,17 @@ def _require_terms(right: RightSide, pooled: bool) -> None:
         raise FormulaError(
             f"formula: no term is left on the right side; write for instance 'y ~ a + b'{alone}."
         )
+
+
+def _require_centred(right: RightSide) -> None:
+    """Refuse, beside an intercept, a cubic spline whose columns add up to one in every row."""
+    for term in right.terms if right.intercept else ():
+        match [factor.tree for factor in term]:
+            case [Transform(function="cr" | "cc" as function) as spline] if is_written(spline):
+                raise FormulaError(
+                    f"formula: the columns of {spline.text!r} add up to one in every row, as the intercept "
+                    f"does; write {function}(..., constraints='center'), or 0 + ... for no intercept"
+                )
 
 
 def _require_other_columns(right: RightSide, response: Expression) -> None:

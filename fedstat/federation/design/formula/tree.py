@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
+from fedstat.federation.design.formula.contrasts import TREATMENT
+
 MAX_EXPONENT = 10
 MAX_NUMBER = 1e300
 
 ALLOWED = (
     "allowed are columns, `odd names` in backticks, Q('odd name'), C(x), C(x, Treatment('level')), "
-    "C(x, levels=['one', 'two']), "
-    "log, exp, sqrt, np.log, np.exp, np.sqrt, scale, center, bs(x, df=4), poly(x, 2), and + - * / ** "
-    "with numbers inside a transform"
+    "C(x, Sum), C(x, Helmert), C(x, Diff), C(x, Poly), C(x, levels=['one', 'two']), "
+    "log, exp, sqrt, np.log, np.exp, np.sqrt, scale, center, bs(x, df=4), "
+    "cr(x, df=4, constraints='center'), cc(...), poly(x, 2), I(x > 3), and + - * / ** "
+    "with numbers inside a transform or I()"
 )
 ALLOWED_NUMERIC = (
     "allowed inside offset() and cbind() are columns, `odd names` in backticks, Q('odd name'), numbers, "
@@ -70,7 +73,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Two operands joined by one of ``< <= > >= == !=``; left sides only."""
+    """Two operands joined by one of ``< <= > >= == !=``: a left side, or what I() holds."""
 
     symbol: str
     left: Tree
@@ -89,14 +92,16 @@ class Transform:
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A column coded as categories, against `reference` (None: the first level).
+    """A column coded as categories, against `reference` (None: the first level, of Sum the last).
 
-    `levels` are those that it may have, in their order, where the formula declares them.
+    `levels` are those that it may have, in their order, where the formula declares them; `coding` is one of
+    :mod:`fedstat.federation.design.formula.contrasts`.
     """
 
     column: str
     reference: Option | None
     levels: tuple[bool | int | float | str, ...] = ()
+    coding: str = TREATMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,15 @@ def iter_transforms(tree: Tree) -> Iterator[Transform]:
     return (part for part in iter_parts(tree) if isinstance(part, Transform))
 
 
+SPLINES = ("bs", "cr", "cc")
+"""Transforms with knots: of B-splines, and natural and cyclic cubic ones by their values at the knots."""
+
+
+def is_written(transform: Transform) -> bool:
+    """Whether the state of a spline is all in the formula, where that names knots and bounds."""
+    return transform.function in SPLINES and "constraints" not in dict(transform.options)
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """What a transform accepts besides its operand, in positional order."""
@@ -184,10 +198,26 @@ def _numbers(value: Option) -> bool:
     return isinstance(value, tuple)
 
 
+def _centred(value: Option) -> bool:
+    return value == "center"
+
+
 def _beyond(value: Option) -> bool:
     return value in ("raise", "clip", "zero", "extend")
 
 
+_CUBIC = Signature(
+    MappingProxyType(
+        {
+            "df": _freedom,
+            "knots": _numbers,
+            "lower_bound": is_number,
+            "upper_bound": is_number,
+            "constraints": _centred,
+        }
+    ),
+    nests=False,
+)
 _PLAIN = Signature(MappingProxyType({}), nests=True)
 # One value per row from one value per row, without a state: these may stand in offsets and counts too.
 ELEMENTWISE: Mapping[str, Signature] = MappingProxyType(
@@ -210,5 +240,7 @@ TRANSFORMS: Mapping[str, Signature] = MappingProxyType(
             },
             nests=False,
         ),
+        "cr": _CUBIC,
+        "cc": _CUBIC,
     }
 )

@@ -27,8 +27,10 @@ TARGETS = "targets"
 """Field of a text of a design that names transforms, with their state so far."""
 QUESTION, CODING, STATES = "question", "spec", "state"
 """Fields of a text of a design: what is asked of rows, and the coding of columns, which has the states."""
-WRITTEN = "bs("
-"""Beginning of a transform whose state is written in the formula, and does not follow from sums."""
+WRITTEN = ("bs(", "cr(", "cc(")
+"""Beginnings of transforms whose state is written in the formula, and does not follow from sums."""
+CENTRED = "constraints="
+"""In one of these: means of its columns are sums, and its knots are those of its text."""
 READS: Mapping[str, str] = {
     "response": "response",
     "terms": "terms",
@@ -161,7 +163,7 @@ def _bound_design(content: Any) -> str:
     try:
         coding = json.loads(content[CODING])
         states = {
-            text: state if text.startswith(WRITTEN) else _without_numbers(state)
+            text: state if text.startswith(WRITTEN) and CENTRED not in text else _without_numbers(state)
             for text, state in coding[STATES].items()
         }
         return canonical({**content, CODING: canonical({**coding, STATES: states})})

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedstat.errors import FormulaError, ModelError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.design.formula.contrasts import TREATMENT
 from fedstat.federation.design.formula.terms import parse_terms, term_columns
 from fedstat.federation.design.formula.tree import Category, Column
 from fedstat.federation.partition.partition import ClientPartition
@@ -194,7 +195,9 @@ def _column_of(learner: Learner) -> str:
         return learner.of
     if learner.kind == "bols" and not learner.by and not learner.constant:
         (term,) = parse_terms(learner.of).terms
-        plain = len(term) == 1 and isinstance(term[0].tree, Column | Category)
+        tree = term[0].tree
+        dummies = isinstance(tree, Category) and tree.coding == TREATMENT
+        plain = len(term) == 1 and (isinstance(tree, Column) or dummies)
         if plain:
             return term_columns(term)[0]
     raise FormulaError(

@@ -1,0 +1,200 @@
+"""Codings, cubic splines and I(): the pooled fit of statsmodels with patsy, in numbers and names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import patsy
+import pytest
+import statsmodels.api as sm
+import statsmodels.formula.api as smf
+
+import fedstat as fs
+from fedstat.errors import DesignError, FormulaError
+from fedstat.federation.design.block import build_block
+from fedstat.federation.design.formula.contrasts import contrast_matrix
+from fedstat.federation.design.formula.parse import parse_formula
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+N = 360
+CR = "cr(x, knots=(-0.5, 0.6), lower_bound=-4, upper_bound=4, constraints='center')"
+CC = "cc(x, knots=(-1, 0, 1), lower_bound=-4, upper_bound=4, constraints='center')"
+CODED = [
+    "C(g, Sum)",
+    "C(g, Sum('b')) + z",
+    "C(g, Sum(omit='b')) + z",
+    "C(g, Helmert)",
+    "C(g, Diff) + C(h, Sum)",
+    "C(g, Poly)",
+    "C(k, Poly)*z",
+    "C(g, Treatment) + C(h, Treatment('q'))",
+    "C(g, Sum)*C(h, Helmert)",
+    "C(g, Sum):C(h, Helmert)",
+    "z:C(g, Sum)",
+    "h*C(g, Diff)",
+    "I(x**2) + x",
+    "I(x > 0.3)",
+    "I(x > 0.3)*C(h, Sum)",
+    "I(x * z) + I(-x)",
+    "I(np.log(x + 9)) + I(g == 'a')",
+    "I(x / z2 - 1)",
+    "I(x > z):h",
+    CR,
+    f"{CC} + z",
+    f"{CR}:h",
+]
+WITHOUT = [
+    "0 + C(g, Sum)",
+    "0 + C(g, Helmert) + z",
+    "0 + C(g, Diff)",
+    "0 + C(g, Poly)",
+    "0 + h:C(g, Sum)",
+    "0 + I(x > 0.3) + z",
+    "0 + cr(x, knots=(-0.5, 0.6), lower_bound=-4, upper_bound=4)",
+    "0 + cc(x, knots=(-1, 0, 1), lower_bound=-4, upper_bound=4) + z",
+]
+
+
+def draw():
+    rng = np.random.default_rng(6)
+    frame = pd.DataFrame(
+        {
+            "id": np.arange(N),
+            "x": np.clip(rng.normal(size=N), -3.5, 3.5),
+            "z": rng.normal(size=N),
+            "z2": rng.uniform(1, 2, N),
+            "g": rng.choice(list("abcd"), N),
+            "h": rng.choice(list("pqr"), N),
+            "k": rng.integers(1, 7, N),
+            "site": np.repeat(list("ABC"), N // 3),
+        }
+    )
+    frame["y"] = np.sin(frame["x"]) + frame["z"] + (frame["g"] == "b") + rng.normal(size=N)
+    frame["n"] = rng.poisson(np.exp(0.3 * np.sin(frame["x"]) + 0.2 * (frame["h"] == "p")))
+    return frame
+
+
+FRAME = draw()
+ROWS = fs.ClientPartition.from_frame(FRAME.drop(columns="id"), by="site")
+COLUMNS = fs.ClientPartition.from_frames(
+    {"A": FRAME[["id", "y", "z2", "k"]], "B": FRAME[["id", "x", "z", "g", "h"]]}, on="id"
+)
+
+
+def same(ours, theirs, rtol=1e-8):
+    assert set(ours.params.index) == {name.replace(", )", ",)") for name in theirs.params.index}
+    renamed = theirs.params.rename(lambda name: name.replace(", )", ",)"))
+    np.testing.assert_allclose(ours.params[renamed.index], renamed, rtol=rtol, atol=1e-9)
+    np.testing.assert_allclose(ours.bse[renamed.index], theirs.bse, rtol=max(rtol, 1e-7))
+
+
+@pytest.mark.parametrize("right", [*CODED, *WITHOUT])
+def test_rows_at_several_sites(right):
+    theirs = smf.glm(f"y ~ {right}", FRAME).fit()
+    same(fs.FederatedGLM.from_formula(f"y ~ {right}", ROWS, family=sm.families.Gaussian()).fit(), theirs)
+
+
+@pytest.mark.parametrize("right", ["C(g, Sum)*C(h, Sum)", f"{CR} + I(z > 0)"])
+def test_counts(right):
+    theirs = smf.glm(f"n ~ {right}", FRAME, family=sm.families.Poisson()).fit(tol=1e-14)
+    same(fs.FederatedGLM.from_formula(f"n ~ {right}", ROWS, family=sm.families.Poisson()).fit(), theirs, 1e-7)
+
+
+AT_ONE = [right for right in CODED if "z2" not in right and "C(k" not in right]
+OF_DATA = ["cr(x, df=4, constraints='center')", "cc(x, df=5, constraints='center') + C(g, Sum)"]
+
+
+@pytest.mark.parametrize("right", [*AT_ONE, *OF_DATA])
+def test_columns_at_several_institutions(right):
+    formula = f"y ~ z2 + {right}"
+    theirs = smf.ols(formula, FRAME).fit()
+    ours = fs.VFEMRegression.from_formula(formula, COLUMNS).fit()
+    plain = [name.replace(", )", ",)") for name in theirs.params.index]
+    assert set(ours.params.index) == set(plain)
+    # Products of two institutions' columns pass in fixed point: 3e-8 standard errors for columns as they are.
+    assert (np.abs(ours.params[plain].to_numpy() - theirs.params.to_numpy()) < 1e-7 * theirs.bse).all()
+
+
+@pytest.mark.parametrize("right", [*AT_ONE, *OF_DATA])
+def test_coded_columns_of_an_institution_are_those_of_patsy(right):
+    parsed = parse_formula(f"y ~ {right}", {"A": ["y"], "B": ["x", "z", "g", "h"]})
+    block = build_block(FRAME, parsed.clients[0])
+    theirs = patsy.dmatrix(right, FRAME, return_type="dataframe").drop(columns="Intercept")
+    theirs.columns = theirs.columns.str.replace(", )", ",)")
+    assert set(block.spec.names) == set(theirs)
+    np.testing.assert_allclose(block.X, theirs[list(block.spec.names)], rtol=1e-10, atol=1e-10)
+
+
+def test_predictions_of_new_rows_use_the_states_of_the_fit():
+    right = f"{CR} + I(x > 0.3) + C(g, Helmert)"
+    ours = fs.FederatedGLM.from_formula(f"y ~ {right}", ROWS, family=sm.families.Gaussian()).fit()
+    theirs = smf.glm(f"y ~ {right}", FRAME).fit()
+    new = FRAME.iloc[3:20]
+    np.testing.assert_allclose(ours.predict(new), theirs.predict(new), rtol=1e-7)
+
+
+def test_masked_sums_give_the_means_of_a_spline():
+    formula = f"y ~ {CR}"
+    one, two = (
+        fs.FederatedGLM.from_formula(formula, ROWS, family=sm.families.Gaussian()).fit(masked=masked)
+        for masked in (False, True)
+    )
+    np.testing.assert_allclose(one.params, two.params, rtol=1e-7)
+
+
+def test_compare_lines_up_whichever_quotes_were_written():
+    formula = 'y ~ C(g, Sum("b")) + cr(x, knots=(0, 1), lower_bound=-4, upper_bound=4, constraints="center")'
+    ours = fs.FederatedGLM.from_formula(formula, ROWS, family=sm.families.Gaussian()).fit()
+    table = fs.compare({"ours": ours, "pooled": smf.ols(formula, FRAME).fit()}, stars=()).coefficients
+    assert (table != "").all(axis=None) and len(table) == 7
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+@pytest.mark.parametrize("coding", ["Sum", "Helmert", "Diff", "Poly"])
+def test_matrices_are_those_of_patsy(coding, n):
+    levels = list("abcdef"[:n])
+    for whole, name in ((True, "code_with_intercept"), (False, "code_without_intercept")):
+        theirs = getattr(getattr(patsy, coding)(), name)(levels)
+        matrix, names = contrast_matrix(coding, levels, None, whole=whole)
+        np.testing.assert_allclose(matrix, theirs.matrix, atol=1e-12)
+        assert names == theirs.column_suffixes
+
+
+@pytest.mark.parametrize(
+    ("right", "kind", "told"),
+    [
+        ("cr(x, knots=(0,), lower_bound=-4, upper_bound=4)", FormulaError, "constraints='center'"),
+        ("cr(x, df=4, constraints='center')", FormulaError, "needs knots"),
+        ("cr(x, df=4, constraints='none')", FormulaError, "constraints="),
+        ("C(g, Sum('zz'))", DesignError, "is not a level"),
+        ("C(g, Sum(1, 2))", FormulaError, "write Treatment"),
+        ("C(g, Helmert('a'))", FormulaError, "write Treatment"),
+        ("C(g, Simple)", FormulaError, "write Treatment"),
+        ("I(g * 2)", DesignError, "holds categories"),
+        ("I(x == 'a')", DesignError, "compare it with a number"),
+        ("I(x > 0 > 1)", FormulaError, "comparison"),
+        ("I(C(g))", FormulaError, "not allowed"),
+        ("I(x, z)", FormulaError, "not allowed"),
+        ("I(x > 99)", DesignError, "constant"),
+    ],
+)
+def test_what_cannot_be_is_said_with_a_remedy(right, kind, told):
+    with pytest.raises(kind, match=told):
+        fs.FederatedGLM.from_formula(f"y ~ {right}", ROWS, family=sm.families.Gaussian()).fit()
+
+
+def test_a_product_of_two_institutions_columns_is_named():
+    with pytest.raises(FormulaError, match=r"'I\(x \* z2\)' needs .* at client 'B' .* at client 'A'"):
+        fs.VFEMRegression.from_formula("y ~ I(x * z2)", COLUMNS)
+
+
+def test_a_rare_side_of_a_comparison_is_refused_at_one_institution():
+    with pytest.raises(DesignError, match="fewer than 5 entities"):
+        cut = float(FRAME["x"].sort_values().iloc[-3])
+        fs.VFEMRegression.from_formula(f"y ~ z + I(x > {cut - 1e-9})", COLUMNS)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_dry_run_knows_what_a_spline_asks(masked):
+    model = fs.FederatedGLM.from_formula(f"y ~ {CR} + poly(z, 2)", ROWS, family=sm.families.Gaussian())
+    assert "Every policy lets this fit pass" in str(model.explain(masked=masked))
