@@ -23,6 +23,8 @@ from fedstat.typing import Floats, Ints
 
 ROWS = 16
 """Rows that are spread over nodes together."""
+TOGETHER = 4
+"""Columns that are added at once, and numbers of a vector, whole ones of which fill a line."""
 
 
 class Nodes(NamedTuple):
@@ -67,9 +69,9 @@ def node_densities(rows: GroupedLevels, table: Floats, log_weights: Floats, K: i
 
 def node_weights(rows: GroupedLevels, table: Floats, log_weights: Floats, K: int) -> Floats:
     """Return the weights of nodes given a row and its cluster, (n, K, t): few rows at a time."""
-    out, f = np.empty((len(rows.codes), K, len(log_weights))), np.empty((len(rows.codes), K))
-    _weights(*_fixed_rows(rows), fixed(table), fixed(log_weights), f, out)
-    return out
+    out = np.empty((len(rows.codes), K * len(log_weights)))
+    _weights(*_fixed_rows(rows), fixed(table), fixed(log_weights), np.empty((len(out), K)), out)
+    return out.reshape(len(out), K, -1)
 
 
 def node_means(rows: GroupedLevels, table: Floats, log_weights: Floats, eta: Floats, K: int) -> Floats:
@@ -85,106 +87,155 @@ def _fixed_rows(rows: GroupedLevels) -> tuple[Ints, Ints]:
 
 def expected_counts(rows: GroupedLevels, r: Floats, table: Floats, log_weights: Floats) -> ExpectedCounts:
     """Spread every row over the nodes where it may be, under weights r (n, K) of clusters."""
-    levels, nodes, f = np.zeros(table.shape), np.zeros((r.shape[1], len(log_weights))), np.empty(r.shape)
+    J, P, C, G = table.shape
+    nodes, f = np.zeros(G), np.empty(r.shape)
+    levels = np.zeros((J * P * C, _lines(G)))
     _counts(*_fixed_rows(rows), fixed(r), fixed(table), fixed(log_weights), levels, nodes, f)
-    return ExpectedCounts(levels, nodes, f)
+    return ExpectedCounts(levels[:, :G].reshape(table.shape), nodes.reshape(r.shape[1], -1), f)
+
+
+@njit(cache=True, nogil=True)
+def _lines(G: int) -> int:
+    return (G + TOGETHER - 1) // TOGETHER * TOGETHER
+
+
+@njit(cache=True, nogil=True)
+def _lined(table: Floats) -> Floats:
+    """Copy a table (J, P, C, G) to lines (J P C + 1, G and more) of whole vectors; the last is zero.
+
+    Where lines lie across those of the cache, reading them takes twice as long.
+    """
+    J, P, C, G = table.shape
+    out = np.zeros((J * P * C + 1, _lines(G)))
+    for j in range(J):
+        for p in range(P):
+            for c in range(C):
+                line = (j * P + p) * C + c
+                for g in range(G):
+                    out[line, g] = table[j, p, c, g]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _room(n: int, P: int, lines: Floats) -> tuple[Floats, Ints, Floats]:
+    """Return room for nodes of some rows, for the lines of their cells, and for exponentials."""
+    m = min(n, ROWS)
+    at = np.empty((m, (P + TOGETHER - 1) // TOGETHER * TOGETHER), dtype=np.int64)
+    return np.empty((m, lines.shape[1])), at, np.empty(lines.shape[1])
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
-def _add_levels(codes: Ints, group: Ints, table: Floats, log_weights: Floats, a: Floats) -> None:
-    """Write log weights and log probabilities of levels (m, P) of some rows at all nodes to a (m, K, t)."""
-    m, K, T = a.shape
-    flat = a.reshape(m, K * T)
+def _add_levels(
+    codes: Ints, group: Ints, C: int, lines: Floats, log_weights: Floats, at: Ints, a: Floats
+) -> None:
+    """Write log weights and log probabilities of levels (m, P) of some rows at all nodes to a (m, G)."""
+    (m, P), T, G, nowhere = codes.shape, len(log_weights), a.shape[1], len(lines) - 1
     for i in range(m):
-        for k in range(K):
+        for p in range(at.shape[1]):
+            seen = p < P and codes[i, p] >= 0
+            at[i, p] = (group[i] * P + p) * C + codes[i, p] if seen else nowhere
+        a[i] = 0.0
+        for first in range(0, G - T + 1, T):
             for t in range(T):
-                a[i, k, t] = log_weights[t]
-    # Column by column: what a column has at all nodes stays in the first cache.
-    for p in range(codes.shape[1]):
+                a[i, first + t] = log_weights[t]
+    # Some columns at a time: what they have at all nodes stays in the first cache.
+    for p in range(0, at.shape[1], TOGETHER):
         for i in range(m):
-            if codes[i, p] >= 0:
-                row, own = table[group[i], p, codes[i, p]], flat[i]
-                for g in range(K * T):
-                    own[g] += row[g]
+            first, second, third, fourth = at[i, p], at[i, p + 1], at[i, p + 2], at[i, p + 3]
+            for g in range(G):
+                a[i, g] += (lines[first, g] + lines[second, g]) + (lines[third, g] + lines[fourth, g])
 
 
 # Where a step left the parameters' range, densities are no numbers, and are not taken.
 @njit(cache=True, nogil=True, fastmath=REORDER, error_model="numpy")
-def _normalise(a: Floats, power: Floats, bits: Ints) -> float:
-    """Turn logs (t,) into weights; return the log of the sum before."""
-    top = a[0]
-    for t in range(len(a)):
-        top = max(top, a[t])
-    for t in range(len(a)):
-        a[t] -= top
+def _normalise(a: Floats, T: int, r: Floats, f: Floats, power: Floats, bits: Ints) -> None:
+    """Turn logs at nodes (K T and more,) into weights of sums r (K,); write logs of the sums before to f."""
+    for k in range(len(f)):
+        own = a[k * T : (k + 1) * T]
+        top = own[0]
+        for t in range(T):
+            top = max(top, own[t])
+        for t in range(T):
+            own[t] -= top
+        f[k] = top
     exponentials(a, power, bits)
-    total = 0.0
-    for t in range(len(a)):
-        total += a[t]
-    for t in range(len(a)):
-        a[t] /= total
-    return float(top + math.log(total))
+    for k in range(len(f)):
+        own = a[k * T : (k + 1) * T]
+        total = 0.0
+        for t in range(T):
+            total += own[t]
+        f[k] += math.log(total)
+        share = r[k] / total
+        for t in range(T):
+            own[t] *= share
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _spread(
     codes: Ints,
     group: Ints,
-    table: Floats,
+    C: int,
+    lines: Floats,
     log_weights: Floats,
+    at: Ints,
+    power: Floats,
+    r: Floats,
     a: Floats,
     f: Floats,
-    power: Floats,
-    bits: Ints,
 ) -> None:
-    """Write weights of nodes of some rows to a (m, K, t), and their log densities to f (m, K)."""
-    _add_levels(codes, group, table, log_weights, a)
-    for i in range(len(a)):
-        for k in range(a.shape[1]):
-            f[i, k] = _normalise(a[i, k], power, bits)
+    """Write weights of nodes of some rows to a (m, G), of sums r (m, K), and log densities to f (m, K)."""
+    _add_levels(codes, group, C, lines, log_weights, at, a)
+    for i in range(len(codes)):
+        _normalise(a[i], len(log_weights), r[i], f[i], power, power.view(np.int64))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _weights(codes: Ints, group: Ints, table: Floats, log_weights: Floats, f: Floats, out: Floats) -> None:
-    power = np.empty(len(log_weights))
-    _spread(codes, group, table, log_weights, out, f, power, power.view(np.int64))
+    n, G, C, lines = len(codes), out.shape[1], table.shape[2], _lined(table)
+    a, at, power = _room(n, codes.shape[1], lines)
+    ones = np.ones((ROWS, f.shape[1]))
+    for start in range(0, n, ROWS):
+        rows = slice(start, min(n, start + ROWS))
+        _spread(codes[rows], group[rows], C, lines, log_weights, at, power, ones, a, f[rows])
+        for i in range(start, rows.stop):
+            out[i] = a[i - start, :G]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _densities(codes: Ints, group: Ints, table: Floats, log_weights: Floats, f: Floats) -> None:
-    n, K = f.shape
-    power = np.empty(len(log_weights))
-    room = np.empty((min(n, ROWS), K, len(log_weights)))
+    n, C, lines = len(codes), table.shape[2], _lined(table)
+    a, at, power = _room(n, codes.shape[1], lines)
+    ones = np.ones((ROWS, f.shape[1]))
     for start in range(0, n, ROWS):
-        end = min(n, start + ROWS)
-        a = room[: end - start]
-        _spread(
-            codes[start:end],
-            group[start:end],
-            table,
-            log_weights,
-            a,
-            f[start:end],
-            power,
-            power.view(np.int64),
-        )
+        rows = slice(start, min(n, start + ROWS))
+        _spread(codes[rows], group[rows], C, lines, log_weights, at, power, ones, a, f[rows])
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER, error_model="numpy")
 def _means(codes: Ints, group: Ints, table: Floats, log_weights: Floats, eta: Floats, e: Floats) -> None:
     n, K, Q = e.shape
-    T = len(log_weights)
-    power = np.empty(T)
-    room, f = np.empty((min(n, ROWS), K, T)), np.empty((min(n, ROWS), K))
+    T, C, lines = len(log_weights), table.shape[2], _lined(table)
+    a, at, power = _room(n, codes.shape[1], lines)
+    f, ones = np.empty((ROWS, K)), np.ones((ROWS, K))
     for start in range(0, n, ROWS):
-        end = min(n, start + ROWS)
-        a = room[: end - start]
-        _spread(codes[start:end], group[start:end], table, log_weights, a, f, power, power.view(np.int64))
-        for i in range(start, end):
+        rows = slice(start, min(n, start + ROWS))
+        _spread(codes[rows], group[rows], C, lines, log_weights, at, power, ones, a, f)
+        for i in range(start, rows.stop):
             for k in range(K):
                 for t in range(T):
                     for q in range(Q):
-                        e[i, k, q] += a[i - start, k, t] * eta[k * T + t, q]
+                        e[i, k, q] += a[i - start, k * T + t] * eta[k * T + t, q]
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def _add_rows(at: Ints, m: int, a: Floats, levels: Floats) -> None:
+    """Add weights of nodes of m rows to the lines of their cells."""
+    for p in range(at.shape[1]):
+        for i in range(m):
+            to = at[i, p]
+            if to < len(levels):
+                for g in range(a.shape[1]):
+                    levels[to, g] += a[i, g]
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER, error_model="numpy")
@@ -198,32 +249,12 @@ def _counts(
     nodes: Floats,
     f: Floats,
 ) -> None:
-    n, K = r.shape
-    T = len(log_weights)
-    power = np.empty(T)
-    room = np.empty((min(n, ROWS), K, T))
+    n, C, lines = len(codes), table.shape[2], _lined(table)
+    a, at, power = _room(n, codes.shape[1], lines)
     for start in range(0, n, ROWS):
-        end = min(n, start + ROWS)
-        a = room[: end - start]
-        flat = a.reshape(end - start, K * T)
-        _spread(
-            codes[start:end],
-            group[start:end],
-            table,
-            log_weights,
-            a,
-            f[start:end],
-            power,
-            power.view(np.int64),
-        )
-        for i in range(start, end):
-            for k in range(K):
-                for t in range(T):
-                    a[i - start, k, t] *= r[i, k]
-                    nodes[k, t] += a[i - start, k, t]
-        for p in range(codes.shape[1]):
-            for i in range(start, end):
-                if codes[i, p] >= 0:
-                    row, own = levels[group[i], p, codes[i, p]], flat[i - start]
-                    for g in range(K * T):
-                        row[g] += own[g]
+        rows = slice(start, min(n, start + ROWS))
+        _spread(codes[rows], group[rows], C, lines, log_weights, at, power, r[rows], a, f[rows])
+        for i in range(rows.stop - start):
+            for g in range(len(nodes)):
+                nodes[g] += a[i, g]
+        _add_rows(at, rows.stop - start, a, levels)

@@ -13,11 +13,10 @@ Journal of the Royal Statistical Society B 43, 41-45.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numba import njit
 
+from fedstat.kernels.exponentials import exponentials, log_one_plus
 from fedstat.kernels.glm.loops import REORDER, fixed
 from fedstat.typing import Floats
 
@@ -38,58 +37,78 @@ def ordinal_derivatives(alpha: Floats, u: Floats, eta: Floats, counts: Floats) -
     P, B = alpha.shape
     d = B + eta.shape[1]
     score, info = np.zeros((P, d)), np.zeros((P, d, d))
-    _derivatives(fixed(alpha), fixed(u), fixed(eta), fixed(counts), score, info)
+    _derivatives(fixed(alpha), fixed(u), fixed(eta.T), fixed(counts), score, info)
     return score, info
 
 
-@njit(cache=True, nogil=True)
-def _softplus(x: float) -> float:
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
-
-
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, fastmath=REORDER)
 def _table(alpha: Floats, u: Floats, out: Floats) -> None:
-    P, B = alpha.shape
+    (P, B), G = alpha.shape, u.shape[1]
+    e, power = np.empty(G), np.empty(G)
+    bits = power.view(np.int64)
     for p in range(P):
         for c in range(B + 1):
             inner = 0 < c < B
             out[p, c] = np.log(-np.expm1(alpha[p, c - 1] - alpha[p, c])) if inner else 0.0
         for b in range(B):
-            for g in range(u.shape[1]):
-                x = u[p, g] - alpha[p, b]
-                s = _softplus(x)
-                out[p, b, g] -= s
-                out[p, b + 1, g] -= s - x
+            x, below, above = u[p], out[p, b], out[p, b + 1]
+            for g in range(G):
+                e[g] = -abs(x[g] - alpha[p, b])
+            exponentials(e, power, bits)
+            for g in range(G):
+                # log(1 + exp(x)), without an overflow.
+                over = x[g] - alpha[p, b]
+                s = 0.5 * (over + abs(over)) + log_one_plus(e[g])
+                below[g] -= s
+                above[g] -= s - over
 
 
 @njit(cache=True, nogil=True, fastmath=REORDER)
-def _derivatives(alpha: Floats, u: Floats, eta: Floats, counts: Floats, score: Floats, info: Floats) -> None:
-    P, B = alpha.shape
-    G, Q = eta.shape
-    d, m = np.empty(G), np.empty(G)
+def _derivatives(
+    alpha: Floats, u: Floats, nodes: Floats, counts: Floats, score: Floats, info: Floats
+) -> None:
+    """Differentiate at nodes (Q, G)."""
+    (P, B), (Q, G) = alpha.shape, nodes.shape
+    e, power, weights, slopes, curvatures = np.empty(G), np.empty(G), np.empty(G), np.empty(G), np.empty(G)
+    bits = power.view(np.int64)
     for p in range(P):
-        H = info[p]
-        d[:] = 0.0
-        m[:] = 0.0
+        H, x = info[p], u[p]
+        slopes[:] = 0.0
+        curvatures[:] = 0.0
         for b in range(B):
+            below, above, cut = counts[p, b], counts[p, b + 1], alpha[p, b]
             for g in range(G):
-                below, above = counts[p, b, g], counts[p, b + 1, g]
-                F = 1.0 / (1.0 + np.exp(u[p, g] - alpha[p, b]))
-                left = below * (1.0 - F) - above * F
-                weight = (below + above) * F * (1.0 - F)
-                score[p, b] += left
-                H[b, b] += weight
-                d[g] -= left
-                m[g] += weight
-                for q in range(Q):
-                    H[b, B + q] -= weight * eta[g, q]
+                e[g] = -abs(x[g] - cut)
+            exponentials(e, power, bits)
+            total = heavy = 0.0
+            for g in range(G):
+                small = e[g] / (1.0 + e[g])
+                above_cut = 1.0 - small if x[g] > cut else small
+                left = below[g] * above_cut - above[g] * (1.0 - above_cut)
+                weight = (below[g] + above[g]) * small * (1.0 - small)
+                weights[g] = weight
+                slopes[g] -= left
+                curvatures[g] += weight
+                total += left
+                heavy += weight
+            score[p, b] += total
+            H[b, b] += heavy
             for q in range(Q):
-                H[B + q, b] = H[b, B + q]
-        for g in range(G):
-            for q in range(Q):
-                score[p, B + q] += d[g] * eta[g, q]
-                for t in range(Q):
-                    H[B + q, B + t] += m[g] * eta[g, q] * eta[g, t]
+                z, mixed = nodes[q], 0.0
+                for g in range(G):
+                    mixed += weights[g] * z[g]
+                H[b, B + q] = H[B + q, b] = -mixed
+        for q in range(Q):
+            z, total = nodes[q], 0.0
+            for g in range(G):
+                weights[g] = curvatures[g] * z[g]
+                total += slopes[g] * z[g]
+            score[p, B + q] = total
+            for t in range(q + 1):
+                other, heavy = nodes[t], 0.0
+                for g in range(G):
+                    heavy += weights[g] * other[g]
+                H[B + q, B + t] = H[B + t, B + q] = heavy
         _add_gaps(alpha[p], counts[p], score[p], H)
 
 
