@@ -12,7 +12,7 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.forecast.adversary import who_learns
 from fedstat.federation.forecast.analysis_plan import AnalysisWords, PlanMaker
 from fedstat.federation.forecast.dry_site import DrySite
-from fedstat.federation.forecast.forecast import Forecast
+from fedstat.federation.forecast.forecast import Forecast, Loop
 from fedstat.federation.forecast.rehearsal import Rehearsal, Rehearsed
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.approval import propose_plans
@@ -35,7 +35,8 @@ class FurtherAnalysis:
     """What is asked of the sites of a partition beside a fit, such as an evaluation.
 
     `call`, `formula` and `distribution` say what it is; `invent` makes sites without data that can answer
-    it, under the policies of the real ones, and `columns` names by site those that it reads.
+    it, under the policies of the real ones, `columns` names by site those that it reads, and `loops` are its
+    rounds of which there are as many as the data ask for.
     """
 
     partition: ClientPartition
@@ -44,6 +45,7 @@ class FurtherAnalysis:
     distribution: str
     invent: Callable[[Mapping[str, Policy]], Mapping[str, DrySite]]
     columns: Mapping[str, Sequence[str]]
+    loops: Sequence[Loop] = ()
 
     def run(self, protocol: Rounds[Fit], rehearsed: Callable[[], Rounds[Fit]], ledger: Ledger) -> Fit:
         """Ask what a protocol asks, in one session, once the owners who want to be asked have consented.
@@ -65,7 +67,7 @@ class FurtherAnalysis:
         try:
             rehearsal.run(protocol, Ledger(at=ledger.at))
         except Rehearsed:
-            forecast = Forecast(rehearsal.course())
+            forecast = Forecast(rehearsal.course(), self.loops)
         learned = tuple(f"{who}: {sentence}" for who, sentence in learned_in(forecast))
         words = AnalysisWords(self.call, self.formula, self.distribution, learned)
         maker = PlanMaker(forecast, words, frozenset())

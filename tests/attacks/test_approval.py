@@ -429,7 +429,7 @@ def test_of_an_evaluation_the_counts_are_told_that_were_approved(monkeypatch):
     with pytest.raises(ConsentError):
         result.evaluate()
     (plan,) = partition.sites["S0"].pending.values()
-    assert [step.step for step in plan.steps] == ["open_rows", "bin_counts"]
+    assert [step.step for step in plan.steps] == ["open_rows", "bin_counts", "recalibrate"]
     assert plan.call == "evaluate()" and set(plan.columns) == {"y", "age", "z"}
     assert all(array.numbers for step in plan.steps for array in step.gives if array.array != "text")
     approve_all(partition)

@@ -9,10 +9,13 @@ import statsmodels.api as sm
 from scipy.special import expit
 
 import fedstat as fs
-from fedstat.errors import DescriptionError
+from fedstat.errors import DescriptionError, PolicyError
+from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.message import Ask
+from fedstat.inference.evaluation.bins import bin_edges
 from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.horizontal.evaluation import bin_edges, evaluate_rows
+from fedstat.models.horizontal.evaluation import _protocol, evaluate_rows, place_of_bins
 
 BINOMIAL = sm.families.Binomial()
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -73,6 +76,47 @@ def test_rows_do_not_lie_between_the_cuts_of_evaluations_of_two_responses():
     assert rows_found(partition("strict", evaluation="any"), ["y", "v"]) > 0
     with pytest.raises(DescriptionError, match='evaluation = "any"'):
         rows_found(partition("strict"), ["y", "v"])
+
+
+def label_of_the_largest(policy, site="S0"):
+    """Whether the label follows of the row with the largest prediction, from sums that cut it off.
+
+    Errors of predictions that are one there and zero elsewhere are all events, less two if it is one.
+    """
+    result, sites = fit(partition("open"), family=BINOMIAL), partition(policy)
+    own = FRAME[FRAME["site"] == site]
+    eta = result.predict(own, which="linear").sort_values()
+    cut, slope = eta.iloc[-2:].mean(), 200.0 / (eta.iloc[-1] - eta.iloc[-2])
+    beta, place = result.params.to_numpy(), place_of_bins(result._fit.design, result.params.to_numpy())
+
+    def asking():
+        asks = next(_protocol(result.basis.agreement, result.distribution, beta, place, False, False))
+        yield asks
+        gamma = {"gamma": slope * np.array([-cut, 1.0])}
+        (reply,) = yield [Ask(site, "evaluation", "recalibrate", gamma, asks[0].session)]
+        return reply.arrays
+
+    told = sites.engine.run(asking(), Ledger())
+    return bool(told["spread"]) and told["squares"] == own["y"].sum() + 1 - 2 * own["y"][eta.index[-1]]
+
+
+def test_the_largest_prediction_tells_no_label():
+    assert label_of_the_largest(Policy(min_count=1))
+    assert not label_of_the_largest("open")
+    with pytest.raises(PolicyError, match="masked"):
+        label_of_the_largest("strict")
+    assert not label_of_the_largest(Policy.strict(masked_only=False))
+
+
+def test_sums_are_taken_of_the_model_that_was_evaluated_alone():
+    sites = partition("strict", masked_only=False)
+    asks = [Ask("S0", "evaluation", "recalibrate", {"gamma": np.array([0.0, 1.0])}, "another")]
+    with pytest.raises(DescriptionError, match="order"):
+        sites.engine.run(iter_once(asks), Ledger())
+
+
+def iter_once(asks):
+    return (yield asks)
 
 
 def test_the_same_evaluation_is_answered_again():

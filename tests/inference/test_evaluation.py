@@ -10,8 +10,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.inference.evaluation.bins import merge_small_bins
 from fedstat.inference.evaluation.calibration import join_bins
-from fedstat.inference.evaluation.evaluation import ALL, Evaluation, discrimination, merge_small_bins
+from fedstat.inference.evaluation.discrimination import discrimination
+from fedstat.inference.evaluation.evaluation import ALL, Evaluation
 from fedstat.inference.likelihood import cox_snell, mcfadden
 
 SITES = ("Basel", "Bern", "Zürich")

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
-from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.evaluation.calibration import plot_calibration
+from fedstat.inference.evaluation.discrimination import LEVEL, Discrimination, discrimination
+from fedstat.inference.evaluation.operating import confusion_counts, rates, roc_points
+from fedstat.inference.evaluation.recalibration import Recalibration
 from fedstat.inference.tables import Sheet, SheetSummary, number
-from fedstat.typing import Floats, Ints
+from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,129 +23,7 @@ ALL = "all sites"
 ROUNDING = 1e-6
 """By how much events may exceed rows: proportions times trials are not whole in floating point."""
 WIDTHS = (24, 10, 10, 10, 8, 7, 7, 7, 7)
-LEVEL = 0.95
-"""Of the intervals that a summary prints."""
-
-
-def merge_small_bins(counts: Ints, least: int) -> Ints:
-    """Say which bins a site counts together, so that none of those released holds 1 to ``least - 1`` rows.
-
-    The smallest such bin joins its nearest occupied neighbour (of two, the smaller), and so on until none is
-    left; the joint bin is released in the place of the fuller of the two. Every sum over bins is preserved,
-    and with it the ratio of observed to expected. Rows that moved are counted in a bin that is not theirs:
-    against the rows they joined they count as ties, and against the site's other rows as before; against
-    rows of other sites in the bins between they may count on the wrong side. The bounds of the AUC allow for
-    it where `Evaluation` is told of `least`.
-
-    From rows in each bin (B,) it returns the bin in which to count each one's rows, (B,); a site that has
-    rows, but fewer than `least`, is an error.
-
-    Examples
-    --------
-    >>> merge_small_bins(np.array([40, 3, 0, 9, 2, 0]), 5)
-    array([0, 0, 2, 3, 3, 5])
-    """
-    total = int(counts.sum())
-    if 0 < total < least:
-        raise EstimationError(f"expected {least} rows or more to count in bins, received {total}")
-    held = {int(b): int(counts[b]) for b in np.flatnonzero(counts)}
-    groups = np.arange(len(counts))
-    while held and min(held.values()) < least:
-        small = min(held, key=lambda b: held[b])
-        neighbour = min((b for b in held if b != small), key=lambda b: (abs(b - small), held[b]))
-        kept, gone = (small, neighbour) if held[small] > held[neighbour] else (neighbour, small)
-        held[kept] += held.pop(gone)
-        groups[groups == gone] = kept
-    return groups
-
-
-@dataclass(frozen=True, slots=True)
-class Discrimination:
-    """Area under the receiver operating characteristic, from counts in bins; nan without both outcomes.
-
-    By the trapezoid rule: within a bin an event and a non-event count as a tie, one half. The standard error
-    is that of Hanley and McNeil (1982), equation 1, see `discrimination`. The AUC of the rows lies from
-    `at_least` to `at_most`, which is no interval for that of the population: within each bin all events are
-    ranked below, or above, all non-events.
-    """
-
-    auc: float = float("nan")
-    std_error: float = float("nan")
-    at_least: float = float("nan")
-    at_most: float = float("nan")
-
-    def conf_int(self, alpha: float = 1.0 - LEVEL) -> tuple[float, float]:
-        """Give the normal interval of level 1 - alpha, within 0 and 1.
-
-        Examples
-        --------
-        >>> low, high = Discrimination(0.9, 0.02).conf_int()
-        >>> print(f"{low:.3f} to {high:.3f}")
-        0.861 to 0.939
-        """
-        half = float(stats.norm.isf(alpha / 2.0)) * self.std_error
-        return max(self.auc - half, 0.0), min(self.auc + half, 1.0)
-
-
-def discrimination(events: Floats, others: Floats, least: int = 0) -> Discrimination:
-    """AUC of predictions that are known to their bin, from rows with and without the event, (K, B).
-
-    Bins ascend with the prediction. `least` is what sites merged by, 0 where they merged nothing: otherwise a
-    row may come from any of the empty bins next to its own, and the bounds allow for it.
-
-    The variance is ``(A (1 - A) + (n1 - 1)(Q1 - A^2) + (n0 - 1)(Q2 - A^2)) / (n1 n0)`` with Q1 (Q2) the
-    probability that two events (two non-events) are ranked above (below) one non-event (event). Q1 and Q2 are
-    counted from the bins as in table II of the paper, not taken from its negative exponential approximation.
-
-    References
-    ----------
-    Hanley, J. A. and McNeil, B. J. (1982). The meaning and use of the area under a receiver operating
-    characteristic (ROC) curve. Radiology 143, 29-36.
-    """
-    x, y = events.sum(axis=0), others.sum(axis=0)
-    n1, n0 = float(x.sum()), float(y.sum())
-    if n1 <= 0.0 or n0 <= 0.0:
-        return Discrimination()
-    # Events in higher bins, and non-events in lower ones, than each bin.
-    above, below = n1 - np.cumsum(x), np.cumsum(y) - y
-    A = float(x @ (below + y / 2.0)) / (n1 * n0)
-    Q1 = float(y @ (above**2 + above * x + x**2 / 3.0)) / (n0 * n1**2)
-    Q2 = float(x @ (below**2 + below * y + y**2 / 3.0)) / (n1 * n0**2)
-    variance = (A * (1.0 - A) + (n1 - 1.0) * (Q1 - A**2) + (n0 - 1.0) * (Q2 - A**2)) / (n1 * n0)
-    low, high = (_bounds(events, others, least) / (n1 * n0)).tolist()
-    return Discrimination(A, max(variance, 0.0) ** 0.5, low, high)
-
-
-def _bounds(events: Floats, others: Floats, least: int) -> Floats:
-    """Pairs in which the event is surely above, and in which it may be above, the non-event; shape (2,)."""
-    n = events + others
-    bins = np.broadcast_to(np.arange(n.shape[1]), n.shape)
-    first, last = _spans(n) if least > 1 else (bins, bins)
-    pairs = _pairs(events, others, first, last)
-    for k in range(len(n)):  # merging keeps the order of a site's own rows
-        own = slice(k, k + 1)
-        pairs += _pairs(events[own], others[own], bins[own], bins[own])
-        pairs -= _pairs(events[own], others[own], first[own], last[own])
-    return pairs
-
-
-def _pairs(events: Floats, others: Floats, first: Ints, last: Ints) -> Floats:
-    """`_bounds` of rows that lie somewhere between two bins, both included."""
-    B = events.shape[1]
-    ends = np.bincount(last.ravel(), others.ravel(), B)
-    starts = np.bincount(first.ravel(), others.ravel(), B)
-    surely, maybe = np.cumsum(ends) - ends, np.cumsum(starts)
-    return np.array([(events * surely[first]).sum(), (events * maybe[last]).sum()], dtype=np.float64)
-
-
-def _spans(n: Floats) -> tuple[Ints, Ints]:
-    """First and last bin from which the rows of a bin may come, (K, B): up to the next occupied one."""
-    K, B = n.shape
-    before = np.maximum.accumulate(np.where(n > 0, np.arange(B), -1), axis=1)
-    after = np.minimum.accumulate(np.where(n > 0, np.arange(B), B)[:, ::-1], axis=1)[:, ::-1]
-    first = np.hstack([np.full((K, 1), -1), before[:, :-1]]) + 1
-    last = np.hstack([after[:, 1:], np.full((K, 1), B)]) - 1
-    return first, last
+POINTS, ROC = ["site", "point"], ["threshold", "fpr", "tpr"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -165,6 +45,13 @@ class Evaluation:
         Whether the response is an event or none. Otherwise there is no AUC.
     least : int
         As given to `merge_small_bins` at the sites; 0 where they merged nothing.
+    means : ndarray, shape (B + 1,), optional
+        Predicted means at the edges, where these are of the linear predictor.
+    squares : ndarray, shape (K + 1,), optional
+        Sums over rows of squared differences between event and predicted probability, by site and of all; nan
+        of sites that hid theirs in the sum.
+    recalibration : Recalibration, optional
+        The response regressed on the linear predictor, from sums over rows, and not from bins.
 
     Raises
     ------
@@ -179,6 +66,9 @@ class Evaluation:
     expected: Floats
     binary: bool = True
     least: int = 0
+    means: Floats | None = None
+    squares: Floats | None = None
+    recalibration: Recalibration | None = None
 
     def __post_init__(self) -> None:
         shape = (len(self.sites), len(self.edges) - 1)
@@ -216,12 +106,99 @@ class Evaluation:
         NotAvailableError
             The response is not binary.
         """
+        # All sites together: a model must also rank rows of one site against those of another.
+        return {who: discrimination(*rows, self.least) for who, rows in self._outcomes().items()}
+
+    @property
+    def thresholds(self) -> Floats:
+        """Predicted means at the edges of the bins, (B + 1,)."""
+        return self.edges if self.means is None else self.means
+
+    @property
+    def brier(self) -> float:
+        """Brier score over all rows: the mean squared difference of event and predicted probability.
+
+        Raises
+        ------
+        NotAvailableError
+            The response is not binary, or no sums of squares were asked for.
+        """
+        if not self.binary or self.squares is None:
+            raise NotAvailableError(
+                "no Brier score: the response is not binary, or evaluate(recalibrate=False) was asked for"
+            )
+        return float(self.squares[-1] / self.n.sum())
+
+    def roc(self) -> pd.DataFrame:
+        """Receiver operating characteristic of each site and of all, from counts in bins.
+
+        Points are exact for the thresholds in them, the edges of the bins, but for bins of fewer rows than a
+        site tells apart, which it counted with a neighbour. Between points the curve of the rows lies in the
+        rectangle that two of them span.
+
+        Returns
+        -------
+        DataFrame
+            Index (site, point); ``threshold``, the predicted probability above which a row is positive, from
+            the largest down; ``fpr``, the share of rows without the event that are positive; ``tpr``, of
+            those with it. Sites without both outcomes have none.
+
+        Raises
+        ------
+        NotAvailableError
+            The response is not binary.
+        """
+        parts = {}
+        for who, (events, others) in self._outcomes().items():
+            if events.sum() > 0.0 and others.sum() > 0.0:
+                parts[who] = pd.DataFrame(
+                    roc_points(events.sum(axis=0), others.sum(axis=0), self.thresholds), columns=ROC
+                )
+        if not parts:
+            return pd.DataFrame(columns=ROC, index=pd.MultiIndex.from_arrays([[], []], names=POINTS))
+        return pd.concat(parts, names=POINTS)
+
+    def confusion(self, threshold: float = 0.5) -> pd.DataFrame:
+        """Confusion table of each site and of all at a threshold, from counts in bins.
+
+        Parameters
+        ----------
+        threshold : float
+            The predicted probability above which the event is predicted, between 0 and 1. It is taken at the
+            nearest edge of the bins, which the table tells.
+
+        Returns
+        -------
+        DataFrame
+            Index site; ``threshold``, as taken; rows ``tp``, ``fp``, ``fn``, ``tn``; ``sensitivity``,
+            ``specificity``, ``ppv``, ``npv``, ``accuracy``, nan where there are no rows to take a share of.
+
+        Raises
+        ------
+        ModelError
+            The threshold is not between 0 and 1.
+        NotAvailableError
+            The response is not binary.
+        """
+        outcomes = self._outcomes()
+        if not 0.0 < threshold < 1.0:
+            raise ModelError(f"confusion: expected a threshold between 0 and 1, received {threshold}")
+        first = int(np.abs(self.thresholds - threshold).argmin())
+        counts = np.array(
+            [confusion_counts(x.sum(axis=0), y.sum(axis=0), first) for x, y in outcomes.values()]
+        )
+        named = dict(zip(("tp", "fp", "fn", "tn"), counts.T, strict=True))
+        index = pd.Index(list(outcomes), name="site")
+        table = {"threshold": float(self.thresholds[first]), **named, **rates(**named)}
+        return pd.DataFrame(table, index=index)
+
+    def _outcomes(self) -> dict[str, tuple[Floats, Floats]]:
+        """Rows with and without the event, (sites, B) each, of each site and of all."""
         if not self.binary:
             raise NotAvailableError("no AUC: the response is not binary; see calibration()")
-        # All sites together: a model must also rank rows of one site against those of another.
         others = self.n - self.observed
         rows = {site: slice(k, k + 1) for k, site in enumerate(self.sites)} | {ALL: slice(None)}
-        return {who: discrimination(self.observed[at], others[at], self.least) for who, at in rows.items()}
+        return {who: (self.observed[at], others[at]) for who, at in rows.items()}
 
     def to_frame(self) -> pd.DataFrame:
         """One row per site, and one for all.
@@ -232,7 +209,7 @@ class Evaluation:
             ``n``, ``observed`` (events, or the sum of the response), ``expected``, ``ratio`` (observed over
             expected); for a binary response ``auc``, ``auc_std_error``, its 95 % interval ``auc_low``,
             ``auc_high``, and ``auc_at_least``, ``auc_at_most``, between which the AUC of these rows lies,
-            as far as bins tell.
+            as far as bins tell; ``brier``, where the sums for it were asked for.
         """
         sums = {what: self._with_total(v.sum(axis=1)) for what, v in self._sums().items()}
         frame = pd.DataFrame(sums, index=pd.Index([*self.sites, ALL], name="site"))
@@ -244,6 +221,9 @@ class Evaluation:
             frame["auc_low"], frame["auc_high"] = np.transpose([d.conf_int() for d in found])
             frame["auc_at_least"] = [d.at_least for d in found]
             frame["auc_at_most"] = [d.at_most for d in found]
+        if self.binary and self.squares is not None:
+            with np.errstate(invalid="ignore"):
+                frame["brier"] = self.squares / frame["n"]
         return frame
 
     def calibration(self) -> pd.DataFrame:
@@ -279,7 +259,8 @@ class Evaluation:
         sheet = Sheet(
             ("institution", *heads), rows, aligns, widths, "Predictions and observations", wrap=True
         )
-        return SheetSummary([sheet], self._notes())
+        found = self.recalibration
+        return SheetSummary([sheet, *([] if found is None else [found.sheet()])], self._notes())
 
     def _cells(self, values: list[float]) -> list[str]:
         n, observed, expected, *rest = values
@@ -320,8 +301,10 @@ class Evaluation:
         return np.append(values, values.sum())
 
     def _notes(self) -> list[str]:
+        found = self.recalibration
+        recalibrated = [] if found is None else [found.note]
         if not self.binary:
-            return []
+            return recalibrated
         all_ = self.discrimination[ALL]
         notes = [
             f"AUC from counts in {len(self.edges) - 1} bins of the prediction, where ties within a bin count "
@@ -331,6 +314,9 @@ class Evaluation:
             f"By bins the AUC of these rows, all sites, is known to lie between {all_.at_least:.3f} and "
             f"{all_.at_most:.3f}; that is no interval for other rows.",
         ]
+        if self.squares is not None:
+            notes.append(f"Brier score, all sites: {self.brier:.4f}, from sums over rows.")
+        notes += recalibrated
         if self.least > 1:
             notes.append(f"Bins of fewer than {self.least} rows at a site were counted with a neighbour.")
         return notes

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
-from scipy.special import expit
 
 from fedstat.errors import MessageError
 from fedstat.federation.account.ledger import Ledger
@@ -15,40 +14,27 @@ from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign, SiteRow
 from fedstat.federation.design.row_steps import OPEN_ROWS, rows_of, translation
 from fedstat.federation.door.facts import Evaluated
 from fedstat.federation.door.state import SiteData, State
+from fedstat.federation.forecast.forecast import Loop
 from fedstat.federation.forecast.invented_rows import RowsInvention
 from fedstat.federation.message import Ask, Declared, Step, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.inference.evaluation.evaluation import Evaluation, merge_small_bins
+from fedstat.federation.rounds.masked_sums import masked
+from fedstat.inference.evaluation.bins import bin_edges, merge_small_bins, probabilities
+from fedstat.inference.evaluation.evaluation import Evaluation
+from fedstat.inference.evaluation.recalibration import MOST_STEPS
 from fedstat.kernels.glm.rows import linear_predictor
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_layout
 from fedstat.models.consent import FurtherAnalysis
+from fedstat.models.horizontal import recalibration
+from fedstat.models.horizontal.recalibration import FAMILY, JUDGED, JudgedModel, recalibrated, trials_weight
 from fedstat.models.horizontal.rows import glm_rows
 from fedstat.typing import Array, Floats
 
-FAMILY = "evaluation"
-STEP, FURTHEST = 0.05, 8.0
-"""Width of a bin of log odds, and where the outer bins of a probability begin."""
-LOGARITHMS = (-25.0, 30.0)
-"""Between these lie the bins of the logarithm of a mean, in whatever units it is."""
-HALF, BEND, WIDTHS = 80, 4.0, 10.0
-"""Bins of other predictors on either side, how much wider the outer ones are, and how far they reach."""
-
-
-def bin_edges(distribution: DistributionSpec, centre: float, width: float) -> Floats:
-    """Ascending edges between the bins of a linear predictor, (B - 1,); they depend on no row.
-
-    Probabilities, and means whose logarithm is linear, have the same edges whatever the model. Others have
-    some about a `centre`, the wider the farther from it, in units of a `width`: those of the released model.
-    """
-    if distribution.name == "Binomial":
-        log_odds = STEP * np.arange(-round(FURTHEST / STEP), round(FURTHEST / STEP) + 1)
-        return np.unique(distribution.make().link(expit(log_odds)))
-    if distribution.link == "Log":
-        return np.arange(LOGARITHMS[0], LOGARITHMS[1] + STEP / 2.0, STEP)
-    t = np.arange(-HALF, HALF + 1) / HALF
-    return np.asarray(centre + width * WIDTHS * np.sinh(BEND * t) / np.sinh(BEND))
+FEWEST = 3
+"""Sites among which sums are hidden from each other."""
+LOOP = Loop("recalibrate", frozenset({"recalibrate"}), (3, 6, MOST_STEPS))
 
 
 def place_of_bins(design: RowsDesign, beta: Floats) -> tuple[float, float]:
@@ -70,7 +56,8 @@ def bin_counts(
     if not float(width) > 0.0:
         raise MessageError(f"{data.name}: array 'width' must be positive")
     edges, link = bin_edges(distribution, float(centre), float(width)), distribution.make().link
-    parts = list(_predictions(data, state, beta))
+    model = _judged(data, state, distribution, beta)
+    parts = list(_predictions(model))
     y, eta, weight = (np.concatenate(part) for part in zip(*parts, strict=True))
     at, B = np.searchsorted(edges, eta), len(edges) + 1
     # Merged where the rows are: the coordinator never sees a small count.
@@ -78,21 +65,23 @@ def bin_counts(
     by_row = (weight, weight * y, weight * link.inverse(eta))
     sums = np.array([np.bincount(cell, weights=values, minlength=B) for values in by_row])
     state.tell(Evaluated(sums))
+    state.keep(JUDGED, model, model.n)
     return {"bins": sums, "least": np.array(data.min_count)}, ""
 
 
-def _predictions(data: SiteData, state: State, beta: Floats) -> Iterator[tuple[Floats, Floats, Floats]]:
-    """Yield response (a proportion where there are trials), linear predictor and weight by chunk."""
+def _judged(data: SiteData, state: State, distribution: DistributionSpec, beta: Floats) -> JudgedModel:
     opened = rows_of(state)
     check_lengths(data.name, beta=(beta, len(opened.shift)))
     zeros, ones = np.zeros_like(opened.shift), np.ones_like(opened.scale)
     own = translation(opened.shift, opened.scale, zeros, ones) @ beta
-    for whole, X in opened.chunks():
+    return JudgedModel(opened, distribution, own, state.entities)
+
+
+def _predictions(model: JudgedModel) -> Iterator[tuple[Floats, Floats, Floats]]:
+    """Yield response (a proportion where there are trials), linear predictor and weight by chunk."""
+    for whole, X in model.opened.chunks():
         rows = glm_rows(whole, X)
-        weight = np.ones(len(rows.y))
-        for factor in (rows.freq, rows.trials):
-            weight = weight if factor is None else weight * factor
-        yield rows.y, linear_predictor(rows, own), weight
+        yield rows.y, linear_predictor(rows, model.beta), trials_weight(rows)
 
 
 STEPS: Mapping[str, Step] = {
@@ -115,7 +104,10 @@ STEPS: Mapping[str, Step] = {
         },
         Declared("control", "family and link"),
     ),
+    **recalibration.STEPS,
 }
+ORDER: Mapping[str, str] = {"recalibrate": "bin_counts recalibrate"}
+"""Which steps stand directly before which: the model that is recalibrated is the one that was evaluated."""
 
 
 def evaluate_rows(
@@ -124,17 +116,26 @@ def evaluate_rows(
     distribution: DistributionSpec,
     beta: Floats,
     partition: ClientPartition,
+    *,
+    recalibrate: bool | None = False,
 ) -> tuple[Evaluation, Ledger]:
     """Evaluate coefficients (p,), in the units of the data, on a partition's rows.
 
-    `design` is that of the fit.
+    `design` is that of the fit. Whether to `recalibrate` is, with None, for a binary response and where sums
+    may leave: in clear, or hidden among those of three sites.
     """
     check_layout("evaluate()", partition, "horizontal")
     sites = tuple(SiteRows(name, 0, 0) for name in partition.sites)
     ledger = Ledger()
+    masks_wanted = any(site.policy.masked_only for site in partition.sites.values())
+    if recalibrate is None:
+        recalibrate = distribution.name == "Binomial" and not (masks_wanted and len(sites) < FEWEST)
+    hidden = recalibrate and masks_wanted and len(sites) > 1
 
     def protocol() -> Rounds[Evaluation]:
-        return _protocol(replace(agreement, sites=sites), distribution, beta, place_of_bins(design, beta))
+        place = place_of_bins(design, beta)
+        agreed = replace(agreement, sites=sites)
+        return _protocol(agreed, distribution, beta, place, recalibrate, hidden)
 
     analysis = _analysis(agreement, distribution, partition)
     return analysis.run(protocol(), protocol, ledger), ledger
@@ -154,26 +155,40 @@ def _analysis(
         str(distribution),
         RowsInvention(replace(agreement, sites=rows), distribution).sites,
         dict.fromkeys(partition.sites, question.needed),
+        (LOOP,),
     )
 
 
 def _protocol(
-    agreement: RowsAgreement, distribution: DistributionSpec, beta: Floats, place: tuple[float, float]
+    agreement: RowsAgreement,
+    distribution: DistributionSpec,
+    beta: Floats,
+    place: tuple[float, float],
+    recalibrate: bool,
+    hidden: bool,
 ) -> Rounds[Evaluation]:
     session, names = secrets.token_hex(8), tuple(row.site for row in agreement.sites)
-
     arrays = {"beta": beta, "centre": np.array(place[0]), "width": np.array(place[1])}
     asks = [Ask(site, FAMILY, "bin_counts", arrays, session, distribution.to_json()) for site in names]
     # Both in one round: a site answers in the order in which it is asked.
     replies = yield [one for pair in zip(open_asks(agreement, session), asks, strict=True) for one in pair]
     replies = replies[1::2]
     counted = np.array([reply.arrays["bins"] for reply in replies])
+    edges = np.concatenate([[-np.inf], bin_edges(distribution, *place), [np.inf]])
+    found, squares = None, None
+    if recalibrate:
+        asking = recalibrated(names, session, distribution, hidden)
+        found, squares = yield from masked(asking, names, session) if hidden else asking
+    binary = distribution.name == "Binomial"
     return Evaluation(
-        edges=np.concatenate([[-np.inf], bin_edges(distribution, *place), [np.inf]]),
+        edges=edges,
         sites=names,
         n=counted[:, 0],
         observed=counted[:, 1],
         expected=counted[:, 2],
-        binary=distribution.name == "Binomial",
+        binary=binary,
         least=max(int(reply.arrays["least"]) for reply in replies),
+        means=probabilities(edges, distribution) if binary else None,
+        squares=squares if binary else None,
+        recalibration=found,
     )

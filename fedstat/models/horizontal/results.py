@@ -195,20 +195,28 @@ class RowsResults(Saveable, FederatedResults):
 
     # -- evaluation ------------------------------------------------------------------------------
 
-    def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
-        """Discrimination and calibration from counts in bins of the linear predictor.
+    def evaluate(
+        self, partition: ClientPartition | None = None, *, recalibrate: bool | None = None
+    ) -> Evaluation:
+        """Discrimination and calibration from counts in bins of the linear predictor, and from sums.
 
         The edges of the bins depend on family, link and coefficients, and not on rows.
 
         Parameters
         ----------
         partition : ClientPartition, optional
-            New rows; by default those of the fit, on which the figures flatter.
+            New rows; by default those of the fit, on which the figures flatter: there the slope is 1.
+        recalibrate : bool, optional
+            Whether to regress the response on the linear predictor, for calibration slope and intercept and
+            the Brier score: some five more rounds, of sums as of a fit. By default where the response is
+            binary, and no owner wants sums hidden among those of three sites that are fewer.
 
         Returns
         -------
         Evaluation
-            AUC over all and by site with intervals, observed and expected, ``plot_calibration()``.
+            AUC over all and by site with intervals, observed and expected, ``roc()``,
+            ``confusion(threshold)``, ``brier``, ``recalibration`` with slope and intercept,
+            ``plot_calibration()``.
 
         Raises
         ------
@@ -224,7 +232,12 @@ class RowsResults(Saveable, FederatedResults):
                 )
             partition = self._model.partition
         evaluation, self.evaluation_ledger = evaluate_rows(
-            self.basis.agreement, self._fit.design, self.distribution, self.estimate.params, partition
+            self.basis.agreement,
+            self._fit.design,
+            self.distribution,
+            self.estimate.params,
+            partition,
+            recalibrate=recalibrate,
         )
         # Kept, so that compare() and files can show it without asking the sites again.
         self._auc = evaluation.auc if evaluation.binary else None

@@ -12,7 +12,8 @@ import pandas as pd
 from scipy.special import expit, logit
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.inference.evaluation.evaluation import Evaluation, discrimination
+from fedstat.inference.evaluation.discrimination import discrimination
+from fedstat.inference.evaluation.evaluation import Evaluation
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.models.checks import check_choice, check_level
 from fedstat.models.laser.training.scoring import ScoreCounts, score_edges
