@@ -8,7 +8,7 @@ import pytest
 from fedstat.models import INSTALLED
 
 PACKAGE = Path(__file__).parents[1] / "fedstat"
-FOUNDATION = ("errors", "typing", "records", "documented", "spline_names")
+FOUNDATION = ("errors", "typing", "records", "documented", "spline_names", "drawing")
 FEDERATION = (
     "message",
     "files",
@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "records": {"errors", "typing"},
     "documented": set(),
     "spline_names": set(),
+    "drawing": {"typing"},
     "data": set(),
     "datasets": {*FOUNDATION, "data"},
     "kernels": {*FOUNDATION},

@@ -2,84 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
+from fedstat.drawing import (
+    COLOURS,
+    INK,
+    MUTED,
+    ROWS_ONLY,
+    SMALL,
+    axes_for,
+    entitle,
+    label_log_x,
+    label_rows,
+    label_x,
+    name_width,
+    plain_legend,
+    width_of,
+)
+from fedstat.errors import ModelError
 from fedstat.inference.tables import shorten
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
-"""Okabe and Ito (2008), told apart by readers with any colour vision."""
-ROWS_ONLY = ("top", "right", "left")
-"""Spines that a plot with one row per name does not need."""
 ACROSS = 4
 """Panels in a row."""
 HEADING = 1.3
 """Rows left blank above each client, for its name."""
+WIDE = 6.0
+"""Times the usual half width beyond which an interval is cut."""
+
+
+def link_words(spec: DistributionSpec | None, response: str) -> tuple[str, str, str]:
+    """Name the axis of coefficients on a link, that of their exponentials, and the title over these."""
+    effect = response if spec is None else f"the {spec.link_entry.effect.format(response)}"
+    ratio = "" if spec is None else spec.link_entry.ratio
+    if not ratio:
+        return f"effect on {effect}", "exponential of the coefficient", "Exponentials of the coefficients"
+    many = ratio.replace("ratio", "ratios", 1).capitalize()
+    return f"effect on {effect}", f"{ratio} of {response}", many
+
+
+def per_deviation(frame: pd.DataFrame, deviations: Mapping[str, float] | pd.Series) -> pd.DataFrame:
+    """Turn coefficients and their limits into those of one standard deviation of the column."""
+    if absent := [name for name in frame["name"] if name not in deviations]:
+        raise ModelError(f"standardised: no standard deviation of {', '.join(absent[:5])}")
+    sd = np.array([float(deviations[name]) for name in frame["name"]])
+    columns = ["estimate", "conf_low", "conf_high"]
+    return frame.assign(**{column: frame[column].to_numpy(dtype=np.float64) * sd for column in columns})
 
 
 def plot_coefficients(
-    frame: pd.DataFrame, *, ax: Axes | None = None, conf_level: float = 0.95, response: str = ""
+    frame: pd.DataFrame,
+    *,
+    ax: Axes | None = None,
+    title: str = "Coefficients",
+    conf_level: float = 0.95,
+    effect: str = "coefficient",
+    ratios: bool = False,
 ) -> Axes:
     """Forest plot of a frame as `FederatedResults.tidy`: a row per coefficient, coloured by client.
 
-    Rows without an interval are drawn as a hollow point; a new figure is as tall as the rows need.
+    Rows without an interval are drawn as a hollow point. `ratios` are drawn on a logarithmic scale around 1.
+    A new figure is as tall as the rows need. Intervals much wider than the others end in arrows.
     """
     groups = [(str(client), rows) for client, rows in frame.groupby("client", sort=False)]
-    positions = _positions(groups)
-    names = [shorten(name, 32) for _, rows in groups for name in rows["name"]]
-    height = 1.2 + 0.24 * (len(frame) + HEADING * len(groups))
-    ax = axes_for(ax, 7.0, height, f"Coefficients with {100 * conf_level:g} % intervals", ROWS_ONLY)
-    ax.axvline(0.0, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
+    places = _places(groups)
+    height = 1.2 + 0.22 * (len(frame) + HEADING * len(groups))
+    ax = axes_for(ax, 7.0, height, hidden=ROWS_ONLY)
+    reference = 1.0 if ratios else 0.0
+    ax.axvline(reference, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
+    most = name_width(ax, 0.42, 32)
+    names = [shorten(name, most) for _, rows in groups for name in rows["name"]]
     for i, (client, rows) in enumerate(groups):
-        _draw_group(ax, positions[i], rows, COLOURS[i % len(COLOURS)], client)
-    label_rows(ax, np.concatenate(positions) if positions else np.empty(0), names)
-    ax.set_xlabel(f"effect on {response}" if response else "coefficient", parse_math=False)
+        _draw_group(ax, places[i], rows, COLOURS[i % len(COLOURS)], shorten(client, name_width(ax, 0.4, 40)))
+    y = np.concatenate(places) if places else np.empty(0)
+    label_rows(ax, y, names)
+    if len(frame):
+        _bound(ax, y, pd.concat([rows for _, rows in groups]), reference, ratios)
+    ax.tick_params(axis="x", labelsize=SMALL)
+    label_x(ax, effect)
+    known = frame["conf_low"].notna().any()
+    entitle(ax, title, f"with {100 * conf_level:g} % intervals" if known else "without intervals")
     return ax
 
 
-def pyplot() -> Any:
-    """Return matplotlib's pyplot; an ImportError names the extra where it is not installed."""
-    try:
-        import matplotlib.pyplot as plt  # noqa: PLC0415
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install fedstat[plot]") from error
-    return plt
-
-
-def axes_for(
-    ax: Axes | None, width: float, height: float, title: str = "", hidden: Sequence[str] = ()
-) -> Axes:
-    """Return the axes given, or those of a new figure of some inches, with a title and without some spines.
-
-    An ImportError names the extra where matplotlib is not installed.
-    """
-    if ax is None:
-        _, ax = pyplot().subplots(figsize=(width, height), layout="constrained")
-    if title:
-        # A name may hold a dollar sign, which is no formula.
-        ax.set_title(title, loc="left", fontsize="medium", parse_math=False)
-    for side in hidden:
-        ax.spines[side].set_visible(False)
-    return ax
-
-
-def _positions(groups: list[tuple[str, pd.DataFrame]]) -> list[np.ndarray]:
+def _places(groups: list[tuple[str, pd.DataFrame]]) -> list[np.ndarray]:
     """Rows from the top down, a heading above each client."""
-    positions, top = [], 0.0
+    places, top = [], 0.0
     for client, rows in groups:
         top += HEADING if client else 0.0
-        positions.append(top + np.arange(len(rows)))
+        places.append(top + np.arange(len(rows)))
         top += len(rows)
-    return positions
+    return places
+
+
+def _bound(ax: Axes, y: Floats, rows: pd.DataFrame, reference: float, ratios: bool) -> None:
+    """Set the ends of the axis, cut intervals that would make the others small, and end these in arrows."""
+    turn, back = (np.log, np.exp) if ratios else (np.asarray, np.asarray)
+    with np.errstate(divide="ignore"):
+        b, low, high = turn(rows[["estimate", "conf_low", "conf_high"]].to_numpy(dtype=np.float64)).T
+    known = np.isfinite(low) & np.isfinite(high)
+    finite, centre = b[np.isfinite(b)], float(turn(reference))
+    if not len(finite):
+        return
+    # As far as half intervals usually reach, and estimates do.
+    usual = float(np.median((high - low)[known])) / 2.0 if known.any() else 0.0
+    reach = max(WIDE * usual, float(np.ptp(np.append(finite, centre))))
+    left = min(float(np.maximum(low, b - reach)[known].min(initial=np.inf)), finite.min(), centre)
+    right = max(float(np.minimum(high, b + reach)[known].max(initial=-np.inf)), finite.max(), centre)
+    margin = 0.04 * ((right - left) or 1.0)
+    left, right = left - margin, right + margin
+    ax.set_xlim(*back(np.array([left, right])).tolist())
+    if ratios:
+        label_log_x(ax)
+    else:
+        ax.locator_params(axis="x", nbins=int(np.clip(1.6 * width_of(ax), 3, 9)))
+    for end, limit, marker in ((low, left, "<"), (high, right, ">")):
+        outside = known & ((end < left) if marker == "<" else (end > right))
+        ax.plot(
+            *(np.full(outside.sum(), back(limit)), y[outside]),
+            *(marker,),
+            color=INK,
+            markersize=5.0,
+            clip_on=False,
+        )
 
 
 def _draw_group(ax: Axes, y: np.ndarray, rows: pd.DataFrame, colour: str, client: str) -> None:
@@ -95,18 +150,12 @@ def _draw_group(ax: Axes, y: np.ndarray, rows: pd.DataFrame, colour: str, client
             *(0.01, y[0] - 1.0, client),
             color=colour,
             weight="bold",
-            fontsize="small",
+            fontsize=SMALL,
             va="center",
             transform=ax.get_yaxis_transform(),
             parse_math=False,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
         )
-
-
-def label_rows(ax: Axes, positions: np.ndarray, names: Sequence[str]) -> None:
-    """Write a name beside each row, from the top down."""
-    ax.set_yticks(positions, labels=names, fontsize="small", parse_math=False)
-    ax.set_ylim(positions.max(initial=0.0) + 0.7, -0.7)
-    ax.tick_params(axis="y", length=0)
 
 
 def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None = None) -> Axes:
@@ -125,21 +174,21 @@ def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None =
         xycoords=("axes fraction", "data"),
         xytext=(4, 3),
         textcoords="offset points",
-        fontsize="small",
-        color="0.3",
+        fontsize=SMALL,
+        color=MUTED,
     )
     # Scores fall by powers of ten; on a plain scale only the first would be seen.
     ax.set(yscale="log", xlabel="iteration", ylabel="relative score")
-    ax.legend(frameon=False, fontsize="small")
+    plain_legend(ax)
     return ax
 
 
 def plot_loss(trace: pd.DataFrame, label: str, ax: Axes | None = None) -> Axes:
     """Mean loss by round, of a trace with index ``round`` and column ``loss``."""
-    ax = axes_for(ax, 6.5, 3.6, "Loss by round", ("top", "right"))
+    ax = axes_for(ax, 6.5, 3.6)
     ax.plot(trace.index, trace["loss"], label=label, linewidth=1.4)
     ax.set(xlabel="round", ylabel="mean loss")
-    ax.legend(frameon=False, fontsize="small")
+    plain_legend(ax)
     return ax
 
 
@@ -162,7 +211,7 @@ def plot_distributions(panels: Sequence[DistributionPanel]) -> Figure:
     """Draw distributions side by side, a panel a column."""
     across = min(len(panels), ACROSS)
     rows = -(-len(panels) // ACROSS)
-    whole = axes_for(None, 2.6 * across, 1.9 * rows)
+    whole = axes_for(None, 2.6 * across, 1.9 * rows, hidden=())
     figure = whole.get_figure(root=True)
     assert figure is not None
     whole.remove()
@@ -187,10 +236,11 @@ def plot_distributions(panels: Sequence[DistributionPanel]) -> Figure:
 def plot_heat(correlation: pd.DataFrame, title: str, ax: Axes | None = None) -> Axes:
     """Draw a correlation matrix as a heat map."""
     size = 2.5 + 0.18 * len(correlation)
-    ax = axes_for(ax, size + 1.0, size, title)
+    ax = axes_for(ax, size + 1.0, size, hidden=())
     image = ax.imshow(correlation.to_numpy(), vmin=-1.0, vmax=1.0, cmap="RdBu_r")
     places, names = range(len(correlation)), [str(name) for name in correlation]
     ax.set_xticks(places, names, rotation=90, fontsize="x-small", parse_math=False)
     ax.set_yticks(places, names, fontsize="x-small", parse_math=False)
     ax.figure.colorbar(image, ax=ax)
+    entitle(ax, title)
     return ax

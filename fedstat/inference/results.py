@@ -6,21 +6,23 @@ or of Student's t where a family says so (`use_t`, `df_inference`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from statsmodels.stats.contrast import ContrastResults, WaldTestResults
 
+from fedstat.errors import NotAvailableError
 from fedstat.inference import hypotheses
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike, ReceiptLike
 from fedstat.inference.hypotheses import Hypothesis
 from fedstat.inference.likelihood import LRTest, lr_test
 from fedstat.inference.numbers import EstimateNumbers
-from fedstat.inference.plots import plot_coefficients
+from fedstat.inference.plots import link_words, per_deviation, plot_coefficients
 from fedstat.inference.summary import SummaryContent, build_summary
 from fedstat.inference.tables import SheetSummary, human_bytes
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -214,7 +216,14 @@ class FederatedResults(EstimateNumbers):
         )
 
     def plot_coefficients(
-        self, ax: Axes | None = None, *, conf_level: float = 0.95, intercept: bool = False
+        self,
+        ax: Axes | None = None,
+        *,
+        conf_level: float = 0.95,
+        intercept: bool = False,
+        exponentiate: bool = False,
+        standardised: bool | Mapping[str, float] = False,
+        selected: bool = False,
     ) -> Axes:
         """Coefficients with their intervals, grouped and coloured by client.
 
@@ -224,15 +233,46 @@ class FederatedResults(EstimateNumbers):
         conf_level : float
         intercept : bool
             Whether to draw it; it is on another scale than the rest as a rule.
+        exponentiate : bool
+            Draw exponentials on a logarithmic scale, such as odds ratios.
+        standardised : bool or mapping of str to float
+            Draw effects of one standard deviation of each column: that of the fit, or of the mapping by name
+            of the coefficient (a Series, say). One of a level is that of its indicator.
+        selected : bool
+            Leave out coefficients that are exactly zero.
 
         Returns
         -------
         matplotlib Axes
+
+        Raises
+        ------
+        NotAvailableError
+            The fit did not learn the columns' standard deviations, or was read from a file that lacks them.
+        ModelError
+            The mapping lacks a coefficient that is drawn.
         """
         frame = self.tidy(conf_level)
         if not intercept:
             frame = frame[frame["name"] != INTERCEPT]
-        return plot_coefficients(frame, ax=ax, conf_level=conf_level, response=self.estimate.response)
+        if selected:
+            frame = frame[frame["estimate"] != 0.0]
+        title = "Coefficients"
+        effect, ratio, ratios = link_words(self._link(), self.estimate.response)
+        if standardised is not False:
+            frame = per_deviation(frame, self._deviations() if standardised is True else standardised)
+            title = "Standardised coefficients"
+            effect, ratio = (f"{words}, per standard deviation" for words in (effect, ratio))
+        if exponentiate:
+            frame = _exponentials(frame.copy())
+        return plot_coefficients(
+            frame,
+            ax=ax,
+            title=ratios if exponentiate else title,
+            conf_level=conf_level,
+            effect=ratio if exponentiate else effect,
+            ratios=exponentiate,
+        )
 
     def __repr__(self) -> str:
         est = self.estimate
@@ -260,6 +300,17 @@ class FederatedResults(EstimateNumbers):
             "BIC": self._or_nan(lambda: self.bic),
             "deviance": np.nan,
         }
+
+    def _link(self) -> DistributionSpec | None:
+        """Distribution of the response, with the link that coefficients are on."""
+        return None
+
+    def _deviations(self) -> pd.Series:
+        """Return the standard deviation of each column, by name of its coefficient."""
+        raise NotAvailableError(
+            "standardised: this fit has no standard deviations of its columns; give them by name of the "
+            'coefficient, as standardised={"age": 12.4, ...}'
+        )
 
     def _summary_left(self) -> list[tuple[str, str]]:
         """Labels and values of the estimate."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from statsmodels.stats.proportion import proportion_confint
 
-from fedstat.inference.plots import COLOURS, axes_for
+from fedstat.drawing import COLOURS, INK, axes_for
 from fedstat.inference.tables import shorten
 from fedstat.typing import Floats
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 Bins: TypeAlias = tuple[Floats, Floats, Floats]
 """Rows, observed sums and expected sums by bin, each of shape (B,)."""
-INK = "#333333"
 MARGIN = 0.04
 MOST_SITES = 7
 """Sites that are told apart by colour; more are drawn in grey."""

@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.inference.plots import COLOURS, ROWS_ONLY, axes_for, label_rows
+from fedstat.drawing import COLOURS, INK, ROWS_ONLY, axes_for, label_rows
 from fedstat.inference.tables import shorten
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK, COMMON, RANDOM = "#333333", COLOURS[0], COLOURS[1]
+COMMON, RANDOM = COLOURS[0], COLOURS[1]
 LARGEST_BOX, SMALLEST_BOX = 12.0, 3.0
 """Sides in points; the largest is that of the heaviest site."""
 DIAMOND = 0.3

@@ -22,7 +22,7 @@ class Link:
     mean, where others would get one that is not theirs. `closed` tells whether every eta has a probability as
     its mean, which is 0 or 1 by rounding only; `smallest` stands for a mean that is smaller than a number can
     be. `cdf` is the distribution of `kind`, where an instance might have another. `effect` is what a
-    coefficient adds to, with the name of the response.
+    coefficient adds to, with the name of the response, and `ratio` what its exponential is.
     """
 
     kind: type[Any]
@@ -33,15 +33,16 @@ class Link:
     smallest: float = -np.inf
     cdf: Any = None
     effect: str = "linear predictor of {}"
+    ratio: str = ""
 
 
 LINKS: dict[str, Link] = {
-    "Logit": Link(links.Logit, closed=True, effect="log odds of {}"),
+    "Logit": Link(links.Logit, closed=True, effect="log odds of {}", ratio="odds ratio"),
     "Probit": Link(links.Probit, closed=True, cdf=scipy.stats.norm),
     "Cauchy": Link(links.Cauchy, closed=True, cdf=scipy.stats.cauchy),
     "CLogLog": Link(links.CLogLog, closed=True),
     "LogLog": Link(links.LogLog, closed=True),
-    "Log": Link(links.Log, smallest=1e-300, effect="log mean of {}"),
+    "Log": Link(links.Log, smallest=1e-300, effect="log mean of {}", ratio="ratio of means"),
     "LogC": Link(links.LogC),
     "Identity": Link(links.Identity, power=1.0, effect="mean of {}"),
     "InversePower": Link(links.InversePower, power=-1.0, sign=1.0),

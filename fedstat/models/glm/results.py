@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fedstat.errors import NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.likelihood import FTest, LRTest
@@ -25,9 +23,6 @@ from fedstat.models.glm.statements import GLMStatements
 from fedstat.models.glm.variance import CovarianceChoice, Variance
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import rows_estimate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMRecord):
@@ -175,15 +170,6 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
         """Estimate, federation, coefficients, sites, notes; as :meth:`FederatedResults.summary`."""
         usual = super().summary(alpha)
         return SheetSummary([*usual.sheets[:-1], site_sheet(self)], usual.notes, usual.headline)
-
-    def plot_coefficients(
-        self, ax: Axes | None = None, *, conf_level: float = 0.95, intercept: bool = False
-    ) -> Axes:
-        """Coefficients with intervals on the link's scale; as :meth:`FederatedResults.plot_coefficients`."""
-        ax = super().plot_coefficients(ax, conf_level=conf_level, intercept=intercept)
-        effect = self.distribution.link_entry.effect.format(self.estimate.response)
-        ax.set_xlabel(f"effect on the {effect}", parse_math=False)
-        return ax
 
     def __repr__(self) -> str:
         est, sites = self.estimate, len(self._fit.local)

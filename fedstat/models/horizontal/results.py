@@ -137,6 +137,12 @@ class RowsResults(Saveable, FederatedResults):
         self.family: Any = fit.distribution.make()
         self.model_name, self.method_name = basis.model_name, basis.method_name
 
+    def _link(self) -> DistributionSpec:
+        return self.distribution
+
+    def _deviations(self) -> pd.Series:
+        return pd.Series(self._fit.design.spread, index=list(self.estimate.names))
+
     @property
     def deviance(self) -> float:
         """Deviance at the estimate."""

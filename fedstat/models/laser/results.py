@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 import numpy as np
 import pandas as pd
 
+from fedstat.drawing import axes_for
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.plots import axes_for
 from fedstat.inference.summary import client_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary, human_bytes
 from fedstat.models.checks import check_level, check_whole

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from fedstat.drawing import COLOURS, axes_for
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.mixture.classification import icl, relative_entropy
-from fedstat.inference.plots import COLOURS, axes_for
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.models.m2sem.course.exchange import Exchange
 from fedstat.models.m2sem.course.mixture import Course

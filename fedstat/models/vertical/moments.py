@@ -62,6 +62,14 @@ class PatternMoments:
         if not (np.isfinite(self.grams).all() and np.allclose(self.grams[:, 0, 0], self.n, rtol=1e-6)):
             raise ModelError("pattern moments: every sum must be finite, and the first that of the entities")
 
+    def deviations(self) -> Floats:
+        """Return the standard deviation of each column over the entities that have it, (P,)."""
+        P = sum(self.sizes)
+        first = self.grams[:, 0, 1 : P + 1].sum(axis=0)
+        second = np.diagonal(self.grams, axis1=1, axis2=2)[:, 1 : P + 1].sum(axis=0)
+        n = np.maximum(self.n @ self.seen, 1.0)
+        return np.asarray(self.scale[:P] * np.sqrt(np.maximum(second / n - (first / n) ** 2, 0.0)))
+
     # ---- who has what ------------------------------------------------------------------------
 
     @property

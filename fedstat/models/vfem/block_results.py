@@ -16,6 +16,7 @@ from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.layout import Layout, complete_at
 from fedstat.models.vertical.model import VerticalModel
@@ -117,6 +118,9 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
             ResponseSource(model.design.active, formula.response, formula.response_columns),
         )
         return cls(record, ledger, held, model)
+
+    def _link(self) -> DistributionSpec:
+        return self._fit.distribution
 
     # -- statements ------------------------------------------------------------------------------
 

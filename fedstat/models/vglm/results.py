@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -13,14 +12,12 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import INTERCEPT, Estimate
-from fedstat.inference.results import FederatedResults
 from fedstat.inference.summary import SummaryContent, build_summary
 from fedstat.inference.tables import SheetSummary, number
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.coding import released_specs
 from fedstat.models.vglm.em.statements import BlockStatements
-from fedstat.models.vglm.report import plots
 from fedstat.models.vglm.report.after_selection import (
     CLAIMS,
     CONDITIONAL,
@@ -40,11 +37,9 @@ from fedstat.models.vglm.report.outcome import (
     make_refit,
     mean_predictors,
 )
+from fedstat.models.vglm.report.pictures import SelectionPictures
 from fedstat.models.vglm.report.prediction import Predictor, predict_means
 from fedstat.typing import Floats
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +55,7 @@ class SelectionRecord:
 
 
 class VerticalGLMResults(
-    Saveable, BlockStatements, FederatedResults, saved_as="fedstat vglm results 3", record=SelectionRecord
+    Saveable, BlockStatements, SelectionPictures, saved_as="fedstat vglm results 3", record=SelectionRecord
 ):
     """Results of :meth:`fedstat.VerticalGLM.fit`, with statsmodels' names and meanings.
 
@@ -112,7 +107,7 @@ class VerticalGLMResults(
             model=model,
             debiased=make_debiased(response, outcome),
         )
-        results.observed = outcome.observed
+        results.observed, results.scales = outcome.observed, outcome.units.scale
         return results
 
     # -- selection -------------------------------------------------------------------------------
@@ -147,7 +142,9 @@ class VerticalGLMResults(
         if self._refit is None:
             raise NotAvailableError(f"no fit on the selected columns: {SPENT}")
         claim = SPLIT if self.selection.inference == "split" else CONDITIONAL
-        return RefitResults(self._refit, self._ledger, claim)
+        found = RefitResults(self._refit, self._ledger, claim)
+        found.parent = self
+        return found
 
     @property
     def debiased(self) -> DebiasedResults:
@@ -161,7 +158,9 @@ class VerticalGLMResults(
         """
         if self._debiased is None:
             raise NotAvailableError("no debiased estimates: fit with inference='debiased'")
-        return DebiasedResults(self._debiased, self._ledger)
+        found = DebiasedResults(self._debiased, self._ledger)
+        found.parent = self
+        return found
 
     def selection_report(self) -> pd.DataFrame:
         """One row per column: what was selected, when, and what it is worth.
@@ -298,35 +297,6 @@ class VerticalGLMResults(
             specs = released_specs(self._model, self._predictor.clients)
             self._predictor = replace(self._predictor, specs=specs)
         return self._predictor
-
-    # -- pictures --------------------------------------------------------------------------------
-
-    def plot_path(self, ax: Axes | None = None) -> Axes:
-        """Draw the coefficients over lambda, coloured by client; dotted where they are proposed."""
-        return plots.plot_path(self.estimate, self.selection.solved, self.path_params, self.lam, ax)
-
-    def plot_criterion(self, criterion: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw a criterion over lambda, hollow where the fit is proposed; by default the one that chose.
-
-        Parameters
-        ----------
-        criterion : {"bic", "ebic", "aic", "cv"}, optional
-        ax : matplotlib Axes, optional
-        """
-        name = self.selection.select if criterion is None else criterion
-        return plots.plot_criterion(self.path, name, self.lam, ax)
-
-    def plot_stability(self, threshold: float = 0.9, ax: Axes | None = None) -> Axes:
-        """Draw how often each column is selected in random halves, over lambda.
-
-        Parameters
-        ----------
-        threshold : float
-            Drawn as a line.
-        ax : matplotlib Axes, optional
-        """
-        frequencies = pd.DataFrame(self._frequencies(), columns=list(self.estimate.names[1:]))
-        return plots.plot_stability(self.estimate, self.selection.lambdas, frequencies, threshold, ax)
 
     # -- hooks -----------------------------------------------------------------------------------
 

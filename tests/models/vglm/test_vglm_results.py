@@ -6,11 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from pictures import JOURNAL, faults, page
 from vglm_study import COLUMNS, make_model, make_partition, make_table, pooled_columns
 
 import fedstat as fs
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.models.vglm.report.after_selection import APART_CALLED, APART_MISSED, MISSED
+from fedstat.models.vglm.report.plots import PALE
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -87,11 +89,62 @@ def test_stability_keeps_its_bound(lasso):
         make_model(TABLE).fit(draws=5)
 
 
-def test_pictures(lasso):
-    assert len(lasso.plot_path().lines) == 12 + 1
-    assert lasso.plot_criterion().get_ylabel() == "bic"
-    assert lasso.plot_criterion("aic").get_ylabel() == "aic"
-    assert len(lasso.plot_stability().lines) == 12 + 1
+def drawn_columns(ax, L):
+    """Lines of columns: those of a legend and of the choice have other lengths."""
+    return [line for line in ax.lines if len(line.get_xdata()) == L]
+
+
+@pytest.mark.parametrize("width", JOURNAL)
+def test_a_path_is_drawn_with_names_counts_and_the_choice(lasso, width):
+    ax = lasso.plot_path(page(width, 3.6))
+    lines, sd = drawn_columns(ax, 25), pooled_columns(TABLE).std(axis=0)
+    for line, (name, values), one in zip(lines, lasso.path_params.iloc[:, 1:].items(), sd, strict=True):
+        np.testing.assert_allclose(line.get_ydata(), values * one, rtol=1e-8, err_msg=name)
+    assert ax.get_ylabel() == "coefficient per standard deviation"
+    selected = lasso.params.index[1:][lasso.params.iloc[1:] != 0.0]
+    assert {line.get_alpha() for line in lines} == {1.0, PALE}
+    assert [line.get_alpha() == 1.0 for line in lines] == [n in selected for n in lasso.params.index[1:]]
+    texts = [text.get_text() for text in ax.texts]
+    assert set(selected) <= set(texts)
+    assert f"chosen: {lasso.lam:.3g}\n{len(selected)} selected" in texts
+    (top,) = ax.child_axes
+    at, counts = top.get_xticks(), [int(label.get_text()) for label in top.get_xticklabels()]
+    nonzero = (lasso.path_params.iloc[:, 1:] != 0.0).sum(axis=1)
+    assert counts == nonzero[at].tolist() and counts[0] == 0 and len(counts) >= 3
+    assert ax.get_xlim()[0] > ax.get_xlim()[1]
+    assert not faults(ax.figure)
+
+
+def test_a_path_from_a_file_has_shares_of_the_largest_size(lasso, tmp_path):
+    lasso.save(tmp_path / "path.fedstat")
+    ax = fs.load(tmp_path / "path.fedstat").plot_path()
+    sizes = [np.abs(line.get_ydata()).max() for line in drawn_columns(ax, 25)]
+    np.testing.assert_allclose([size for size in sizes if size], 1.0)
+    assert ax.get_ylabel() == "share of its largest size"
+
+
+def test_standardised_coefficients_of_a_selection(lasso):
+    ax = lasso.refit.plot_coefficients(standardised=True, selected=True)
+    sd = pd.Series(pooled_columns(TABLE).std(axis=0), lasso.params.index[1:])
+    drawn = sorted(x for line in ax.lines for x in line.get_xdata() if line.get_marker() == "o")
+    refit = lasso.refit.params.iloc[1:]
+    np.testing.assert_allclose(drawn, sorted(refit * sd[refit.index]), rtol=1e-8)
+    assert ax.get_xlabel().replace("\n", " ") == "effect on the mean of y, per standard deviation"
+
+
+@pytest.mark.parametrize("width", JOURNAL)
+def test_a_criterion_and_stability_are_labelled(lasso, width):
+    ax = lasso.plot_criterion(ax=page(width, 3.2))
+    assert ax.get_ylabel() == "BIC" and ax.get_xscale() == "log"
+    assert f"chosen: {lasso.lam:.3g}" in ax.texts[0].get_text() and not faults(ax.figure)
+    assert lasso.plot_criterion("aic").get_ylabel() == "AIC"
+    ax = lasso.plot_stability(0.8, page(width, 3.6))
+    stable = lasso.stable(0.8)[0]["name"]
+    named = {text.get_text() for text in ax.texts} & set(lasso.params.index)
+    assert named == set(stable) and 3 <= len(stable) < 12
+    assert "threshold 0.8" in [text.get_text() for text in ax.texts] and not faults(ax.figure)
+    drawn = [line.get_ydata() for line in drawn_columns(ax, 25)]
+    np.testing.assert_allclose(drawn, lasso.selection.frequencies.T)
     with pytest.raises(ModelError, match="expected one of bic"):
         lasso.plot_criterion("cv")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from fedstat.inference.plots import COLOURS, axes_for, label_rows, pyplot
+from fedstat.drawing import COLOURS, axes_for, label_rows, pyplot
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:

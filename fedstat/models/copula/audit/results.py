@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr, ndtri
 
-from fedstat.inference.plots import COLOURS, axes_for
+from fedstat.drawing import COLOURS, axes_for
 from fedstat.inference.summary import header_sheet
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.privacy.gaussian import epsilon_of

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from fedstat.drawing import COLOURS, axes_for
 from fedstat.errors import NotAvailableError
-from fedstat.inference.plots import COLOURS, axes_for
 from fedstat.inference.tables import shorten
 from fedstat.models.m2sem.report.record import M2SEMRecord
 from fedstat.typing import Floats

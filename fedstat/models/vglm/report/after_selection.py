@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pandas as pd
+
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.results import FederatedResults
+from fedstat.kernels.glm.specification import DistributionSpec
 
 MISSED, CALLED, APART_MISSED, APART_CALLED = 0.12, 0.54, 0.06, 0.07
 """Intervals that miss and null columns that are rejected, after BIC and by a split: vignette, simulation."""
@@ -41,7 +44,19 @@ TITLES = {
 CLAIMS = {"conditional": CONDITIONAL, "debiased": DEBIASED, "split": SPLIT}
 
 
-class RefitResults(FederatedResults):
+class BesideSelection(FederatedResults):
+    """Other estimates of a fit that selected: its link, and the deviations of its columns."""
+
+    parent: FederatedResults | None = None
+
+    def _link(self) -> DistributionSpec | None:
+        return None if self.parent is None else self.parent._link()
+
+    def _deviations(self) -> pd.Series:
+        return super()._deviations() if self.parent is None else self.parent._deviations()
+
+
+class RefitResults(BesideSelection):
     """Maximum likelihood on the selected columns; inference is conditional on their selection."""
 
     model_name = "Vertical GLM on the selected columns"
@@ -55,7 +70,7 @@ class RefitResults(FederatedResults):
         return [*super()._summary_notes(), self._claim]
 
 
-class DebiasedResults(FederatedResults):
+class DebiasedResults(BesideSelection):
     """Debiased (desparsified) estimates of all columns; no claim depends on what was selected."""
 
     model_name = "Vertical GLM, all columns"

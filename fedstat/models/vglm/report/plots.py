@@ -4,70 +4,73 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
+from fedstat.drawing import (
+    COLOURS,
+    INK,
+    MUTED,
+    SMALL,
+    axes_for,
+    entitle,
+    label_ends,
+    label_log_x,
+    legend_below,
+    name_width,
+    plain_legend,
+    width_of,
+)
 from fedstat.errors import ModelError
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.plots import COLOURS, axes_for
+from fedstat.inference.tables import shorten
+from fedstat.models.vglm.report.outcome import Selection
 from fedstat.typing import Bools, Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-def _lines(
-    estimate: Estimate, lambdas: Floats, values: pd.DataFrame, ax: Axes, solved: Bools | None = None
-) -> Axes:
-    """Draw one line per column over lambda, coloured by client; dotted with points if some are `solved`."""
-    owners = dict(zip(estimate.names, estimate.clients, strict=True))
-    colours = dict(zip(dict.fromkeys(estimate.clients[1:]), COLOURS * len(owners), strict=False))
-    some: dict[str, Any] = {}
-    if solved is not None and not solved.all():
-        some = {"linestyle": ":", "marker": "o", "markersize": 3.5, "markevery": solved.tolist()}
-    named: set[str] = set()
-    for name in values.columns:
-        client = owners[name]
-        label = "" if client in named else client
-        named.add(client)
-        ax.plot(lambdas, values[name], color=colours[client], linewidth=1.1, label=label or None, **some)
-    _over_lambda(ax, lambdas)
-    if some:
-        ax.plot([], [], color="0.4", marker="o", markersize=3.5, linestyle="none", label="solved")
-        ax.plot([], [], color="0.4", linestyle=":", label="proposed")
-    ax.legend(frameon=False, fontsize="small")
-    return ax
-
-
-def _over_lambda(ax: Axes, lambdas: Floats) -> None:
-    """Make the horizontal axis that of lambda, the largest first."""
-    if (lambdas > 0.0).all() and len(lambdas) > 1:
-        ax.set_xscale("log")
-    ax.invert_xaxis()
-    ax.set_xlabel("lambda")
+CRITERIA = {"bic": "BIC", "ebic": "extended BIC", "aic": "AIC", "cv": "deviance of left-out folds"}
+PALE = 0.3
+"""Opacity of columns that are not selected."""
+SEEN = 0.1
+"""Share of the largest end of a line from which a column that is not selected is named."""
+HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
 
 
 def plot_path(
-    estimate: Estimate, solved: Bools, params: pd.DataFrame, lam: float, ax: Axes | None = None
+    estimate: Estimate, selection: Selection, params: pd.DataFrame, scales: Floats | None, ax: Axes | None
 ) -> Axes:
-    """Draw the coefficients over lambda, each as a share of its largest size on the path; not the intercept.
+    """Draw coefficients (L, p) over lambda, per deviation of the columns or as shares of the largest.
 
-    A line is drawn at `lam`. Fits that are not `solved` (L,) are joined by dotted lines.
+    Fits that are not solved are joined by dotted lines.
     """
-    ax = axes_for(ax, 6.5, 4.0)
-    values = params.iloc[:, 1:]
-    largest = values.abs().max().replace(0.0, 1.0)
-    _lines(estimate, params.index.to_numpy(), values / largest, ax, solved)
-    ax.axvline(lam, color="0.6", linestyle="--", linewidth=1.0)
-    ax.set_ylabel("coefficient, as a share of its largest size")
+    ax = axes_for(ax, 7.0, 4.2)
+    largest = params.abs().max().replace(0.0, 1.0)
+    values = params / largest if scales is None else params * scales
+    chosen = values.iloc[selection.chosen].abs()
+    # Those that are selected first, the largest first; then those that come in later.
+    order = np.lexsort((-values.iloc[-1].abs().to_numpy(), -chosen.to_numpy()))
+    ends = values.iloc[-1].abs()
+    # Of the others those that can be told apart from zero in the picture.
+    named = [values.columns[j] for j in order if chosen.iloc[j] > 0.0 or ends.iloc[j] > SEEN * ends.max()]
+    bold = chosen[chosen > 0.0].index
+    _lines(estimate, selection.lambdas, values, ax, bold, selection.solved)
+    counts = (params != 0.0).sum(axis=1).to_numpy()
+    _mark(ax, selection.lambdas, selection.chosen, counts, above=False)
+    ax.set_ylabel("share of its largest size" if scales is None else "coefficient per standard deviation")
+    entitle(ax, "Coefficients along the path")
+    _name_ends(estimate, values, named, bold, ax)
     return ax
 
 
-def plot_criterion(path: pd.DataFrame, name: str, lam: float, ax: Axes | None = None) -> Axes:
+def plot_criterion(selection: Selection, name: str, ax: Axes | None = None) -> Axes:
     """Draw a criterion over lambda, with the bars of cross-validation; hollow points are not solved."""
+    path = selection.table
     if name not in path.columns:
-        known = [column for column in ("bic", "ebic", "aic", "cv") if column in path.columns]
+        known = [column for column in CRITERIA if column in path.columns]
         raise ModelError(f"criterion: expected one of {', '.join(known)}, received {name!r}")
-    ax = axes_for(ax, 6.5, 3.6)
+    ax = axes_for(ax, 7.0, 3.8)
     proposed = path["status"] == "proposed"
     joined = ":" if proposed.any() else "-"
     ax.plot(path.index, path[name], color=COLOURS[0], linestyle=joined, linewidth=1.1)
@@ -78,20 +81,136 @@ def plot_criterion(path: pd.DataFrame, name: str, lam: float, ax: Axes | None = 
             ax.errorbar(
                 rows.index, rows[name], yerr=errors, color=COLOURS[0], fmt="o", mfc=face, ms=3.5, label=label
             )
-    ax.axvline(lam, color="0.6", linestyle="--", linewidth=1.0)
+    counts = (selection.coefficients != 0.0).sum(axis=1)
     _over_lambda(ax, path.index.to_numpy())
-    ax.set_ylabel(name)
+    _mark(ax, path.index.to_numpy(), selection.chosen, counts, above=True)
+    ax.set_ylabel(CRITERIA.get(name, name))
     if proposed.any():
-        ax.legend(frameon=False, fontsize="small")
+        plain_legend(ax)
+    entitle(ax, "Cross-validation along the path" if name == "cv" else "Choice of lambda")
     return ax
 
 
 def plot_stability(
-    estimate: Estimate, lambdas: Floats, frequencies: pd.DataFrame, threshold: float, ax: Axes | None = None
+    estimate: Estimate,
+    selection: Selection,
+    frequencies: pd.DataFrame,
+    threshold: float,
+    ax: Axes | None = None,
 ) -> Axes:
-    """Draw selection frequencies over lambda, with a threshold."""
-    ax = axes_for(ax, 6.5, 4.0)
-    _lines(estimate, lambdas, frequencies, ax)
-    ax.axhline(threshold, color="0.6", linestyle="--", linewidth=1.0)
-    ax.set_ylabel("selected in this share of halves")
+    """Draw selection frequencies over lambda; name columns that reach the threshold by the chosen one."""
+    ax = axes_for(ax, 7.0, 4.2)
+    lambdas, lam = selection.lambdas, selection.lam
+    highest = frequencies[lambdas >= lam].max()
+    stable = highest[highest >= threshold].sort_values(ascending=False, kind="stable").index
+    _lines(estimate, lambdas, frequencies, ax, stable)
+    ax.axhline(threshold, color="0.5", linestyle="--", linewidth=1.0)
+    ax.set_ylim(-0.03, 1.03)
+    ax.annotate(
+        *(f"threshold {threshold:g}", (0.01, threshold)),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 2),
+        textcoords="offset points",
+        fontsize=SMALL,
+        color=MUTED,
+    )
+    ax.axvline(lam, color="0.5", linestyle="--", linewidth=1.0, zorder=0)
+    ax.set_ylabel("share of halves that select it")
+    reach = f"{len(stable)} of {frequencies.shape[1]} columns reach {threshold:g} down to lambda {lam:.3g}"
+    entitle(ax, "Stability of the selection", reach)
+    _name_ends(estimate, frequencies, list(stable), stable, ax)
     return ax
+
+
+def _lines(
+    estimate: Estimate,
+    lambdas: Floats,
+    values: pd.DataFrame,
+    ax: Axes,
+    bold: pd.Index,
+    solved: Bools | None = None,
+) -> None:
+    """Draw one line per column over lambda, coloured by client; dotted with points if some are `solved`."""
+    colours = _colours(estimate)
+    some: dict[str, Any] = {}
+    if solved is not None and not solved.all():
+        some = {"linestyle": ":", "marker": "o", "markersize": 3.0, "markevery": solved.tolist()}
+    for name in values.columns:
+        alpha = 1.0 if name in bold else PALE
+        ax.plot(lambdas, values[name], color=colours[name], linewidth=1.2, alpha=alpha, **some)
+    _over_lambda(ax, lambdas, margin=0.0)
+    most = name_width(ax, 0.3, 28)
+    owners = dict(zip(estimate.clients[1:], (colours[name] for name in estimate.names[1:]), strict=True))
+    for client, colour in owners.items():
+        ax.plot([], [], color=colour, label=shorten(client, most))
+    if some:
+        ax.plot([], [], color="0.4", marker="o", markersize=3.0, linestyle="none", label="solved")
+        ax.plot([], [], color="0.4", linestyle=":", label="proposed")
+    legend_below(ax)
+
+
+def _colours(estimate: Estimate) -> dict[str, str]:
+    """Colour of each column, that of its client."""
+    clients = list(dict.fromkeys(estimate.clients[1:]))
+    named = zip(estimate.names[1:], estimate.clients[1:], strict=True)
+    return {name: COLOURS[clients.index(client) % len(COLOURS)] for name, client in named}
+
+
+def _over_lambda(ax: Axes, lambdas: Floats, margin: float = 0.03) -> None:
+    """Make the horizontal axis that of lambda, the largest first."""
+    first, last = float(lambdas.max()), float(lambdas.min())
+    ax.set_xlabel("lambda")
+    if first == last:
+        ax.invert_xaxis()
+    elif last > 0.0:
+        wider = (first / last) ** margin
+        ax.set_xlim(first * wider, last / wider)
+        label_log_x(ax)
+    else:
+        ax.set_xlim(first * (1.0 + margin), last - margin * first)
+
+
+def _mark(ax: Axes, lambdas: Floats, chosen: int, counts: Any, *, above: bool) -> None:
+    """Mark the chosen lambda, and write the numbers of selected columns on top of the axes."""
+    lam = float(lambdas[chosen])
+    ax.axvline(lam, color="0.5", linestyle="--", linewidth=1.0, zorder=0)
+    left = chosen < len(lambdas) / 2
+    ax.annotate(
+        *(f"chosen: {lam:.3g}\n{counts[chosen]} selected", (lam, 0.98 if above else 0.02)),
+        xycoords=("data", "axes fraction"),
+        va="top" if above else "bottom",
+        xytext=(4 if left else -4, 0),
+        textcoords="offset points",
+        ha="left" if left else "right",
+        fontsize=SMALL,
+        color=INK,
+        bbox=HALO,
+    )
+    if len(lambdas) < 2:
+        return
+    top = ax.secondary_xaxis("top")
+    at = np.unique(np.linspace(0, len(lambdas) - 1, int(np.clip(1.6 * width_of(ax), 3, 9))).astype(int))
+    top.set_xticks(lambdas[at], [str(counts[j]) for j in at], fontsize=SMALL)
+    top.set_xticks([], minor=True)
+    top.tick_params(length=2, colors=MUTED)
+    top.set_xlabel("columns selected", fontsize=SMALL, color=MUTED)
+    top.spines["top"].set_visible(False)
+
+
+def _name_ends(estimate: Estimate, values: pd.DataFrame, named: list[Any], bold: pd.Index, ax: Axes) -> None:
+    """Write names at the right edge, as many as there is room for; below, how many have none."""
+    colours, most = _colours(estimate), name_width(ax, 0.3, 28)
+    ends = values.iloc[-1][named].to_numpy(dtype=np.float64)
+    tones = [colours[name] if name in bold else MUTED for name in named]
+    written = label_ends(ax, ends, [shorten(str(name), most) for name in named], tones)
+    if rest := len(named) - written:
+        ax.annotate(
+            *(f"and {rest} more", (1.05, 0.0)),
+            xycoords="axes fraction",
+            xytext=(0, -9),
+            textcoords="offset points",
+            va="top",
+            fontsize=SMALL,
+            color=MUTED,
+            annotation_clip=False,
+        )

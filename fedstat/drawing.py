@@ -1,0 +1,250 @@
+"""What all pictures share: colours, axes, titles, axes of ratios, labels that keep apart.
+
+matplotlib is the optional extra ``plot``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+"""Okabe and Ito (2008), told apart by readers with any colour vision."""
+INK, MUTED = "#333333", "#666666"
+OPEN = ("top", "right")
+"""Spines that a plot over two axes does not need."""
+ROWS_ONLY = ("top", "right", "left")
+"""Spines that a plot with one row per name does not need."""
+TITLE, SMALL = 10.0, 8.0
+"""Points of headlines, and of what is written in and beside a picture."""
+LINE = 1.3
+"""Height of a line of text, in its size."""
+
+
+def pyplot() -> Any:
+    """Return matplotlib's pyplot; an ImportError names the extra where it is not installed."""
+    try:
+        import matplotlib.pyplot as plt  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install fedstat[plot]") from error
+    return plt
+
+
+def axes_for(
+    ax: Axes | None, width: float, height: float, title: str = "", hidden: Sequence[str] = OPEN
+) -> Axes:
+    """Return the axes given, or those of a new figure of some inches, with a title and without some spines.
+
+    An ImportError names the extra where matplotlib is not installed.
+    """
+    if ax is None:
+        _, ax = pyplot().subplots(figsize=(width, height), layout="constrained")
+    if title:
+        entitle(ax, title)
+    for side in hidden:
+        ax.spines[side].set_visible(False)
+    return ax
+
+
+def entitle(ax: Axes, headline: str, rest: str = "") -> None:
+    """Write the title of a picture: a headline, and what is to be said of it in small type below.
+
+    Both are wrapped at the room that there is now; a picture with long labels is entitled last.
+    """
+    width = None if _is_short(headline, rest) else _room(ax)
+    head, below = _wrapped(headline, TITLE, width), _wrapped(rest, SMALL, width)
+    lines = below.count("\n") + 1 if below else 0
+    title = ax.set_title(
+        head, loc="left", fontsize=TITLE, fontweight="bold", pad=5.0 + lines * LINE * SMALL, parse_math=False
+    )
+    if below:
+        # Below the headline, wherever ticks on top of the axes move it.
+        ax.annotate(
+            *(below, (0.0, 0.0)),
+            xycoords=title,
+            xytext=(0.0, -2.0),
+            textcoords="offset points",
+            fontsize=SMALL,
+            color=MUTED,
+            va="top",
+            linespacing=LINE - 0.1,
+            parse_math=False,
+            annotation_clip=False,
+        )
+
+
+def _is_short(headline: str, rest: str) -> bool:
+    """Whether both are narrow enough for any picture."""
+    return len(headline) <= 20 and max(map(len, rest.split("\n"))) <= 24
+
+
+def _room(ax: Axes) -> float:
+    """Points from the left end of the axes to the end of the picture, or of the axes where others follow."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    # Labels of the ticks decide where the axes begin.
+    figure.draw_without_rendering()
+    box, spec = ax.get_window_extent(), ax.get_subplotspec()
+    alone = spec is None or spec.colspan.stop == spec.get_gridspec().ncols
+    right = figure.bbox.width if alone and len(figure.axes) < 3 else box.x1
+    return float((right - box.x0) / figure.dpi * 72.0) - 6.0
+
+
+def _wrapped(text: str, size: float, width: float | None) -> str:
+    """Break lines at blanks where they are wider than so many points."""
+    if width is None:
+        return text
+    lines = []
+    for whole in text.split("\n"):
+        line = ""
+        for word in whole.split(" "):
+            longer = f"{line} {word}" if line else word
+            if line and text_width(longer, size) > width:
+                lines.append(line)
+                line = word
+            else:
+                line = longer
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def text_width(text: str, size: float) -> float:
+    """Points that a line of text takes in bold, which is no narrower than plain."""
+    from matplotlib.font_manager import FontProperties  # noqa: PLC0415
+    from matplotlib.textpath import text_to_path  # noqa: PLC0415
+
+    font = FontProperties(size=size, weight="bold")
+    return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
+
+
+def width_of(ax: Axes) -> float:
+    """Inches of the figure that are the axes' share, with their labels."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    spec = ax.get_subplotspec()
+    columns = 1 if spec is None else spec.get_gridspec().ncols / len(spec.colspan)
+    return float(figure.get_figwidth()) / columns
+
+
+def name_width(ax: Axes, share: float, most: int) -> int:
+    """Characters of small type that fit into a share of the axes' part of the figure, and at most so many."""
+    return int(np.clip(share * width_of(ax) * 72.0 / (0.56 * SMALL), 8, most))
+
+
+def log_ticks(low: float, high: float, most: int) -> Floats:
+    """At most so many round numbers between two positive ones: 1, 2, 5, or powers of ten."""
+    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+    decades = 10.0 ** np.arange(first, last + 1)
+    for steps in ((1.0, 1.5, 2.0, 3.0, 5.0, 7.0), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
+        ticks = np.sort(np.multiply.outer(decades, steps).ravel())
+        ticks = ticks[(ticks >= low * (1 - 1e-9)) & (ticks <= high * (1 + 1e-9))]
+        if len(ticks) <= most:
+            break
+    else:
+        ticks = ticks[:: -(-len(ticks) // most)]
+    # Within less than a factor of 1.5 there may be none.
+    return np.asarray(ticks if len(ticks) >= 2 else np.linspace(low, high, 4)[1:3])
+
+
+def label_log_x(ax: Axes, most: int | None = None) -> None:
+    """Make the horizontal axis logarithmic, between its present ends, with plain numbers beside few ticks."""
+    ends = ax.get_xlim()
+    ax.set_xscale("log")
+    ax.set_xlim(*ends)
+    wanted = most if most is not None else int(np.clip(1.4 * width_of(ax), 3, 8))
+    ticks = log_ticks(min(ends), max(ends), wanted)
+    ax.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    ax.set_xticks([], minor=True)
+
+
+def spread(wanted: Floats, gap: float, low: float, high: float) -> Floats:
+    """Places (n,) at least a gap apart and between two ends, as near as can be to those that are wanted.
+
+    Least squares; where all do not fit between the ends, they are spread evenly.
+    """
+    n = len(wanted)
+    if n == 0 or (n - 1) * gap >= high - low:
+        return np.asarray(np.linspace(low, high, n)[np.argsort(np.argsort(wanted, kind="stable"))])
+    order, steps = np.argsort(wanted, kind="stable"), gap * np.arange(n)
+    # Places less their steps may not fall: an isotonic regression.
+    placed = np.clip(isotonic_regression(wanted[order] - steps).x, low, high - steps[-1]) + steps
+    found = np.empty(n)
+    found[order] = placed
+    return found
+
+
+def label_ends(ax: Axes, heights: Floats, names: Sequence[str], colours: Sequence[str]) -> int:
+    """Write names (n,), the most important first, right of the axes beside the ends of lines at some heights.
+
+    Names keep apart; a thin line leads to each. Returns how many there was room for.
+    """
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    gap = LINE * SMALL / 72.0 * figure.dpi / ax.get_window_extent().height
+    n = min(len(names), max(1, int(1.0 / gap)))
+    low, high = ax.get_ylim()
+    ends = (heights[:n] - low) / (high - low)
+    for name, end, place, colour in zip(names, ends, spread(ends, gap, 0.0, 1.0), colours, strict=False):
+        ax.annotate(
+            *(name, (1.0, end)),
+            xycoords="axes fraction",
+            xytext=(1.05, place),
+            textcoords="axes fraction",
+            fontsize=SMALL,
+            color=colour,
+            va="center",
+            arrowprops={
+                **{"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.6},
+                **{"shrinkA": 1.0, "shrinkB": 0.0, "relpos": (0.0, 0.5)},
+            },
+            annotation_clip=False,
+            parse_math=False,
+        )
+    return n
+
+
+def label_rows(ax: Axes, positions: Floats, names: Sequence[str]) -> None:
+    """Write a name beside each row, from the top down."""
+    ax.set_yticks(positions, labels=names, fontsize=SMALL, parse_math=False)
+    ax.set_ylim(positions.max(initial=0.0) + 0.7, -0.7)
+    ax.tick_params(axis="y", length=0)
+
+
+def label_x(ax: Axes, text: str) -> None:
+    """Name the horizontal axis, in lines that are no wider than the axes by much."""
+    ax.set_xlabel(text, parse_math=False)
+    if text_width(text, TITLE) > 30.0 * width_of(ax):
+        figure = ax.get_figure(root=True)
+        assert figure is not None
+        figure.draw_without_rendering()
+        ax.set_xlabel(
+            _wrapped(text, TITLE, 1.1 * ax.get_window_extent().width / figure.dpi * 72.0), parse_math=False
+        )
+
+
+def legend_below(ax: Axes) -> None:
+    """Legend below the label of the horizontal axis, where it hides no line."""
+    from matplotlib.transforms import ScaledTranslation  # noqa: PLC0415
+
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    # In points, so that it stays below the label however high the axes come to be.
+    place = ax.transAxes + ScaledTranslation(0.0, -40.0 / 72.0, figure.dpi_scale_trans)
+    columns = max(1, int(width_of(ax) / 1.6))
+    options = {"handlelength": 1.2, "columnspacing": 1.2, "borderaxespad": 0.0, "ncols": columns}
+    plain_legend(ax, loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=place, **options)
+
+
+def plain_legend(ax: Axes, **options: Any) -> None:
+    """Legend without a frame, in small type; names may hold dollar signs, which are no formulas."""
+    for text in ax.legend(**({"frameon": False, "fontsize": SMALL} | options)).get_texts():
+        text.set_parse_math(False)

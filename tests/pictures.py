@@ -1,0 +1,60 @@
+"""Look at a picture as a reader does: which texts lie on each other, and which leave the page."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.axis import Axis
+from matplotlib.text import Annotation, Text
+
+mpl.use("Agg")
+JOURNAL = (3.5, 7.0)
+"""Widths in inches of one and of two columns of a page."""
+
+
+def texts(figure):
+    """Every text that is seen, with its box in pixels."""
+    figure.draw_without_rendering()
+    hidden, found = _hidden(figure), []
+    for text in figure.findobj(lambda one: isinstance(one, Text)):
+        if not text.get_text().strip() or not text.get_visible():
+            continue
+        # Of an annotation the text alone, without the line that leads to it.
+        own = Text if isinstance(text, Annotation) else type(text)
+        box = own.get_window_extent(text)
+        if box.width > 0.0 and text not in hidden:
+            found.append((text.get_text(), box))
+    return found
+
+
+def _hidden(figure):
+    """Labels of ticks that no axis shows: they are kept for other limits."""
+    found = []
+    for axis in figure.findobj(Axis):
+        ticks, shown = [*axis.majorTicks, *axis.minorTicks], axis._update_ticks()
+        found += [label for tick in ticks if tick not in shown for label in (tick.label1, tick.label2)]
+    return found
+
+
+def faults(figure):
+    """Pairs of texts that lie on each other, and texts that leave the page (by more than a pixel)."""
+    seen = texts(figure)
+    page = figure.bbox
+    found = [
+        (a, b)
+        for (a, one), (b, other) in combinations(seen, 2)
+        if min(one.x1, other.x1) - max(one.x0, other.x0) > 1.0
+        and min(one.y1, other.y1) - max(one.y0, other.y0) > 1.0
+    ]
+    return found + [
+        (text, "leaves the page")
+        for text, box in seen
+        if box.x0 < -1.0 or box.x1 > page.x1 + 1.0 or box.y0 < -1.0 or box.y1 > page.y1 + 1.0
+    ]
+
+
+def page(width, height):
+    """Axes of a figure as wide as a column."""
+    return plt.subplots(figsize=(width, height), layout="constrained")[1]
