@@ -124,6 +124,12 @@ class EstimateNumbers:
         return self._need("rsquared", self.estimate.rsquared)
 
     @property
+    def rsquared_adj(self) -> float:
+        """Share of explained variance, adjusted for the number of coefficients."""
+        free = self.df_resid + self.df_model
+        return 1.0 - free / self.df_resid * (1.0 - self.rsquared)
+
+    @property
     def nobs(self) -> int:
         """Entities in the fit."""
         return self.estimate.nobs

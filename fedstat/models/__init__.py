@@ -7,7 +7,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "horizontal": (),
     "fedavg": ("FedAvg", "FedAvgM", "FedProx", "QFedAvg"),
     "boost": ("FedFunctionBoost", "PublicCurve"),
-    "glm": ("FederatedGLM", "GLORE"),
+    "glm": ("FederatedGLM", "FederatedOLS", "GLORE"),
     "vfem": ("VFEMRegression",),
     "vglm": ("VerticalGLM",),
     "laser": ("LASER",),

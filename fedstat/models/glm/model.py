@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import statsmodels.genmod.families as sm_families
 
+from fedstat.documented import takes_arguments_of
 from fedstat.errors import ConvergenceWarning, ModelError, warn
+from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_choice, check_masked, check_positive, check_whole, kind_of
 from fedstat.models.glm.explain import GLMPlan
-from fedstat.models.glm.fit import GLMFit
+from fedstat.models.glm.linear import OLSResults
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
 from fedstat.models.glm.protocol import Newton, NewtonOptions, Wanted
 from fedstat.models.glm.results import GLMResults
 from fedstat.models.glm.steps import FAMILY
-from fedstat.models.glm.variance import (
+from fedstat.models.glm.sums.fit import GLMFit
+from fedstat.models.glm.sums.variance import (
     CovarianceChoice,
     Variance,
     cluster_sums,
@@ -50,6 +55,7 @@ class FederatedGLM(HorizontalModel):
 
     model_name: ClassVar[str] = "Federated GLM"
     _plan = GLMPlan
+    _results: ClassVar[type[GLMResults]] = GLMResults
 
     def fit(
         self,
@@ -146,7 +152,9 @@ class FederatedGLM(HorizontalModel):
         else:
             protocol = self._maximise_with_alpha(newton, local)
         (fit, variance, over), ledger = self._run(session, protocol)
-        result = GLMResults._of(self, fit, variance, choice, newton.estimates_dispersion, use_t, ledger, over)
+        result = self._results._of(
+            self, fit, variance, choice, newton.estimates_dispersion, use_t, ledger, over
+        )
         warn_of_far_sites(self.agreement, fit.coordinates.design.names, fit.coordinates.own)
         if not fit.converged:
             warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning)
@@ -236,3 +244,69 @@ class GLORE(FederatedGLM):
 
     model_name: ClassVar[str] = "GLORE"
     _default_family: ClassVar[Any] = sm_families.Binomial
+
+
+class FederatedOLS(FederatedGLM):
+    """Least squares over sites that hold different rows, with the statements of statsmodels' OLS.
+
+    The fit of :class:`FederatedGLM` with the Gaussian family, and R-squared, F tests, tests and intervals of
+    Student's t, and intervals of new responses. With ``var_weights`` it is statsmodels' WLS with these
+    weights; a row of ``freq_weights`` two stands for two rows.
+
+    Make one with :meth:`from_formula`; ``family``, ``offset`` and ``exposure`` have no meaning here.
+
+    Parameters
+    ----------
+    formula : Formula
+        A parsed formula.
+    partition : ClientPartition
+        In the horizontal layout.
+    **settings
+        Those of :meth:`from_formula`.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> hospitals = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> result = fs.FederatedOLS.from_formula("num ~ age + sex", hospitals).fit()
+    >>> bool(0.0 < result.rsquared_adj < result.rsquared < 1.0), bool(result.f_pvalue < 0.001)
+    (True, True)
+    """
+
+    model_name: ClassVar[str] = "Federated OLS"
+    _results: ClassVar[type[GLMResults]] = OLSResults
+
+    @takes_arguments_of(HorizontalModel.__init__)
+    def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
+        family = settings.get("family")
+        if family is not None and not DistributionSpec.of(family).least_squares:
+            raise ModelError(
+                f"family: FederatedOLS is for a normal response, received {DistributionSpec.of(family)}; use "
+                "FederatedGLM"
+            )
+        given = [role for role in ("offset", "exposure") if settings.get(role) is not None]
+        if given or formula.offsets:
+            raise ModelError(
+                f"{given[0] if given else 'offset()'}: R-squared has no meaning beside one; subtract it from "
+                "the response, or use FederatedGLM"
+            )
+        super().__init__(formula, partition, **settings)
+
+    @takes_arguments_of(FederatedGLM.fit)
+    def fit(self, **settings: Any) -> OLSResults:
+        """Minimise the sum of squares over all sites' rows; see :meth:`FederatedGLM.fit`.
+
+        Tests are of Student's t on `df_resid`, or on the number of clusters less one, also where errors are
+        robust: statsmodels takes normal ones there unless it is told ``use_t=True``.
+
+        Parameters
+        ----------
+        **settings
+            Those of :meth:`FederatedGLM.fit`.
+
+        Returns
+        -------
+        OLSResults
+            With ``rsquared``, ``rsquared_adj``, ``fvalue``, ``f_pvalue``, ``ssr``, ``ess``, ``mse_resid``.
+        """
+        return cast(OLSResults, super().fit(**settings))

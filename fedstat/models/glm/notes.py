@@ -9,8 +9,8 @@ from fedstat.errors import NotAvailableError
 from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity
 from fedstat.inference.summary import WIDTH, what_left
 from fedstat.inference.tables import Sheet, number
-from fedstat.models.glm.fit import NOT_ASKED, GLMFit
 from fedstat.models.glm.statements import GLMStatements
+from fedstat.models.glm.sums.fit import NOT_ASKED, GLMFit
 from fedstat.models.horizontal.results import MASKED
 
 DIFFER = 0.05
@@ -68,7 +68,7 @@ def estimate_lines(result: GLMStatements) -> list[tuple[str, str]]:
         *_model_lines(result),
         ("No. Observations", f"{est.nobs:,}"),
         *_event_lines(result),
-        *_role_lines(result),
+        *role_lines(result),
         ("Df Residuals", show_count(result.df_resid)),
         ("Df Model", f"{est.df_model:g}"),
         ("Scale", number(result.scale)),
@@ -78,8 +78,8 @@ def estimate_lines(result: GLMStatements) -> list[tuple[str, str]]:
         ("Log-Likelihood", result._or_dash(lambda: result.llf, 2)),
         ("AIC", result._or_dash(lambda: result.aic, 2)),
         ("BIC", result._or_dash(lambda: result.bic, 2)),
-        ("Covariance Type", _covariance(result)),
-        ("Tests", "normal" if result.df_inference is None else f"t on {result.df_inference:,g} df"),
+        ("Covariance Type", covariance_line(result)),
+        ("Tests", tests_line(result)),
         ("Converged", converged if est.converged else "NO"),
     ]
 
@@ -119,7 +119,13 @@ def _event_lines(result: GLMStatements) -> list[tuple[str, str]]:
     return [("Events", f"{100 * share:.1f} %")]
 
 
-def _role_lines(result: GLMStatements) -> list[tuple[str, str]]:
+def tests_line(result: GLMStatements) -> str:
+    """Say of which law tests and intervals are."""
+    return "normal" if result.df_inference is None else f"t on {result.df_inference:,g} df"
+
+
+def role_lines(result: GLMStatements) -> list[tuple[str, str]]:
+    """Name offset and weights."""
     question = result.basis.agreement.question
     lines = [("Offset", ", ".join(question.offsets))] if question.offsets else []
     lines += [(ROLES[role], question.weights[role]) for role in ROLES if role in question.weights]
@@ -128,7 +134,8 @@ def _role_lines(result: GLMStatements) -> list[tuple[str, str]]:
     return lines
 
 
-def _covariance(result: GLMStatements) -> str:
+def covariance_line(result: GLMStatements) -> str:
+    """Say how the covariance was estimated."""
     basis = result.basis
     if basis.clusters is None:
         return result.cov_type

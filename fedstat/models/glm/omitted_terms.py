@@ -14,10 +14,10 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, lr_test
 from fedstat.inference.results import FederatedResults
-from fedstat.models.glm.problems import check_rank
 from fedstat.models.glm.protocol import Newton, NewtonOptions
 from fedstat.models.glm.statements import GLMStatements
 from fedstat.models.glm.steps import FAMILY
+from fedstat.models.glm.sums.problems import check_rank
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.typing import Floats
 

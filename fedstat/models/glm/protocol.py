@@ -14,7 +14,7 @@ from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.heterogeneity.heterogeneity import SiteFit
 from fedstat.inference.heterogeneity.own_dispersions import OwnPart
 from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.glm.fit import (
+from fedstat.models.glm.sums.fit import (
     NOT_ASKED,
     Coordinates,
     GLMFit,
@@ -22,7 +22,7 @@ from fedstat.models.glm.fit import (
     Total,
     few_weigh,
 )
-from fedstat.models.glm.problems import PATIENCE, Runaway, check_rank, diverges
+from fedstat.models.glm.sums.problems import PATIENCE, Runaway, check_rank, diverges
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedstat.errors import ModelError
-from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion
+from fedstat.models.glm.sums.fit import GLMFit
 from fedstat.models.horizontal.results import RowsBasis, RowsRecord
 
 

@@ -7,7 +7,6 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.likelihood import FTest, LRTest
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.tables import SheetSummary
-from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import (
     estimate_lines,
     excess_alarm,
@@ -20,7 +19,8 @@ from fedstat.models.glm.omitted_terms import ScoreTest, compare_deviances, compa
 from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.glm.record import GLMBasis, GLMRecord
 from fedstat.models.glm.statements import GLMStatements
-from fedstat.models.glm.variance import CovarianceChoice, Variance
+from fedstat.models.glm.sums.fit import GLMFit
+from fedstat.models.glm.sums.variance import CovarianceChoice, Variance
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import rows_estimate
 

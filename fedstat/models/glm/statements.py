@@ -16,9 +16,9 @@ from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity, heterog
 from fedstat.inference.likelihood import cox_snell, mcfadden
 from fedstat.inference.vif import gvif
 from fedstat.models.checks import check_choice
-from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.glm.record import GLMBasis
+from fedstat.models.glm.sums.fit import GLMFit
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.horizontal.results import RowsResults
@@ -205,6 +205,7 @@ class GLMStatements(RowsResults):
         frame: pd.DataFrame | None = None,
         *,
         which: Literal["mean", "linear"] = "mean",
+        interval: Literal["confidence", "prediction"] = "confidence",
         conf_level: float = 0.95,
     ) -> pd.DataFrame:
         """Add predictions to rows that the caller holds, as broom's ``augment`` does for new data.
@@ -217,8 +218,10 @@ class GLMStatements(RowsResults):
             Rows with the columns of the model, (m, k); the response is not needed, and not read.
         which : {"mean", "linear"}
             Predict the mean of the response, or the linear predictor.
+        interval : {"confidence", "prediction"}
+            Of what is predicted: that of the linear predictor, transformed for the mean. Or of a new
+            response, for :class:`fedstat.FederatedOLS`.
         conf_level : float
-            Of the intervals: those of the linear predictor, transformed for the mean.
 
         Returns
         -------
@@ -229,7 +232,7 @@ class GLMStatements(RowsResults):
         Raises
         ------
         NotAvailableError
-            No frame is given.
+            No frame is given, or the family has no prediction intervals.
         DesignError
             A column is absent, of another type, or holds a level that the fit did not know.
         ModelError
@@ -251,9 +254,9 @@ class GLMStatements(RowsResults):
         taken = sorted({"fitted", "se_fit", "conf_low", "conf_high"} & set(frame.columns))
         if taken:
             raise ModelError(f"augment: the frame has columns of these names already: {', '.join(taken)}")
-        limits = (
-            found.conf_int(1.0 - conf_level) if which == "mean" else found.conf_int_linear(1.0 - conf_level)
-        )
+        check_choice("interval", interval, ("confidence", "prediction"))
+        intervals = found.conf_int if which == "mean" else found.conf_int_linear
+        limits = (found.conf_int_obs if interval == "prediction" else intervals)(1.0 - conf_level)
         return frame.assign(
             fitted=found.predicted_mean if which == "mean" else found.linear,
             se_fit=found.se_mean if which == "mean" else found.se_linear,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError
+from fedstat.errors import DesignError, NotAvailableError
 from fedstat.federation.design.block import apply_block
 from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign
 from fedstat.federation.design.response import build_offset
@@ -82,13 +82,15 @@ def _exposure(frame: pd.DataFrame, name: str) -> Floats:
 class GLMPrediction:
     """Predicted means with standard errors, from those of the linear predictor, by a statsmodels family.
 
-    `law` is that of a standardised error: normal, or of Student's t.
+    `law` is that of a standardised error: normal, or of Student's t; `scale` the variance of a response about
+    its mean where it is normal, else None.
     """
 
     linear: pd.Series
     se_linear: pd.Series
     family: Any
     law: Any
+    scale: float | None = None
 
     @property
     def predicted_mean(self) -> pd.Series:
@@ -111,10 +113,23 @@ class GLMPrediction:
         ends = self.family.link.inverse(self.conf_int_linear(alpha).to_numpy())
         return pd.DataFrame(np.sort(ends, axis=1), index=self.linear.index, columns=[0, 1])
 
+    def conf_int_obs(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Intervals of a new response, of variance weight one; a NotAvailableError but for least squares."""
+        if self.scale is None:
+            raise NotAvailableError(
+                "no prediction interval: it is that of a normal response; fit FederatedOLS, or take "
+                "intervals of the mean"
+            )
+        half = self.law.isf(alpha / 2.0) * np.sqrt(self.se_linear**2 + self.scale)
+        return pd.DataFrame({0: self.linear - half, 1: self.linear + half})
+
     def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
-        """Table with ``mean``, ``mean_se``, ``mean_ci_lower``, ``mean_ci_upper``, as in statsmodels."""
+        """Table with ``mean``, ``mean_se``, ``mean_ci_lower``, ``mean_ci_upper``, as in statsmodels.
+
+        Of least squares also ``obs_ci_lower`` and ``obs_ci_upper``, of new responses.
+        """
         limits = self.conf_int(alpha)
-        return pd.DataFrame(
+        frame = pd.DataFrame(
             {
                 "mean": self.predicted_mean,
                 "mean_se": self.se_mean,
@@ -122,3 +137,6 @@ class GLMPrediction:
                 "mean_ci_upper": limits[1],
             }
         )
+        if self.scale is not None:
+            frame[["obs_ci_lower", "obs_ci_upper"]] = self.conf_int_obs(alpha)
+        return frame

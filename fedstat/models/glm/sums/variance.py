@@ -11,7 +11,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.glm.fit import GLMFit
+from fedstat.models.glm.sums.fit import GLMFit
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats, Ints
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.linalg import qr, solve_triangular
 
 from fedstat.errors import EstimationError
-from fedstat.models.glm.fit import Coordinates
+from fedstat.models.glm.sums.fit import Coordinates
 from fedstat.typing import Array, Bools, Floats
 
 RANK_TOLERANCE = 1e-12

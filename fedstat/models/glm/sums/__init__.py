@@ -1,0 +1,1 @@
+"""What sums over sites come to: records of a fit, its problems, and what follows from sums alone."""
