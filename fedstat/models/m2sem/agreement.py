@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
-from fedstat.models.m2sem.client.asked import ColumnTold, ModalityAsked
+from fedstat.models.m2sem.client.asked import ColumnTold, CovariatesTold, ModalityAsked, OpenAsked
 from fedstat.models.m2sem.course.mixture import Subjects
 from fedstat.models.m2sem.modalities import Chosen, check_counted
 from fedstat.records import from_json, to_json
@@ -22,10 +22,11 @@ PER_FACTOR, PER_CLUSTER = 5, 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Agreed:
-    """Modalities by client, and which of its records have a value in them, (n_rows,)."""
+    """Modalities by client, which of its records have a value in them, (n_rows,), and covariates as coded."""
 
     modalities: Mapping[str, tuple[ModalityAsked, ...]]
     seen: Mapping[str, Bools]
+    covariates: Mapping[str, CovariatesTold] = field(default_factory=dict)
 
     @property
     def columns(self) -> int:
@@ -43,8 +44,14 @@ def agree_columns(asking: Conversation, chosen: Chosen) -> Rounds[Agreed]:
     }
     check_counted(told)
     modalities = {client: chosen.modalities(client, told[client]) for client in clients}
-    replies = yield [asking.ask(c, "open_columns", to_json(modalities[c])) for c in clients]
-    return Agreed(modalities, {reply.site: reply.arrays["seen"] for reply in replies})
+    asked = {c: OpenAsked(modalities[c], chosen.covariates(c)) for c in clients}
+    replies = yield [asking.ask(c, "open_columns", to_json(asked[c])) for c in clients]
+    covariates = {
+        reply.site: from_json(CovariatesTold, reply.text, f"{reply.site}: what it tells of covariates")
+        for reply in replies
+        if asked[reply.site].adjust is not None
+    }
+    return Agreed(modalities, {reply.site: reply.arrays["seen"] for reply in replies}, covariates)
 
 
 def who_has_whom(
@@ -65,10 +72,11 @@ def who_has_whom(
         table[rows[client][agreed.seen[client]], k] = True
     here = np.flatnonzero(table.any(axis=1))
     if len(here) < n_entities and not nobody:
+        with_covariates = ", or lack a covariate of adjust=" if agreed.covariates else ""
         raise EstimationError(
             f"{n_entities - len(here):,} of {n_entities:,} entities have no value in any of these columns at "
-            "any client; nothing is known of their clusters. Leave them out of the partition, or take more "
-            "columns"
+            f"any client{with_covariates}; nothing is known of "
+            "their clusters. Leave them out of the partition, or take more columns"
         )
     members, pattern = np.unique(table[here], axis=0, return_inverse=True)
     place = {client: np.flatnonzero(table[here, k]) for k, client in enumerate(clients)}

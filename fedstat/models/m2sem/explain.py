@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstat.federation.design.spec import BlockSpec
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.state import State
 from fedstat.federation.forecast.dry_site import DrySite
@@ -14,9 +15,12 @@ from fedstat.federation.forecast.forecast import Forecast, Loop
 from fedstat.federation.forecast.invention import generator
 from fedstat.federation.forecast.rehearsal import DryRun
 from fedstat.models.explain import ForecastPlan
+from fedstat.models.m2sem.adjust import adjusted_in_words
 from fedstat.models.m2sem.agreement import Agreed
-from fedstat.models.m2sem.client.asked import ModalityAsked
+from fedstat.models.m2sem.client.asked import CovariatesTold, ModalityAsked
 from fedstat.models.m2sem.client.columns import ITEM, OpenedModalities, OpenedModality
+from fedstat.models.m2sem.client.covariates import OpenedCovariates
+from fedstat.models.m2sem.steps import ADJUSTED
 from fedstat.typing import Array, Ints
 
 REHEARSED = 60
@@ -88,6 +92,14 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
     )
     alone = int((sums[model.subjects.pattern] == 1).sum())
     two = int((sums[model.subjects.pattern] == 2).sum())
+    terms = {client: one.terms for client, one in model.chosen.adjust.items()}
+    if terms:
+        yield (
+            "coordinator",
+            f"{'; '.join(adjusted_in_words(terms, model.chosen.columns))}. Of covariates it is told names "
+            "and levels, how many records lack some, which entities are left; and with the estimates means "
+            "and deviations, the coding with what transforms keep, and effects on every column",
+        )
     if len(clients) == 1:
         yield "coordinator", f"all sums are '{clients[0]}''s own parts: it is the only client"
     elif len(clients) == 2:
@@ -146,9 +158,22 @@ def invent_clients(
             state, seen = State(name), agreed.seen[name]
             drawn = [OpenedModality(one, _draw(one, int(seen.sum()), rng)) for one in agreed.modalities[name]]
             columns = sum(len(one.columns) for one in agreed.modalities[name])
-            state.keep(ITEM, OpenedModalities(tuple(drawn), seen), int(seen.sum()), columns=columns)
+            if name in agreed.covariates:
+                state.told.update(ADJUSTED)  # facts about rows that are not there
+            covariates = _draw_covariates(agreed.covariates.get(name), int(seen.sum()), rng)
+            opened = OpenedModalities(tuple(drawn), seen, covariates)
+            state.keep(ITEM, opened, int(seen.sum()), columns=columns)
             site.open(session, state)
     return sites
+
+
+def _draw_covariates(
+    told: CovariatesTold | None, n: int, rng: np.random.Generator
+) -> OpenedCovariates | None:
+    if told is None:
+        return None
+    X = rng.integers(-2, 3, size=(n, len(told.names))).astype(float)
+    return OpenedCovariates(BlockSpec(names=told.names), X, np.array([X.mean(axis=0), X.std(axis=0)]))
 
 
 def _draw(one: ModalityAsked, n: int, rng: np.random.Generator) -> Array:

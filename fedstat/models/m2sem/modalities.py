@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedstat.errors import DesignError, ModelError
+from fedstat.federation.design.formula.parse import ClientTerms
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.models.m2sem.client.asked import ColumnAsked, ColumnsAsked, ColumnTold, ModalityAsked
+from fedstat.models.m2sem.client.asked import (
+    ColumnAsked,
+    ColumnsAsked,
+    ColumnTold,
+    CovariatesAsked,
+    ModalityAsked,
+)
 
 SHOWN = 8
 """Columns that an error names."""
@@ -15,13 +22,19 @@ SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Columns by client, groups of them that share factors by name, and what the user says they are."""
+    """Columns by client, groups that share factors by name, what the user says they are, and covariates."""
 
     columns: Mapping[str, tuple[str, ...]]
     groups: Mapping[str, tuple[str, ...]]
     continuous: tuple[str, ...]
     ordinal: tuple[str, ...]
     nominal: tuple[str, ...]
+    adjust: Mapping[str, ClientTerms] = field(default_factory=dict)
+
+    def covariates(self, client: str) -> CovariatesAsked | None:
+        """Return the covariates that a client's columns are adjusted for."""
+        terms = self.adjust.get(client)
+        return None if terms is None else CovariatesAsked(terms.terms, terms.columns)
 
     def asked(self, client: str) -> ColumnsAsked:
         """Return what a client is asked about its columns."""
@@ -56,10 +69,11 @@ def choose_columns(
     columns: Sequence[str] | None,
     modalities: Mapping[str, Sequence[str]] | None,
     said: Mapping[str, Sequence[str]],
-    apart: Sequence[str],
+    adjust: Mapping[str, ClientTerms],
 ) -> Chosen:
-    """Take the columns that a user names, by default all but those `apart`; else a ModelError."""
+    """Take the columns that a user names, by default all but covariates; else a ModelError."""
     held = partition.columns
+    apart = {name for terms in adjust.values() for name in terms.columns}
     owner = {name: client for client, names in held.items() for name in names}
     for what, names in (("columns", columns or ()), *said.items()):
         _check_names(what, names, owner)
@@ -74,8 +88,12 @@ def choose_columns(
             )
     if len(columns or ()) == 0 and columns is not None:
         raise ModelError("columns: expected names of columns, received none")
-    wanted = list(owner) if columns is None else list(columns)
-    wanted = [name for name in wanted if name not in apart]
+    if both := [name for name in columns or () if name in apart]:
+        raise ModelError(
+            f"columns: {', '.join(map(repr, both[:SHOWN]))} stand in adjust= as well; what is adjusted for "
+            "is not clustered. Leave them out of one"
+        )
+    wanted = [name for name in owner if name not in apart] if columns is None else list(columns)
     many = [one for names in groups.values() for one in names]
     if len(set(many)) < len(many):
         raise ModelError("modalities: a column stands in two of them, or twice in one")
@@ -88,6 +106,7 @@ def choose_columns(
         {client: names for client, names in chosen.items() if names},
         groups,
         **{what: tuple(names) for what, names in said.items()},
+        adjust={client: terms for client, terms in adjust.items() if chosen.get(client)},
     )
 
 

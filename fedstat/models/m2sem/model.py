@@ -22,6 +22,7 @@ from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_whole
 from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.models.m2sem.adjust import adjusted_in_words, check_adjusted, read_adjust, warn_of_lacking
 from fedstat.models.m2sem.agreement import Agreed, agree_columns, check_sizes, who_has_whom
 from fedstat.models.m2sem.client.asked import FAMILY, MOST_CLUSTERS, MOST_FACTORS
 from fedstat.models.m2sem.course.exchange import Exchange
@@ -30,6 +31,7 @@ from fedstat.models.m2sem.explain import M2SEMPlan, invent_clients
 from fedstat.models.m2sem.modalities import choose_columns
 from fedstat.models.m2sem.protocol import MixturePlan, fit_mixture
 from fedstat.models.m2sem.results import M2SEMResults
+from fedstat.models.m2sem.score_steps import withheld
 from fedstat.models.m2sem.search import ClusterSearch, fit_sizes
 from fedstat.typing import Floats
 
@@ -63,6 +65,13 @@ class M2SEM(Explainable):
     modalities : mapping of str to sequence of str, optional
         Columns of one client that share factors, by the modality's name. By default a client's continuous
         columns are one, and its categorical columns another.
+    adjust : str or mapping of str to str, optional
+        Known covariates, as a formula without a response such as ``"~ age + C(sex)"``; its language is that
+        of regression formulas. Columns are regressed on them within clusters, so that clusters are not due to
+        these, and they are not clustered themselves. A covariate stands at the client whose columns it
+        adjusts: one formula is for all clients that hold all of its columns, with a warning that names the
+        others, whose columns stay as they are; ``{client: "~ age"}`` says of each client what it is adjusted
+        for. An entity that lacks a covariate at a client counts as missing there.
     continuous, ordinal, nominal : sequence of str
         What columns of whole numbers with few values are, which else is asked for; or of others. Floats are
         continuous, ordered categories ordinal, other categories nominal, and columns of two values binary.
@@ -72,9 +81,16 @@ class M2SEM(Explainable):
     Raises
     ------
     ModelError, DesignError
-        An argument has no meaning, or it is not clear what a column is.
+        An argument has no meaning, or it is not clear what a column is; a client lacks a covariate.
+    FormulaError
+        `adjust` is no formula of the language, or names a column that nobody has.
     EstimationError
         No client has any value of some entities.
+
+    Warns
+    -----
+    DataWarning
+        Columns of some clients are not adjusted; entities lack covariates.
 
     References
     ----------
@@ -97,6 +113,7 @@ class M2SEM(Explainable):
         *,
         columns: Sequence[str] | None = None,
         modalities: Mapping[str, Sequence[str]] | None = None,
+        adjust: str | Mapping[str, str] | None = None,
         continuous: Sequence[str] = (),
         ordinal: Sequence[str] = (),
         nominal: Sequence[str] = (),
@@ -112,12 +129,15 @@ class M2SEM(Explainable):
         self.coordinator = coordinator or partition.coordinator or "apart"
         check_choice("coordinator", self.coordinator, ("apart", *partition.clients))
         said = {"continuous": continuous, "ordinal": ordinal, "nominal": nominal}
-        self.chosen = choose_columns(partition, columns, modalities, said, ())
+        terms = read_adjust(adjust, partition)
+        self.chosen = choose_columns(partition, columns, modalities, said, terms)
+        check_adjusted(terms, self.chosen, partition, one_for_all=isinstance(adjust, str))
         self._session = partition._new_session()
         self._account = CoordinatorAccount()
         self._agreement = self._new_ledger()
         self._asking = Conversation(FAMILY, self._session, self._agreement.at)
         self.agreed: Agreed = self.engine.run(agree_columns(self._asking, self.chosen), self._agreement)
+        warn_of_lacking(self.agreed.covariates)
         least = {c: (p.min_count, p.max_share) for c, p in self._policies.items()}
         self.subjects, _ = who_has_whom(self.agreed, partition.rows, partition.n_entities, least)
         check_sizes(self.agreed, self.subjects, self.n_clusters, self.n_factors)
@@ -140,6 +160,9 @@ class M2SEM(Explainable):
             A term is no column; a transformed column is put into the table first.
         """
         parsed = parse_formula(formula, partition.columns, response=False)
+        everything = {name for held in partition.columns.values() for name in held}
+        if everything == {name for terms in parsed.clients for name in terms.terms}:
+            return cls(partition, **options)
         names: list[str] = []
         for terms in parsed.clients:
             wrong = [term for term in terms.terms if term not in terms.columns]
@@ -158,7 +181,11 @@ class M2SEM(Explainable):
     @property
     def _description(self) -> str:
         """What is asked for, in words."""
-        return f"{self.n_clusters} clusters by {self.agreed.columns} columns on {self.n_factors} factors each"
+        words = (
+            f"{self.n_clusters} clusters by {self.agreed.columns} columns on {self.n_factors} factors each"
+        )
+        terms = {client: own.terms for client, own in self.chosen.adjust.items()}
+        return "; ".join([words, *adjusted_in_words(terms, self.chosen.columns)] if terms else [words])
 
     def _new_ledger(self) -> Ledger:
         """Start an account for one run."""
@@ -195,7 +222,8 @@ class M2SEM(Explainable):
             more.
         cov_type : {"observed"} or None
             Standard errors from the observed information, for which every two clients multiply scores of
-            their parameters securely; None for none.
+            their parameters securely; None for none. There are none either, as the summary says, where a
+            policy has sums judged by bits of columns of few values.
         half_samples : int
             In how many random halves of the entities, such as 50, columns and modalities are selected again
             at the best penalties; the shares that select them are ``frequency`` of the results.
@@ -224,8 +252,7 @@ class M2SEM(Explainable):
         check_choice("cov_type", cov_type, ("observed", None))
         plan = self._plan_fit(select, n_init, starts, local_steps, max_rounds, seed)
         check_whole("half_samples", half_samples, 0)
-        observed = cov_type is not None and self.n_clusters > 1
-        plan = replace(plan, observed=observed, half_samples=int(half_samples))
+        plan = replace(plan, half_samples=int(half_samples), **self._errors(cov_type))
         ledger = copy.deepcopy(self._agreement)
         protocol = fit_mixture(self._exchange(seed, max_rounds), plan, self.agreed.modalities)
         try:
@@ -283,6 +310,16 @@ class M2SEM(Explainable):
         protocol = fit_sizes(model._exchange(seed, max_rounds), sizes, plan.starts)
         return ClusterSearch.of(sizes, model._run(protocol, masked, ledger), ledger)
 
+    def _errors(self, cov_type: str | None) -> dict[str, Any]:
+        """Say whether there are to be standard errors, and why not where an owner gives nothing for them."""
+        wanted = cov_type is not None and self.n_clusters > 1
+        why = [
+            withheld(client, policy, self.agreed.modalities[client], client in self.agreed.covariates)
+            for client, policy in self._policies.items()
+        ]
+        words = "; ".join(filter(None, why)) if wanted else ""
+        return {"observed": wanted and not words, "withheld": words}
+
     def _ask_scores(self, client: str, slot: int) -> Floats:
         """Ask a client for the factor scores of its entities in a mixture of this session."""
 
@@ -317,7 +354,8 @@ class M2SEM(Explainable):
         return self.engine.run(self._receipted(protocol, ledger), ledger)
 
     def _columns_read(self, site: str) -> Sequence[str]:
-        return self.chosen.columns.get(site, ())
+        adjust = self.chosen.adjust.get(site)
+        return (*self.chosen.columns.get(site, ()), *(adjust.columns if adjust else ()))
 
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         return invent_clients(self.agreed, self.partition.rows, policies, self._session)

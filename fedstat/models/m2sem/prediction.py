@@ -11,13 +11,14 @@ from scipy.special import softmax
 from fedstat.errors import ModelError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.crypto.masks import hides
+from fedstat.federation.design.spec import BlockSpec
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.checks import check_layout
 from fedstat.models.m2sem.agreement import Agreed, who_has_whom
-from fedstat.models.m2sem.client.asked import FAMILY, ModalityAsked, PredictAsked
+from fedstat.models.m2sem.client.asked import FAMILY, ModalityAsked, OpenAsked, OpenNewAsked, PredictAsked
 from fedstat.models.m2sem.course.exchange import add_exactly
 from fedstat.models.m2sem.report.record import FittedClient, M2SEMRecord
 from fedstat.records import to_json
@@ -50,13 +51,22 @@ def present(record: M2SEMRecord, partition: ClientPartition) -> dict[str, Fitted
             f"{', '.join(partition.clients)}"
         )
     for client, held in fitted.items():
-        absent = [n for one in held.modalities for n in one.names if n not in partition.columns[client]]
+        names = [name for one in held.modalities for name in one.names]
+        names += BlockSpec.from_json(held.coding).columns if held.coding else ()
+        absent = [name for name in names if name not in partition.columns[client]]
         if absent:
             raise ModelError(
                 f"predict(): '{client}' lacks column {', '.join(map(repr, absent[:8]))} of the fit; a client "
                 "has all of its columns, with cells missing where need be, or is left out"
             )
     return fitted
+
+
+def _opening(held: FittedClient) -> tuple[str, str]:
+    """Step by which a client opens its columns, and its text."""
+    if held.coding:
+        return "open_new_columns", to_json(OpenNewAsked(held.modalities, held.coding))
+    return "open_columns", to_json(OpenAsked(held.modalities))
 
 
 def ask_densities(
@@ -68,7 +78,7 @@ def ask_densities(
     """Ask for differences of log densities, (n, K - 1), zero for entities that nobody knows."""
     clients = sorted(fitted)
     modalities: dict[str, tuple[ModalityAsked, ...]] = {c: fitted[c].modalities for c in clients}
-    replies = yield [asking.ask(c, "open_columns", to_json(modalities[c])) for c in clients]
+    replies = yield [asking.ask(c, *_opening(fitted[c])) for c in clients]
     agreed = Agreed(modalities, {reply.site: reply.arrays["seen"] for reply in replies})
     subjects, here = who_has_whom(agreed, partition.rows, partition.n_entities, {}, nobody=True)
     text = to_json(PredictAsked(len(record.shares), record.factors, record.nodes))
@@ -81,6 +91,7 @@ def ask_densities(
             total=np.array(subjects.total),
             parameters=fitted[c].parameters,
             units=fitted[c].units,
+            **({"covariates": fitted[c].spread} if fitted[c].coding else {}),
         )
         for c in clients
     ]

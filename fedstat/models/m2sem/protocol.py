@@ -53,7 +53,7 @@ class MixtureFit:
 
 @dataclass(frozen=True, slots=True)
 class MixturePlan:
-    """What a fit is to do."""
+    """What a fit is to do; `withheld` says who gives no information for standard errors, and why."""
 
     clusters: int
     factors: int
@@ -63,6 +63,7 @@ class MixturePlan:
     fine: int
     observed: bool = False
     half_samples: int = 0
+    withheld: str = ""
 
 
 def fit_mixture(
@@ -127,7 +128,7 @@ def finish(
     if plan.observed:
         yield from settle(exchange, one)
     replies = yield from exchange.release(one, order)
-    observed = None
+    observed = ObservedInformation.none(plan.clusters, plan.withheld) if plan.withheld else None
     if plan.observed:
         r, w = np.ascontiguousarray(one.r[:, order]), one.w[order]
         observed = yield from ask_information(exchange.asking, one.slot, r, w, exchange.subjects.place)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.message import Reply
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.mixture.bch import OutsideResults
 from fedstat.inference.mixture.classification import (
@@ -26,14 +27,9 @@ from fedstat.models.m2sem.protocol import MixtureFit
 from fedstat.models.m2sem.report.bootstrapped import BootstrapResults, bootstrap
 from fedstat.models.m2sem.report.figures import ClusterFigures
 from fedstat.models.m2sem.report.record import FittedClient, M2SEMRecord
-from fedstat.models.m2sem.report.statements import (
-    communality_table,
-    contrasts,
-    tidy_profiles,
-    wald_tests,
-    with_share_errors,
-)
+from fedstat.models.m2sem.report.statements import with_share_errors
 from fedstat.models.m2sem.report.summary import summarise
+from fedstat.models.m2sem.report.tables import ClusterTables
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.typing import Array
 
@@ -49,7 +45,9 @@ class Live:
     fit: MixtureFit
 
 
-class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1", record=M2SEMRecord):
+class M2SEMResults(
+    ClusterTables, ClusterFigures, Saveable, saved_as="fedstat m2sem results 2", record=M2SEMRecord
+):
     """Clusters, the largest first, numbered from 1.
 
     Attributes
@@ -65,15 +63,7 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
     def _of(cls, model: Any, fit: MixtureFit, masked: bool, own: bool, ledger: Ledger) -> M2SEMResults:
         """Make results of a fit."""
         one, place = fit.course, model.subjects.place
-        clients = {
-            reply.site: FittedClient(
-                modalities=model.agreed.modalities[reply.site],
-                floor=marked(model.agreed.modalities[reply.site], reply.arrays["floor"]),
-                entities=len(place[reply.site]),
-                **{name: array for name, array in reply.arrays.items() if name != "floor"},
-            )
-            for reply in fit.released
-        }
+        clients = {reply.site: fitted_client(model, reply, len(place[reply.site])) for reply in fit.released}
         record = M2SEMRecord(
             clients={client: clients[client] for client in model.agreed.modalities},
             shares=fit.w,
@@ -193,6 +183,8 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
     def profiles(self) -> pd.DataFrame:
         """Means of continuous columns and probabilities of levels by cluster.
 
+        Where columns are adjusted they are those at the means of the client's covariates.
+
         Returns
         -------
         DataFrame
@@ -216,81 +208,6 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
         That is so where it has loadings on factors whose means differ by cluster.
         """
         return self._record.features
-
-    def tidy(self, alpha: float = 0.05) -> pd.DataFrame:
-        """Profiles in one frame, a row for each cluster and column or level.
-
-        Parameters
-        ----------
-        alpha : float
-            Limits are of level ``1 - alpha``.
-
-        Returns
-        -------
-        DataFrame
-            ``estimate`` and, where there are standard errors, ``std_error``, ``conf_low``, ``conf_high``.
-        """
-        return tidy_profiles(self._record, alpha)
-
-    def contrasts(self, alpha: float = 0.05) -> pd.DataFrame:
-        """Differences between every two clusters, by column or level, with tests.
-
-        Parameters
-        ----------
-        alpha : float
-            Limits are of level ``1 - alpha``.
-
-        Returns
-        -------
-        DataFrame
-            Index (client, modality, column, level, clusters); ``estimate``, ``std_error``, ``conf_low``,
-            ``conf_high``, ``statistic``, ``p_value``.
-
-        Raises
-        ------
-        NotAvailableError
-            There are no standard errors; says why.
-        """
-        return contrasts(self._record, alpha)
-
-    def tests(self) -> pd.DataFrame:
-        """Wald's test, by column, that all clusters are the same in it.
-
-        Returns
-        -------
-        DataFrame
-            Index (client, modality, column); ``statistic``, ``df``, ``p_value``, nan for columns and
-            modalities that were selected to be the same.
-
-        Raises
-        ------
-        NotAvailableError
-            There are no standard errors; says why.
-        """
-        return wald_tests(self._record)
-
-    def communalities(self, alpha: float = 0.05) -> pd.DataFrame:
-        """Share of each column's variance within clusters that its factors make up.
-
-        Of ordinal and binary columns, of the variance of a logistic variable behind them; 0 for nominal ones,
-        nan where columns are too few for it to be known.
-
-        Parameters
-        ----------
-        alpha : float
-            Limits are of level ``1 - alpha``.
-
-        Returns
-        -------
-        DataFrame
-            ``estimate``, ``std_error``, ``conf_low``, ``conf_high``.
-
-        Raises
-        ------
-        NotAvailableError
-            There are no standard errors; says why.
-        """
-        return communality_table(self._record, alpha)
 
     def bootstrap(self, samples: int = 200, *, alpha: float = 0.05, seed: int = 0) -> BootstrapResults:
         """Find standard errors by refits of samples drawn from the fit, which no institution takes part in.
@@ -388,6 +305,24 @@ class M2SEMResults(ClusterFigures, Saveable, saved_as="fedstat m2sem results 1",
                 "posteriors, and a new fit the rest"
             )
         return self._live
+
+
+def fitted_client(model: Any, reply: Reply, entities: int) -> FittedClient:
+    """Take what a client has released."""
+    arrays, modalities = dict(reply.arrays), model.agreed.modalities[reply.site]
+    told, adjust = model.agreed.covariates.get(reply.site), model.chosen.adjust.get(reply.site)
+    return FittedClient(
+        modalities=modalities,
+        floor=marked(modalities, arrays.pop("floor")),
+        entities=entities,
+        terms=adjust.terms if adjust else (),
+        covariates=told.names if told else (),
+        without=told.without if told else 0,
+        coding=reply.text,
+        spread=arrays.pop("covariates", np.zeros((2, 0))),
+        effects=arrays.pop("effects", np.zeros((0, 0))),
+        **arrays,
+    )
 
 
 def marked(modalities: tuple[ModalityAsked, ...], marks: Array) -> tuple[str, ...]:

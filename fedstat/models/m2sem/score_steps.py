@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedstat.errors import DescriptionError, MessageError
 from fedstat.federation.door.facts import CaseWeights, DivisionOfRows, Entities, GroupSums
+from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.rounds.product_steps import Part, product_steps
+from fedstat.models.m2sem.client.asked import ModalityAsked
 from fedstat.models.m2sem.inference.local import local_information
 from fedstat.models.m2sem.steps import check_posteriors, held_mixtures, one_mixture
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -29,6 +31,17 @@ class HeldScores:
     clusters: int
 
 
+def withheld(client: str, policy: Policy, modalities: Sequence[ModalityAsked], adjusted: bool) -> str:
+    """Say why a client gives no information of its parameters; empty where it does."""
+    if policy.discrete != "bits" or not (adjusted or any(not one.continuous for one in modalities)):
+        return ""
+    return (
+        f"{client}: its policy (bits of columns of few values) wants no sums of products of scores of such "
+        'columns, which standard errors need; the owner may allow it by the line  discrete = "any"  in '
+        "policy.toml"
+    )
+
+
 def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
     """Release the information of the client's own parameters, and keep scores to be multiplied with others'.
 
@@ -41,14 +54,12 @@ def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
         raise MessageError(f"{data.name}: these are not the posteriors of the estimates that left")
     bench = held.bench(found.factors, found.nodes)
     bench.put(found)
-    if data.policy.discrete == "bits" and any(m.kind != "continuous" for m in bench.modalities):
-        raise DescriptionError(
-            f"{data.name}: its policy (bits of columns of few values) wants no sums of products of scores of "
-            "such columns, which standard errors need. Fit with cov_type=None; the owner may allow it by the "
-            'line  discrete = "any"  in policy.toml'
-        )
+    asked = [one.asked for one in held.opened.modalities]
+    if why := withheld(data.name, data.policy, asked, held.opened.covariates is not None):
+        raise DescriptionError(f"{why}. Fit with cov_type=None")
     check_posteriors(state, r)
-    local = local_information(bench.modalities, r)
+    covariates = held.opened.covariates
+    local = local_information(bench.modalities, r, None if covariates is None else covariates.units[1])
     n, K, q = local.columns.shape
     if n < 2 * q:
         # Refused by every owner: it is said before anything leaves, so that the fit goes on without.
@@ -70,7 +81,7 @@ def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
     return {
         "own": local.own,
         "with_shares": local.with_shares,
-        "jacobian": local.jacobian,
+        "jacobian": np.vstack([local.jacobian, local.effects]),
         "communalities": local.communalities,
         "crossing": np.array(q),
     }

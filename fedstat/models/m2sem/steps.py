@@ -9,12 +9,20 @@ the others would learn that client's part of a sum, all that shapes a mixture is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from scipy.cluster.vq import kmeans2
 
 from fedstat.errors import DescriptionError, DesignError, MessageError, ModelError
-from fedstat.federation.door.facts import CaseWeights, DivisionOfRows, Entities, EstimatedUnder
+from fedstat.federation.door.facts import (
+    CaseWeights,
+    DivisionOfRows,
+    Entities,
+    EstimatedUnder,
+    FactorsAsked,
+    SummedColumns,
+)
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
 from fedstat.models.m2sem.client.asked import (
@@ -59,9 +67,7 @@ def begin(
     if not np.array_equal(place, np.flatnonzero(mine[pattern])):
         raise DescriptionError(f"{data.name}: its entities are not those whose presence pattern has it")
     rows = by_pattern(pattern[place], groups)
-    held = HeldMixtures(
-        opened, None, place, total, {g: rows[g] for g in np.flatnonzero(mine).tolist()}, past=""
-    )
+    held = HeldMixtures(opened, place, total, {g: rows[g] for g in np.flatnonzero(mine).tolist()}, past="")
     try:
         for factors in asked.factors:
             check_room(data.name, held_numbers(opened, factors, asked.nodes), opened_size(opened))
@@ -171,13 +177,17 @@ def _check_told(
         )
 
 
-def release_modalities(data: SiteData, state: State, slot: Array, order: Ints) -> dict[str, Array]:
+def release_modalities(
+    data: SiteData, state: State, text: str, slot: Array, order: Ints
+) -> tuple[dict[str, Array], str]:
     """Release the parameters of one mixture, and the profiles of its clusters in another `order` (K,).
 
     ``parameters`` of all modalities, one after the other, in ``units`` of their columns; ``profiles``
     (K, sum of P C), means of columns or probabilities of levels by cluster; ``relevance`` (M,), by how much
     each modality tells clusters apart, with ``norms`` (sum of P,), the lengths of loadings; ``floor``
-    (sum of P,), whether a column's errors have the least variance that is allowed.
+    (sum of P,), whether a column's errors have the least variance that is allowed. Of covariates
+    ``covariates`` (2, q) are means and deviations, ``effects`` (R, q) what a unit of them adds to columns, or
+    to logits of levels; how they are coded is the text.
     """
     held = held_mixtures(state)
     found, r = one_mixture(data, held, slot)
@@ -203,6 +213,10 @@ def release_modalities(data: SiteData, state: State, slot: Array, order: Ints) -
     held.slots[int(slot)] = held.told
     state.keep(MIXTURES, held, len(held.place))
     shares = r.mean(axis=0)
+    covariates, told = held.opened.covariates, {}
+    if covariates is not None:
+        effects = np.concatenate([m.effects() for m in bench.modalities])
+        told = {"covariates": covariates.units, "effects": effects / covariates.units[1]}
     return {
         "parameters": np.concatenate([m.state() for m in bench.modalities]),
         "units": np.concatenate([m.units for m in bench.modalities]),
@@ -210,7 +224,8 @@ def release_modalities(data: SiteData, state: State, slot: Array, order: Ints) -
         "relevance": np.array([m.separation(shares) for m in bench.modalities]),
         "norms": np.concatenate([m.row_norms() for m in bench.modalities]),
         "floor": np.concatenate([np.isin(m.names, m.at_floor) for m in bench.modalities]),
-    }
+        **told,
+    }, "" if covariates is None else covariates.spec.to_json()
 
 
 def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
@@ -224,15 +239,25 @@ def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array
 
 
 def predict_densities(
-    data: SiteData, state: State, text: str, place: Ints, total: Array, parameters: Floats, units: Floats
+    data: SiteData,
+    state: State,
+    text: str,
+    place: Ints,
+    total: Array,
+    parameters: Floats,
+    units: Floats,
+    covariates: Floats | None = None,
 ) -> tuple[dict[str, Array], str]:
     """Release differences (N, K - 1) of the opened rows' log densities, at parameters of a fit.
 
     `place` (n,) are the positions of the rows with some value among `total` entities; `units` are those of
-    the columns in the fit.
+    the columns in the fit, and `covariates` (2, q) means and deviations of those there.
     """
     asked = from_json(PredictAsked, text, f"{data.name}: the question about clusters")
     opened = state.use(ITEM, OpenedModalities, "its columns are not open; ask 'open_columns' first")
+    if opened.covariates is not None:
+        given = np.zeros((2, 0)) if covariates is None else covariates
+        opened = replace(opened, covariates=opened.covariates.in_units(data.name, given))
     n, N, wide = int(opened.seen.sum()), int(total), asked.clusters - 1
     check_lengths(data.name, place=(place, n))
     check_room(data.name, N * max(wide, 1), opened_size(opened))
@@ -268,6 +293,7 @@ DIFFERENCES = Declared(
 )
 BEHIND: tuple[type, ...] = (Entities, CaseWeights)
 RELEASED: tuple[type, ...] = (*BEHIND, DivisionOfRows, EstimatedUnder)
+ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsAsked, SummedColumns)
 STEPS: Mapping[str, Step] = {
     **COLUMN_STEPS,
     "begin": Step(
@@ -328,7 +354,14 @@ STEPS: Mapping[str, Step] = {
             "floor": Declared(
                 "aggregate", "columns whose errors have the least variance", dtype="bool", behind=RELEASED
             ),
+            "covariates": Declared(
+                "aggregate", "means and deviations of covariates", 2, optional=True, behind=ADJUSTED
+            ),
+            "effects": Declared(
+                "aggregate", "effects of covariates on columns", 2, optional=True, behind=ADJUSTED
+            ),
         },
+        text_out=Declared("aggregate", "coding of covariates, with the state of transforms", behind=ADJUSTED),
     ),
     "release_scores": Step(
         release_scores,
@@ -342,6 +375,9 @@ STEPS: Mapping[str, Step] = {
             "total": Declared("control", "number of entities", 0),
             "parameters": Declared("aggregate", "parameters of the modalities", dtype="float64"),
             "units": Declared("aggregate", "means and deviations of columns", dtype="float64"),
+            "covariates": Declared(
+                "aggregate", "means and deviations of covariates", 2, optional=True, dtype="float64"
+            ),
         },
         {"differences": DIFFERENCES},
         Declared("control", "clusters, factors and nodes of the fit", common=True),
@@ -351,6 +387,6 @@ ORDER: Mapping[str, str] = {
     "own_clusters": "begin",
     "improve": "begin own_clusters improve",
     "release_modalities": "improve",
-    "predict_densities": "open_columns",
+    "predict_densities": "open_columns open_new_columns",
     "release_scores": "improve release_modalities release_scores",
 }

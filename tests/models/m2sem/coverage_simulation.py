@@ -6,13 +6,13 @@ the factor apart; all columns continuous, or those of one client ordinal. Fits b
     python tests/models/m2sem/coverage_simulation.py [REPETITIONS [BOOTSTRAPPED]]
 
 writes tests/benchmarks/results/m2sem_coverage.csv; 120 repetitions, and 10 with 40 bootstrap samples each,
-take a quarter of an hour.
+take a quarter of an hour. With 0 repetitions only the bootstrap's rows are made anew, and written after each
+tenth: `coverage_simulation.py 0 100`.
 """
 
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "tests" / "benchmarks" / "results" / "m2sem_coverage.csv"
 KINDS = {"continuous": ["continuous"] * 3, "one ordinal": ["continuous", "continuous", "ordinal"]}
 N, K, SAMPLES, FIRST_SEED = 400, 2, 40, 5_000
+BOOTSTRAP = "profiles, bootstrap"
+KEYS = ["columns", "separation", "interval"]
 
 
 def continuous(values):
@@ -91,53 +93,74 @@ def errors_of(observed, mods):
     return np.hstack(own), np.concatenate(apart)
 
 
-def one(kinds, separation, seed, bootstrapped):
+def one(kinds, separation, seed, bootstrapped, informed=True):
     data = fs.datasets.make_clusters(N, KINDS[kinds], separation=separation, seed=seed)
     mods, w, r = fit(data)
-    truth, found = data.profiles.to_numpy().T, profiles_of(mods)
-    observed = information(mods, w, r)
-    if not observed.available:
-        return None
-    se, of_differences = errors_of(observed, mods)
-    covered = {
-        "profiles": np.abs(found - truth) < 1.96 * se,
-        "differences": np.abs(np.diff(found - truth, axis=0)[0]) < 1.96 * of_differences,
-        "shares": np.abs(w - data.shares)[:1] < 1.96 * np.sqrt(np.diag(observed.of_shares()))[:1],
-    }
+    truth, found, covered = data.profiles.to_numpy().T, profiles_of(mods), {}
+    if informed:
+        observed = information(mods, w, r)
+        if not observed.available:
+            return None
+        se, of_differences = errors_of(observed, mods)
+        covered = {
+            "profiles": np.abs(found - truth) < 1.96 * se,
+            "differences": np.abs(np.diff(found - truth, axis=0)[0]) < 1.96 * of_differences,
+            "shares": np.abs(w - data.shares)[:1] < 1.96 * np.sqrt(np.diag(observed.of_shares()))[:1],
+        }
     if bootstrapped:
         place = np.arange(N)
         clients = {
-            client: Drawable(some, [partial(make)], place)
+            client: Drawable(some, [lambda values, _, make=make: make(values)], place)
             for make, (client, some) in zip(makers(data), mods.items(), strict=True)
         }
         draws = draw_refits(clients, w, N, SAMPLES, np.random.default_rng(seed))
         sd = np.concatenate([draws.profiles[client] for client in clients], axis=2).std(axis=0, ddof=1)
-        covered["profiles, bootstrap"] = np.abs(found - truth) < 1.96 * sd
+        covered[BOOTSTRAP] = np.abs(found - truth) < 1.96 * sd
     return {name: (hit.sum(), hit.size) for name, hit in covered.items()}
 
 
+def row_of(kinds, separation, name, found):
+    """Coverage over repetitions, of which some may have failed; None where none has such intervals."""
+    there = [each for each in found if each is not None]
+    hits = np.array([each[name] for each in there if name in each])
+    if not len(hits):
+        return None
+    rates = hits[:, 0] / hits[:, 1]
+    return {
+        "columns": kinds,
+        "separation": separation,
+        "interval": name,
+        "coverage": hits[:, 0].sum() / hits[:, 1].sum(),
+        "repetitions": len(hits),
+        "std_error": rates.std(ddof=1) / len(hits) ** 0.5,
+        "failed": len(found) - len(there),
+    }
+
+
+def write(rows):
+    """Put rows in the place of earlier ones of the same design and interval."""
+    new = pd.DataFrame(rows).round(4).set_index(KEYS)
+    if RESULTS.exists():
+        old = pd.read_csv(RESULTS).set_index(KEYS)
+        new = pd.concat([old.drop(new.index, errors="ignore"), new]).sort_index(sort_remaining=True)
+    new.to_csv(RESULTS)
+    print(new.to_string(), flush=True)
+
+
 def main(repetitions=120, bootstrapped=10):
-    rows = []
     for kinds in KINDS:
         for separation in (2.2, 1.4):
-            found = [
-                one(kinds, separation, FIRST_SEED + s, separation < 2 and s < bootstrapped)
-                for s in range(repetitions)
-            ]
-            there = [each for each in found if each is not None]
-            for name in ("profiles", "differences", "shares", "profiles, bootstrap"):
-                hits = np.array([each[name] for each in there if name in each])
-                if len(hits):
-                    row = {"columns": kinds, "separation": separation, "interval": name}
-                    rates = hits[:, 0] / hits[:, 1]
-                    row |= {"coverage": hits[:, 0].sum() / hits[:, 1].sum(), "repetitions": len(hits)}
-                    row |= {
-                        "std_error": rates.std(ddof=1) / len(hits) ** 0.5,
-                        "failed": len(found) - len(there),
-                    }
-                    rows.append(row)
-                    print(row, flush=True)
-            pd.DataFrame(rows).round(4).to_csv(RESULTS, index=False)
+            if repetitions:
+                found = [one(kinds, separation, FIRST_SEED + s, False) for s in range(repetitions)]
+                rows = [
+                    row_of(kinds, separation, name, found) for name in ("profiles", "differences", "shares")
+                ]
+                write([row for row in rows if row])
+            redrawn = []
+            for s in range(bootstrapped if separation < 2 else 0):
+                redrawn.append(one(kinds, separation, FIRST_SEED + s, True, informed=False))
+                if len(redrawn) > 1 and (s % 10 == 9 or s + 1 == bootstrapped):
+                    write([row_of(kinds, separation, BOOTSTRAP, redrawn)])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal, TypeAlias
@@ -84,6 +84,39 @@ class ModalityAsked:
         mixed = {column.kind == "continuous" for column in self.columns}
         if len(mixed) != 1 or any((c.kind == "continuous") == bool(c.levels) for c in self.columns):
             raise MessageError("expected modalities of columns that are all numbers, or all have levels")
+
+
+@dataclass(frozen=True, slots=True)
+class CovariatesAsked:
+    """Terms of known covariates, and the columns that they read."""
+
+    terms: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAsked:
+    """Modalities of a client, and the covariates that all of their columns are adjusted for."""
+
+    modalities: tuple[ModalityAsked, ...]
+    adjust: CovariatesAsked | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenNewAsked:
+    """Modalities of new rows, whose covariates are to be coded as in a fit: a ``BlockSpec`` in JSON."""
+
+    modalities: tuple[ModalityAsked, ...]
+    coding: str
+
+
+@dataclass(frozen=True, slots=True)
+class CovariatesTold:
+    """Names (q,) of covariates as coded, levels of columns, and rows that lack some but are else there."""
+
+    names: tuple[str, ...]
+    levels: Mapping[str, tuple[LevelValue, ...]]
+    without: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,6 @@ class HeldMixtures:
     """
 
     opened: OpenedModalities
-    covariates: Floats | None
     place: Ints
     total: int
     groups: Mapping[int, Ints]
@@ -137,7 +136,9 @@ class HeldMixtures:
     def bench(self, factors: int, nodes: int) -> Bench:
         """Modalities with so many factors and nodes, made when first asked for."""
         if (factors, nodes) not in self.benches:
-            made = [make_modality(one, factors, nodes, self.covariates) for one in self.opened.modalities]
+            made = [
+                make_modality(one, factors, nodes, self.opened.standardised) for one in self.opened.modalities
+            ]
             self.benches[factors, nodes] = Bench(made)
         return self.benches[factors, nodes]
 
@@ -211,7 +212,7 @@ def restored(
     for one in opened.modalities:
         columns = one.asked.columns
         width = 2 * len(columns) if one.asked.continuous else sum(len(c.levels) for c in columns)
-        m = make_modality(one, asked.factors, asked.nodes, None, units[first : first + width])
+        m = make_modality(one, asked.factors, asked.nodes, opened.standardised, units[first : first + width])
         first += width
         m.means = np.zeros((asked.clusters, asked.factors))
         size = m.state().size

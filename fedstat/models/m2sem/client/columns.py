@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedstat.errors import DescriptionError, DesignError
 from fedstat.federation.design.levels import check_declared
-from fedstat.federation.door.facts import FactorAsked, FactorsAsked, RowsByLevel
+from fedstat.federation.door.facts import Entities, FactorAsked, FactorsAsked, RowsByLevel
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step
 from fedstat.federation.tables.columns import (
@@ -22,7 +22,16 @@ from fedstat.federation.tables.columns import (
     find_levels,
     pick_columns,
 )
-from fedstat.models.m2sem.client.asked import ColumnsAsked, ColumnTold, Kind, ModalityAsked, Told
+from fedstat.models.m2sem.client.asked import (
+    ColumnsAsked,
+    ColumnTold,
+    Kind,
+    ModalityAsked,
+    OpenAsked,
+    OpenNewAsked,
+    Told,
+)
+from fedstat.models.m2sem.client.covariates import OpenedCovariates, open_covariates, open_new_covariates
 from fedstat.records import from_json, to_json
 from fedstat.typing import Array, Bools, Floats
 
@@ -44,10 +53,16 @@ class OpenedModality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedModalities:
-    """Modalities of a client; which rows of its table have some value in them, (n_rows,)."""
+    """Modalities of a client, rows of its table that have some value in them, (n_rows,), their covariates."""
 
     modalities: tuple[OpenedModality, ...]
     seen: Bools
+    covariates: OpenedCovariates | None = None
+
+    @property
+    def standardised(self) -> Floats | None:
+        """Standardised covariates of the rows that are seen, (n, q); None without any."""
+        return None if self.covariates is None else self.covariates.standardised
 
 
 def describe_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -134,17 +149,48 @@ def _of_levels(
 
 
 def open_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Open the columns of a client's modalities; ``seen`` (n_rows,) tells which rows have any value."""
-    asked = from_json(tuple[ModalityAsked, ...], text, f"{data.name}: the modalities asked for")
+    """Open the columns of a client's modalities; ``seen`` (n_rows,) tells which rows have any value.
+
+    A row that lacks a covariate is not seen: of its columns it is not known what is due to the covariate.
+    """
+    asked = from_json(OpenAsked, text, f"{data.name}: the modalities asked for")
+    series, seen = _take(data, state, asked.modalities)
+    if asked.adjust is None:
+        return _keep(data, state, asked.modalities, series, seen, None), ""
+    covariates, seen, told = open_covariates(data, state, asked.adjust, seen)
+    return _keep(data, state, asked.modalities, series, seen, covariates), to_json(told)
+
+
+def open_new_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Open the columns of new rows, whose covariates are coded as in a fit."""
+    asked = from_json(OpenNewAsked, text, f"{data.name}: the modalities asked for")
+    series, seen = _take(data, state, asked.modalities)
+    covariates, seen = open_new_covariates(data, state, asked.coding, seen)
+    return _keep(data, state, asked.modalities, series, seen, covariates), ""
+
+
+def _take(data: SiteData, state: State, asked: Sequence[ModalityAsked]) -> tuple[dict[str, pd.Series], Bools]:
+    """Take the columns of modalities out of the table, and find the rows that have some value in them."""
     columns = [column for modality in asked for column in modality.columns]
     series = take_columns(
         data, state, [c.name for c in columns], frozenset(c.name for c in columns if c.levels)
     )
     missing = [one.isna().to_numpy(dtype=np.bool_) for one in series.values()]
-    seen: Bools = ~np.all(missing, axis=0)
-    opened = OpenedModalities(tuple(_open(data, one, series, seen) for one in asked), seen)
-    state.keep(ITEM, opened, int(seen.sum()), columns=len(columns))
-    return {"seen": seen}, ""
+    return series, ~np.all(missing, axis=0)
+
+
+def _keep(
+    data: SiteData,
+    state: State,
+    asked: Sequence[ModalityAsked],
+    series: dict[str, pd.Series],
+    seen: Bools,
+    covariates: OpenedCovariates | None,
+) -> dict[str, Array]:
+    opened = OpenedModalities(tuple(_open(data, one, series, seen) for one in asked), seen, covariates)
+    width = len(series) + (0 if covariates is None else covariates.X.shape[1])
+    state.keep(ITEM, opened, int(seen.sum()), columns=width)
+    return {"seen": seen}
 
 
 def _open(data: SiteData, asked: ModalityAsked, series: dict[str, pd.Series], seen: Bools) -> OpenedModality:
@@ -163,6 +209,7 @@ def _open(data: SiteData, asked: ModalityAsked, series: dict[str, pd.Series], se
     return OpenedModality(asked, values if asked.continuous else values.astype(np.int64))
 
 
+TOLD: tuple[type, ...] = (Entities, FactorsAsked)
 COLUMN_STEPS = {
     "describe_columns": Step(
         describe_columns,
@@ -172,6 +219,14 @@ COLUMN_STEPS = {
     "open_columns": Step(
         open_columns,
         gives={"seen": Declared("presence", "which rows have any of the columns", dtype="bool")},
-        text_in=Declared("control", "modalities, and the levels of their columns"),
+        text_in=Declared("control", "modalities, the levels of their columns, and terms of covariates"),
+        text_out=Declared("schema", "names and levels of covariates, and rows without some", behind=TOLD),
+    ),
+    "open_new_columns": Step(
+        open_new_columns,
+        gives={"seen": Declared("presence", "which rows have any of the columns", dtype="bool")},
+        text_in=Declared(
+            "aggregate", "modalities, and the coding of covariates, with the state of transforms"
+        ),
     ),
 }

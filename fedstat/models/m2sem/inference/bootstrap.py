@@ -20,17 +20,23 @@ from fedstat.models.m2sem.modality.base import Modality
 from fedstat.typing import Array, Floats, Ints
 
 LOCAL_STEPS, ROUNDS = 6, 60
+COMBINATIONS = 60
+"""Of covariates that are drawn."""
 MOST_FAILED = 0.2
 """Share of the samples that may have no fit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawable:
-    """Modalities of a client as fitted, how to make one of drawn columns, and positions (n,) of entities."""
+    """Modalities of a client as fitted, how to make one of drawn columns and covariates, and positions (n,).
+
+    Its columns are adjusted for so many `covariates`.
+    """
 
     fitted: Sequence[Modality]
-    make: Sequence[Callable[[Array], Modality]]
+    make: Sequence[Callable[[Array, Floats | None], Modality]]
     place: Ints
+    covariates: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,10 +80,7 @@ def refit(
     clients: Mapping[str, Drawable], labels: Ints, K: int, rng: np.random.Generator
 ) -> tuple[Floats, dict[str, Floats]]:
     """Draw columns of entities with labels (n,), and fit: shares (K,) and profiles by client."""
-    drawn = {
-        client: [_redraw(*pair, labels[one.place], rng) for pair in zip(one.fitted, one.make, strict=True)]
-        for client, one in clients.items()
-    }
+    drawn = {client: redraw(one, labels[one.place], rng) for client, one in clients.items()}
     place = {client: one.place for client, one in clients.items()}
     r = ascend(drawn, place, soft(labels, K))
     order = as_drawn(r, labels)
@@ -122,12 +125,18 @@ def as_drawn(r: Floats, labels: Ints) -> Ints:
     return np.asarray(linear_sum_assignment(-together)[1])
 
 
-def _redraw(
-    fitted: Modality, make: Callable[[Array], Modality], labels: Ints, rng: np.random.Generator
-) -> Modality:
-    """Draw the columns of a modality, on which its support may be fitted again."""
-    m = make(fitted.draw(labels, rng))
-    m.support = fitted.row_norms() > 0.0
-    m.silent = not fitted.means.any()
-    m.begin(fitted.clusters)
-    return m
+def redraw(one: Drawable, labels: Ints, rng: np.random.Generator) -> list[Modality]:
+    """Draw the columns of a client's modalities, on which their support may be fitted again."""
+    out, z = [], None
+    if one.covariates:
+        # Few different ones: rows of categorical columns are counted for each.
+        pool = rng.standard_normal((COMBINATIONS, one.covariates))
+        z = pool[rng.integers(COMBINATIONS, size=len(labels))]
+        z = (z - z.mean(axis=0)) / z.std(axis=0)
+    for fitted, make in zip(one.fitted, one.make, strict=True):
+        m = make(fitted.draw(labels, rng, z), z)
+        m.support = fitted.row_norms() > 0.0
+        m.silent = not fitted.means.any()
+        m.begin(fitted.clusters)
+        out.append(m)
+    return out

@@ -20,7 +20,8 @@ SCORES = "scores"
 class ClientInformation:
     """What a client released of its d coordinates, the first `crossing` of which it multiplied with others'.
 
-    `own` (d, d), `with_shares` (K, d), `jacobian` (s, d) of its statements, `communalities` of its columns.
+    `own` (d, d), `with_shares` (K, d), `jacobian` (s, d) of its statements, with effects of covariates at the
+    end, `communalities` of its columns.
     """
 
     own: Floats
@@ -44,6 +45,11 @@ class ObservedInformation:
     communalities: Mapping[str, Floats]
     problem: str = ""
 
+    @classmethod
+    def none(cls, clusters: int, problem: str) -> ObservedInformation:
+        """Return what stands where nothing is known, and why."""
+        return cls(np.zeros((0, 0)), clusters, {}, {}, problem)
+
     @property
     def available(self) -> bool:
         """Whether there are standard errors."""
@@ -58,6 +64,11 @@ class ObservedInformation:
                 return np.asarray(jacobian @ self.cov[at : at + d, at : at + d] @ jacobian.T)
             at += d
         raise KeyError(client)
+
+    def of_effects(self, client: str, rows: int) -> Floats:
+        """Covariance (t, t) of a client's effects of covariates, its last so many statements."""
+        first = len(self.jacobians[client]) - rows
+        return self.of_client(client)[first:, first:]
 
     def of_shares(self) -> Floats:
         """Covariance (K, K) of the shares of the clusters."""
@@ -93,7 +104,7 @@ def ask_information(
     sides = sides_of(parts, place, len(r), K)
     pairs = [(a, b) for a, b in combinations(sides, 2) if len(np.intersect1d(place[a.site], place[b.site]))]
     if problem := too_few(parts, place, pairs):
-        return ObservedInformation(np.zeros((0, 0)), K, {}, {}, problem)
+        return ObservedInformation.none(K, problem)
     made = yield from asking.multiply(pairs, clients, 1, len(r) * K, fractional_bits(len(r) * K), "scores ")
     crossed = {(one.a.site, one.b.site): one.products[0] for one in made}
     return invert(assemble(r, w, parts, crossed), K, parts)

@@ -37,6 +37,7 @@ class LocalInformation:
     `own` (d, d) is their information, `with_shares` (K, d) the sums of r c by cluster, `columns` (n, K, q)
     are the centred scores by the root of the posterior. `jacobian` (s, d) is that of its statements: by
     modality profiles (K, P, C), flat, then communalities (P,), which are also given for all modalities.
+    `effects` (t, d) is that of effects of covariates, in the order of all modalities' rows.
     """
 
     own: Floats
@@ -44,10 +45,16 @@ class LocalInformation:
     columns: Floats
     jacobian: Floats
     communalities: Floats
+    effects: Floats
 
 
-def local_information(modalities: Sequence[Modality], r: Floats) -> LocalInformation:
-    """Information of all modalities of a client, at their present parameters and posteriors r (n, K)."""
+def local_information(
+    modalities: Sequence[Modality], r: Floats, scale: Floats | None = None
+) -> LocalInformation:
+    """Information of all modalities of a client, at their present parameters and posteriors r (n, K).
+
+    Effects are those of a unit of covariates, of which a deviation is `scale` (q,).
+    """
     parts = [_of_modality(m, r) for m in modalities]
     q = [part.columns.shape[2] for part in parts]
     columns = np.concatenate([part.columns for part in parts], axis=2)
@@ -63,7 +70,12 @@ def local_information(modalities: Sequence[Modality], r: Floats) -> LocalInforma
         columns,
         block_diag(*(part.jacobian for part in parts))[:, order],
         np.concatenate([part.communalities for part in parts]),
+        _per_unit(block_diag(*(part.effects for part in parts))[:, order], scale),
     )
+
+
+def _per_unit(effects: Floats, scale: Floats | None) -> Floats:
+    return effects if scale is None else effects / np.resize(scale, len(effects))[:, None]
 
 
 def communalities(m: Modality) -> Floats:
@@ -89,16 +101,27 @@ def _of_modality(m: Modality, r: Floats) -> LocalInformation:
     q = bases[0].shape[1]
     Z[crossing, :q], Z[free & ~crossing, q:] = bases
     weighted = centred @ Z[:, :q]
-    slopes, shared = _slopes(m, free), communalities(m)
+    slopes, shared, effects = _slopes(m, free), communalities(m), _of_effects(m)[:, free]
     # Of few columns the data fix no share of variance: it changes where no density does.
     unknown = np.abs(slopes[-m.P :] @ flat[free]).max(axis=1, initial=0.0) > UNKNOWN
     slopes[-m.P :][unknown], shared[unknown] = 0.0, NOT_IDENTIFIED
     J = slopes @ Z[free]
-    if np.abs(slopes[: -m.P] @ unidentified[free]).max(initial=0.0) > UNKNOWN * np.abs(slopes).max():
+    stated = np.vstack([slopes[: -m.P], effects])
+    if np.abs(stated @ unidentified[free]).max(initial=0.0) > UNKNOWN * np.abs(slopes).max():
         own = -np.eye(len(own))  # profiles that rows do not tell, as where loadings go to infinity
     shares = np.zeros((r.shape[1], Z.shape[1]))
     shares[:, :q] = np.einsum("nk,nkp->kp", r, weighted)
-    return LocalInformation(Z.T @ own @ Z, shares, np.sqrt(r)[:, :, None] * weighted, J, shared)
+    return LocalInformation(
+        Z.T @ own @ Z, shares, np.sqrt(r)[:, :, None] * weighted, J, shared, effects @ Z[free]
+    )
+
+
+def _of_effects(m: Modality) -> Floats:
+    """Jacobian (t, p) of effects of covariates in all parameters."""
+    places, units = m.effect_places()
+    out = np.zeros((places.size, len(m.state())))
+    out[np.arange(places.size), places.ravel()] = np.repeat(units, places.shape[1])
+    return out
 
 
 def free_and_flat(m: Modality) -> tuple[Bools, Floats]:

@@ -137,8 +137,12 @@ class Modality(ABC):
         """Return derivatives of the flat profile in the parameters of :meth:`state`, (K P [C], p)."""
 
     @abstractmethod
-    def draw(self, labels: Ints, rng: np.random.Generator) -> Array:
-        """Draw columns (n, P) of rows in clusters (n,), as they came, at covariates of zero."""
+    def draw(self, labels: Ints, rng: np.random.Generator, covariates: Floats | None = None) -> Array:
+        """Draw columns (n, P) of rows in clusters (n,), as they came, at covariates (n, q), or zero."""
+
+    @abstractmethod
+    def _effects(self) -> tuple[Ints, Floats]:
+        """Return :meth:`effect_places`, with rows as those of the loadings."""
 
     def draw_factors(self, labels: Ints, rng: np.random.Generator) -> Floats:
         """Draw factors (n, Q) of rows in clusters (n,)."""
@@ -157,6 +161,20 @@ class Modality(ABC):
         """Count intercepts, slopes of covariates, thresholds and variances."""
 
     # ---- what all share -----------------------------------------------------------------------------
+
+    def effect_places(self) -> tuple[Ints, Floats]:
+        """Return places in :meth:`state` of slopes of covariates, (R, q), and what puts them in units, (R,).
+
+        Column by column; a nominal column has a row for each level at hand but the first.
+        """
+        places, units = self._effects()
+        order = np.argsort(self.row_columns, kind="stable")
+        return places[order], units[order]
+
+    def effects(self) -> Floats:
+        """Return what covariates add to columns in their units, or to logits of higher levels: (R, q)."""
+        places, units = self.effect_places()
+        return np.asarray(self.state()[places] * units[:, None])
 
     def _improve_means(self, N: Floats, m: Floats, penalty: float) -> None:
         """Put means where clusters of weights N (K,) have mean factors m (K, Q), drawn to zero."""

@@ -128,7 +128,10 @@ class CategoricalModality(Modality):
     def begin(self, clusters: int) -> None:
         """Start from principal components of levels' numbers, and a factor analysis of one cluster."""
         scores = [self._standardised(block) for block in self._blocks]
-        d, E = np.linalg.eigh(np.concatenate(scores, axis=1).T @ np.concatenate(scores, axis=1) / self.n)
+        S = np.concatenate(scores, axis=1)
+        if self.Z.shape[1] > 1:
+            S = S - self.Z @ np.linalg.lstsq(self.Z, S)[0]
+        d, E = np.linalg.eigh(S.T @ S / self.n)
         rest = d[: -self.Q].mean() if len(d) > self.Q else 0.0
         L = LOGISTIC_BY_NORMAL * E[:, -self.Q :] * np.sqrt(np.maximum(d[-self.Q :] - rest, 0.05))
         ends = np.cumsum([score.shape[1] for score in scores])[:-1]
@@ -326,11 +329,22 @@ class CategoricalModality(Modality):
             start += block.theta.size
         return out.reshape(-1, out.shape[-1])
 
-    def draw(self, labels: Ints, rng: np.random.Generator) -> Array:
+    def _effects(self) -> tuple[Ints, Floats]:
+        out, start = [], 0
+        for block in self._blocks:
+            (P, d), q = block.theta.shape, block.covariates.shape[1]
+            own = block.C - 1 + np.arange(block.rows * q).reshape(block.rows, q)
+            out.append((start + np.arange(P)[:, None, None] * d + own).reshape(P * block.rows, q))
+            start += P * d
+        places = np.concatenate(out)
+        return places, np.ones(len(places))
+
+    def draw(self, labels: Ints, rng: np.random.Generator, covariates: Floats | None = None) -> Array:
         """Draw levels (n, P) of rows in clusters (n,)."""
         eta, out = self.draw_factors(labels, rng), np.zeros((len(labels), self.P), dtype=np.int64)
         for block in self._blocks:
-            below = np.exp(block.table_at_zero(eta)).cumsum(axis=1)[:, :-1]
+            table = block.table_at_zero(eta) if covariates is None else block.table_of(eta, covariates)
+            below = np.exp(table).cumsum(axis=1)[:, :-1]
             places = (below < rng.uniform(size=(len(block.columns), 1, len(labels)))).sum(axis=1)
             for p, place in zip(block.columns, places, strict=True):
                 out[:, p] = self._seen[p][place]

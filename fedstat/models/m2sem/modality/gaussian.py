@@ -80,7 +80,10 @@ class GaussianModality(Modality):
     def begin(self, clusters: int) -> None:
         """Start from principal components, and a factor analysis of one cluster."""
         counts = self._cells.T.astype(float) @ self._cells
-        d, E = np.linalg.eigh(self.X.T @ self.X / np.maximum(counts, 1.0))
+        X = self.X
+        if self.Z.shape[1] > 1:
+            X = np.where(self._cells, X - self.Z @ np.linalg.lstsq(self.Z, X)[0], 0.0)
+        d, E = np.linalg.eigh(X.T @ X / np.maximum(counts, 1.0))
         rest = d[: -self.Q].mean() if self.Q < self.P else 0.0
         self.L = E[:, -self.Q :] * np.sqrt(np.maximum(d[-self.Q :] - rest, 0.05))
         self.psi = np.maximum(1.0 - (self.L**2).sum(axis=1), 0.1)
@@ -216,8 +219,14 @@ class GaussianModality(Modality):
         """Return the columns' means by cluster, (K, P), at covariates of zero."""
         return np.asarray(self._centre + self._scale * (self.B[:, 0] + self.means @ self.L.T))
 
-    def draw(self, labels: Ints, rng: np.random.Generator) -> Array:
+    def _effects(self) -> tuple[Ints, Floats]:
+        (P, q), d = self.B.shape, self.Z.shape[1] + self.Q + 1
+        return np.arange(P)[:, None] * d + np.arange(1, q), self._scale
+
+    def draw(self, labels: Ints, rng: np.random.Generator, covariates: Floats | None = None) -> Array:
         """Draw columns (n, P) of rows in clusters (n,), in their own units."""
         x = self.B[:, 0] + self.draw_factors(labels, rng) @ self.L.T
+        if covariates is not None:
+            x = x + covariates @ self.B[:, 1:].T
         x = x + np.sqrt(self.psi) * rng.standard_normal(x.shape)
         return np.asarray(self._centre + self._scale * x)

@@ -95,21 +95,22 @@ class LevelColumns(ABC):
         """Put the loadings, (P, R, Q)."""
         self.theta[:, self.intercepts :] = loadings.reshape(len(self.columns), -1)
 
-    def moving(self) -> Floats:
+    def moving(self, covariates: Floats | None = None) -> Floats:
         """Return the matrices from parameters to effective ones, (J, C - 1 + R Q, d)."""
-        B, (J, q), loads = self.C - 1, self.covariates.shape, self.rows * self.Q
+        z = self.covariates if covariates is None else covariates
+        B, (J, q), loads = self.C - 1, z.shape, self.rows * self.Q
         A = np.zeros((J, B + loads, self.theta.shape[1]))
         A[:, :B, :B], A[:, B:, self.intercepts :] = np.eye(B), np.eye(loads)
         for b in range(B):
             row = b if self.rows > 1 else 0
-            A[:, b, B + row * q : B + (row + 1) * q] = self.sign * self.covariates
+            A[:, b, B + row * q : B + (row + 1) * q] = self.sign * z
         return A
 
-    def effective(self, theta: Floats) -> Floats:
-        """Return effective parameters, (J P, C - 1 + R Q)."""
+    def effective(self, theta: Floats, covariates: Floats | None = None) -> Floats:
+        """Return effective parameters, (J P, C - 1 + R Q), at covariates (J, q) of its rows or of others."""
         if not self.covariates.shape[1]:
             return theta
-        effective: Floats = np.einsum("jed,pd->jpe", self.moving(), theta)
+        effective: Floats = np.einsum("jed,pd->jpe", self.moving(covariates), theta)
         return effective.reshape(-1, effective.shape[2])
 
     def table(self, eta: Floats) -> Floats:
@@ -125,6 +126,15 @@ class LevelColumns(ABC):
     def table_at_zero(self, eta: Floats) -> Floats:
         """Return log P(x_p = c | eta), (P, C, G), at covariates of zero."""
         return self._table(self.theta[:, self.at_zero], eta)
+
+    def table_of(self, eta: Floats, covariates: Floats) -> Floats:
+        """Return log P(x_p = c | eta), (P, C, n), of rows with factors (n, Q) and covariates (n, q)."""
+        out = np.empty((len(self.columns), self.C, len(eta)))
+        distinct, at = np.unique(covariates, axis=0, return_inverse=True)
+        for j, z in enumerate(distinct):
+            rows = at.ravel() == j
+            out[:, :, rows] = self._table(self.effective(self.theta, z[None]), eta[rows])
+        return out
 
     def cell_slopes(self, eta: Floats, zero: bool = False) -> tuple[Floats, Floats]:
         """Return slopes of log P(x = c | eta) in effective parameters (J P, C, G, e), in eta (J P, C, G, Q).

@@ -8,16 +8,24 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from fedstat.federation.design.spec import BlockSpec
 from fedstat.inference.tables import Sheet, SheetSummary, number
 from fedstat.models.m2sem.client.asked import ModalityAsked, PredictAsked
 from fedstat.models.m2sem.client.bench import restored
 from fedstat.models.m2sem.client.columns import OpenedModalities, OpenedModality
+from fedstat.models.m2sem.client.covariates import OpenedCovariates
 from fedstat.models.m2sem.client.making import make_modality
 from fedstat.models.m2sem.inference.bootstrap import Drawable, Draws, draw_refits
 from fedstat.models.m2sem.modality.base import Modality
 from fedstat.models.m2sem.report.record import FittedClient, M2SEMRecord
 from fedstat.models.m2sem.report.statements import KEYS, check_alpha, with_limits
-from fedstat.typing import Array, Ints
+from fedstat.typing import Array, Floats, Ints
+
+COVARIATES = (
+    "Covariates were drawn as normal ones that do not depend on one another or on clusters: how they are "
+    "distributed is known to their clients alone. Where clusters differ in them, errors of the information "
+    "are those to go by."
+)
 
 
 class BootstrapResults:
@@ -68,7 +76,8 @@ class BootstrapResults:
         notes = [
             f"Standard deviations over {self.samples} samples drawn from the released parameters and fitted "
             f"again, without any institution.{failed} They are conditional on the support, and take cells "
-            "that are missing where an entity is there as if they were there."
+            "that are missing where an entity is there as if they were there.",
+            *([COVARIATES] if self._record.adjusted else []),
         ]
         return SheetSummary([Sheet(headers, rows, "llrrrr", (30, 8, 11, 11, 11, 11), gap=2)], notes)
 
@@ -90,11 +99,13 @@ def bootstrap(
 
 def drawable(record: M2SEMRecord, held: FittedClient, place: Ints) -> Drawable:
     """Rebuild the modalities of a client from what it has released."""
+    q = len(held.covariates)
     empty = tuple(OpenedModality(one, _no_rows(one)) for one in held.modalities)
     asked = PredictAsked(len(record.shares), record.factors, record.nodes)
-    opened = OpenedModalities(empty, np.zeros(1, dtype=np.bool_))
+    covariates = OpenedCovariates(BlockSpec(), np.zeros((1, q)), np.array([np.zeros(q), np.ones(q)]))
+    opened = OpenedModalities(empty, np.zeros(1, dtype=np.bool_), covariates if q else None)
     fitted = restored("bootstrap", opened, asked, held.parameters, held.units)
-    return Drawable(fitted, [partial(_make, one, record) for one in held.modalities], place)
+    return Drawable(fitted, [partial(_make, one, record) for one in held.modalities], place, q)
 
 
 def with_level(held: FittedClient) -> list[int]:
@@ -112,5 +123,5 @@ def _no_rows(one: ModalityAsked) -> Array:
     return np.zeros((1, len(one.columns)), dtype=np.float64 if one.continuous else np.int64)
 
 
-def _make(one: ModalityAsked, record: M2SEMRecord, values: Array) -> Modality:
-    return make_modality(OpenedModality(one, values), record.factors, record.nodes, None)
+def _make(one: ModalityAsked, record: M2SEMRecord, values: Array, covariates: Floats | None) -> Modality:
+    return make_modality(OpenedModality(one, values), record.factors, record.nodes, covariates)

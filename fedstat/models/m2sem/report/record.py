@@ -23,7 +23,9 @@ class FittedClient:
     """A client's modalities as released: parameters, and profiles (K, sum of P C) of all side by side.
 
     `norms` (sum of P,) are lengths of loadings, `relevance` (M,) by how much modalities tell clusters apart,
-    `floor` names columns whose errors have the least variance allowed, `entities` counts its rows.
+    `floor` names columns whose errors have the least variance allowed, `entities` counts its rows. Of columns
+    that are adjusted `effects` (R, q) are of `covariates`, of which `coding` is a ``BlockSpec`` in JSON, and
+    `spread` (2, q) their means and deviations; `without` counts rows that lack some.
     """
 
     modalities: tuple[ModalityAsked, ...]
@@ -34,6 +36,12 @@ class FittedClient:
     relevance: Floats
     floor: tuple[str, ...]
     entities: int
+    terms: tuple[str, ...]
+    covariates: tuple[str, ...]
+    without: int
+    coding: str
+    spread: Floats
+    effects: Floats
 
     @property
     def parts(self) -> list[tuple[ModalityAsked, Floats, Floats, float]]:
@@ -159,6 +167,11 @@ class M2SEMRecord:
         ]
         frame = pd.DataFrame(rows).set_index(["client", "modality", "column"])
         return frame if self.frequencies is None else frame.assign(frequency=self._frequencies()[0])
+
+    @property
+    def adjusted(self) -> dict[str, tuple[str, ...]]:
+        """Terms of the covariates by client whose columns are adjusted."""
+        return {client: held.terms for client, held in self.clients.items() if held.terms}
 
     def _frequencies(self) -> tuple[Floats, Floats]:
         """Return selection frequencies of columns, and of modalities, in the order of the clients."""

@@ -106,11 +106,9 @@ def contrasts(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
             errors += np.sqrt(np.clip(np.diag(R @ one.cov @ R.T), 0.0, None)).tolist()
             keys += [(*one.key, level, f"{a + 1} - {b + 1}") for level in one.levels]
     index = pd.MultiIndex.from_tuples(keys, names=[*KEYS, "clusters"])
-    frame = with_limits(pd.DataFrame({"estimate": estimates}, index=index), np.array(errors), alpha)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        frame["statistic"] = frame["estimate"] / frame["std_error"]
-    frame["p_value"] = 2.0 * stats.norm.sf(frame["statistic"].abs())
-    return frame
+    return with_tests(
+        with_limits(pd.DataFrame({"estimate": estimates}, index=index), np.array(errors), alpha)
+    )
 
 
 def wald_tests(r: M2SEMRecord) -> pd.DataFrame:
@@ -131,6 +129,36 @@ def wald_tests(r: M2SEMRecord) -> pd.DataFrame:
         keys.append(one.key)
     index = pd.MultiIndex.from_tuples(keys, names=KEYS[:3])
     return pd.DataFrame(rows, index=index, columns=["statistic", "df", "p_value"])
+
+
+def covariate_effects(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
+    """Effects of covariates on columns, with tests where there are errors."""
+    check_alpha(alpha)
+    if not r.adjusted:
+        raise NotAvailableError("covariate_effects: no columns are adjusted; M2SEM(adjust='~ age') does so")
+    keys, estimates, errors = [], [], []
+    for client, held in r.clients.items():
+        keys += [(client, *key, covariate) for key in _effect_rows(held) for covariate in held.covariates]
+        estimates += held.effects.ravel().tolist()
+        if has_errors(r) and held.terms:
+            cov = require_errors(r).of_effects(client, held.effects.size)
+            errors += np.sqrt(np.clip(np.diag(cov), 0.0, None)).tolist()
+    index = pd.MultiIndex.from_tuples(keys, names=[*KEYS, "covariate"])
+    frame = pd.DataFrame({"estimate": estimates}, index=index)
+    return with_tests(with_limits(frame, np.array(errors), alpha)) if errors else frame
+
+
+def _effect_rows(held: FittedClient) -> Iterator[tuple[str, str, str]]:
+    """Modality, column and level of each row of effects: of nominal columns levels at hand but the first."""
+    at = 0
+    for one in held.modalities:
+        for column in one.columns:
+            counts = held.units[at : at + len(column.levels)]
+            at += len(column.levels)
+            seen = [level for level, count in zip(column.levels, counts, strict=True) if count > 0]
+            for level in seen[1:] if column.kind == "nominal" else ("",):
+                yield one.name, column.name, str(level)
+        at += 2 * len(one.columns) if one.continuous else 0
 
 
 def communality_table(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
@@ -155,6 +183,13 @@ def with_limits(frame: pd.DataFrame, errors: Floats, alpha: float) -> pd.DataFra
     half = float(stats.norm.isf(alpha / 2.0)) * errors
     estimate = frame["estimate"].to_numpy()
     return frame.assign(std_error=errors, conf_low=estimate - half, conf_high=estimate + half)
+
+
+def with_tests(frame: pd.DataFrame) -> pd.DataFrame:
+    """Put statistics and p-values of zero beside estimates with errors."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        statistic = frame["estimate"] / frame["std_error"]
+    return frame.assign(statistic=statistic, p_value=2.0 * stats.norm.sf(statistic.abs()))
 
 
 def check_alpha(alpha: float) -> None:

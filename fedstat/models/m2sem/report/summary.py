@@ -10,6 +10,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.mixture.classification import OVERLAP
 from fedstat.inference.summary import first_of_run, header_sheet, what_left
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
+from fedstat.models.m2sem.adjust import adjusted_in_words
 from fedstat.models.m2sem.course.selection import LAM1, LAM2
 from fedstat.models.m2sem.report.record import M2SEMRecord
 from fedstat.models.m2sem.report.statements import has_errors, profile_errors, wald_tests
@@ -155,6 +156,14 @@ def notes(r: M2SEMRecord) -> Iterator[str]:
         "Distance: how far clusters are apart in a modality, in standard deviations of what its columns tell "
         "of its factors; 0 where it tells nothing of them."
     )
+    if r.adjusted:
+        words = "; ".join(adjusted_in_words(r.adjusted, r.clients))
+        lacking = [f"{held.without:,} at '{c}'" for c, held in r.clients.items() if held.without]
+        yield (
+            f"{words[0].upper()}{words[1:]}: means and shares are at the means of the covariates, whose "
+            "effects are in covariate_effects()."
+            + (f" Entities without a covariate count as missing: {', '.join(lacking)}." if lacking else "")
+        )
     if r.observed is not None and not r.observed.available:
         yield f"No standard errors: {r.observed.problem}."
     if has_errors(r):
