@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from fedstat.errors import DataWarning, FormulaError, ModelError, warn
 from fedstat.federation.design.formula.parse import ClientTerms, parse_formula
@@ -99,17 +99,6 @@ def warn_of_lacking(told: Mapping[str, CovariatesTold]) -> None:
             "covariates in before the partition is made to keep them",
             DataWarning,
         )
-
-
-def adjusted_in_words(terms: Mapping[str, tuple[str, ...]], clients: Mapping[str, object]) -> Iterator[str]:
-    """Say whose columns are adjusted for what, and whose are not."""
-    by_terms: dict[tuple[str, ...], list[str]] = {}
-    for client, own in terms.items():
-        by_terms.setdefault(own, []).append(client)
-    for own, names in by_terms.items():
-        yield f"columns of {_listed(names)} are adjusted for {', '.join(own)}"
-    if left := [client for client in clients if client not in terms]:
-        yield f"those of {_listed(left)} are not adjusted"
 
 
 def _listed(names: list[str]) -> str:

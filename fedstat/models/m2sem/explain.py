@@ -15,11 +15,11 @@ from fedstat.federation.forecast.forecast import Forecast, Loop
 from fedstat.federation.forecast.invention import generator
 from fedstat.federation.forecast.rehearsal import DryRun
 from fedstat.models.explain import ForecastPlan
-from fedstat.models.m2sem.adjust import adjusted_in_words
 from fedstat.models.m2sem.agreement import Agreed
 from fedstat.models.m2sem.client.asked import CovariatesTold, ModalityAsked
 from fedstat.models.m2sem.client.columns import ITEM, OpenedModalities, OpenedModality
 from fedstat.models.m2sem.client.covariates import OpenedCovariates
+from fedstat.models.m2sem.report.summary import adjusted_in_words
 from fedstat.models.m2sem.steps import ADJUSTED
 from fedstat.typing import Array, Ints
 

@@ -22,7 +22,7 @@ from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_whole
 from fedstat.models.explain import Explainable, ForecastPlan
-from fedstat.models.m2sem.adjust import adjusted_in_words, check_adjusted, read_adjust, warn_of_lacking
+from fedstat.models.m2sem.adjust import check_adjusted, read_adjust, warn_of_lacking
 from fedstat.models.m2sem.agreement import Agreed, agree_columns, check_sizes, who_has_whom
 from fedstat.models.m2sem.client.asked import FAMILY, MOST_CLUSTERS, MOST_FACTORS
 from fedstat.models.m2sem.course.exchange import Exchange
@@ -30,6 +30,7 @@ from fedstat.models.m2sem.course.starts import StartPlan
 from fedstat.models.m2sem.explain import M2SEMPlan, invent_clients
 from fedstat.models.m2sem.modalities import choose_columns
 from fedstat.models.m2sem.protocol import MixturePlan, fit_mixture
+from fedstat.models.m2sem.report.summary import adjusted_in_words
 from fedstat.models.m2sem.results import M2SEMResults
 from fedstat.models.m2sem.score_steps import withheld
 from fedstat.models.m2sem.search import ClusterSearch, fit_sizes

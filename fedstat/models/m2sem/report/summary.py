@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.mixture.classification import OVERLAP
 from fedstat.inference.summary import first_of_run, header_sheet, what_left
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
-from fedstat.models.m2sem.adjust import adjusted_in_words
 from fedstat.models.m2sem.course.selection import LAM1, LAM2
 from fedstat.models.m2sem.report.record import M2SEMRecord
 from fedstat.models.m2sem.report.statements import has_errors, profile_errors, wald_tests
@@ -197,6 +196,17 @@ def notes(r: M2SEMRecord) -> Iterator[str]:
             "last fit: the comparison of supports is coarse."
         )
     yield from disclosed(r)
+
+
+def adjusted_in_words(terms: Mapping[str, tuple[str, ...]], clients: Mapping[str, object]) -> Iterator[str]:
+    """Say whose columns are adjusted for what, and whose are not."""
+    by_terms: dict[tuple[str, ...], list[str]] = {}
+    for client, own in terms.items():
+        by_terms.setdefault(own, []).append(client)
+    for own, names in by_terms.items():
+        yield f"columns of {', '.join(map(repr, names))} are adjusted for {', '.join(own)}"
+    if left := [client for client in clients if client not in terms]:
+        yield f"those of {', '.join(map(repr, left))} are not adjusted"
 
 
 def edges(r: M2SEMRecord) -> Iterator[str]:
