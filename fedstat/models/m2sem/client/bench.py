@@ -245,10 +245,10 @@ def ascend_in_leaps(m: Modality, r: Floats, steps: int) -> None:
         stride = min(float(np.linalg.norm(move)) / length, LONGEST)
         if stride <= 1.0:
             continue
-        reached = float((r * m.log_densities()).sum())
+        reached = m.expected(r)
         m.restore(first + 2.0 * stride * move + stride**2 * bend)
         with np.errstate(all="ignore"):
-            ahead = float((r * m.log_densities()).sum())
+            ahead = m.expected(r)
         if not ahead >= reached:
             m.restore(third)
 

@@ -85,6 +85,10 @@ class Modality(ABC):
     def log_densities(self) -> Floats:
         """Return log f(x_i | k), (n, K), at the present parameters, and keep what :meth:`improve` needs."""
 
+    def expected(self, r: Floats) -> float:
+        """Return the sum of r log f(x_i | k)."""
+        return float((r * self.log_densities()).sum())
+
     @abstractmethod
     def factors_by_cluster(self) -> Floats:
         """Return E[eta | x_i, k], (n, K, Q)."""
@@ -205,6 +209,8 @@ class Modality(ABC):
 
     def penalty(self, row_penalties: Floats | float, means_penalty: float) -> float:
         """Return sum_p lam_p |l_p| + lam |U|."""
+        if not means_penalty and not np.any(row_penalties):
+            return 0.0
         return float(np.sum(row_penalties * self.row_norms()) + means_penalty * np.linalg.norm(self.means))
 
     def separation(self, w: Floats) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import block_diag
@@ -10,7 +11,6 @@ from scipy.linalg import block_diag
 from fedstat.errors import ModelError
 from fedstat.kernels.mixtures.group_prox import RIDGE, shrink_rows
 from fedstat.kernels.mixtures.nodes import (
-    ExpectedCounts,
     GroupedLevels,
     expected_counts,
     node_densities,
@@ -27,6 +27,7 @@ from fedstat.models.m2sem.modality.levels import (
     OrdinalColumns,
 )
 from fedstat.models.m2sem.modality.louis import CellSlopes, complete_information
+from fedstat.models.m2sem.modality.split import SplitColumns
 from fedstat.typing import Array, Bools, Floats, Ints
 
 SEARCH, FINAL = 7, 15
@@ -44,6 +45,21 @@ CHUNK = 4096
 """Rows of which the weights of all nodes are held at a time."""
 LOGISTIC_BY_NORMAL = 1.6
 """Standard deviation of a logistic variable that is most like a normal one."""
+
+
+class SpreadRows(NamedTuple):
+    """Rows spread over nodes at one state under r (n, K): counts at cells and nodes, densities f (n, K).
+
+    `table` has the logs of levels' probabilities; it and the counts are of the columns that load.
+    """
+
+    columns: SplitColumns
+    state: Floats
+    r: Floats
+    levels: Floats
+    nodes: Floats
+    table: Floats
+    f: Floats
 
 
 class CategoricalModality(Modality):
@@ -101,6 +117,7 @@ class CategoricalModality(Modality):
             shares /= shares.sum(axis=1, keepdims=True)
             self._blocks.append(block(columns, shares, factors, distinct))
         self._groups, self._most = len(distinct), max(block.C for block in self._blocks)
+        self._split: SplitColumns | None = None
         self.nodes = nodes
 
     @property
@@ -113,7 +130,7 @@ class CategoricalModality(Modality):
         self._per_factor = T
         self._grid = normal_nodes(T, self.Q)
         self._last: tuple[Floats, Floats] | None = None
-        self._logs = np.empty(0)
+        self._spreads: list[SpreadRows] = []
 
     @property
     def loadings(self) -> Floats:
@@ -140,8 +157,8 @@ class CategoricalModality(Modality):
         self.means = np.zeros((1, self.Q))
         everyone = np.ones((self.n, 1))
         for _ in range(BEGINNING):
-            counts, _ = self._expect(everyone, np.zeros(self.P), 0.0)
-            self._improve_columns(counts, self._eta(), np.zeros(self.P))
+            spread, _ = self._expect(everyone, np.zeros(self.P), 0.0)
+            self._improve_columns(spread, self._eta(), np.zeros(self.P))
         self.means = np.zeros((clusters, self.Q))
 
     def _standardised(self, block: LevelColumns) -> Floats:
@@ -159,18 +176,37 @@ class CategoricalModality(Modality):
             out[:, block.columns, : block.C] = block.table(eta)
         return out
 
+    def _columns(self) -> SplitColumns:
+        """Columns apart by whether they load, or may."""
+        loaded = self.support.copy()
+        if not loaded.all():
+            for block in self._blocks:
+                loaded[block.columns] |= np.any(block.theta[:, block.intercepts :], axis=1)
+        if self._split is None or not np.array_equal(self._split.loaded, loaded):
+            self._split = SplitColumns(self._blocks, self._rows, self._groups, loaded)
+        return self._split
+
     def log_densities(self) -> Floats:
         """Return log f(x_i | k), (n, K)."""
         state = self.state()
+        for spread in self._spreads:
+            if np.array_equal(spread.state, state):
+                return spread.f
         if self._last is None or not np.array_equal(self._last[0], state):
-            table = self._table(self._eta())
-            self._last = state, node_densities(self._rows, table, self._grid.log_weights, self.clusters)
+            columns, K, f = self._columns(), self.clusters, np.zeros((self.n, self.clusters))
+            if columns.parts:
+                f = node_densities(columns.rows, columns.table(self._eta()), self._grid.log_weights, K)
+            self._last = state, f + columns.log_densities_of_rest()[:, None]
         return self._last[1]
 
     def factors_by_cluster(self) -> Floats:
         """Return E[eta | x_i, k], (n, K, Q)."""
-        eta = self._eta()
-        return node_means(self._rows, self._table(eta), self._grid.log_weights, eta, self.clusters)
+        columns, eta = self._columns(), self._eta()
+        return node_means(columns.rows, columns.table(eta), self._grid.log_weights, eta, self.clusters)
+
+    def expected(self, r: Floats) -> float:
+        """Return the sum of r log f(x_i | k), and keep what the next step from here needs."""
+        return self._expect(r, np.zeros(self.P), 0.0)[1]
 
     def improve(
         self, r: Floats, row_penalties: Floats | float = 0.0, means_penalty: float = 0.0, steps: int = 1
@@ -181,41 +217,53 @@ class CategoricalModality(Modality):
         the means it may lower the sum, and is then taken back for a step of Newton on these nodes.
         """
         penalties = np.broadcast_to(np.asarray(row_penalties, dtype=float), (self.P,))
-        counts, value = self._expect(r, penalties, means_penalty)
+        for block in self._blocks:
+            block.theta[~self.support[block.columns], block.intercepts :] = 0.0
+        columns = self._columns()
+        for one in columns.rest:
+            one.improve(r.sum(axis=1), steps)
+        if self.silent and not columns.parts:
+            self.means = np.zeros_like(self.means)
+            return
+        spread, value = self._expect(r, penalties, means_penalty)
         on_nodes = False
         for _ in range(steps):
             eta, means, old = self._eta(), self.means, value
-            N, m = self._improve_columns(counts, eta, penalties)
-            columns, there = self.state(), counts
+            N, m = self._improve_columns(spread, eta, penalties)
+            improved, there = self.state(), spread
             if not on_nodes:
                 self._improve_means(N, m, means_penalty)
-                counts, value = self._expect(r, penalties, means_penalty)
+                spread, value = self._expect(r, penalties, means_penalty)
                 on_nodes = value < old - ROUNDING * (1.0 + abs(old))
             if on_nodes:
-                self.restore(columns)
+                self.restore(improved)
                 self.means = self._step_of_means(there.levels, means, means_penalty)
                 self._recentre()
-                counts, value = self._expect(r, penalties, means_penalty)
+                spread, value = self._expect(r, penalties, means_penalty)
             if value - old < SETTLED * (1.0 + abs(value)):
                 break
 
-    def _expect(self, r: Floats, penalties: Floats, means_penalty: float) -> tuple[ExpectedCounts, float]:
-        """Spread rows over nodes; return the objective, too."""
-        self._logs = self._table(self._eta())
-        counts = expected_counts(self._rows, r, self._logs, self._grid.log_weights)
-        self._last = self.state(), counts.f
-        return counts, float((r * counts.f).sum()) - self.penalty(penalties, means_penalty)
+    def _expect(self, r: Floats, penalties: Floats, means_penalty: float) -> tuple[SpreadRows, float]:
+        """Spread rows over nodes, unless they are; return the objective, too."""
+        state, columns = self.state(), self._columns()
+        for found in self._spreads:
+            if found.columns is columns and np.array_equal(found.state, state) and np.array_equal(found.r, r):
+                break
+        else:
+            table = columns.table(self._eta())
+            counts = expected_counts(columns.rows, r, table, self._grid.log_weights)
+            f = counts.f + columns.log_densities_of_rest()[:, None]
+            found = SpreadRows(columns, state, r.copy(), counts.levels, counts.nodes, table, f)
+            # Of the one before, too: a leap may lead back to it.
+            self._spreads = [found, *self._spreads[:1]]
+        return found, float((r * found.f).sum()) - self.penalty(penalties, means_penalty)
 
-    def _improve_columns(
-        self, counts: ExpectedCounts, eta: Floats, penalties: Floats
-    ) -> tuple[Floats, Floats]:
+    def _improve_columns(self, spread: SpreadRows, eta: Floats, penalties: Floats) -> tuple[Floats, Floats]:
         """Improve what belongs to columns; return clusters' weights (K,) and mean factors (K, Q)."""
-        for block in self._blocks:
-            at = block.columns
-            cells = np.s_[:, at, : block.C]
-            block.improve(eta, counts.levels[cells], self._logs[cells], penalties[at], self.support[at])
-        N = counts.nodes.sum(axis=1)
-        m = np.einsum("kt,ktq->kq", counts.nodes, eta.reshape(len(N), -1, self.Q))
+        for part, cells in zip(spread.columns.parts, spread.columns.cells, strict=True):
+            part.improve(eta, spread.levels[cells], spread.table[cells], penalties, self.support)
+        N = spread.nodes.sum(axis=1)
+        m = np.matmul(spread.nodes[:, None], eta.reshape(len(N), -1, self.Q))[:, 0]
         return N, m / np.maximum(N, 1e-300)[:, None]
 
     def _step_of_means(self, levels: Floats, means: Floats, penalty: float) -> Floats:
@@ -223,16 +271,16 @@ class CategoricalModality(Modality):
         if self.silent:
             return np.zeros_like(means)
         K, Q = means.shape
-        eta, score, info = self._eta(), np.zeros((K, Q)), np.zeros((K, Q, Q))
-        for block in self._blocks:
-            slopes, second = block.in_means(eta, levels[:, block.columns, : block.C], K)
+        eta, score, info, columns = self._eta(), np.zeros((K, Q)), np.zeros((K, Q, Q)), self._columns()
+        for part, cells in zip(columns.parts, columns.cells, strict=True):
+            slopes, second = part.now().in_means(eta, levels[cells], K)
             score += slopes
             info += second
         S = block_diag(*info) + RIDGE * (1.0 + np.trace(info.sum(axis=0))) * np.eye(K * Q)
         new = shrink_rows(S[None], (S @ means.ravel() + score.ravel())[None], np.array([penalty]))
 
         def value(at: Floats) -> float:
-            table = self._table((at[:, None] + self._grid.z).reshape(-1, Q))
+            table = columns.table((at[:, None] + self._grid.z).reshape(-1, Q))
             return float((levels * table).sum() - penalty * np.linalg.norm(at))
 
         step, old = new.reshape(K, Q) - means, value(means)
