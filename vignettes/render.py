@@ -1,37 +1,43 @@
-"""Execute vignettes and write them as HTML.
+"""Execute vignettes and keep them as notebooks, of which the documentation makes its pages.
 
-``python vignettes/render.py [name ...]`` renders the named ones, or all, to ``vignettes/_build``. With
-``FEDSTAT_VIGNETTE_FAST=1`` in the environment the long one runs in a reduced form.
+``python vignettes/render.py [name ...]`` executes the named ones, or all, into the folder that
+``FEDSTAT_NOTEBOOKS`` names, ``vignettes/_build`` unless it is set. With ``FEDSTAT_VIGNETTE_FAST=1`` in the
+environment the long one runs in a reduced form.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import jupytext
+import nbformat
 from nbclient import NotebookClient
-from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
 FOLDER = Path(__file__).resolve().parent
 NEEDS = {"three-institutions-over-flare": ("nvflare", "fedstat[flare]")}
 """Module that a vignette runs on, and what installs it; without the module it is skipped."""
 
-STYLE = """<style>
-  body.jp-Notebook { max-width: 68rem; margin: 0 auto; padding: 1rem; }
-  .jp-RenderedHTMLCommon p, .jp-RenderedHTMLCommon li { max-width: 46rem; }
-  .jp-OutputArea-output pre { font-size: 12px; line-height: 1.25; word-break: normal; }
-</style>
-"""
-
 
 def names() -> list[str]:
     """Names of the vignettes."""
     return sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
+
+
+def kept() -> Path:
+    """Folder of the executed notebooks."""
+    return Path(os.environ.get("FEDSTAT_NOTEBOOKS", FOLDER / "_build"))
+
+
+def lacks(name: str) -> str:
+    """What has to be installed for a vignette to run, or nothing."""
+    module, extra = NEEDS.get(name, ("sys", ""))
+    return extra if importlib.util.find_spec(module) is None else ""
 
 
 def read(name: str) -> NotebookNode:
@@ -51,33 +57,45 @@ def execute(notebook: NotebookNode, *, seconds_per_cell: int = 1200) -> Notebook
     return client.execute()
 
 
-def to_html(name: str, notebook: NotebookNode) -> str:
-    """One HTML page, figures included."""
-    exporter = HTMLExporter(exclude_input_prompt=True, exclude_output_prompt=True)
-    page, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": name}})
-    return page.replace("</head>", STYLE + "</head>", 1)
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    """Cells that are run."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def render(name: str, folder: Path) -> Path:
-    """Execute one vignette and write its page."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.html"
-    path.write_text(to_html(name, execute(read(name))), encoding="utf-8")
+def keep(name: str, notebook: NotebookNode) -> Path:
+    """Write an executed notebook."""
+    path = kept() / f"{name}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, path)
     return path
 
 
+def executed(name: str) -> NotebookNode | None:
+    """The text as it is now with the outputs that were kept, if its code is what was run."""
+    path = kept() / f"{name}.ipynb"
+    if not path.exists():
+        return None
+    notebook, run = read(name), nbformat.read(path, as_version=4)
+    now, then = code_cells(notebook), code_cells(run)
+    if [cell.source for cell in now] != [cell.source for cell in then]:
+        return None
+    for cell, before in zip(now, then, strict=True):
+        cell.outputs = before.outputs
+    notebook.metadata["language_info"] = run.metadata["language_info"]
+    return notebook
+
+
 def main(wanted: Sequence[str]) -> None:
-    """Render the wanted vignettes, or all."""
+    """Execute the wanted vignettes, or all."""
     unknown = sorted(set(wanted) - set(names()))
     if unknown:
         sys.exit(f"no vignette {', '.join(unknown)}; there are {', '.join(names())}")
     for name in wanted or names():
-        module, extra = NEEDS.get(name, ("sys", ""))
-        if importlib.util.find_spec(module) is None:
-            print(f"{name} is skipped: it needs {extra}")
+        if missing := lacks(name):
+            print(f"{name} is skipped: it needs {missing}")
             continue
         began = time.perf_counter()
-        path = render(name, FOLDER / "_build")
+        path = keep(name, execute(read(name)))
         print(f"{path}  {time.perf_counter() - began:.0f} s")
 
 

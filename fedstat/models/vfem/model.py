@@ -140,7 +140,7 @@ class VFEMRegression(VFEMModel):
             As in :meth:`VerticalModel.from_formula`.
         family : statsmodels family, optional
             Of the response; normal by default. ``Binomial()``, with the logit or the probit link,
-            ``Poisson()`` and ``NegativeBinomial(alpha=...)`` make a :class:`VFEMGLM`.
+            ``Poisson()`` and ``NegativeBinomial(alpha=...)`` make a model of that family.
         between : {"free", "independent"}
             Covariance of the columns of two clients: estimated, the default, or zero, as in the publication.
             Clients that share hardly any entity count as independent given all other columns; the summary
@@ -151,7 +151,7 @@ class VFEMRegression(VFEMModel):
         Raises
         ------
         FormulaError, DesignError
-            As :meth:`VerticalModel.from_formula`.
+            As :meth:`VerticalGLM.from_formula`.
         ModelError
             The family is another one, or an argument has no meaning.
         """

@@ -1,0 +1,1 @@
+"""What makes pages that are not written by hand."""

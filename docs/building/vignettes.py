@@ -1,0 +1,90 @@
+"""Executed vignettes become notebooks of the site, and README's table of models a part of its first page.
+
+A vignette that was executed already, by its test or by ``vignettes/render.py``, is taken as it is; the others
+are executed first. With ``-D vignettes_execute=0`` they are not, and a warning names each.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "vignettes"))
+
+import render  # noqa: E402
+
+logger = logging.getLogger(__name__)
+
+
+def notebook_of(name: str, execute: bool) -> NotebookNode:
+    """Find or make the executed notebook; its source alone where it cannot be executed."""
+    if (notebook := render.executed(name)) is not None:
+        return notebook
+    notebook = render.read(name)
+    notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
+    if missing := render.lacks(name):
+        told = f"*What this page prints is not shown: it was made without* `{missing}`."
+        notebook.cells.insert(1, nbformat.v4.new_markdown_cell(told))
+        return notebook
+    if not execute:
+        logger.warning("vignette %s has not been executed", name)
+        return notebook
+    logger.info("executing vignette %s", name)
+    notebook = render.execute(notebook)
+    render.keep(name, notebook)
+    return notebook
+
+
+def show_pictures(cell: NotebookNode) -> None:
+    """Give the pictures of a cell their alternative text, and the size that they were drawn for."""
+    shown = {"alt": cell.metadata.alt} if "alt" in cell.metadata else {}
+    for output in cell.outputs:
+        if width := output.get("metadata", {}).get("image/png", {}).get("width"):
+            shown["width"] = f"{width}px"
+    if shown:
+        cell.metadata["mystnb"] = {"image": shown}
+
+
+def to_page(text: str) -> str:
+    """Lead links between vignettes to their pages here."""
+    return re.sub(r"\]\(((?:vignettes/)?[\w-]+)\.md(#[\w-]+)?\)", r"](\1.ipynb\2)", text)
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Leave a file that is as it should be, so that its page is not made again."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def section(text: str, title: str) -> str:
+    """Return what stands under a heading of README."""
+    return text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0].strip() + "\n"
+
+
+def prepare(app: Sphinx) -> None:
+    """Write notebooks and table where the pages are looked for."""
+    folder = Path(app.srcdir) / "vignettes"
+    for name in render.names():
+        notebook = notebook_of(name, app.config.vignettes_execute)
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                show_pictures(cell)
+            else:
+                cell.source = to_page(cell.source)
+        write_if_changed(folder / f"{name}.ipynb", nbformat.writes(notebook))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    write_if_changed(folder / "which-model.txt", to_page(section(readme, "Which model for which data")))
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Have the vignettes ready before pages are looked for."""
+    app.add_config_value("vignettes_execute", True, "env", [bool])
+    app.connect("builder-inited", prepare, priority=100)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,58 @@
+"""Settings of the documentation; ``docs/building`` makes what is not written by hand."""
+
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import fedstat
+
+sys.modules["fedstat.curves"] = (
+    fedstat.curves
+)  # so that its functions have pages under the name they are called by
+
+project = "fedstat"
+author = "the authors of fedstat"
+version = release = version_of("fedstat")
+language = "en"
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "numpydoc",
+    "building.mathml",
+    "building.references",
+    "building.vignettes",
+]
+templates_path = ["_templates"]
+exclude_patterns = ["_build"]
+nitpicky = True
+nitpick_ignore_regex = [("py:class", r"fedstat\..*Record")]  # what results are stored as
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"
+nb_merge_streams = True
+
+autosummary_generate = True
+autodoc_member_order = "groupwise"
+autodoc_typehints = "none"  # numpydoc sections say them, with shapes and units
+numpydoc_show_class_members = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = "fedstat"
+html_static_path = ["_static"]
+html_css_files = ["fedstat.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_show_sphinx = False
+html_math_renderer = "mathml"
+html_theme_options = {
+    "navigation_with_keys": False,
+    "show_prev_next": False,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": [],
+    "footer_end": [],
+}

@@ -1,0 +1,62 @@
+"""Pages and their links: every public name has a place in the reference, every vignette one in the index."""
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import fedstat as fs
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *DOCS.glob("*.md"), *(ROOT / "vignettes").glob("*.md")]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def prose(page):
+    """Text of a page without its code."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", "", text)
+
+
+def anchors(page):
+    """Names of headings, as the site and code hosts make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def leads_somewhere(page, link):
+    address = urlsplit(link)
+    if address.scheme:
+        return address.scheme == "https" and "." in address.netloc
+    target = page if not address.path else page.parent / address.path
+    if target.suffix == ".ipynb":  # made of the vignette of that name
+        target = ROOT / "vignettes" / f"{target.stem}.md"
+    return target.exists() and (not address.fragment or address.fragment in anchors(target))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    assert [link for link in LINK.findall(prose(page)) if not leads_somewhere(page, link)] == []
+
+
+def entries():
+    """Names in the lists of the reference."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.rst"))
+    return set(re.findall(r"^   (fedstat\.[\w.]+)$", text, re.MULTILINE))
+
+
+def test_reference_has_every_public_name():
+    listed = entries()
+    modules = {"curves": fs.curves, "datasets": fs.datasets}
+    public = {f"fedstat.{name}" for name in fs.__all__} - {"fedstat.__version__", "fedstat.errors"}
+    public -= {f"fedstat.{name}" for name in modules}
+    public |= {f"fedstat.{name}.{one}" for name, module in modules.items() for one in module.__all__}
+    assert public - listed == set()
+
+
+def test_index_has_every_vignette():
+    listed = re.findall(r"^vignettes/([\w-]+)\.ipynb$", (DOCS / "questions.md").read_text(), re.MULTILINE)
+    vignettes = [path.stem for path in (ROOT / "vignettes").glob("*.md") if path.stem != "README"]
+    assert sorted(listed) == sorted(vignettes)
