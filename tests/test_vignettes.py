@@ -167,6 +167,16 @@ CLAIMS = {
         assert frames["Switzerland"]["chol"].isna().all()
     """,
     "getting-started": """
+        assert result.converged and 9_000 < result.nobs < 11_000
+        assert result.params["male"] < 0 and result.params["weight"] < 0
+        assert result.wald_test("height = 0, weight = 0").pvalue < 1e-10
+        assert len(predicted) == len(newcomers.presence()) > 500
+        assert predicted["obs_ci_lower"].lt(predicted["mean"]).all()
+        left = {kind for kinds in result.ledger.kinds_by_client().values() for kind in kinds}
+        assert not left & {"per entity", "raw columns", "sketch"}
+        assert again.params.equals(result.params)
+    """,
+    "six-institutions": """
         assert result.converged and result.nobs == 5_000
         assert partition.describe().n_complete == 3
         assert ratio.drop("Intercept").squeeze().between(0.98, 2.9).all() and free.rsquared > 0.8
@@ -370,6 +380,17 @@ CLAIMS = {
     """,
     "selecting-across-institutions": """
         assert result.converged and len(wrong) <= 3 and result.ledger.rounds < 12
+        assert inside.sum() >= 90 and false == 0 and bound < 12
+        assert abs(blocks.loc["missing='em'", "intercept"]) < 0.1
+        assert blocks.loc["complete cases", "intercept"] < -0.2
+        assert (blocks.loc["missing='em'", ["missed", "false"]] <= 1).all()
+        assert credit["selected"].sum() == 12 and credit.loc[credit["selected"], "client"].nunique() == 4
+        entry = credit["lambda_entry"].dropna().sort_values()
+        assert entry.index[-1] == credit["z"].abs().idxmax() == "status1"
+        assert entry.iloc[-1] > 3 * entry.iloc[-2]
+        assert credit.loc[credit["client"] == "Billing", "selected"].sum() == 1
+    """,
+    "selecting-published-simulation": """
         assert (implied["rmse"] < implied["least_rmse"]).all()
         assert (standardised[("gmean", "fedstat")] > standardised[("gmean", "published")]).all()
         gap = standardised[("rmse", "fedstat")] - standardised[("rmse", "published")]
@@ -380,22 +401,13 @@ CLAIMS = {
         assert above["binomial", 3_000] > 0
         oracle = drawn.loc["binomial", ("rmse", "oracle")]
         assert (oracle > 0.95 * drawn.loc["binomial", ("rmse", "published")]).all()
-        assert inside.sum() >= 90 and false == 0 and bound < 12
         assert coverage.query("inference == 'debiased'")["coverage"].between(0.93, 0.97).all()
         small = after.query("n == 200").groupby("inference")
         assert small["missed"].mean()["conditional"] > 0.11 and small["rejected"].mean()["conditional"] > 0.5
         assert small["rejected"].mean().round(2)["split"] == 0.07 and small["missed"].max()["split"] < 0.06
         assert (stability["false"] < stability["bound"]).all()
-        assert abs(blocks.loc["missing='em'", "intercept"]) < 0.1
-        assert blocks.loc["complete cases", "intercept"] < -0.2
-        assert (blocks.loc["missing='em'", ["missed", "false"]] <= 1).all()
         each = noise.xs("epsilon 5 by rows, of each round", level="noise")
         assert (each["epsilon"] > 1e5).all() and (each["rmse"] > 0.24).all()
-        assert credit["selected"].sum() == 12 and credit.loc[credit["selected"], "client"].nunique() == 4
-        entry = credit["lambda_entry"].dropna().sort_values()
-        assert entry.index[-1] == credit["z"].abs().idxmax() == "status1"
-        assert entry.iloc[-1] > 3 * entry.iloc[-2]
-        assert credit.loc[credit["client"] == "Billing", "selected"].sum() == 1
     """,
     "risk-of-small-enterprises": """
         assert n == 71_827 and len(known) == 184 and (data.truth["coef"] != 0).sum() == 26
@@ -484,12 +496,18 @@ def test_every_vignette_is_tested(render):
     assert set(render.names()) == set(CLAIMS)
 
 
+def drawing(notebook):
+    """Cells that draw a picture."""
+    shows = re.compile(r"^(?:ax = .*plot_|plt\.show)", re.MULTILINE)
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and shows.search(cell.source)]
+
+
 def check_page(name, notebook):
     """Return the notebook as text, which has every figure and no warning."""
     assert complaints(notebook) == []
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     figures = sum("image/png" in output.get("data", {}) for output in outputs)
-    assert figures == len(re.findall(r"^(?:ax = .*plot_|plt\.show)", source(name), re.MULTILINE))
+    assert figures == len(drawing(notebook))
     page = nbformat.writes(notebook)
     assert "Traceback" not in page
     assert str(ROOT) not in page
@@ -522,12 +540,13 @@ def data(request, monkeypatch, tmp_path):
         "boosting-in-one-round",
         "clusters-over-institutions",
         "curves-under-privacy",
-        "getting-started",
         "missing-blocks-and-binary-outcomes",
         "receipts",
         "regression-under-a-budget",
         "risk-of-small-enterprises",
         "selecting-across-institutions",
+        "selecting-published-simulation",
+        "six-institutions",
         "three-institutions",
         "what-an-epsilon-buys",
         "what-leaves-an-institution",
@@ -551,6 +570,13 @@ def test_engineering_and_statistical_on_either_data(render, data):
     name = "engineering-and-statistical"
     page = check_page(name, run(render, name, CLAIMS[name]))
     assert ("the tolerance of the solver" in page) == (data == "RECORDED")
+
+
+@pytest.mark.vignette
+def test_getting_started_on_either_data(render, data):
+    notebook = run(render, "getting-started", CLAIMS["getting-started"])
+    check_page("getting-started", notebook)
+    assert streams(notebook, "stdout")[0].startswith(f"{data} DATA")
 
 
 @pytest.mark.vignette
@@ -634,6 +660,12 @@ def names_of_fedstat(tree):
 
 
 @pytest.mark.parametrize("name", sorted(CLAIMS))
+def test_pictures_have_alternative_texts(render, name):
+    for cell in drawing(render.read(name)):
+        assert len(cell.metadata.get("alt", "").split()) > 5, cell.source
+
+
+@pytest.mark.parametrize("name", sorted(CLAIMS))
 def test_code_can_be_read_and_its_names_exist(name):
     ast.parse("\n".join(line.removeprefix(8 * " ") for line in CLAIMS[name].splitlines()))
     for code in cells(source(name)):
@@ -649,9 +681,9 @@ def first_cell(text):
     return cells(text)[0]
 
 
-def test_getting_started_begins_with_the_example_of_the_readme():
+def test_six_institutions_begins_with_the_example_of_the_readme():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert first_cell(source("getting-started")) == first_cell(readme)
+    assert first_cell(source("six-institutions")) == first_cell(readme)
 
 
 def test_list_of_vignettes_is_complete():
