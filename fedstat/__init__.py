@@ -11,8 +11,9 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.curves import objects as curves
 from fedstat.federation.tables.curves.array import Curve
 from fedstat.federation.tables.curves.long import LongCurve
-from fedstat.inference.combine import combine
 from fedstat.inference.compare import compare
+from fedstat.inference.repeated.combine import combine
+from fedstat.inference.repeated.pool import pool
 from fedstat.models import INSTALLED
 from fedstat.models.threats import threats
 
@@ -54,6 +55,7 @@ __all__ = [
     "datasets",
     "errors",
     "load",
+    "pool",
     "rehearse",
     "threats",
     "verify_receipt",

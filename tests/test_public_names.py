@@ -35,6 +35,7 @@ PUBLIC = [
     "datasets",
     "errors",
     "load",
+    "pool",
     "rehearse",
     "threats",
     "verify_receipt",

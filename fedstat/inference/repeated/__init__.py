@@ -1,0 +1,1 @@
+"""One analysis that was done several times: on synthetic tables, or on multiply imputed ones."""
