@@ -8,6 +8,7 @@ import pandas as pd
 
 from fedstat.errors import NotAvailableError
 from fedstat.inference.heterogeneity.influence import JointTest
+from fedstat.typing import Floats
 
 NO_PARTS = (
     "no fit without each site: it needs the sites' own parts of score and information, and masked sums have "
@@ -24,7 +25,8 @@ class SiteComparison:
     `Heterogeneity.to_frame`; `joint` tests whether all coefficients are equal at all sites, and takes them to
     have `one_dispersion` where that is estimated, and not each its own. `without_each`
     holds `left_out` and `change`, None where sums were masked. `flagged` coefficients have I2 above one half
-    and a p-value of Q, adjusted after Holm, below `alpha`.
+    and a p-value of Q, adjusted after Holm, below `alpha`. `covariances` (K, p, p) are of the sites' own
+    estimates, and `terms` the term of the formula that each coefficient belongs to.
     """
 
     sites: pd.DataFrame
@@ -36,6 +38,8 @@ class SiteComparison:
     without_each: tuple[pd.DataFrame, pd.DataFrame] | None
     flagged: tuple[str, ...]
     alpha: float
+    covariances: Floats | None = None
+    terms: tuple[str, ...] = ()
 
     @property
     def left_out(self) -> pd.DataFrame:

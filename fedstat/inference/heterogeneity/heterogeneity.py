@@ -23,6 +23,7 @@ from fedstat.inference.heterogeneity.influence import SiteScores, joint_test
 from fedstat.inference.heterogeneity.own_dispersions import OwnPart, welch_test
 from fedstat.inference.heterogeneity.random_effects import USUAL, Combining, combine
 from fedstat.inference.heterogeneity.summary import build_heterogeneity_summary
+from fedstat.inference.heterogeneity.whole_factors import FactorCombination, combine_factor
 from fedstat.inference.tables import SheetSummary
 from fedstat.typing import Floats, Matrix, Vector
 
@@ -121,6 +122,56 @@ class Heterogeneity(SiteComparison):
         names = {f"re_{ours}": theirs for ours, theirs in words.items()}
         return table[[*names, "pred_low", "pred_high", "tau2", "sites"]].rename(columns=names)
 
+    def random_effects_of(
+        self, term: str | Sequence[str], test: Literal["adhoc", "knha", "z"] = "adhoc"
+    ) -> FactorCombination:
+        """Mean of all coefficients of a factor over sites together, by multivariate random effects.
+
+        One by one the coefficients of a factor depend on its reference level, and each has a test of its own;
+        together they have one test of no effect, and one of effects that are the same everywhere.
+
+        Parameters
+        ----------
+        term : str or sequence of str
+            A term of the formula, such as ``"C(stage)"``, or names of coefficients.
+        test : {"adhoc", "knha", "z"}
+            As of :meth:`random_effects`, extended by Jackson and Riley (2014) to several coefficients.
+
+        Returns
+        -------
+        FactorCombination
+            ``to_frame()``, ``summary()``; ``pvalue`` that the factor has no effect, ``Q_pvalue`` that it has
+            the same at all sites, ``I2``, ``tau`` and ``correlation`` of the effects between sites.
+
+        Raises
+        ------
+        ModelError
+            No such term or coefficient, or an argument that is none of these.
+        EstimationError
+            Fewer than two sites determine one of the coefficients.
+
+        References
+        ----------
+        Jackson, D., Riley, R. and White, I. R. (2011). Multivariate meta-analysis: potential and promise.
+        Statistics in Medicine 30, 2481-2498.
+        """
+        names = [str(name) for name in self.estimates.columns]
+        of_term = [name for name, one in zip(names, self.terms, strict=False) if one == term]
+        wanted = of_term or ([term] if isinstance(term, str) else list(term))
+        unknown = [name for name in wanted if name not in names]
+        if unknown or not wanted:
+            known = dict.fromkeys([*self.terms, *names])
+            raise ModelError(
+                f"random_effects_of: {', '.join(map(repr, unknown)) or 'nothing'} is no term and no "
+                f"coefficient; there are: {', '.join(known)}"
+            )
+        assert self.covariances is not None
+        at = [names.index(name) for name in wanted]
+        own = self.covariances[:, at][:, :, at]
+        return combine_factor(
+            tuple(wanted), self.estimates.to_numpy()[:, at], own, test=test, alpha=self.alpha
+        )
+
     def influence(self) -> pd.DataFrame:
         """Each coefficient without each of the sites.
 
@@ -178,6 +229,7 @@ def heterogeneity(
     masked: MaskedParts | None = None,
     estimated: bool = False,
     alpha: float = 0.05,
+    terms: Sequence[str] = (),
 ) -> Heterogeneity:
     """Compare the sites of one fit with coefficients beta (p,) and dispersion `scale`.
 
@@ -185,9 +237,9 @@ def heterogeneity(
     maximum the scores sum to zero; what is left of a fit that stopped before is allowed for. `masked` is in
     the place of scores and informations that are hidden. Where the dispersion was `estimated`, the joint test
     gives each site its own, if all have a fit of their own, and is `welch_test`. `alpha` is one minus the
-    level of intervals, and the level of `Heterogeneity.flagged`. The statistics are those of
-    `random_effects.combine` and `influence.SiteScores`; an EstimationError says that a shape does not fit or
-    the information of all sites is not positive definite.
+    level of intervals, and the level of `Heterogeneity.flagged`; `terms` (p,) are those of the coefficients.
+    The statistics are those of `random_effects.combine` and `influence.SiteScores`; an EstimationError says
+    that a shape does not fit or the information of all sites is not positive definite.
     """
     if not 0.0 < alpha < 1.0 or not fits:
         raise ModelError(
@@ -226,7 +278,14 @@ def heterogeneity(
         without_each=None if without is None else (grid(without[0]), grid(without[1])),
         flagged=tuple(table.index[(table["I2"] > LARGE_I2) & (table["p_holm"] < alpha)]),
         alpha=alpha,
+        covariances=np.array([_own_covariance(fit, len(names)) for fit in fits]),
+        terms=tuple(terms),
     )
+
+
+def _own_covariance(fit: SiteFit, p: int) -> Floats:
+    """Covariance of one site's estimates, (p, p); nan where it has none."""
+    return np.full((p, p), np.nan) if fit.cov is None else np.asarray(fit.cov)
 
 
 def _check_shapes(fit: SiteFit, p: int, parts: Sequence[str]) -> None:

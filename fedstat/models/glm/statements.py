@@ -182,6 +182,7 @@ class GLMStatements(RowsResults):
                 self._fit.local,
                 masked=self._fit.masked_parts,
                 estimated=self.estimates_dispersion,
+                terms=est.terms,
             )
         except EstimationError as error:
             raise NotAvailableError(f"no heterogeneity: {error}") from error
