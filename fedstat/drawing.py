@@ -54,16 +54,22 @@ def axes_for(
     return ax
 
 
-def entitle(ax: Axes, headline: str, rest: str = "") -> None:
+def entitle(ax: Axes, headline: str, rest: str = "", top: float | None = None) -> None:
     """Write the title of a picture: a headline, and what is to be said of it in small type below.
 
-    Both are wrapped at the room that there is now; a picture with long labels is entitled last.
+    Both are wrapped at the room that there is now; a picture with long labels is entitled last. `top` is
+    where axes above these end, as a share of their height; without it, matplotlib looks where ticks do.
     """
     width = None if _is_short(headline, rest) else _room(ax)
     head, below = _wrapped(headline, TITLE, width), _wrapped(rest, SMALL, width)
     lines = below.count("\n") + 1 if below else 0
     title = ax.set_title(
-        head, loc="left", fontsize=TITLE, fontweight="bold", pad=5.0 + lines * LINE * SMALL, parse_math=False
+        *(head, None, "left"),
+        y=top,
+        pad=5.0 + lines * LINE * SMALL,
+        fontsize=TITLE,
+        fontweight="bold",
+        parse_math=False,
     )
     if below:
         # Below the headline, wherever ticks on top of the axes move it.
@@ -134,6 +140,21 @@ def width_of(ax: Axes) -> float:
     return float(figure.get_figwidth()) / columns
 
 
+def shorten(text: str, width: int) -> str:
+    """Cut the middle out of a text that is longer than `width`.
+
+    Examples
+    --------
+    >>> shorten("Market Supervision and Administration Bureau", 20)
+    'Market Sup…on Bureau'
+    """
+    if len(text) <= width:
+        return text
+    # Names differ at their ends (levels, sites); their middle says least.
+    tail = (width - 1) // 2
+    return text[: width - 1 - tail] + "…" + text[len(text) - tail :]
+
+
 def name_width(ax: Axes, share: float, most: int) -> int:
     """Characters of small type that fit into a share of the axes' part of the figure, and at most so many."""
     return int(np.clip(share * width_of(ax) * 72.0 / (0.56 * SMALL), 8, most))
@@ -163,6 +184,15 @@ def label_log_x(ax: Axes, most: int | None = None) -> None:
     ticks = log_ticks(min(ends), max(ends), wanted)
     ax.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
     ax.set_xticks([], minor=True)
+
+
+def few_ticks(ax: Axes) -> None:
+    """Leave as few ticks to the horizontal axis as keep their labels apart."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    width = ax.get_window_extent().width / figure.dpi
+    ax.locator_params(axis="x", nbins=int(np.clip(1.5 * width, 1, 8)))
 
 
 def spread(wanted: Floats, gap: float, low: float, high: float) -> Floats:
@@ -239,7 +269,8 @@ def legend_below(ax: Axes) -> None:
     assert figure is not None
     # In points, so that it stays below the label however high the axes come to be.
     place = ax.transAxes + ScaledTranslation(0.0, -40.0 / 72.0, figure.dpi_scale_trans)
-    columns = max(1, int(width_of(ax) / 1.6))
+    widest = max((text_width(label, SMALL) for label in ax.get_legend_handles_labels()[1]), default=0.0)
+    columns = max(1, int((72.0 * width_of(ax) - 50.0) / (widest + 30.0)))
     options = {"handlelength": 1.2, "columnspacing": 1.2, "borderaxespad": 0.0, "ncols": columns}
     plain_legend(ax, loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=place, **options)
 

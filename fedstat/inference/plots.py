@@ -17,15 +17,15 @@ from fedstat.drawing import (
     SMALL,
     axes_for,
     entitle,
+    few_ticks,
     label_log_x,
     label_rows,
     label_x,
     name_width,
     plain_legend,
-    width_of,
+    shorten,
 )
 from fedstat.errors import ModelError
-from fedstat.inference.tables import shorten
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Floats
 
@@ -125,7 +125,7 @@ def _bound(ax: Axes, y: Floats, rows: pd.DataFrame, reference: float, ratios: bo
     if ratios:
         label_log_x(ax)
     else:
-        ax.locator_params(axis="x", nbins=int(np.clip(1.6 * width_of(ax), 3, 9)))
+        few_ticks(ax)
     for end, limit, marker in ((low, left, "<"), (high, right, ">")):
         outside = known & ((end < left) if marker == "<" else (end > right))
         ax.plot(

@@ -15,6 +15,8 @@ import numpy as np
 from statsmodels.iolib.summary import Summary
 from statsmodels.iolib.table import SimpleTable
 
+from fedstat.drawing import shorten
+
 ALIGN = {"l": "left", "r": "right"}
 LATEX = str.maketrans(
     {
@@ -122,21 +124,6 @@ def numbered(notes: Sequence[str], width: int) -> str:
             textwrap.fill(note, width, initial_indent=label, subsequent_indent=" " * len(label))
         )
     return "\n".join(paragraphs)
-
-
-def shorten(text: str, width: int) -> str:
-    """Cut the middle out of a text that is longer than `width`.
-
-    Examples
-    --------
-    >>> shorten("Market Supervision and Administration Bureau", 20)
-    'Market Sup…on Bureau'
-    """
-    if len(text) <= width:
-        return text
-    # Names differ at their ends (levels, sites); their middle says least.
-    tail = (width - 1) // 2
-    return text[: width - 1 - tail] + "…" + text[len(text) - tail :]
 
 
 def number(value: float, digits: int = 4, error: float = 0.0) -> str:

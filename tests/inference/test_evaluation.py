@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 from numpy.testing import assert_allclose, assert_array_equal
+from pictures import JOURNAL, faults, page
 from scipy import stats
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.evaluation.bins import merge_small_bins
-from fedstat.inference.evaluation.calibration import join_bins
+from fedstat.inference.evaluation.calibration import STRIP, join_bins
 from fedstat.inference.evaluation.discrimination import discrimination
 from fedstat.inference.evaluation.evaluation import ALL, Evaluation
 from fedstat.inference.likelihood import cox_snell, mcfadden
@@ -290,7 +291,26 @@ def test_calibration_plot_shows_each_site_and_all(evaluation):
     centre, half = p + z**2 / (2 * n), z * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     drawn = [path.vertices[:, 1] for path in ax.collections[0].get_paths()]
     assert_allclose(drawn, ((centre + half * [[-1], [1]]) / (1 + z**2 / n)).T)
+    (strip,) = ax.child_axes
+    heights = [bar.get_height() for bar in strip.patches]
+    assert len(heights) == 2 * STRIP and strip.get_xlim() == ax.get_xlim()
+    assert_allclose([sum(heights[:STRIP]), sum(heights[STRIP:])], [sums[0].sum(), sums[1].sum()])
+    assert all(a >= b for a, b in zip(heights[:STRIP], heights[STRIP:], strict=True))
+    assert strip.get_title(loc="right") == f"{sums[0].sum():,.0f} rows, {sums[1].sum():,.0f} events"
     plt.close("all")
+
+
+@pytest.mark.parametrize("width", JOURNAL)
+def test_the_roc_is_drawn_with_its_areas(evaluation, width):
+    ax = evaluation.plot_roc(page(width, 4.8))
+    curves = evaluation.roc()
+    lines = {line.get_label(): line for line in ax.lines[1:]}
+    for who, found in evaluation.discrimination.items():
+        line = lines[f"{who} (AUC {found.auc:.3f})"]
+        assert_allclose(np.column_stack(line.get_data()), curves.loc[who, ["fpr", "tpr"]])
+        assert_allclose(np.trapezoid(line.get_ydata(), line.get_xdata()), found.auc)
+    assert len(lines) == len(SITES) + 1 and not faults(ax.figure)
+    assert not faults(evaluation.plot_calibration(page(width, 5.0)).figure)
 
 
 # -- pseudo R-squared --------------------------------------------------------------------------------

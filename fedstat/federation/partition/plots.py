@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from fedstat.drawing import COLOURS, INK, SMALL, entitle, name_width, pyplot, shorten, text_width, width_of
 from fedstat.federation.partition.dependence import BlockCorrelation
 from fedstat.federation.partition.describe import PartitionDescription
 from fedstat.typing import Array, Bools
@@ -17,7 +18,13 @@ from fedstat.typing import Array, Bools
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PRESENT, PARTLY, ABSENT, INK = "#0072B2", "#8EC1E3", "#E3E3E3", "#333333"
+PRESENT, PARTLY, ABSENT = COLOURS[0], "#8EC1E3", "#E3E3E3"
+MOST_ACROSS, MOST_DOWN = 12, 40
+"""Columns beside each other, and among each other, of a map of missing cells."""
+NARROW = 5.0
+"""Inches below which a scale of colours goes below."""
+DARK, SMALLEST = 0.55, 5.5
+"""Share above which a tile is dark, and points of the smallest numbers."""
 LABEL_WIDTH, MOST_UPRIGHT = 13, 6
 COUNTS_WIDTH, SHARES_HEIGHT, GAP = 2.0, 0.6, 0.1  # inches
 MOST_TICK_LABELS = 70
@@ -35,24 +42,72 @@ def draw_patterns(description: PartitionDescription, ax: Axes | None, max_patter
     _label_clients(ax, clients)
     _draw_counts(ax, shown["count"].to_numpy(), shown["share"].to_numpy())
     top = _draw_shares(ax, description.clients["missing share"].to_numpy())
-    _draw_title(top, _patterns_title(description, len(shown)))
+    lines = [line for label in _client_labels(clients)[0] for line in label.split("\n")]
+    if max(text_width(line, SMALL) for line in lines) > _tile_width(ax, len(clients)):
+        _label_clients(ax, clients, turned=True)
+    head, rest = _patterns_title(description, len(shown)).split("\n", 1)
+    entitle(ax, head, rest, top)
     return ax
 
 
 def draw_missing_cells(cells: pd.DataFrame, ax: Axes | None, n_streamed: int = 0) -> Axes:
-    """Heat map of the share of missing cells, clients by columns; grey where a client lacks a column."""
-    ax = ax if ax is not None else _new_axes(3.5 + 0.45 * cells.shape[1], 2.0 + 0.45 * len(cells))
+    """Map of the share of missing cells, with numbers; grey where a client lacks a column.
+
+    Clients are rows while columns are few; else columns are, of very many those that lack cells somewhere.
+    """
+    across = cells.shape[1] <= MOST_ACROSS
+    complete = (cells == 0.0).all() if cells.shape[1] > MOST_DOWN else pd.Series(False, cells.columns)
+    shown = cells if across else cells.loc[:, ~complete].T
+    rows, columns = ([shorten(str(name), 28) for name in axis] for axis in (shown.index, shown.columns))
+    ax = ax if ax is not None else _new_axes(min(7.0, 2.2 + 0.6 * len(columns)), 1.4 + 0.24 * len(rows))
     ax.set_facecolor(ABSENT)
-    image = ax.imshow(cells.to_numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    _label_columns(ax, list(cells.columns))
-    ax.set_yticks(
-        range(len(cells)),
-        [fill(str(client), 2 * LABEL_WIDTH, break_long_words=False) for client in cells.index],
-    )
-    _part_tiles(ax, cells.shape, 1.5)
-    ax.figure.colorbar(image, ax=ax, format=lambda share, _: f"{share:.0%}", label="share missing")
-    _draw_title(ax, _cells_title(cells, n_streamed))
+    ax.imshow(shown.to_numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    _part_tiles(ax, shown.shape, 1.5)
+    most = name_width(ax, 0.3, 28)
+    ax.set_yticks(range(len(rows)), [shorten(name, most) for name in rows], fontsize=SMALL, parse_math=False)
+    names = [shorten(name, most) for name in columns]
+    ax.set_xticks(range(len(names)), names, fontsize=SMALL, parse_math=False)
+    _quieten(ax)
+    _turn_labels(ax, names)
+    head, rest = "Missing values by client and column", _cells_said(cells, n_streamed, int(complete.sum()))
+    entitle(ax, head, rest)
+    if not _write_shares(ax, shown.to_numpy()):
+        ax.figure.colorbar(ax.images[0], ax=ax, format=lambda share, _: f"{share:.0%}", label="share missing")
     return ax
+
+
+def _turn_labels(ax: Axes, names: Sequence[str]) -> None:
+    """Turn the names of tiles upright where one is wider than its tile."""
+    if max((text_width(name, SMALL) for name in names), default=0.0) > _tile_width(ax, len(names)):
+        ax.set_xticks(range(len(names)), names, rotation=90, fontsize=SMALL, parse_math=False)
+
+
+def _tile_width(ax: Axes, n: int) -> float:
+    """Points of one of n tiles in a row, as the picture is now."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    return float(ax.get_window_extent().width / figure.dpi * 72.0) / max(n, 1)
+
+
+def _write_shares(ax: Axes, shares: Array) -> bool:
+    """Write shares into their tiles, if there is room for them."""
+    size = min(SMALL, SMALL * _tile_width(ax, shares.shape[1]) / text_width(" 100% ", SMALL))
+    if size < SMALLEST:
+        return False
+    for (i, j), share in np.ndenumerate(shares):
+        ink = "white" if share > DARK else INK if share > 0.0 else "#8A8A8A"
+        ax.text(j, i, _whole_percent(float(share)), ha="center", va="center", fontsize=size, color=ink)
+    return True
+
+
+def _whole_percent(share: float) -> str:
+    """Write a share as a whole percentage that is 0 and 100 only where nothing and everything is missing."""
+    if np.isnan(share):
+        return "–"
+    if 0.0 < share < 0.005:
+        return "<1%"
+    return ">99%" if 0.995 <= share < 1.0 else f"{share:.0%}"
 
 
 def draw_correlation(correlation: BlockCorrelation, ax: Axes | None) -> Axes:
@@ -65,17 +120,16 @@ def draw_correlation(correlation: BlockCorrelation, ax: Axes | None) -> Axes:
     _label_columns(ax, list(R.columns), both=True)
     _draw_blocks(ax, list(correlation.client_of.values()))
     _draw_doubts(ax, correlation.in_doubt().to_numpy())
-    ax.figure.colorbar(image, ax=ax, shrink=0.7, label="Spearman rank correlation", pad=0.02)
-    _draw_title(ax, _correlation_title(correlation))
+    options: Any = {"location": "bottom"} if width_of(ax) < NARROW else {"shrink": 0.7, "pad": 0.02}
+    ax.figure.colorbar(image, ax=ax, label="Spearman rank correlation", **options)
+    headline, rest = _correlation_title(correlation).split("\n", 1)
+    entitle(ax, headline, rest)
     return ax
 
 
 def _new_axes(width: float, height: float, **figure: Any) -> Axes:
-    try:
-        import matplotlib.pyplot as plt  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise ImportError("plots are drawn by matplotlib: pip install fedstat[plot]") from error
-    _, ax = plt.subplots(figsize=(min(width, 20), min(height, 20)), **({"layout": "constrained"} | figure))
+    options = {"figsize": (min(width, 20), min(height, 20)), "layout": "constrained", **figure}
+    ax: Axes = pyplot().subplots(**options)[1]
     return ax
 
 
@@ -110,17 +164,17 @@ def _part_tiles(ax: Axes, shape: tuple[int, ...], width: float) -> None:
     _quieten(ax)
 
 
-def _client_labels(clients: Sequence[str]) -> tuple[list[str], float]:
+def _client_labels(clients: Sequence[str], *, turned: bool = False) -> tuple[list[str], float]:
     """Client names as tick labels and their angle: upright while clients are few."""
-    if len(clients) <= MOST_UPRIGHT:
+    if len(clients) <= MOST_UPRIGHT and not turned:
         return [fill(client, LABEL_WIDTH, break_long_words=False) for client in clients], 0.0
-    return [fill(client, 2 * LABEL_WIDTH, break_long_words=False) for client in clients], 40.0
+    return [shorten(client, 2 * LABEL_WIDTH) for client in clients], 40.0
 
 
-def _label_clients(ax: Axes, clients: Sequence[str]) -> None:
-    labels, angle = _client_labels(clients)
+def _label_clients(ax: Axes, clients: Sequence[str], *, turned: bool = False) -> None:
+    labels, angle = _client_labels(clients, turned=turned)
     style: dict[str, Any] = {"rotation": angle, "ha": "right", "rotation_mode": "anchor"} if angle else {}
-    ax.set_xticks(range(len(clients)), labels, **style)
+    ax.set_xticks(range(len(clients)), labels, fontsize=SMALL, parse_math=False, **style)
 
 
 def _draw_counts(ax: Axes, counts: Array, shares: Array) -> None:
@@ -139,8 +193,8 @@ def _draw_counts(ax: Axes, counts: Array, shares: Array) -> None:
     _quieten(right)
 
 
-def _draw_shares(ax: Axes, shares: Array) -> Axes:
-    """Bars above the map: share of entities without a record at each client."""
+def _draw_shares(ax: Axes, shares: Array) -> float:
+    """Bars above the map: share of entities without a record at each client; returns where they end."""
     width, height = _inches(ax)
     top = ax.inset_axes((0.0, 1 + GAP / height, 1.0, SHARES_HEIGHT / height))
     top.bar(np.arange(len(shares)), shares, color="#8C8C8C", width=0.6)
@@ -151,7 +205,7 @@ def _draw_shares(ax: Axes, shares: Array) -> Axes:
     note = "share without\na record"
     top.text(1 + GAP / width, 0.0, note, transform=top.transAxes, va="bottom", fontsize="small", color=INK)
     _quieten(top)
-    return top
+    return 1.0 + (GAP + SHARES_HEIGHT) / height
 
 
 def _percent(share: float) -> str:
@@ -179,7 +233,11 @@ def _draw_blocks(ax: Axes, owners: Sequence[str]) -> None:
     centres = ends - np.array([size for _, size in sizes]) / 2 - 0.5
     right = ax.secondary_yaxis("right")
     right.set_yticks(
-        centres, [fill(client, LABEL_WIDTH, break_long_words=False) for client, _ in sizes], fontweight="bold"
+        centres,
+        [fill(shorten(client, 40), LABEL_WIDTH, break_long_words=False) for client, _ in sizes],
+        fontweight="bold",
+        fontsize=SMALL,
+        parse_math=False,
     )
     right.tick_params(length=0, colors=INK)
     right.spines["right"].set_visible(False)
@@ -207,10 +265,12 @@ def _patterns_title(description: PartitionDescription, n_shown: int) -> str:
     return "\n".join(lines)
 
 
-def _cells_title(cells: pd.DataFrame, n_streamed: int) -> str:
-    lines = ["Missing values by client and column"]
+def _cells_said(cells: pd.DataFrame, n_streamed: int, n_complete: int) -> str:
+    lines = []
     if cells.isna().to_numpy().any():
         lines.append("grey: the client lacks this column")
+    if n_complete:
+        lines.append(f"{n_complete} more columns lack nothing anywhere")
     if n_streamed:
         lines.append(f"{n_streamed} more clients have streamed tables, of which this is not known")
     return "\n".join(lines)
@@ -228,22 +288,6 @@ def _correlation_title(correlation: BlockCorrelation) -> str:
             f"dots: |r| > {correlation.threshold:g} in these pairs (adjusted p < {correlation.alpha:g})"
         )
     return "\n".join(lines)
-
-
-def _draw_title(ax: Axes, text: str) -> None:
-    """Write the first line in bold, and what follows below it in small type."""
-    headline, _, rest = text.partition("\n")
-    ax.set_title(rest, loc="left", fontsize="small", color=INK)
-    space = 8 + 12.5 * (1 + rest.count("\n")) if rest else 6
-    ax.annotate(
-        headline,
-        xy=(0, 1),
-        xycoords="axes fraction",
-        xytext=(0, space),
-        textcoords="offset points",
-        fontweight="bold",
-        annotation_clip=False,
-    )
 
 
 def _quieten(ax: Axes) -> None:

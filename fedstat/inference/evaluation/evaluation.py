@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.inference.evaluation.calibration import plot_calibration
+from fedstat.inference.evaluation.calibration import plot_calibration, plot_roc
 from fedstat.inference.evaluation.discrimination import LEVEL, Discrimination, discrimination
 from fedstat.inference.evaluation.operating import confusion_counts, rates, roc_points
 from fedstat.inference.evaluation.recalibration import Recalibration
@@ -281,11 +281,34 @@ class Evaluation:
         Returns
         -------
         matplotlib Axes
-            All sites as points, with Wilson's 95 % intervals for a binary response; each site as a line.
+            All sites as points, with Wilson's 95 % intervals for a binary response; each site as a line. A
+            strip above has the rows by their prediction, and the events among them.
         """
         curves = {site: (self.n[k], self.observed[k], self.expected[k]) for k, site in enumerate(self.sites)}
         total = (self.n.sum(axis=0), self.observed.sum(axis=0), self.expected.sum(axis=0))
         return plot_calibration(curves, total, binary=self.binary, groups=groups, ax=ax)
+
+    def plot_roc(self, ax: Axes | None = None) -> Axes:
+        """Receiver operating characteristic of each site, and of all, as :meth:`roc`.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+            With the AUC of each in the legend.
+
+        Raises
+        ------
+        NotAvailableError
+            The response is not binary, or no site has both outcomes.
+        """
+        curves = self.roc()
+        if not len(curves):
+            raise NotAvailableError("no ROC: no site has rows with the event and rows without")
+        return plot_roc(curves, {who: found.auc for who, found in self.discrimination.items()}, ax)
 
     def __repr__(self) -> str:
         auc = f", AUC {self.auc:.3f}" if self.binary else ""

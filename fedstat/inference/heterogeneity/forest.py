@@ -8,8 +8,18 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedstat.drawing import COLOURS, INK, ROWS_ONLY, axes_for, label_rows
-from fedstat.inference.tables import shorten
+from fedstat.drawing import (
+    COLOURS,
+    INK,
+    ROWS_ONLY,
+    SMALL,
+    axes_for,
+    entitle,
+    few_ticks,
+    label_rows,
+    name_width,
+    shorten,
+)
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -35,7 +45,7 @@ def plot_forest(
     is the site's weight, its inverse variance. The last row is the prediction interval for a further site; it
     ends in arrows where it is wider than the picture. A new figure is as wide as a printed page.
     """
-    ax = axes_for(ax, 7.0, 1.4 + 0.27 * (len(rows) + 3), _title(combined), ROWS_ONLY)
+    ax = axes_for(ax, 7.0, 1.4 + 0.27 * (len(rows) + 3), hidden=ROWS_ONLY)
     z = float(stats.norm.isf(alpha / 2.0))
     y = np.arange(len(rows) + 3) + np.repeat([0.0, GAP], [len(rows), 3])
     estimate = np.append(rows["estimate"].to_numpy(), [combined["estimate"], combined["re_estimate"]])
@@ -48,10 +58,14 @@ def plot_forest(
     _draw_diamond(ax, y[-2], estimate[-1], half[-1], RANDOM)
     _draw_references(ax, combined["estimate"], y[-4] + (1.0 + GAP) / 2.0)
     _draw_further(ax, y[-1], combined["pred_low"], combined["pred_high"])
-    _label_left(ax, y, [shorten(str(site), 28) for site in rows.index])
+    most = name_width(ax, 0.3, 28)
+    _label_left(ax, y, [shorten(str(site), most) for site in rows.index])
     limits = np.stack([estimate, estimate - half, estimate + half], axis=1)
     _label_right(ax, y, np.vstack([limits, [np.nan, combined["pred_low"], combined["pred_high"]]]))
-    ax.set_xlabel(f"coefficient with {100 * (1 - alpha):g} % interval", fontsize="small")
+    few_ticks(ax)
+    ax.set_xlabel(f"coefficient with {100 * (1 - alpha):g} % interval", fontsize=SMALL)
+    headline, rest = _title(combined).split("\n")
+    entitle(ax, headline, rest)
     return ax
 
 
@@ -108,7 +122,7 @@ def _label_left(ax: Axes, y: Floats, sites: list[str]) -> None:
     for label, colour in zip(ax.get_yticklabels()[-len(LABELS) :], LABELS.values(), strict=True):
         label.set(color=colour, weight="bold")
     ax.tick_params(axis="y", pad=8)
-    ax.tick_params(axis="x", labelsize="small")
+    ax.tick_params(axis="x", labelsize=SMALL)
 
 
 def _label_right(ax: Axes, y: Floats, numbers: Floats) -> None:

@@ -123,7 +123,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
 
     def plot_history(self, ax: Axes | None = None) -> Axes:
         """Loss by epoch, of the entities learned from and of those held back, each over its first."""
-        ax = axes_for(ax, 5.6, 3.6, "Learning curve", ("top", "right"))
+        ax = axes_for(ax, 5.6, 3.6, "Learning curve")
         for name, loss in (self.history / self.history.iloc[0]).items():
             ax.plot(loss.index, loss, marker="o", markersize=3, label=str(name))
         ax.axvline(self._record.fitted.trained.epoch + 1, color="0.6", linewidth=0.8, linestyle="--")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedstat.drawing import COLOURS, axes_for
+from fedstat.drawing import COLOURS, axes_for, plain_legend
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.mixture.classification import icl, relative_entropy
@@ -126,14 +126,14 @@ class ClusterSearch:
         -------
         matplotlib Axes
         """
-        ax = axes_for(ax, 5.6, 3.6, "BIC of numbers of clusters", ("top", "right"))
+        ax = axes_for(ax, 5.6, 3.6)
         for number, (Q, part) in enumerate(self.table["bic"].groupby(level="n_factors")):
             at = part.dropna().droplevel("n_factors")
             colour = COLOURS[number % len(COLOURS)]
             ax.plot(at.index, at.to_numpy(), "o-", color=colour, label=f"{Q} factor{'s' * (Q != 1)}")
         ax.set_xticks(sorted({K for K, _ in self.sizes}))
         ax.set(xlabel="clusters", ylabel="BIC, the smaller the better")
-        ax.legend(frameon=False)
+        plain_legend(ax)
         return ax
 
     def __repr__(self) -> str:

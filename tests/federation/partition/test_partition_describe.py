@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from pictures import JOURNAL, faults, page
 from scipy import stats
 from statsmodels.multivariate.cancorr import CanCorr
 from statsmodels.stats.multitest import multipletests
@@ -219,7 +220,21 @@ def test_heart_disease_hospitals_split_by_rows(shared_data):
     ]
     partition = ClientPartition.from_frame(pd.concat(parts, ignore_index=True), by="site")
     assert partition.describe().clients["entities"].tolist() == [303, 294, 123, 200]
-    assert partition.plot_missing().images[0].get_array().shape == (4, 14)
+    assert partition.plot_missing().images[0].get_array().shape == (14, 4)
+    plt.close("all")
+
+
+@pytest.mark.parametrize("width", JOURNAL)
+def test_pictures_of_a_partition_fit_a_journal(width):
+    table, columns = blocks()
+    long = {f"Market Supervision and Administration Bureau {c}": names for c, names in columns.items()}
+    partition = ClientPartition.from_frame(table, columns=long)
+    ax = partition.plot_missing(page(width, 5.0))
+    assert not faults(ax.figure)
+    assert ax.get_title(loc="left").startswith("Records of")
+    ax = partition.plot_correlation(page(width, 6.0))
+    assert not faults(ax.figure)
+    assert ax.get_title(loc="left").replace("\n", " ") == "Rank correlation within and between clients"
     plt.close("all")
 
 

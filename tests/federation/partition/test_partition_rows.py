@@ -8,6 +8,7 @@ import pandas as pd
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from pictures import JOURNAL, faults, page
 
 from fedstat.errors import PartitionError
 from fedstat.federation.door.owner.policy import Policy
@@ -234,7 +235,12 @@ def test_missing_cells_are_drawn_by_column_and_grey_where_there_is_no_column():
         [frame[name].isna().mean() if name in frame else NAN for name in names] for frame in frames.values()
     ]
     np.testing.assert_allclose(drawn, expected)
-    assert "grey: the client lacks this column" in ax.get_title(loc="left")
+    texts = [text.get_text() for text in ax.texts]
+    assert "grey: the client lacks this column" in texts
+    shares = np.ravel(expected)
+    assert [text for text in texts if text[-1] in "%–"] == [
+        "–" if np.isnan(share) else f"{share:.0%}" for share in shares
+    ]
     plt.close("all")
 
 
@@ -355,3 +361,23 @@ def test_the_layout_says_what_it_needs(options, expected, tmp_path):
         ClientPartition.from_frames(BASE, **options)
     with pytest.raises(PartitionError, match=expected):
         ClientPartition.from_files(written(tmp_path, BASE, ".csv"), **options)
+
+
+@pytest.mark.parametrize("width", JOURNAL)
+def test_many_columns_stand_below_each_other_in_a_map_of_missing_cells(width):
+    rng = np.random.default_rng(0)
+    names = [f"a ratio of the balance sheet with a long name, {j}" for j in range(64)]
+    frames = {}
+    for k, site in enumerate(["Commercial court of the capital", "Tax office $x_$", "Bank", "Statistics"]):
+        values = np.where(rng.random((1000, 64)) < 0.3, np.nan, 1.0)
+        values[:, 20:] = 1.0
+        values[: 1 if k else 999, 0], values[1 if k else 999 :, 0] = np.nan, 1.0
+        values[:k, 1], values[k:, 1] = np.nan, 1.0
+        frames[site] = pd.DataFrame(values, columns=names)
+    ax = rows_of(frames).plot_missing(page(width, 6.0))
+    assert ax.images[0].get_array().shape == (20, 4)
+    texts = [text.get_text() for text in ax.texts]
+    assert "44 more columns lack nothing anywhere" in texts and {">99%", "<1%", "0%"} <= set(texts)
+    assert len(ax.get_yticklabels()) == 20 and ax.get_yticklabels()[3].get_text().endswith(", 3")
+    assert not faults(ax.figure)
+    plt.close("all")

@@ -203,7 +203,7 @@ def test_predictions_are_means_and_a_file_keeps_all(tmp_path):
     again = fs.load(tmp_path / "boost.fed")
     assert str(again.summary()) == text
     pd.testing.assert_frame_equal(again.cv, result.cv)
-    assert result.plot("path").get_title(loc="left") == "Loss along the path" and result.plot("cv").has_data()
+    assert result.plot("path").get_ylabel() == "loss" and result.plot("cv").has_data()
     for statement in ("refit", "split", "entry_test"):
         with pytest.raises(NotAvailableError, match="where squares are minimised"):
             getattr(result, statement)()

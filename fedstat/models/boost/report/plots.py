@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from fedstat.drawing import COLOURS, axes_for, label_rows, pyplot
+from fedstat.drawing import (
+    COLOURS,
+    OPEN,
+    ROWS_ONLY,
+    SMALL,
+    TITLE,
+    axes_for,
+    entitle,
+    label_rows,
+    legend_below,
+    name_width,
+    plain_legend,
+    pyplot,
+    shorten,
+)
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
@@ -22,7 +36,8 @@ def draw_surface(frame: pd.DataFrame, label: str, response: str, ax: Axes | None
     where the band is apart from zero.
     """
     of, rest = frame.columns[0], [name for name in ("s", "x", "t") if name in frame.columns]
-    ax = axes_for(ax, 6.0, 4.5, f"{label} on {response}")
+    ax = axes_for(ax, 6.0, 4.5, hidden=OPEN if len(rest) < 2 else ())
+    entitle(ax, f"{label} on {response}")
     if len(rest) == 2:
         table = frame.pivot_table("estimate", rest[0], rest[1])
         size = float(np.nanmax(np.abs(table.to_numpy()))) or 1.0
@@ -53,7 +68,7 @@ def draw_surface(frame: pd.DataFrame, label: str, response: str, ax: Axes | None
             for side in ("band_lower", "band_upper"):
                 ax.plot(x, rows[side], color=colour, linewidth=0.8, linestyle=":")
     if of not in rest:
-        ax.legend(frameon=False)
+        plain_legend(ax)
     ax.set_xlabel(axis_name(rest[0], label) if rest else "", parse_math=False)
     ax.set_ylabel("effect")
     return ax
@@ -67,36 +82,37 @@ def axis_name(argument: str, label: str) -> str:
 def draw_path(path: pd.DataFrame, ax: Axes | None) -> Axes:
     """R-squared or loss along the path, with a mark of the learner's colour at every step."""
     what = path.columns[1]
-    name = "Loss" if what == "loss" else "R-squared"
-    ax = axes_for(ax, 6.5, 4.0, f"{name} along the path", ("top", "right"))
+    name = "loss" if what == "loss" else "R-squared"
+    ax = axes_for(ax, 6.5, 4.0, "Steps of boosting")
     ax.plot(path.index, path[what], color="0.7", linewidth=1.0, zorder=0)
     for i, (label, rows) in enumerate(path.groupby("learner", sort=False)):
         colour = COLOURS[i % len(COLOURS)]
         ax.plot(rows.index, rows[what], ".", color=colour, markersize=4.0, label=str(label))
-    ax.legend(frameon=False)
-    ax.set_xlabel("step")
+    ax.set(xlabel="step", ylabel=name)
+    legend_below(ax)
     return ax
 
 
 def draw_cv(cv: pd.DataFrame, mstop: int, ax: Axes | None) -> Axes:
     """Loss of the folds that are left out, with its standard error, and the step that is taken."""
-    ax = axes_for(ax, 6.5, 4.0, "Loss of left-out folds", ("top", "right"))
+    ax = axes_for(ax, 6.5, 4.0, "Cross-validation")
     ax.plot(cv.index, cv["loss"], color=COLOURS[0])
     ax.fill_between(cv.index, cv["loss"] - cv["se"], cv["loss"] + cv["se"], alpha=0.2, linewidth=0.0)
     ax.axvline(mstop, color="0.5", linestyle="--", linewidth=1.0)
     ax.set_xlabel("step")
-    ax.set_ylabel("loss")
+    ax.set_ylabel("loss of left-out folds")
     return ax
 
 
 def draw_importance(learners: pd.DataFrame, ax: Axes | None) -> Axes:
     """Share of each learner in what is explained, the largest on top."""
     learners = learners.sort_values("explained", ascending=False)
-    ax = axes_for(ax, 6.0, 1.0 + 0.35 * len(learners), "Share in what is explained", ("top", "right", "left"))
+    ax = axes_for(ax, 6.0, 0.9 + 0.3 * len(learners), "Importance", ROWS_ONLY)
     at = np.arange(len(learners), dtype=float)
     ax.barh(at, 100.0 * learners["explained"], color=COLOURS[0])
-    label_rows(ax, at, [str(name) for name in learners.index])
-    ax.set_xlabel("%")
+    most = name_width(ax, 0.42, 36)
+    label_rows(ax, at, [shorten(str(name), most) for name in learners.index])
+    ax.set_xlabel("share in what is explained, %")
     return ax
 
 
@@ -107,28 +123,30 @@ def draw_effects(effects: Mapping[str, pd.DataFrame], response: str) -> np.ndarr
     figure, axes = plt.subplots(rows, 2, figsize=(7.2, 2.7 * rows), layout="constrained", squeeze=False)
     for ax, (label, frame) in zip(axes.ravel(), effects.items(), strict=False):
         draw_surface(frame, label, response, ax)
-        ax.set_title(label, loc="left", fontsize="medium", parse_math=False)
+        entitle(ax, label)
     for ax in axes.ravel()[len(effects) :]:
         ax.set_axis_off()
-    figure.suptitle(f"Effects on {response}", x=0.01, ha="left", fontsize="medium", parse_math=False)
+    figure.suptitle(
+        f"Effects on {response}", x=0.01, ha="left", fontsize=TITLE, fontweight="bold", parse_math=False
+    )
     return np.asarray(axes)
 
 
 def draw_curves(t: Floats, observed: Floats, fitted: Floats, names: Sequence[str], ax: Axes | None) -> Axes:
     """Draw curves (m, G): what was observed as points, what is fitted as lines."""
-    ax = axes_for(ax, 6.5, 4.0, "Observed (points) and fitted (lines)", ("top", "right"))
+    ax = axes_for(ax, 6.5, 4.0, "Observed (points) and fitted (lines)")
     for i, name in enumerate(names):
         colour = COLOURS[i % len(COLOURS)]
         ax.plot(t, observed[i], "o", color=colour, markersize=2.5, alpha=0.6)
         ax.plot(t, fitted[i], color=colour, label=name)
-    ax.legend(frameon=False, title="row", fontsize="small")
+    plain_legend(ax, title="row", title_fontsize=SMALL)
     ax.set_xlabel("t")
     return ax
 
 
 def draw_scatter(fitted: Floats, observed: Floats, response: str, ax: Axes | None) -> Axes:
     """Draw what was observed against what is fitted, beside the line on which both are the same."""
-    ax = axes_for(ax, 4.5, 4.5, "Observed against fitted", ("top", "right"))
+    ax = axes_for(ax, 4.5, 4.5)
     ax.plot(fitted, observed, "o", color=COLOURS[0], markersize=3.0, alpha=0.5, markeredgewidth=0.0)
     ends = np.nanmin(fitted), np.nanmax(fitted)
     ax.plot(ends, ends, color="0.4", linewidth=1.0, linestyle="--")

@@ -130,7 +130,7 @@ class AuditResults:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the ROC curve beside the trade-off that is claimed: above it no test may be."""
-        ax = axes_for(ax, 4.8, 4.6, f"Who was in? As seen by {self.view}", ("top", "right"))
+        ax = axes_for(ax, 4.8, 4.6, f"Who was in? As seen by {self.view}")
         x = np.linspace(0.0, 1.0, 501)
         claimed = ndtr(ndtri(x) + self.mu)
         ax.fill_between(x, claimed, 1.0, color="0.9", linewidth=0.0)

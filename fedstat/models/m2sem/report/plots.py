@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from fedstat.drawing import COLOURS, axes_for
+from fedstat.drawing import COLOURS, SMALL, axes_for, shorten
 from fedstat.errors import NotAvailableError
-from fedstat.inference.tables import shorten
 from fedstat.models.m2sem.report.record import M2SEMRecord
 from fedstat.typing import Floats
 
@@ -78,14 +77,14 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
             ax.plot(values.to_numpy(), y, "o-", color=colour, linewidth=1.0, markersize=4, label=label)
         ax.axvline(0.0, color="0.7", linewidth=0.8, zorder=0)
         names = [shorten(str(key[2]), 28) for key in part.index]
-        ax.set_yticks(y, names, fontsize="x-small", parse_math=False)
+        ax.set_yticks(y, names, fontsize=SMALL, parse_math=False)
         title = str(client) if client == modality else f"{client}: {modality}"
-        ax.set_title(title, fontsize="small", loc="left", parse_math=False)
+        ax.set_title(title, fontsize=SMALL, fontweight="bold", loc="left", parse_math=False)
         ax.set_ylim(-0.6, len(part) - 0.4)
         ax.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("distance from the mean of all, in standard deviations of the column")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper right", frameon=False, fontsize="small", ncols=2)
+    figure.legend(handles, labels, loc="upper right", frameon=False, fontsize=SMALL, ncols=2)
     figure.set_layout_engine("none")
     figure.tight_layout(rect=(0.0, 0.0, 1.0, 1.0 - 0.35 / figure.get_figheight()))
     return figure
@@ -94,12 +93,12 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
 def plot_profile_heat(r: M2SEMRecord, ax: Axes | None) -> Axes:
     """Draw a row for each column, a column for each cluster."""
     frame = places(r, bool(r.features["selected"].any())).iloc[:MOST_COLUMNS]
-    ax = axes_for(ax, 3.0 + 0.5 * len(frame.columns), 1.2 + 0.2 * len(frame), "Profiles of the clusters")
+    ax = axes_for(ax, 3.0 + 0.5 * len(frame.columns), 1.2 + 0.2 * len(frame), "Profiles of the clusters", ())
     values = frame.to_numpy()
     most = max(float(np.abs(values).max()), 1e-12)
     image = ax.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     names = [shorten(f"{client}: {name}", 40) for client, _, name in frame.index]
-    ax.set_yticks(range(len(frame)), names, fontsize="x-small", parse_math=False)
+    ax.set_yticks(range(len(frame)), names, fontsize=SMALL, parse_math=False)
     ax.set_xticks(range(len(frame.columns)), [f"{k}" for k in frame.columns])
     ax.set_xlabel("cluster")
     ax.figure.colorbar(image, ax=ax, label="standard deviations of the column")

@@ -19,11 +19,11 @@ from fedstat.drawing import (
     legend_below,
     name_width,
     plain_legend,
+    shorten,
     width_of,
 )
 from fedstat.errors import ModelError
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.tables import shorten
 from fedstat.models.vglm.report.outcome import Selection
 from fedstat.typing import Bools, Floats
 
