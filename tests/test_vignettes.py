@@ -31,6 +31,14 @@ CLAIMS = {
         assert approved.converged and list(owned.sites["Hungary"].pending) not in ([], [digest])
         assert (first == again).all() and owner.privacy.releases == 1
     """,
+    "a-trial-in-sixteen-regions": """
+        assert explanation.passes and result.converged and clustered.converged
+        assert ratio.iloc[0] < 2 / 3 < ratio.iloc[1]
+        assert by_region.compare_lr_test(result).pvalue < 0.001
+        assert 1.2 < clustered.bse["treated"] / plain.bse["treated"] < 1.8
+        assert interval.iloc[0] < -4 < interval.iloc[1]
+        assert result.heterogeneity.joint.pvalue < 0.05
+    """,
     "boosting-in-one-round": """
         assert exact.ledger.rounds < 10 and len(exact.path) == 100
         of = scores_of["mape"]
@@ -537,6 +545,7 @@ def data(request, monkeypatch, tmp_path):
     [
         "adding-a-family",
         "a-sites-policy",
+        "a-trial-in-sixteen-regions",
         "boosting-in-one-round",
         "clusters-over-institutions",
         "curves-under-privacy",
