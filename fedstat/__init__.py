@@ -4,7 +4,7 @@ from importlib import import_module
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
-from fedstat import datasets, errors
+from fedstat import datasets, errors, results
 from fedstat.federation.account.verification import verify_receipt
 from fedstat.federation.door.owner.policy import Budget, Policy
 from fedstat.federation.partition.partition import ClientPartition
@@ -57,6 +57,7 @@ __all__ = [
     "load",
     "pool",
     "rehearse",
+    "results",
     "threats",
     "verify_receipt",
 ]

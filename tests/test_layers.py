@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "federation": {*FOUNDATION, "kernels", "privacy"},
     "inference": {*FOUNDATION, "kernels", "privacy"},
     "models": {*FOUNDATION, "kernels", "privacy", "federation", "inference"},
+    "results": {"federation", "inference", "models"},
     "operator": {*FOUNDATION, "privacy", "federation"},
 }
 BUILDS_ON = {"copula_glm": "copula", "boost": "copula"}

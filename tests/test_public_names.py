@@ -37,6 +37,7 @@ PUBLIC = [
     "load",
     "pool",
     "rehearse",
+    "results",
     "threats",
     "verify_receipt",
 ]

@@ -66,6 +66,13 @@ def make_blocks(
     ------
     ModelError
         If an argument is out of its range, or if "A" holds the response and lacks records.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_blocks(200, seed=1)
+    >>> list(data.frames), data.key, data.truth.shape
+    (['Response', 'A', 'B', 'C'], 'id', (7, 2))
     """
     _check_blocks(n, p, missing, mechanism, r2, response_with_block)
     rng = np.random.default_rng(seed)

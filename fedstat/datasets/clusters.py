@@ -67,6 +67,13 @@ class SimulatedClusters:
         of the variable, or the probability of the category.
     shares : tuple of float
         Probability of every cluster.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_clusters(200, ["continuous", "ordinal"], p=3, seed=1)
+    >>> data.labels.nunique(), len(data.columns), data.key
+    (2, 6, 'id')
     """
 
     frames: dict[str, pd.DataFrame]

@@ -39,6 +39,13 @@ class SimulatedSelection:
         True intercept.
     complete : DataFrame
         Key, response and all columns.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_selection(100, seed=1)
+    >>> data.response, int((data.truth.iloc[:, -1] != 0).sum())
+    ('y', 60)
     """
 
     frames: dict[str, pd.DataFrame]
@@ -97,6 +104,13 @@ def make_selection(
     ----------
     Tang, Feng, Li and Wang, "Data privatization in vertical federated learning with client-wise missing
     problem", arXiv 2511.20876.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_selection(100, seed=1)
+    >>> [frame.shape for frame in data.frames.values()]
+    [(100, 22), (100, 21), (100, 21), (100, 21), (100, 21)]
     """
     require(n >= 2, f"make_selection: expected n of at least 2 entities, received {n}.")
     require(
@@ -125,6 +139,12 @@ def load_selection_published() -> pd.DataFrame:
     DataFrame
         Index ``family`` and ``n``; columns ``rmse``, ``gmean`` and ``fdr``, means of 100 data sets. The root
         mean squared error is that of all coefficients, the G-mean that of sensitivity and specificity.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> fs.datasets.load_selection_published().columns.tolist()
+    ['rmse', 'gmean', 'fdr']
     """
     index = pd.MultiIndex.from_product([["normal", "binomial"], [1_000, 3_000, 5_000]], names=["family", "n"])
     return pd.DataFrame(

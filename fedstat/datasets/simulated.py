@@ -34,6 +34,13 @@ class SimulatedData:
         Covariance of the covariates in the population, p x p.
     complete : DataFrame
         Key, response and all p covariates of all n entities, before records were withheld.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_sme(500)
+    >>> data.response, data.key, len(data.frames), len(data.complete)
+    ('NPGR', 'enterprise_id', 6, 500)
     """
 
     frames: dict[str, pd.DataFrame]

@@ -39,6 +39,13 @@ class SimulatedSites:
         True coefficients: index ``variable``, one column per site.
     intercept : float
         True intercept of every site.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_logistic_sites("I", shift=1.0, seed=1)
+    >>> data.train.shape, data.test.shape, data.response, data.truth.columns.tolist()
+    ((4900, 10), (2100, 10), 'y', ['Site 1', 'Site 2', 'Site 3'])
     """
 
     train: pd.DataFrame
@@ -102,6 +109,13 @@ def make_logistic_sites(
     ----------
     Li, Miao, Wu et al. (2024), "Federated learning in healthcare: a benchmark comparison of engineering
     and statistical approaches for structured data analysis", Health Data Science 4:0196, supplement.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_logistic_sites(seed=1)
+    >>> data.train.groupby(data.site).size().tolist(), data.intercept
+    ([700, 1400, 2800], 0.0)
     """
     _check_setting(setting, shift, size)
     step = (shift or 0.0) * np.array([-1.0, 0.0, 1.0])
@@ -264,6 +278,13 @@ def make_hospitals(seed: int | np.random.Generator = 5) -> pd.DataFrame:
     References
     ----------
     Janosi, Steinbrunn, Pfisterer and Detrano (1988), Heart Disease, UCI Machine Learning Repository.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()
+    >>> table.shape, table["hospital"].nunique()
+    ((920, 15), 4)
     """
     rng = np.random.default_rng(seed)
     tables = [_draw_hospital(h, name, n, rng) for h, (name, n) in enumerate(HOSPITALS.items())]

@@ -81,6 +81,13 @@ def make_sme(
     ------
     ModelError
         If an argument is out of its range.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_sme(500)
+    >>> len(data.frames), len(data.truth), data.response
+    (6, 35, 'NPGR')
     """
     require(n >= 200, f"make_sme: expected n of at least 200 enterprises, received {n}.")
     require(missing in SLOPES, f"make_sme: expected missing to be 'mcar' or 'mar', received {missing!r}.")
@@ -105,6 +112,13 @@ def load_sme() -> dict[str, pd.DataFrame]:
     dict of str to DataFrame
         One table per institution, keyed by ``enterprise_id``: "Platform" with the response ``NPGR``, then
         the five institutions of :func:`make_sme`. Simulated; see ``data/sme/README.md``.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> frames = fs.datasets.load_sme()
+    >>> frames["Platform"].columns.tolist(), len(frames["Platform"])
+    (['enterprise_id', 'NPGR'], 5000)
     """
     folder = _data_folder() / "sme"
     clients = (SME_RESPONSE_HOLDER, *SME_MISSING)
@@ -121,6 +135,12 @@ def load_sme_published() -> pd.DataFrame:
         ``single``, ``cc``, ``impute``, ``cc_vfem`` and ``impute_vfem``, the columns ``_coef``, ``_se`` and
         ``_significant`` (1: starred). Single uses the covariates of the Credit Agency only and is NaN
         elsewhere.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> fs.datasets.load_sme_published().shape
+    (35, 17)
     """
     return _read_csv(_data_folder() / "sme" / "published.csv").set_index("variable")
 
@@ -137,6 +157,15 @@ def write_sme_sample(folder: str | Path) -> list[Path]:
     -------
     list of Path
         The files, values rounded to 5 decimals.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import fedstat as fs
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     files = fs.datasets.write_sme_sample(folder)
+    >>> [file.name for file in files][:2]
+    ['platform.csv', 'credit-agency.csv']
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -45,6 +45,14 @@ class Comparison(SheetSummary):
     bottom : DataFrame
         Text cells, one row per figure of the whole fit.
     notes : tuple of str
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> table = fs.compare({"common": fs.GLORE.from_formula("num > 0 ~ age", partition).fit()})
+    >>> table.to_frame().columns.tolist(), "age" in table.as_text()
+    (['common'], True)
     """
 
     def __init__(self, coefficients: pd.DataFrame, bottom: pd.DataFrame, notes: tuple[str, ...]) -> None:
@@ -111,7 +119,12 @@ def compare(
 
     Examples
     --------
-    >>> print(compare({"CC": cc, "Impute": impute, "VFEM": vfem}))  # doctest: +SKIP
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> small = fs.GLORE.from_formula("num > 0 ~ age", partition).fit()
+    >>> large = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+    >>> fs.compare({"age": small, "age and sex": large}).to_frame().shape
+    (7, 2)
     """
     if not isinstance(results, Mapping):
         raise ModelError(

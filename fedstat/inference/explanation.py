@@ -37,6 +37,16 @@ class Explanation:
     learned : sequence of (str, str)
         Who, and what he could learn.
     notes : sequence of str
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> told = fs.GLORE.from_formula("num > 0 ~ age", partition).explain()
+    >>> told.call, told.passes, len(told.rounds), told.refused
+    ('GLORE.fit()', True, 5, {})
+    >>> len(told.tidy()) == len(told.table), told.totals().index.tolist()
+    (True, ['coordinator', 'Cleveland', 'Hungary', 'Long Beach', 'Switzerland'])
     """
 
     call: str

@@ -16,7 +16,14 @@ SMALLEST_TOLD = 1e-16
 
 
 class LRTest(NamedTuple):
-    """Likelihood ratio test: statistic, p-value, degrees of freedom."""
+    """Likelihood ratio test: statistic, p-value, degrees of freedom.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> fs.results.LRTest(statistic=4.0, pvalue=0.0455, df_diff=1).df_diff
+    1
+    """
 
     statistic: float
     pvalue: float
@@ -24,7 +31,14 @@ class LRTest(NamedTuple):
 
 
 class FTest(NamedTuple):
-    """F test of deviances: statistic, p-value, degrees of freedom of the numerator."""
+    """F test of deviances: statistic, p-value, degrees of freedom of the numerator.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> fs.results.FTest(statistic=4.0, pvalue=0.0466, df_diff=1).df_diff
+    1
+    """
 
     statistic: float
     pvalue: float

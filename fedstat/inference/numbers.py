@@ -23,6 +23,28 @@ class EstimateNumbers:
     """The numbers of a federated fit, and what follows from them alone.
 
     Any statement that this fit cannot make raises a NotAvailableError that says why.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fit = fs.FederatedGLM.from_formula("num ~ age + sex", partition).fit()
+    >>> fit.params.round(3).to_dict()
+    {'Intercept': -1.38, 'age': 0.034, 'sex': 0.668}
+    >>> bool((fit.tvalues == fit.params / fit.bse).all()), bool((fit.zvalues == fit.tvalues).all())
+    (True, True)
+    >>> fit.pvalues.index.tolist(), fit.conf_int(0.1).shape, fit.cov_params().shape
+    (['Intercept', 'age', 'sex'], (3, 2), (3, 3))
+    >>> fit.clients.tolist(), fit.model.endog_names
+    (['', '', ''], 'num')
+    >>> fit.nobs, fit.df_model, fit.df_resid, fit.use_t, fit.df_inference
+    (920, 2.0, 917.0, True, 917.0)
+    >>> fit.converged, fit.cov_type, fit.model_name, fit.method_name
+    (True, 'nonrobust', 'Federated GLM', '')
+    >>> bool(fit.aic < fit.bic), bool(fit.llf < 0.0), round(fit.scale, 2)
+    (True, True, 1.12)
+    >>> fit.ledger.rounds > 1, fit.receipt().sites().index.tolist() == list(partition.clients)
+    (True, True)
     """
 
     model_name = "Federated regression"

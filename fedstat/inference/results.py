@@ -47,6 +47,20 @@ class FederatedResults(EstimateNumbers):
     ------
     NotAvailableError
         By any statement that this fit cannot make; the message says why.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fit = fs.FederatedGLM.from_formula("num ~ age + C(cp)", partition).fit()
+    >>> fit.f_test("age = 0").distribution
+    'F'
+    >>> fit.wald_test_terms().table.index.tolist()
+    ['Intercept', 'age', 'C(cp)']
+    >>> "C(cp)" in fit.summary().as_text()
+    True
+    >>> bool(fit.plot_coefficients().has_data())
+    True
     """
 
     # -- hypotheses ------------------------------------------------------------------------------
@@ -70,7 +84,13 @@ class FederatedResults(EstimateNumbers):
 
         Examples
         --------
-        >>> result.t_test("Sex[T.male] = 0")  # doctest: +SKIP
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedGLM.from_formula("num ~ age + sex", partition).fit()
+        >>> fit.t_test("age = 0").effect.round(3)
+        array([0.034])
+        >>> fit.t_test(["age = 0", "sex = 10 * age"]).pvalue.shape
+        (2,)
         """
         params, cov = self.estimate.params, self._cov()
         return hypotheses.t_test(params, cov, self._read(r_matrix), df=self.df_inference)
@@ -80,6 +100,15 @@ class FederatedResults(EstimateNumbers):
 
         The F form, with `df_inference` or else `df_resid` degrees of freedom in the denominator, is taken by
         default where `use_t`, as in statsmodels.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedGLM.from_formula("num ~ age + C(cp)", partition).fit()
+        >>> both = fit.wald_test("age = 0, C(cp)[T.2] = 0")
+        >>> both.distribution, bool(both.pvalue < 0.001)
+        ('F', True)
         """
         df = (self.df_inference or self.df_resid) if (self.use_t if use_f is None else use_f) else None
         return hypotheses.wald_test(self.estimate.params, self._cov(), self._read(r_matrix), df=df)
@@ -131,6 +160,16 @@ class FederatedResults(EstimateNumbers):
             One of them has no log-likelihood.
         EstimationError
             The restricted fit has the larger log-likelihood.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> large = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> small = fs.GLORE.from_formula("num > 0 ~ age", partition).fit()
+        >>> test = large.compare_lr_test(small)
+        >>> test.df_diff, bool(test.pvalue < 0.001)
+        (1.0, True)
         """
         return lr_test(self, restricted)
 
@@ -152,6 +191,17 @@ class FederatedResults(EstimateNumbers):
             ``client``, ``name``, ``term``, ``estimate``, ``std_error``, ``statistic``, ``p_value``,
             ``conf_low``, ``conf_high``. Where the fit has no covariance the last five are nan and
             ``frame.attrs["note"]`` says why.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.tidy(exponentiate=True)[["name", "estimate", "conf_low", "conf_high"]].round(2)
+                name  estimate  conf_low  conf_high
+        0  Intercept      0.01      0.01       0.04
+        1        age      1.06      1.05       1.08
+        2        sex      4.41      3.06       6.38
         """
         est = self.estimate
         frame = pd.DataFrame({"client": est.clients, "name": est.names, "term": est.terms}, dtype=object)

@@ -118,6 +118,14 @@ class Explainable:
             The family cannot tell.
         ModelError, EstimationError
             As the fit, as far as it does not depend on the data.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> told = fs.GLORE.from_formula("num > 0 ~ age", partition).explain()
+        >>> told.passes, told.totals().index.tolist()
+        (True, ['coordinator', 'Cleveland', 'Hungary', 'Long Beach', 'Switzerland'])
         """
         if self._plan is None:
             raise NotAvailableError(

@@ -72,6 +72,15 @@ class Saveable:
         Parameters
         ----------
         path : str or Path
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.save("heart.fed")
+        >>> bool((fs.load("heart.fed").params == fit.params).all())
+        True
         """
         Path(path).write_bytes(self._packed())
 
@@ -120,6 +129,14 @@ def load(path: str | Path) -> Any:
     ------
     ModelError
         The file is not one that fedstat saved, or a former version saved it.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().save("heart.fed")
+    >>> fs.load("heart.fed").params.round(2).to_dict()
+    {'Intercept': -4.24, 'age': 0.06, 'sex': 1.48}
     """
     path = Path(path)
     return read_results(path.read_bytes(), path.name)

@@ -47,6 +47,14 @@ class BlockCorrelation:
         ``max_abs > threshold``. The test is NaN where too few entities are common.
     alpha, threshold : float
         What decides ``flagged``.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_blocks(300, seed=1)
+    >>> dependence = fs.ClientPartition.from_frames(data.frames, on=data.key).correlation()
+    >>> round(dependence.mean_between, 1), round(dependence.mean_within, 1), dependence.in_doubt().shape
+    (0.1, 0.3, (8, 8))
     """
 
     matrix: pd.DataFrame

@@ -50,6 +50,14 @@ class PartitionDescription:
     budgets : mapping of str to BudgetSpent
         How the privacy budget of a client stands that has one; where the client is another process, when the
         partition was connected.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> described = partition.describe()
+    >>> described.title, described.n_complete
+    ("Vertical partition: 5,000 entities, 6 clients, key 'enterprise_id'", 3)
     """
 
     layout: Layout

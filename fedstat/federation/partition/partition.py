@@ -12,7 +12,7 @@ from narwhals.typing import IntoDataFrame
 
 from fedstat.documented import described_in
 from fedstat.errors import PartitionError
-from fedstat.federation.carry.remote import Carrier, RemoteEngine
+from fedstat.federation.carry.remote import Carrier
 from fedstat.federation.design.observed import Partial
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.partition.connect import connect
@@ -83,6 +83,18 @@ class ClientPartition(PartitionViews):
     coordinator : str
         Connected to, vertical: the client at whose institution the coordinator is, or "apart". Empty where
         that follows from the formula.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital").layout
+    'horizontal'
+    >>> sme = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> sme.layout, sme.n_entities, len(sme.clients)
+    ('vertical', 5000, 6)
+    >>> fs.ClientPartition.connect("federation.toml")  # which is not here
+    Traceback (most recent call last):
+    fedstat.errors.PartitionError: ...
     """
 
     @classmethod
@@ -278,6 +290,14 @@ class ClientPartition(PartitionViews):
         ------
         PartitionError
             If a file is absent or unreadable, or the tables cannot be linked.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> paths = fs.datasets.write_sme_sample("sme")
+        >>> tables = {path.stem: path for path in paths}
+        >>> fs.ClientPartition.from_files(tables, on="enterprise_id").n_entities
+        5000
         """
         check.refuse(check.client_problems(paths))
         read = open_table if layout == "horizontal" else read_table
@@ -342,24 +362,6 @@ class ClientPartition(PartitionViews):
             A site has too few rows, or its owner does not allow the question.
         """
         return cls._of(connect(path, journal, without, carrier))
-
-    def close(self) -> None:
-        """End what :meth:`connect` began at the sites, which is the job of an analysis over NVIDIA FLARE.
-
-        Nothing is ended where another analyst began it, nor over a folder or in one process. ``with`` does
-        the same: ``with ClientPartition.connect(...) as partition:``.
-        """
-        if isinstance(self._engine, RemoteEngine):
-            self._engine.close()
-
-    def __enter__(self) -> ClientPartition:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __copy__(self) -> ClientPartition:
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy tables and settings, of which :meth:`_again` makes sites with keys of their own."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 
 from fedstat.errors import NotAvailableError, PartitionError
+from fedstat.federation.carry.remote import RemoteEngine
 from fedstat.federation.design.observed import Partial
 from fedstat.federation.door.site import Site
 from fedstat.federation.partition import plots
@@ -37,7 +38,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class PartitionViews:
-    """The fields of :class:`~fedstat.ClientPartition`, described there, with their descriptions and plots."""
+    """The fields of :class:`~fedstat.ClientPartition`, described there, with their descriptions and plots.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> partition.clients[:2], partition.n_entities, len(partition.pooled_columns)
+    (('Cleveland', 'Hungary'), 920, 14)
+    >>> partition.curves["Hungary"], partition.frames["Hungary"].shape
+    ({}, (294, 14))
+    >>> list(partition.fingerprints) == list(partition.clients), type(partition.engine).__name__
+    (True, 'LocalEngine')
+    >>> partition.presence().sum().tolist()
+    [303, 294, 200, 123]
+    >>> partition.published().loc["Hungary"].index.tolist()
+    ['hospital']
+    >>> bool(partition.plot_missing().has_data())
+    True
+    >>> partition.close()  # of no effect in one process
+    """
 
     layout: Layout
     key: tuple[str, ...]
@@ -119,6 +139,14 @@ class PartitionViews:
         them, by `partial`; a fit merges those that are too small to be released, and its summary says which.
 
         Of streamed tables only what their metadata tell is known: columns and rows.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+        >>> described = partition.describe()
+        >>> described.n_complete, described.clients.index.tolist()[:2], len(described.patterns)
+        (3, ['Platform', 'Credit Agency'], 23)
         """
         if self.layout == "horizontal":
             pooled = (*self.pooled_columns, *common_columns(map(tuple, self.curves.values())))
@@ -174,6 +202,17 @@ class PartitionViews:
             If the layout is horizontal or no client has a numeric column.
         NotAvailableError
             The clients are in other processes.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_blocks(300, seed=1)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> dependence = partition.correlation()
+        >>> dependence.matrix.shape, dependence.in_doubt().shape
+        ((8, 8), (8, 8))
+        >>> bool(partition.plot_correlation().has_data())
+        True
         """
         if self.layout == "horizontal":
             raise PartitionError(
@@ -247,6 +286,24 @@ class PartitionViews:
             As in :meth:`correlation`.
         """
         return plots.draw_correlation(self.correlation(alpha=alpha, threshold=threshold), ax)
+
+    def close(self) -> None:
+        """End what :meth:`connect` began at the sites, which is the job of an analysis over NVIDIA FLARE.
+
+        Nothing is ended where another analyst began it, nor over a folder or in one process. ``with`` does
+        the same: ``with ClientPartition.connect(...) as partition:``.
+        """
+        if isinstance(self._engine, RemoteEngine):
+            self._engine.close()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         key = f", key {', '.join(map(repr, self.key))}" if self.key else ""

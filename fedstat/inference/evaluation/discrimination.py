@@ -21,6 +21,13 @@ class Discrimination:
     is that of Hanley and McNeil (1982), equation 1, see `discrimination`. The AUC of the rows lies from
     `at_least` to `at_most`, which is no interval for that of the population: within each bin all events are
     ranked below, or above, all non-events.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> low, high = fs.results.Discrimination(0.9, 0.02).conf_int()
+    >>> print(f"{low:.3f} to {high:.3f}")
+    0.861 to 0.939
     """
 
     auc: float = float("nan")
@@ -33,7 +40,8 @@ class Discrimination:
 
         Examples
         --------
-        >>> low, high = Discrimination(0.9, 0.02).conf_int()
+        >>> import fedstat as fs
+        >>> low, high = fs.results.Discrimination(0.9, 0.02).conf_int()
         >>> print(f"{low:.3f} to {high:.3f}")
         0.861 to 0.939
         """

@@ -57,6 +57,20 @@ class Evaluation:
     ------
     ModelError
         Shapes do not agree, edges do not ascend, a count is negative, or there are more events than rows.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> evaluation = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().evaluate()
+    >>> round(evaluation.auc, 2), evaluation.auc_by_site.round(2).to_dict()
+    (0.72, {'Cleveland': 0.67, 'Hungary': 0.69, 'Long Beach': 0.62, 'Switzerland': 0.55})
+    >>> evaluation.to_frame().shape, evaluation.calibration().columns.tolist()
+    ((5, 11), ['low', 'high', 'n', 'events', 'mean_predicted', 'observed'])
+    >>> list(evaluation.discrimination)
+    ['Cleveland', 'Hungary', 'Long Beach', 'Switzerland', 'all sites']
+    >>> bool(evaluation.plot_calibration().has_data()), "AUC" in evaluation.summary().as_text()
+    (True, True)
     """
 
     edges: Floats

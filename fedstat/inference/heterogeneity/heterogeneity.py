@@ -68,7 +68,22 @@ class MaskedParts:
 
 
 class Heterogeneity(SiteComparison):
-    """How far sites agree on each coefficient; made by `heterogeneity`."""
+    """How far sites agree on each coefficient; made by `heterogeneity`.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> sites = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit(masked=False).heterogeneity
+    >>> sites.to_frame().columns[:6].tolist()
+    ['estimate', 'std_error', 'sites', 'Q', 'df', 'p_value']
+    >>> sites.random_effects("DL").index.tolist(), sites.influence().shape[0]
+    (['Intercept', 'age', 'sex'], 12)
+    >>> sites.left_out.shape, sites.change.shape
+    ((4, 3), (4, 3))
+    >>> bool(sites.plot_forest("age").has_data()), "I2" in sites.summary().as_text()
+    (True, True)
+    """
 
     __slots__ = ()
 

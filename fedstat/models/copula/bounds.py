@@ -38,9 +38,10 @@ class Bounds(Mapping[str, PublishedColumn]):
 
     Examples
     --------
-    >>> bounds = Bounds({"limit": (0, 1000), "status": range(-2, 9), "sex": ["male", "female"]})
-    >>> bounds["limit"].range
-    (0.0, 1000.0)
+    >>> import fedstat as fs
+    >>> bounds = fs.Bounds({"limit": (0, 1000), "status": range(-2, 9), "sex": ["male", "female"]})
+    >>> bounds["limit"].range, len(bounds["status"].levels), list(bounds.of(["sex"]))
+    ((0.0, 1000.0), 11, ['sex'])
     """
 
     def __init__(self, columns: Mapping[str, IntoBound]) -> None:
@@ -62,6 +63,15 @@ class Bounds(Mapping[str, PublishedColumn]):
             The file cannot be read, or says something else.
         ModelError
             As the class.
+
+        Examples
+        --------
+        >>> import pathlib
+        >>> import fedstat as fs
+        >>> text = 'income = {kind = "number", range = [0.0, 1000.0]}'
+        >>> size = pathlib.Path("columns.toml").write_text(text)
+        >>> fs.Bounds.from_toml("columns.toml")["income"].range
+        (0.0, 1000.0)
         """
         return cls(dict(as_published(path, "bounds")))
 
@@ -77,6 +87,15 @@ class Bounds(Mapping[str, PublishedColumn]):
         ------
         ModelError
             As the class.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_blocks(200, p=[1, 1], missing=[0.1, 0.1], seed=1)
+        >>> published = {"A": {"A1": {"kind": "number", "range": [-5.0, 5.0]}}}
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on="id", published=published)
+        >>> fs.Bounds.from_sites(partition)["A1"].range
+        (-5.0, 5.0)
         """
         return cls({name: one for site in partition.sites.values() for name, one in site.published.items()})
 
@@ -137,7 +156,8 @@ def asinh(low: float, high: float, scale: float = 1.0) -> PublishedColumn:
 
     Examples
     --------
-    >>> asinh(-200, 5000, scale=5).scale
+    >>> import fedstat as fs
+    >>> fs.asinh(-200, 5000, scale=5).scale
     'asinh'
     """
     return _range("asinh", low, high, scale)
@@ -158,8 +178,9 @@ def log(low: float, high: float) -> PublishedColumn:
 
     Examples
     --------
-    >>> log(1, 1e6).range
-    (1.0, 1000000.0)
+    >>> import fedstat as fs
+    >>> fs.log(1, 1000).scale
+    'log'
     """
     return _range("log", low, high)
 

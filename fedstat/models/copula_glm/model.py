@@ -91,8 +91,9 @@ class PrivateCopulaGLM(PrivateRelease):
     >>> model = fs.PrivateCopulaGLM.from_formula(
     ...     "y ~ a + b", partition, family=sm.families.Binomial(), epsilon=2.0, bounds=bounds
     ... )
-    >>> model.fit(draws=20).params.round().to_dict()
-    {'Intercept': 0.0, 'a': 1.0, 'b': 0.0}
+    >>> fit = model.fit(draws=20)
+    >>> bool(abs(fit.params["a"] - 1.0) < 0.3), bool(abs(fit.params["b"]) < 0.3)
+    (True, True)
     """
 
     _plan: ClassVar[type[ForecastPlan] | None] = PrivateGLMPlan

@@ -51,6 +51,14 @@ class FederatedGLM(HorizontalModel):
     Wu, Jiang, Kim, Ohno-Machado, "Grid Binary LOgistic REgression (GLORE)", JAMIA 19 (2012).
 
     Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS (2017).
+
+    Examples
+    --------
+    >>> import fedstat as fs, statsmodels.api as sm
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> model = fs.FederatedGLM.from_formula("num ~ age + sex", partition, family=sm.families.Poisson())
+    >>> model.fit().params.round(2).to_dict()
+    {'Intercept': -2.91, 'age': 0.04, 'sex': 1.04}
     """
 
     model_name: ClassVar[str] = "Federated GLM"
@@ -131,6 +139,14 @@ class FederatedGLM(HorizontalModel):
         UnitsWarning
             Mean or spread of a column at one site is far from those at all others, as sites tell them with
             their own fits (`local`); without these, masked sums hide them.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> model = fs.FederatedGLM.from_formula("num ~ age + sex", partition)
+        >>> model.fit(cov_type="cluster", cov_kwds={"groups": "hospital"}).df_inference
+        3.0
         """
         check_choice("cov_type", cov_type, COV_TYPES)
         check_positive("tol", tol)
@@ -240,7 +256,15 @@ class FederatedGLM(HorizontalModel):
 
 
 class GLORE(FederatedGLM):
-    """Logistic regression over sites that hold different rows; see :class:`FederatedGLM`."""
+    """Logistic regression over sites that hold different rows; see :class:`FederatedGLM`.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().params.round(2).to_dict()
+    {'Intercept': -4.24, 'age': 0.06, 'sex': 1.48}
+    """
 
     model_name: ClassVar[str] = "GLORE"
     _default_family: ClassVar[Any] = sm_families.Binomial

@@ -23,7 +23,15 @@ from fedstat.typing import Floats
 
 
 class ScoreTest(NamedTuple):
-    """Score (Rao) test: statistic, p-value, degrees of freedom."""
+    """Score (Rao) test: statistic, p-value, degrees of freedom.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fs.GLORE.from_formula("num > 0 ~ age", partition).fit().score_test("C(cp)").df
+    3
+    """
 
     statistic: float
     pvalue: float

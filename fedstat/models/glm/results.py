@@ -37,6 +37,16 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
         Of results that were read from a file, the names of response and coefficients only.
     overdispersion : Overdispersion or None
         The negative binomial's alpha with its standard error, where it was estimated.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+    >>> fit
+    <GLORE results: num > 0, 3 coefficients, 920 rows at 4 sites; see .summary()>
+    >>> "age" in fit.summary().as_text()
+    True
     """
 
     _also_kept = ("overdispersion",)
@@ -133,6 +143,15 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
             As for :meth:`compare_lr_test`.
         NotAvailableError
             The dispersion of this fit was not estimated, or a fit is of a survey.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> large = fs.FederatedGLM.from_formula("num ~ age + sex", partition).fit()
+        >>> small = fs.FederatedGLM.from_formula("num ~ age", partition).fit()
+        >>> large.compare_f_test(small).df_diff
+        1.0
         """
         return compare_deviances(self, restricted)
 
@@ -156,6 +175,15 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
             The terms add no coefficient, or rows of the fit lack their columns.
         NotAvailableError
             The results were read from a file.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age", partition).fit()
+        >>> test = fit.score_test("sex")
+        >>> test.df, bool(test.pvalue < 0.001)
+        (1, True)
         """
         if self._model is None:
             raise NotAvailableError(

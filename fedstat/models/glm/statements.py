@@ -30,6 +30,20 @@ if TYPE_CHECKING:
 FAR = 1e5
 """Means, in standard deviations, beyond which sums of squares lose ten of their sixteen digits."""
 
+AT_THE_SITES = """
+
+Examples
+--------
+>>> import fedstat as fs
+>>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+>>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+>>> try:
+...     fit.resid
+... except fs.errors.NotAvailableError as error:
+...     print(str(error)[:40])
+no residuals: they are one value per row
+"""
+
 
 def at_the_sites(what: str) -> property:
     """Make a property of results that says where one value per row is."""
@@ -40,11 +54,27 @@ def at_the_sites(what: str) -> property:
             "that you hold, and evaluate() judges the predictions where the rows are"
         )
 
-    return property(refuse, doc=f"Not available: {what} stay at the sites.")
+    return property(refuse, doc=f"Not available: {what} stay at the sites.{AT_THE_SITES}")
 
 
 class GLMStatements(RowsResults):
-    """What follows from a fit in numbers, with statsmodels' names and meanings."""
+    """What follows from a fit in numbers, with statsmodels' names and meanings.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+    >>> fit.bic < fit.info_criteria("bic", dk_params=1), fit.llf > fit.llnull, fit.null_deviance > 1200
+    (True, True, True)
+    >>> fit.df_null, fit.df_inference, round(fit.pseudo_rsquared("mcf"), 2)
+    (919.0, None, 0.12)
+    >>> fit.trace.columns.tolist(), fit.vif().index.tolist(), fit.site_estimates.shape
+    (['deviance', 'step', 'move'], ['age', 'sex'], (4, 3))
+    >>> bool(fit.plot_forest("age").has_data())
+    True
+    """
 
     _fit: GLMFit
     basis: GLMBasis
@@ -162,6 +192,14 @@ class GLMStatements(RowsResults):
         ------
         NotAvailableError
             There is one site, or the sums do not tell a column from the intercept.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.heterogeneity.to_frame().index.tolist()
+        ['Intercept', 'age', 'sex']
         """
         if len(self._fit.local) == 1:
             raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
@@ -196,7 +234,19 @@ class GLMStatements(RowsResults):
         return gvif(self._cov(), self.estimate.names, self.estimate.terms)
 
     def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
-        """Predict with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`."""
+        """Predict with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_hospitals()
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.get_prediction(table.head(2)).summary_frame().round(2)
+           mean  mean_se  mean_ci_lower  mean_ci_upper
+        0  0.19     0.03           0.15           0.25
+        1  0.18     0.03           0.14           0.24
+        """
         cov: Floats = self._cov()
         rows = self._predicted(frame)
         return GLMPrediction(rows.linear, rows.standard_errors(cov), self.family, self._law)

@@ -130,6 +130,14 @@ class HorizontalModel(Explainable):
             Rows were left out.
         SpellingWarning
             Levels of a column differ by blanks or case alone.
+
+        Examples
+        --------
+        >>> import fedstat as fs, statsmodels.api as sm
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> poisson = sm.families.Poisson()
+        >>> fs.FederatedGLM.from_formula("num ~ age + C(hospital)", partition, family=poisson).fit()
+        <Federated GLM results: num, 5 coefficients, 920 rows at 4 sites; see .summary()>
         """
         check_call(cls, partition, "horizontal", settings)
         held = dict.fromkeys(name for names in partition.columns.values() for name in names)

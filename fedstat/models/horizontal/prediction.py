@@ -84,6 +84,17 @@ class GLMPrediction:
 
     `law` is that of a standardised error: normal, or of Student's t; `scale` the variance of a response about
     its mean where it is normal, else None.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> predicted = fs.GLORE.from_formula("num > 0 ~ age", partition).fit().get_prediction(table.head(2))
+    >>> predicted.predicted_mean.round(2).tolist(), predicted.se_mean.round(3).tolist()
+    ([0.43, 0.42], [0.02, 0.021])
+    >>> predicted.conf_int(0.1).shape, predicted.summary_frame().columns[0]
+    ((2, 2), 'mean')
     """
 
     linear: pd.Series

@@ -112,6 +112,17 @@ class RowsResults(Saveable, FederatedResults):
         Of results that were read from a file, the names of response and coefficients only.
     evaluation_ledger : Ledger or None
         What the latest evaluation released.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+    >>> round(fit.deviance), round(fit.pearson_chi2), fit.df_resid, fit.distribution.name
+    (1125, 927, 917.0, 'Binomial')
+    >>> fit.predict(table.head(3)).shape
+    (3,)
     """
 
     _fit: RowsFit
@@ -181,6 +192,17 @@ class RowsResults(Saveable, FederatedResults):
             A column is absent, of another type, or holds a level that the fit did not know.
         NotAvailableError
             No frame is given: the rows of the fit stay at the sites.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_hospitals()
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.predict(table.head(3)).round(2).tolist()
+        [0.19, 0.18, 0.32]
+        >>> fit.predict(table.head(3), which="linear").round(2).tolist()
+        [-1.42, -1.48, -0.76]
         """
         check_choice("which", which, ("mean", "linear"))
         eta = self._predicted(frame).linear
@@ -230,6 +252,18 @@ class RowsResults(Saveable, FederatedResults):
             A site refuses.
         NotAvailableError
             No partition is given, and the results were read from a file.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_hospitals()
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> evaluation = fit.evaluate()
+        >>> round(evaluation.auc, 2), round(fit.auc, 2)
+        (0.72, 0.72)
+        >>> fit.evaluation_ledger.rounds > 0
+        True
         """
         if partition is None:
             if self._model is None:

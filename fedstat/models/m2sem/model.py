@@ -100,7 +100,11 @@ class M2SEM(Explainable):
     Examples
     --------
     >>> import fedstat as fs
-    >>> data = fs.datasets.make_clusters(seed=1)  # doctest: +SKIP
+    >>> data = fs.datasets.make_clusters(200, ["continuous", "ordinal"], p=3, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> fit = fs.M2SEM(partition, n_clusters=2, n_factors=1).fit(select=None, n_init=1, cov_type=None)
+    >>> fit.n_clusters, len(fit.labels)
+    (2, 200)
     """
 
     family: ClassVar[str] = FAMILY

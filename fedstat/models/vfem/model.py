@@ -103,6 +103,14 @@ class VFEMRegression(VFEMModel):
     ----------
     Tang, Wang, Feng and Li, "Enterprise profit prediction using multiple data sources with missing
     values through vertical federated learning" (TWFL).
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> model = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI + LP", partition)
+    >>> model.fit().params.round(2).to_dict()
+    {'Intercept': -0.08, 'ROA': 0.09, 'CI': -0.79, 'LP': -0.06}
     """
 
     _plan = VFEMPlan

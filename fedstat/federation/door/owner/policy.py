@@ -68,6 +68,13 @@ class Budget:
     ----------
     epsilon, delta : float
         Of differential privacy, for the replacement of one entity's record at this site.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> budget = fs.Budget(epsilon=1.0, delta=1e-6)
+    >>> budget.epsilon, budget.delta, round(float(budget.rho), 4)
+    (1.0, 1e-06, 0.0244)
     """
 
     epsilon: float
@@ -157,6 +164,17 @@ class Policy:
     ------
     PartitionError
         A value has no meaning; names key, what was expected and what came.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> policy = fs.Policy(min_count=20, masked_only=True)
+    >>> policy.min_count, policy.is_strict
+    (20, False)
+    >>> len(policy.looser_than_strict()) < len(fs.Policy().looser_than_strict())
+    True
+    >>> fs.Policy.open().formulas, fs.Policy.strict(max_columns=20).is_strict
+    ('any', True)
     """
 
     families: frozenset[str] | None = None
@@ -257,6 +275,17 @@ class Policy:
         PartitionError
             The file is absent or no TOML, a key is unknown, or its value has no meaning: names file, key,
             what was expected and what to do.
+
+        Examples
+        --------
+        >>> import tempfile, pathlib
+        >>> import fedstat as fs
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "policy.toml")
+        ...     size = path.write_text(fs.Policy(min_count=12).to_toml())
+        ...     policy = fs.Policy.from_toml(path)
+        >>> policy.min_count, policy == fs.Policy(min_count=12)
+        (12, True)
         """
         return cls._of_file(*read_policy(path), start or cls.open())
 

@@ -43,10 +43,14 @@ class PublicCurve:
 
     Examples
     --------
-    >>> import numpy as np
+    >>> import fedstat as fs, numpy as np
     >>> t = np.linspace(0, 1, 21)
-    >>> PublicCurve(t, np.zeros(21), [np.ones(21), np.sqrt(2) * np.cos(np.pi * t)], [1.0, 0.5])
+    >>> public = fs.PublicCurve(t, np.zeros(21), [np.ones(21), np.sqrt(2) * np.cos(np.pi * t)], [1.0, 0.5])
+    >>> public
     <PublicCurve: 2 functions on 21 points of 0 to 1>
+    >>> mean, functions = public.on([0.25, 0.5])
+    >>> mean, functions.shape
+    (array([0., 0.]), (2, 2))
     """
 
     grid: tuple[float, ...]
@@ -91,6 +95,14 @@ class PublicCurve:
         ------
         ModelError
             There are fewer curves than components, or values are missing.
+
+        Examples
+        --------
+        >>> import fedstat as fs, numpy as np
+        >>> t = np.linspace(0, 1, 21)
+        >>> curves = np.random.default_rng(0).normal(size=(50, 1)) * np.sin(np.pi * t) + np.ones(21)
+        >>> fs.PublicCurve.of_reference(curves, t, components=1)
+        <PublicCurve: 1 functions on 21 points of 0 to 1>
         """
         X, s = np.asarray(curves, dtype=np.float64), np.asarray(grid, dtype=np.float64)
         if X.ndim != 2 or X.shape[1] != len(s) or len(X) <= components or not np.isfinite(X).all():
