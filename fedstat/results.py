@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedstat.federation.partition.describe import PartitionDescription as PartitionDescription
     from fedstat.inference.combine import CombinedResults as CombinedResults
     from fedstat.inference.compare import Comparison as Comparison
-    from fedstat.inference.evaluation.evaluation import Discrimination as Discrimination
+    from fedstat.inference.evaluation.discrimination import Discrimination as Discrimination
     from fedstat.inference.evaluation.evaluation import Evaluation as Evaluation
     from fedstat.inference.explanation import Explanation as Explanation
     from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity as Heterogeneity
@@ -72,7 +72,7 @@ _WHERE = {
     "Comparison": "inference.compare",
     "CopulaResults": "models.copula.results",
     "DebiasedResults": "models.vglm.report.after_selection",
-    "Discrimination": "inference.evaluation.evaluation",
+    "Discrimination": "inference.evaluation.discrimination",
     "Evaluation": "inference.evaluation.evaluation",
     "Explanation": "inference.explanation",
     "FTest": "inference.likelihood",

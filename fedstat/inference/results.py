@@ -6,19 +6,16 @@ or of Student's t where a family says so (`use_t`, `df_inference`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from statsmodels.stats.contrast import ContrastResults, WaldTestResults
 
 from fedstat.errors import NotAvailableError
-from fedstat.inference import hypotheses
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike, ReceiptLike
-from fedstat.inference.hypotheses import Hypothesis
+from fedstat.inference.hypotheses import EstimateTests
 from fedstat.inference.likelihood import LRTest, lr_test
-from fedstat.inference.numbers import EstimateNumbers
 from fedstat.inference.plots import link_words, per_deviation, plot_coefficients
 from fedstat.inference.summary import SummaryContent, build_summary
 from fedstat.inference.tables import SheetSummary, human_bytes
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Estimate", "FederatedResults", "LRTest", "LedgerLike"]
 
 
-class FederatedResults(EstimateNumbers):
+class FederatedResults(EstimateTests):
     """Estimates of a federated fit, with the inference that follows from them.
 
     A family inherits from it, sets `model_name` and `method_name`, and adds its own lines to the
@@ -62,83 +59,6 @@ class FederatedResults(EstimateNumbers):
     >>> bool(fit.plot_coefficients().has_data())
     True
     """
-
-    # -- hypotheses ------------------------------------------------------------------------------
-
-    def t_test(self, r_matrix: Hypothesis) -> ContrastResults:
-        """Test linear hypotheses one by one, against the law of `use_t`.
-
-        Parameters
-        ----------
-        r_matrix : str, list of str, array or (array, array)
-            ``"ROA = ROE"``, ``["a = b", "2 * c = 1"]``, a matrix R, or the pair (R, q).
-
-        Returns
-        -------
-        statsmodels ContrastResults
-
-        Raises
-        ------
-        ModelError
-            The hypothesis names what is not a coefficient, or has the wrong shape.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
-        >>> fit = fs.FederatedGLM.from_formula("num ~ age + sex", partition).fit()
-        >>> fit.t_test("age = 0").effect.round(3)
-        array([0.034])
-        >>> fit.t_test(["age = 0", "sex = 10 * age"]).pvalue.shape
-        (2,)
-        """
-        params, cov = self.estimate.params, self._cov()
-        return hypotheses.t_test(params, cov, self._read(r_matrix), df=self.df_inference)
-
-    def wald_test(self, r_matrix: Hypothesis, use_f: bool | None = None) -> ContrastResults:
-        """Test linear hypotheses together (Wald); `r_matrix` as in `t_test`.
-
-        The F form, with `df_inference` or else `df_resid` degrees of freedom in the denominator, is taken by
-        default where `use_t`, as in statsmodels.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
-        >>> fit = fs.FederatedGLM.from_formula("num ~ age + C(cp)", partition).fit()
-        >>> both = fit.wald_test("age = 0, C(cp)[T.2] = 0")
-        >>> both.distribution, bool(both.pvalue < 0.001)
-        ('F', True)
-        """
-        df = (self.df_inference or self.df_resid) if (self.use_t if use_f is None else use_f) else None
-        return hypotheses.wald_test(self.estimate.params, self._cov(), self._read(r_matrix), df=df)
-
-    def f_test(self, r_matrix: Hypothesis) -> ContrastResults:
-        """Wald test in its F form."""
-        return self.wald_test(r_matrix, use_f=True)
-
-    def wald_test_terms(
-        self, skip_single: bool = False, combine_terms: Sequence[str] | None = None
-    ) -> WaldTestResults:
-        """Wald test of every term of the formula.
-
-        Parameters
-        ----------
-        skip_single : bool
-            Leave out the terms with one coefficient.
-        combine_terms : sequence of str, optional
-            For each text, one more test: all terms that contain it are zero together.
-        """
-        est = self.estimate
-        return hypotheses.wald_test_terms(
-            est.params,
-            self._cov(),
-            est.names,
-            est.terms,
-            skip_single=skip_single,
-            combine_terms=combine_terms or (),
-            df=self.df_inference,
-        )
 
     def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
         """Likelihood ratio test of this fit against a nested one.
@@ -426,9 +346,6 @@ class FederatedResults(EstimateNumbers):
         return notes
 
     # -- behind the scenes -----------------------------------------------------------------------
-
-    def _read(self, hypothesis: Hypothesis) -> hypotheses.Constraints:
-        return hypotheses.read_constraints(hypothesis, self.estimate.names)
 
     def _alarm(self) -> str:
         if self.converged:
