@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fedstat.federation.account.verification import Verification as Verification
     from fedstat.federation.partition.dependence import BlockCorrelation as BlockCorrelation
     from fedstat.federation.partition.describe import PartitionDescription as PartitionDescription
-    from fedstat.inference.combine import CombinedResults as CombinedResults
     from fedstat.inference.compare import Comparison as Comparison
     from fedstat.inference.evaluation.discrimination import Discrimination as Discrimination
     from fedstat.inference.evaluation.evaluation import Evaluation as Evaluation
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from fedstat.inference.likelihood import FTest as FTest
     from fedstat.inference.likelihood import LRTest as LRTest
     from fedstat.inference.mixture.bch import OutsideResults as OutsideResults
+    from fedstat.inference.repeated.combine import CombinedResults as CombinedResults
     from fedstat.inference.results import FederatedResults as FederatedResults
     from fedstat.inference.tables import SheetSummary as SheetSummary
     from fedstat.models.boost.inference.response import BoostPrediction as BoostPrediction
@@ -68,7 +68,7 @@ _WHERE = {
     "BoostResults": "models.boost.results",
     "BootstrapResults": "models.m2sem.report.bootstrapped",
     "ClusterSearch": "models.m2sem.search",
-    "CombinedResults": "inference.combine",
+    "CombinedResults": "inference.repeated.combine",
     "Comparison": "inference.compare",
     "CopulaResults": "models.copula.results",
     "DebiasedResults": "models.vglm.report.after_selection",
