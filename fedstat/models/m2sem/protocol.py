@@ -80,7 +80,10 @@ def fit_mixture(
     judged: list[Judged] = []
     frequencies: Mapping[str, Floats] | None = None
     if plan.select is not None:
-        columns = sum(len(m.columns) for some in modalities.values() for m in some)
+        places = [
+            np.arange(len(m.columns) + 1) < len(m.columns) for c in sorted(modalities) for m in modalities[c]
+        ]
+        columns = np.concatenate(places)
         path = SupportPath(exchange, plan.select, min(PATH_STEPS, plan.local_steps), columns)
         one = yield from select_support(exchange, one, path)
         if plan.half_samples and path.met:

@@ -61,7 +61,7 @@ class ClusterSearch:
                 {
                     "llf": one.loglik,
                     "parameters": one.free,
-                    "bic": one.criterion("bic", n, 0),
+                    "bic": one.criterion("bic", n),
                     "icl": icl(twice, one.free, n, one.r),
                     "entropy": relative_entropy(one.r),
                     "note": "" if one.settled else "not converged",

@@ -24,10 +24,15 @@ REST_OF_WEIGHT = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Penalties of loadings and of means, before they are adapted."""
+    """Penalties of loadings and of means, before they are adapted: to a fit of all, or `anew` to refits."""
 
     lam1: float = 0.0
     lam2: float = 0.0
+    anew: tuple[int, int] = (0, 0)
+
+    def __str__(self) -> str:
+        again = f", anew {self.anew[0]}.{self.anew[1]}" if self.anew[0] else ""
+        return f"{self.lam1:g}, {self.lam2:g}{again}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,16 +132,15 @@ class Course:
         """Number of free parameters."""
         return self.parameters + self.clusters - 1
 
-    def criterion(self, select: str, n: int, columns: int) -> float:
-        """BIC, EBIC or ICL of the mixture on n entities; the lower the better.
+    def criterion(self, select: str, n: int, chosen: int = 0, columns: int = 0) -> float:
+        """BIC, EBIC or ICL of the mixture on n entities, with so many columns `chosen`; the lower the better.
 
         EBIC adds twice the logarithm of the number of supports of the size (Chen and Chen 2008, gamma 1); ICL
         twice the entropy of the posteriors.
         """
         twice = -2.0 * self.loglik
         if select == "ebic":
-            rows = sum(int(one.sum()) for one in self.support.values())
-            return float(ebic(twice, self.free, n, chosen=rows, candidates=columns, gamma=1.0))
+            return float(ebic(twice, self.free, n, chosen=chosen, candidates=columns, gamma=1.0))
         return icl(twice, self.free, n, self.r) if select == "icl" else float(bic(twice, self.free, n))
 
     def settle(self, D: Floats, totals: Floats) -> None:

@@ -10,11 +10,13 @@ import numpy as np
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.m2sem.course.exchange import Exchange
 from fedstat.models.m2sem.course.mixture import Course, Penalties
-from fedstat.typing import Floats
+from fedstat.typing import Bools, Floats
 
 LAM1 = (1.0, 2.0, 4.0, 8.0, 12.0, 18.0)
 LAM2 = (2.0, 4.0, 8.0, 12.0)
 PATH_ROUNDS, REFIT_ROUNDS, EXTENSIONS = 3, 4, 3
+ANEW, FROM = 3, 4
+"""How often penalties are adapted anew, and to how many refits."""
 NO_ROUNDS = "no rounds are left"
 SIDE_BY_SIDE = 50
 """Half-samples in one round."""
@@ -36,19 +38,32 @@ class Judged:
 
 @dataclass(slots=True, eq=False)
 class SupportPath:
-    """Refits of all supports that a path has met, by support."""
+    """Refits of all supports that a path has met. `columns` are places of a support that are no modality."""
 
     exchange: Exchange
     select: str
     steps: int
-    columns: int
+    columns: Bools
     refits: dict[bytes, Course] = field(default_factory=dict)
     met: list[tuple[Penalties, bytes]] = field(default_factory=list)
     penalised: dict[Penalties, Course] = field(default_factory=dict)
+    left: set[bytes] = field(default_factory=set)
+
+    def kept(self) -> list[Course]:
+        """List the mixtures that clients are to keep."""
+        return [one for one in (*self.refits.values(), *self.penalised.values()) if one.slot >= 0]
 
     def criterion(self, one: Course) -> float:
         """Return what a refit is judged by."""
-        return one.criterion(self.select, self.exchange.subjects.total, self.columns)
+        chosen, _ = self.counts(one)
+        return one.criterion(self.select, self.exchange.subjects.total, chosen, int(self.columns.sum()))
+
+    def counts(self, one: Course) -> tuple[int, int]:
+        """Count the columns that load, and the modalities whose means differ."""
+        if not one.support:
+            return 0, 0
+        on = np.frombuffer(support_of(one), dtype=np.uint8)
+        return int(on[self.columns].sum()), int(on[~self.columns].sum())
 
     def judge(self, courses: Sequence[Course]) -> Rounds[None]:
         """Refit the supports of penalised mixtures that are new, side by side."""
@@ -59,11 +74,9 @@ class SupportPath:
             self.penalised[one.penalties] = one
             if key not in self.refits:
                 self.refits[key] = refit = continued(one, Penalties(), fixed=True)
-                refit.name = f"refit at {one.penalties.lam1:g}, {one.penalties.lam2:g}"
+                refit.name = f"refit at {one.penalties}"
                 new.append(refit)
-        kept = [*self.refits.values(), *self.penalised.values()]
-        old = [one for one in kept if one.slot >= 0]
-        yield from self.exchange.ascend(new, self.steps, REFIT_ROUNDS, old, lambda one: one.settled)
+        yield from self.exchange.ascend(new, self.steps, REFIT_ROUNDS, self.kept(), lambda one: one.settled)
         for one in new:
             one.failed = one.failed or ("" if one.trace else NO_ROUNDS)
 
@@ -82,9 +95,7 @@ class SupportPath:
         out = []
         for penalties, key in self.met:
             one = self.refits[key]
-            rows = sum(int(support.sum()) for support in one.support.values())
-            on = sum(int(x) for x in np.frombuffer(key, dtype=np.uint8)) - rows
-            out.append(Judged(penalties, rows, on, one.free, one.loglik, self.criterion(one)))
+            out.append(Judged(penalties, *self.counts(one), one.free, one.loglik, self.criterion(one)))
         return out
 
 
@@ -105,7 +116,7 @@ def continued(one: Course, penalties: Penalties, *, fixed: bool = False, weigh: 
         tell=True,
         trace=[],
         change=np.inf,
-        name=f"penalties {penalties.lam1:g}, {penalties.lam2:g}",
+        name=f"penalties {penalties}",
     )
 
 
@@ -122,9 +133,35 @@ def select_support(exchange: Exchange, fit: Course, path: SupportPath) -> Rounds
         return fit
     grid = [Penalties(lam1, 0.0) for lam1 in LAM1]
     yield from _along(exchange, first, grid, path)
+    for number in range(ANEW):
+        best = path.best()
+        yield from _anew(exchange, path, number + 1)
+        if path.best() == best:
+            break
     best = path.best()
     yield from _along(exchange, path.penalised[best], [replace(best, lam2=lam2) for lam2 in LAM2], path)
     return path.refit(path.best())
+
+
+def _anew(exchange: Exchange, path: SupportPath, number: int) -> Rounds[None]:
+    """Penalise the best refits, side by side, with weights by their own loadings.
+
+    All columns blur the clusters under which weights were made first: columns that tell the sharper ones
+    apart may leave before others that tell nothing. A column of loadings l with curvature H is dropped where
+    H l^2 is below the penalty: at Q log n that is where its likelihood ratio does not pay for Q parameters.
+    """
+    if exchange.left < 2 * (PATH_ROUNDS + REFIT_ROUNDS):
+        return
+    fresh = [key for key, one in path.refits.items() if key not in path.left and not one.failed]
+    fresh = sorted(fresh, key=lambda key: path.criterion(path.refits[key]))[:FROM]
+    path.left.update(fresh)
+    n, made = exchange.subjects.total, []
+    for place, key in enumerate(fresh):
+        source = path.refits[key]
+        penalties = Penalties(source.factors * float(np.log(n)), 0.0, (number, place))
+        made.append(continued(source, penalties, weigh=True))
+    yield from exchange.ascend(made, path.steps, PATH_ROUNDS, path.kept(), lambda one: one.settled)
+    yield from path.judge([one for one in made if one.trace and not one.failed])
 
 
 def _along(exchange: Exchange, start: Course, grid: list[Penalties], path: SupportPath) -> Rounds[None]:
@@ -138,12 +175,12 @@ def _along(exchange: Exchange, start: Course, grid: list[Penalties], path: Suppo
                 break
             made.append(last)
         yield from path.judge(made)
-        if not made or path.best() != grid[-1] or exchange.left < 2 * PATH_ROUNDS + REFIT_ROUNDS:
+        # Where the largest penalty of loadings is best, those that are adapted anew are larger yet.
+        if not made or not grid[-1].lam2 or path.best() != grid[-1]:
             return
-        wider = replace(
-            grid[-1],
-            **({"lam2": grid[-1].lam2 * WIDER} if grid[-1].lam2 else {"lam1": grid[-1].lam1 * WIDER}),
-        )
+        if exchange.left < 2 * PATH_ROUNDS + REFIT_ROUNDS:
+            return
+        wider = replace(grid[-1], lam2=grid[-1].lam2 * WIDER)
         grid.append(wider)
         points = [wider]
 
@@ -159,7 +196,7 @@ def _penalise(
 ) -> Rounds[Course]:
     """Improve a mixture under penalties."""
     one = continued(source, penalties, weigh=weigh)
-    kept = [*path.refits.values(), *path.penalised.values(), *beside, source]
+    kept = [*path.kept(), *beside, source]
     # Without penalties it is the fit itself, whose support is asked for.
     rounds, steps = (1, 1) if weigh else (PATH_ROUNDS, path.steps)
     old = [each for each in kept if each.slot >= 0]
@@ -173,8 +210,8 @@ def select_in_halves(
 ) -> Rounds[dict[str, Floats] | None]:
     """Return the share of random half-samples that select each column and modality, by client.
 
-    All go on from the mixture at the best penalties, side by side (Meinshausen and Buehlmann 2010); None
-    where none could be taken.
+    All go on from the mixture at the best penalties, side by side (Meinshausen and Buehlmann 2010); what had
+    left before these were adapted stays out. None where none could be taken.
     """
     source, n = path.penalised[path.best()], exchange.subjects.total
     made = []
