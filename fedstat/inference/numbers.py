@@ -229,6 +229,25 @@ class EstimateNumbers:
     def _reason(self, what: Statement) -> str:
         return self.estimate.reasons.get(what, f"{self.model_name} does not define it for this fit")
 
+    def _glance(self) -> dict[str, float]:
+        """Columns of :meth:`glance`."""
+        return {
+            "nobs": self.nobs,
+            "n_sites": len(self._institutions()),
+            "df_model": self.df_model,
+            "df_resid": self.df_resid,
+            "r_squared": self._or_nan(lambda: self.rsquared),
+            "logLik": self._or_nan(lambda: self.llf),
+            "AIC": self._or_nan(lambda: self.aic),
+            "BIC": self._or_nan(lambda: self.bic),
+            "deviance": float("nan"),
+        }
+
+    def _institutions(self) -> list[str]:
+        """Names of the institutions behind the fit."""
+        blocks = self.estimate.blocks
+        return [block.client for block in blocks] or list(dict.fromkeys(filter(None, self.estimate.clients)))
+
     def _or_nan(self, value: Callable[[], float]) -> float:
         try:
             return value()

@@ -7,7 +7,7 @@ or of Student's t where a family says so (`use_t`, `df_inference`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -92,6 +92,21 @@ class FederatedResults(EstimateTests):
         (1.0, True)
         """
         return lr_test(self, restricted)
+
+    def get_margeff(self, *args: Any, **kwargs: Any) -> Any:
+        """Marginal effects on the mean of the response; of models over rows only.
+
+        Raises
+        ------
+        NotAvailableError
+            They average derivatives at every row's linear predictor, which here is made of columns of several
+            institutions, or has no covariance behind it.
+        """
+        raise NotAvailableError(
+            "get_margeff: marginal effects average derivatives at every row's linear predictor, and of these "
+            "results no party may sum functions of it: its parts lie at different institutions, or it has no "
+            "covariance. Of a linear model they are the coefficients; FederatedGLM over rows has them"
+        )
 
     # -- tables and pictures ---------------------------------------------------------------------
 
@@ -257,20 +272,6 @@ class FederatedResults(EstimateTests):
 
     # -- hooks of a family -----------------------------------------------------------------------
 
-    def _glance(self) -> dict[str, float]:
-        """Columns of :meth:`glance`."""
-        return {
-            "nobs": self.nobs,
-            "n_sites": len(self._institutions()),
-            "df_model": self.df_model,
-            "df_resid": self.df_resid,
-            "r_squared": self._or_nan(lambda: self.rsquared),
-            "logLik": self._or_nan(lambda: self.llf),
-            "AIC": self._or_nan(lambda: self.aic),
-            "BIC": self._or_nan(lambda: self.bic),
-            "deviance": np.nan,
-        }
-
     def _link(self) -> DistributionSpec | None:
         """Distribution of the response, with the link that coefficients are on."""
         return None
@@ -307,10 +308,6 @@ class FederatedResults(EstimateTests):
             seen = [block.entities for block in blocks]
             rows.append(("Entities seen", f"{min(seen):,} to {max(seen):,}"))
         return [*rows, *self._account_lines(), ("Privacy spent", self.estimate.privacy)]
-
-    def _institutions(self) -> list[str]:
-        blocks = self.estimate.blocks
-        return [block.client for block in blocks] or list(dict.fromkeys(filter(None, self.estimate.clients)))
 
     def _account_lines(self) -> list[tuple[str, str]]:
         if self._ledger is None:

@@ -66,7 +66,7 @@ def asked(policy, betas, family="glm"):
             told.append({name: add(replies, name) for name in replies[0].arrays})
         return told
 
-    return model.run(session, protocol())[0]
+    return model._run(session, protocol())[0]
 
 
 def cuts():

@@ -55,6 +55,13 @@ class GLMPlan(ForecastPlan):
                 "leaves it out, and with it the comparison of the sites.",
             )
 
+        if any(entry.step == "sum_leveraged" for entry in forecast.course.entries):
+            yield (
+                "Sites",
+                "learn the inverse information of all sites' rows together; what is left of it without their "
+                "own is the sum over the others.",
+            )
+
     def notes(self, forecast: Forecast) -> Iterator[str]:
         """Say where the number of evaluations comes from, and what is not known."""
         low, usual, most = self._lengths()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 import statsmodels.genmod.families as sm_families
 
@@ -25,6 +25,7 @@ from fedstat.models.glm.sums.variance import (
     Variance,
     cluster_sums,
     clustered,
+    leveraged_sums,
     linearised,
     model_based,
     sandwich,
@@ -33,8 +34,10 @@ from fedstat.models.glm.sums.variance import (
 from fedstat.models.horizontal.far_sites import warn_of_far_sites
 from fedstat.models.horizontal.model import HorizontalModel
 
-CovType: TypeAlias = Literal["nonrobust", "HC0", "HC1", "cluster", "survey"]
-COV_TYPES = ("nonrobust", "HC0", "HC1", "cluster", "survey")
+CovType: TypeAlias = Literal["nonrobust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"]
+COV_TYPES = get_args(CovType)
+POWERS = {"HC2": 1, "HC3": 2}
+"""Of one less a row's leverage, by which its squared residual is divided."""
 
 
 class FederatedGLM(HorizontalModel):
@@ -83,8 +86,10 @@ class FederatedGLM(HorizontalModel):
 
         Parameters
         ----------
-        cov_type : {"nonrobust", "HC0", "HC1", "cluster", "survey"}
-            Inverse information; sandwich; the same times n / (n - p), which statsmodels' GLM leaves out;
+        cov_type : {"nonrobust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"}
+            Inverse information; sandwich; the same times n / (n - p), which statsmodels' GLM leaves out; with
+            squared residuals over 1 - h, or over its square, h the leverage (MacKinnon and White 1985), by
+            one more round, in which sites are told the inverse information of all and keep leverages;
             clustered, with statsmodels' correction; or linearised for a stratified, clustered sample.
         cov_kwds : dict, optional
             "cluster": ``{"groups": column}``, where the column that names the sites makes them the clusters.
@@ -245,6 +250,9 @@ class FederatedGLM(HorizontalModel):
             n = fit.total.weight
             factor = n / (n - len(fit.gamma)) if choice.cov_type == "HC1" else 1.0
             return Variance(factor * sandwich(fit, fit.meat))
+        if choice.cov_type in POWERS:
+            meat = yield from leveraged_sums(newton.session, fit, POWERS[choice.cov_type])
+            return Variance(sandwich(fit, meat))
         if choice.clusters is None:
             return Variance(model_based(fit))
         if fit.between is not None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
 from fedstat.errors import NotAvailableError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.inference.hypotheses import Hypothesis
 from fedstat.inference.likelihood import FTest, LRTest
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.tables import SheetSummary
+from fedstat.models.glm.further import marginal_effects, wild_bootstrap
 from fedstat.models.glm.notes import (
     estimate_lines,
     excess_alarm,
@@ -20,7 +27,9 @@ from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.glm.record import GLMBasis, GLMRecord
 from fedstat.models.glm.statements import GLMStatements
 from fedstat.models.glm.sums.fit import GLMFit
+from fedstat.models.glm.sums.margins import MarginalEffects
 from fedstat.models.glm.sums.variance import CovarianceChoice, Variance
+from fedstat.models.glm.sums.wild import WildBootstrap
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import rows_estimate
 
@@ -191,6 +200,117 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
                 "the larger one"
             )
         return score_test(self, terms)
+
+    def get_margeff(
+        self,
+        at: Literal["overall", "mean", "zero"] = "overall",
+        method: Literal["dydx", "eyex", "dyex", "eydx"] = "dydx",
+        atexog: Mapping[int | str, float] | None = None,
+        dummy: bool = False,
+        count: bool = False,
+    ) -> MarginalEffects:
+        """Marginal effects on the mean of the response, with errors by the delta method, as in statsmodels.
+
+        With ``at="overall"`` sites sum the mean's derivatives over their rows once, masked as the fit was, by
+        frequency weights and with the rows' own offsets; effects at one row need no message.
+
+        Parameters
+        ----------
+        at : {"overall", "mean", "zero"}
+            Average over all rows, or at one row: the means of the columns, or zeros.
+        method : {"dydx", "eyex", "dyex", "eydx"}
+            Derivative, elasticity, or one of the two semi-elasticities.
+        atexog : dict, optional
+            Values at which columns of the design are held, by their names or places.
+        dummy : bool
+            Change from 0 to 1 of columns that are zero or one, which their moments tell.
+        count : bool
+            Not available: sites do not tell which columns are counts.
+
+        Returns
+        -------
+        MarginalEffects
+            ``margeff``, ``margeff_se``, ``summary_frame()``, ``summary()``; tests of the law of the fit's.
+
+        Raises
+        ------
+        NotAvailableError
+            ``at="all"`` or ``"median"``, which are values of rows; at one row with an offset; or averages of
+            results that were read from a file.
+        ModelError
+            An argument has no meaning here.
+        EstimationError
+            A mean lies outside the family's domain.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> hospitals = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> result = fs.GLORE.from_formula("num > 0 ~ age + sex", hospitals).fit()
+        >>> result.get_margeff(dummy=True).margeff.round(2).to_dict()
+        {'age': 0.01, 'sex': 0.33}
+        """
+        return marginal_effects(self, at, method, atexog, dummy, count)
+
+    def wild_cluster_bootstrap(
+        self,
+        r_matrix: Hypothesis,
+        reps: int = 999,
+        weights: Literal["rademacher", "webb"] = "rademacher",
+        seed: int | np.random.Generator | None = None,
+    ) -> WildBootstrap:
+        """Test linear hypotheses with sites as clusters, for few sites, by a restricted wild bootstrap.
+
+        Each site's residuals under the hypothesis are multiplied by one random number, and t, with errors
+        clustered by site, is computed anew: of linear models exactly, from every site's score and information
+        (Cameron, Gelbach and Miller 2008; Roodman, MacKinnon, Nielsen and Webb 2019). For other families the
+        sites' scores at the fit under the hypothesis are multiplied (Kline and Santos 2012), for which sites
+        sum scores at its coefficients.
+
+        It needs every site's own sums. Where these were masked, those of a linear model with an intercept and
+        no weights follow from the sites' own fits, which are told in clear unless ``local=False``; else it is
+        refused, and needs ``fit(masked=False)``: a sum of scores with signs of the asker's choice would tell
+        each site's.
+
+        Parameters
+        ----------
+        r_matrix : str, list of str, array or (array, array)
+            As for :meth:`t_test`.
+        reps : int
+            Draws; all there are, where these are fewer: of Rademacher's 2^K of K sites.
+        weights : {"rademacher", "webb"}
+            Signs; or Webb's six values, for fewer than about twelve sites.
+        seed : int or numpy Generator, optional
+
+        Returns
+        -------
+        WildBootstrap
+            ``statistic``, ``pvalue``, ``conf_int`` (one restriction of a linear model), ``boot_statistics``.
+
+        Raises
+        ------
+        ModelError
+            The hypothesis names what is not a coefficient, or an argument has no meaning.
+        NotAvailableError
+            Sums were masked, and own fits do not tell them; or results of a model that is not linear were
+            read from a file.
+        EstimationError
+            There are no more sites than restrictions; or the restricted fit does not converge.
+        PolicyError
+            A site refuses.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> hospitals = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> result = fs.FederatedOLS.from_formula("num ~ age + sex", hospitals).fit()
+        >>> found = result.wild_cluster_bootstrap("age = 0")
+        >>> found.enumerated, found.draws.shape, found.pvalue
+        (True, (16, 4), 0.125)
+        """
+        return wild_bootstrap(self, r_matrix, reps, weights, seed)
 
     # -- summary ---------------------------------------------------------------------------------
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -29,6 +30,9 @@ INSIDE = Declared("control", "whether all means lie inside the family's domain",
 NO_MEANS = MeansSummed(None, 0, None, tuple)
 AT_THE_START = (WorkingWeights(lambda: np.zeros((0, 0)), NOTHING_SUMMED), NO_MEANS)
 """Weights and means where nobody has chosen coefficients yet: they are the data's own."""
+
+RowVectors: TypeAlias = Callable[[Rows, Floats, DistributionSpec], Floats]
+"""Vectors over rows (m, k R) at the coefficients (p, R) of R points."""
 
 BLOCK = 8192
 FLAT = 1e-6
@@ -58,7 +62,11 @@ def require_response(site: str, rows: Rows, distribution: DistributionSpec, resp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsAtPoints:
-    """A part of the rows of a design; a point is a distribution and the bytes of coefficients."""
+    """A part of the rows of a design.
+
+    A point is a distribution and the bytes of coefficients, and which vectors over the rows are summed with:
+    without, means and weights.
+    """
 
     rows: Rows
     intercept: bool
@@ -72,16 +80,16 @@ class RowsAtPoints:
     def vectors(self, points: tuple[Any, ...]) -> Floats:
         """Means and working weights, times the rows' own: (m, k)."""
         return np.column_stack(
-            [mean_vectors(self.rows, beta, distribution) for distribution, beta in by_distribution(points)]
+            [view(self.rows, beta, distribution) for view, distribution, beta in by_distribution(points)]
         )
 
     def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
         """Columns and vectors at points, times a matrix (p + k, q)."""
         kinds = by_distribution(points)
-        if len(kinds) > 1 or not self.intercept:
+        if len(kinds) > 1 or not self.intercept or kinds[0][0] is not mean_vectors:
             X = self.columns
             return np.asarray(X @ wide[: X.shape[1]] + self.vectors(points) @ wide[X.shape[1] :])
-        ((distribution, beta),) = kinds
+        ((_, distribution, beta),) = kinds
         return times_means(self.rows, beta, distribution, wide)
 
     def every(self, first: int, step: int) -> RowsAtPoints:
@@ -89,12 +97,16 @@ class RowsAtPoints:
         return RowsAtPoints(self.rows.part(slice(first, None, step)), self.intercept)
 
 
-def by_distribution(points: tuple[Any, ...]) -> list[tuple[DistributionSpec, Floats]]:
-    """Put points of one distribution that follow one another together: coefficients (p, R)."""
+def by_distribution(points: tuple[Any, ...]) -> list[tuple[RowVectors, DistributionSpec, Floats]]:
+    """Put points of one kind that follow one another together: coefficients (p, R)."""
     return [
-        (distribution, np.column_stack([np.frombuffer(beta) for _, beta in run]))
-        for distribution, run in groupby(points, key=itemgetter(0))
+        (kind[1] if len(kind) > 1 else mean_vectors, kind[0], np.column_stack([*map(_coefficients, run)]))
+        for kind, run in groupby(points, key=itemgetter(slice(0, None, 2)))
     ]
+
+
+def _coefficients(point: tuple[Any, ...]) -> Floats:
+    return np.frombuffer(point[1])
 
 
 def answered_at(
@@ -114,11 +126,7 @@ def answered_at(
     def each() -> Floats:
         return np.concatenate([row_weights(rows, beta, distribution) for rows in chunks()], axis=1)
 
-    def parts() -> Iterator[RowsAtPoints]:
-        for rows in chunks():
-            for start in range(0, len(rows), BLOCK):
-                yield RowsAtPoints(rows.part(slice(start, start + BLOCK)), opened.question.intercept)
-
+    parts = partial(_blocks, opened, chunks)
     point = (distribution, np.asarray(beta, dtype=float).tobytes())
     known = 1.0 if distribution.loop == LOGIT and not opened.question.weights else None
     # Means that are linear in the coefficients are combinations of the columns.
@@ -135,6 +143,35 @@ def answered_at(
             return weighs < FLAT * sums.weight and means_are_flat(chunks(), beta, distribution, weighs)
 
     return NO_MEANS, WorkingWeights(each, sums.spread, instead, flat), means
+
+
+def weighted_by(
+    opened: OpenRows,
+    chunks: Callable[[], Iterable[Rows]],
+    n: int,
+    beta: Floats,
+    distribution: DistributionSpec,
+    vectors: RowVectors,
+    flat: Callable[[], bool] | None = None,
+) -> tuple[WorkingWeights, MeansSummed]:
+    """Tell by which vectors, that can be compared and hashed, columns are multiplied at these coefficients.
+
+    `flat` tells whether means are at the ends of their range.
+    """
+
+    def each() -> Floats:
+        found = [vectors(rows, beta[:, None], distribution) for rows in chunks()]
+        return np.abs(np.concatenate(found)).T
+
+    point = (distribution, np.asarray(beta, dtype=float).tobytes(), vectors)
+    parts = partial(_blocks, opened, chunks)
+    return WorkingWeights(each, flat=flat), MeansSummed(opened, n, point, parts)
+
+
+def _blocks(opened: OpenRows, chunks: Callable[[], Iterable[Rows]]) -> Iterator[RowsAtPoints]:
+    for rows in chunks():
+        for start in range(0, len(rows), BLOCK):
+            yield RowsAtPoints(rows.part(slice(start, start + BLOCK)), opened.question.intercept)
 
 
 def means_are_flat(

@@ -114,6 +114,28 @@ def sandwich(fit: GLMFit, meat: Floats, *, expected: bool = False) -> Floats:
     return np.asarray(half @ meat @ half.T)
 
 
+def leveraged_sums(session: RowsSession, fit: GLMFit, power: int) -> Rounds[Floats]:
+    """Ask for the outer products of the rows' scores over a power of one less their leverages: (p, p).
+
+    The sites compute leverages by the inverse of the information of all, and keep them. An EstimationError
+    says that a row has one of one.
+    """
+    arrays = {
+        "beta": fit.gamma,
+        "shift": fit.coordinates.shift,
+        "scale": fit.coordinates.scale,
+        "inverse": np.linalg.inv(fit.total.information),
+        "power": np.array(power),
+    }
+    replies = yield session.ask_all("sum_leveraged", arrays)
+    if int(add(replies, "inside")) < len(replies):
+        raise EstimationError(
+            "cov_type: a row has leverage one, as where a level is that of one row, and no residual that HC2 "
+            "and HC3 could divide by; use 'HC1', or merge levels"
+        )
+    return add(replies, "meat")
+
+
 def model_based(fit: GLMFit) -> Floats:
     """Dispersion times the inverse expected information."""
     back = fit.coordinates.back

@@ -1,0 +1,106 @@
+"""Sums over rows for marginal effects, and outer products of scores weighted by leverage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedstat.kernels.glm.loops import LOGIT, fixed, weighted_sums
+from fedstat.kernels.glm.rows import Rows, in_domain, linear_predictor
+from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.sums import row_means
+from fedstat.typing import Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EffectSums:
+    """Sums over rows of a mean, or its logarithm, and of its derivatives by the linear predictor.
+
+    `level` is that of the mean; `first` (p + 1,) of the first derivative times a constant and the columns;
+    `second` (q, p + 1) of the second derivative times the constant (q = 1), or all of these (q = p + 1), and
+    the constant and the columns. `inside` is whether all means lie inside the family's domain.
+    """
+
+    level: float
+    first: Floats
+    second: Floats
+    inside: bool = True
+
+
+def mean_derivatives(eta: Floats, distribution: DistributionSpec, log: bool) -> tuple[Floats, Floats, Floats]:
+    """Mean at a linear predictor (m,), or its logarithm, with first and second derivative."""
+    link = distribution.make().link
+    mu = np.asarray(link.inverse(eta), dtype=float)
+    if distribution.loop == LOGIT:
+        first = mu * (1.0 - mu)
+        second = first * (1.0 - 2.0 * mu)
+    else:
+        first, second = link.inverse_deriv(eta), link.inverse_deriv2(eta)
+    if not log:
+        return mu, first, second
+    ratio = first / mu
+    return np.log(mu), ratio, second / mu - ratio**2
+
+
+def effect_sums(
+    X: Floats, eta: Floats, count: Floats, distribution: DistributionSpec, log: bool, products: bool
+) -> EffectSums:
+    """Sum over rows (m, p) with linear predictors and counts (m,); with `products` of all columns."""
+    with np.errstate(all="ignore"):
+        level, first, second = mean_derivatives(eta, distribution, log)
+        Z = np.column_stack([np.ones(len(X)), X])
+        left = Z if products else Z[:, :1]
+        sums = EffectSums(float(count @ level), (count * first) @ Z, left.T @ ((count * second)[:, None] * Z))
+        inside = in_domain(eta, np.asarray(distribution.make().link.inverse(eta), dtype=float), distribution)
+    finite = all(np.isfinite(a).all() for a in (sums.level, sums.first, sums.second))
+    return sums if inside.all() and finite else replace(sums, inside=False)
+
+
+def row_effects(
+    rows: Rows, beta: Floats, distribution: DistributionSpec, log: bool, constant: float
+) -> Floats:
+    """Mean and derivatives, (m, 3), by row, at a linear predictor with a constant added."""
+    with np.errstate(all="ignore"):
+        found = mean_derivatives(linear_predictor(rows, beta) + constant, distribution, log)
+    return np.nan_to_num(np.column_stack(found), posinf=0.0, neginf=0.0)
+
+
+def leverages(rows: Rows, beta: Floats, distribution: DistributionSpec, inverse: Floats) -> Floats:
+    """Leverage of each row, (m,), by the inverse (p, p) of the expected information of all rows.
+
+    Diagonal of ``W^1/2 X (X'WX)^-1 X'W^1/2``; a row of frequency weight f stands for f rows, and has that of
+    one of them.
+    """
+    with np.errstate(all="ignore"):
+        at = row_means(rows, distribution, linear_predictor(rows, beta))
+        weight = at.weight * at.expected
+        if rows.freq is not None:
+            weight = np.where(rows.freq > 0.0, weight / rows.freq, 0.0)
+        return np.asarray(weight * np.einsum("ij,jk,ik->i", rows.X, inverse, rows.X, optimize=True))
+
+
+def leveraged_meat(
+    chunks: Iterable[Rows], beta: Floats, distribution: DistributionSpec, inverse: Floats, power: int
+) -> Floats | None:
+    """Sum outer products of the rows' scores over ``(1 - h)^power``: (p, p); None where a leverage is one.
+
+    With power 1 the middle of HC2, with 2 of HC3 (MacKinnon and White 1985, equations 12 and 13).
+    """
+    total = np.zeros((len(beta), len(beta)))
+    for rows in (piece for chunk in chunks for piece in chunk.pieces()):
+        rest = 1.0 - leverages(rows, beta, distribution, inverse)
+        if not (rest > LEAST_REST).all():
+            return None
+        with np.errstate(all="ignore"):
+            at = row_means(rows, distribution, linear_predictor(rows, beta))
+            size = at.weight * at.residual(rows.y)
+            freq = np.ones(len(rows)) if rows.freq is None else rows.freq
+            square = np.where(freq > 0.0, size**2 / freq, 0.0) / rest**power
+        total += weighted_sums(fixed(rows.X), fixed(size), fixed(square))[1]
+    return total
+
+
+LEAST_REST = 1e-9
+"""One less a leverage, below which the row is fitted without a rest."""

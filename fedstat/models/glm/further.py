@@ -1,0 +1,334 @@
+"""What is asked after a fit: sums for marginal effects, and the restricted fit of a wild bootstrap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.linalg import null_space
+
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.federation.rounds.engine import Rounds
+from fedstat.inference.estimate import INTERCEPT
+from fedstat.inference.hypotheses import Constraints, Hypothesis, read_constraints
+from fedstat.kernels.glm.effects import EffectSums, effect_sums
+from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.glm.protocol import Newton, NewtonOptions, rises
+from fedstat.models.glm.statements import GLMStatements
+from fedstat.models.glm.steps import FAMILY
+from fedstat.models.glm.sums.margins import HEADINGS, EffectPoint, MarginalEffects, effects_of
+from fedstat.models.glm.sums.wild import (
+    POINTS,
+    SiteParts,
+    WildBootstrap,
+    draw_weights,
+    invert,
+    require_clusters,
+    share_beyond,
+)
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.session import add
+from fedstat.typing import Array, Floats
+
+WHERE = ("overall", "mean", "zero")
+STAY = {
+    "all": "effects at every row are one value per row, which stay at the sites",
+    "median": "medians are values of rows, which stay at the sites",
+}
+BINARY = 1e-9
+"""How far the variance of a column of zeros and ones may be from m (1 - m), m its mean, by rounding."""
+
+LEVEL = 0.05
+MAXITER = 100
+MASKED = (
+    "wild_cluster_bootstrap: it multiplies every site's own score by a number, and this fit's sums were "
+    "masked so that no site's part is known. "
+)
+
+
+# -- marginal effects ---
+
+
+def marginal_effects(
+    result: GLMStatements,
+    at: str,
+    method: str,
+    atexog: Mapping[int | str, float] | None,
+    dummy: bool,
+    count: bool,
+) -> MarginalEffects:
+    """Effects of :meth:`fedstat.models.glm.results.GLMResults.get_margeff`, whose errors these are."""
+    if at in STAY:
+        raise NotAvailableError(f"get_margeff: at={at!r}: {STAY[at]}. Use at='overall' or at='mean'")
+    check_choice("at", at, WHERE)
+    check_choice("method", method, tuple(HEADINGS))
+    if count:
+        raise NotAvailableError(
+            "get_margeff: count=True: sites do not tell which columns are counts; a step of one is the "
+            "difference of two predictions, for rows that you hold"
+        )
+    if dummy and (method in ("dyex", "eyex") or at == "zero"):
+        raise ModelError(f"get_margeff: dummy=True has no meaning with method={method!r} and at={at!r}")
+    fit, beta = result._fit, result.estimate.params
+    held = _held(result, {} if atexog is None else atexog)
+    changed = _binary(result) if dummy else []
+    points = [EffectPoint.of(beta, held)]
+    points += [EffectPoint.of(beta, held | {j: value}) for j in changed for value in (0.0, 1.0)]
+    log, products = method.startswith("ey"), method.endswith("ex")
+    linear = fit.distribution.link == "Identity" and method == "dydx"
+    if at == "overall" and not linear:
+        sums = _over_rows(result, points, log, products, f"get_margeff(at={at!r}, method={method!r})")
+        averages = [p.averages(one, fit.total.weight) for p, one in zip(points, sums, strict=True)]
+    else:
+        # Of an identity link derivatives are the same at every row.
+        row = fit.design.mean.copy() if at == "mean" else np.zeros(len(beta))
+        row[: int(fit.design.intercept)] = 1.0
+        if not linear:
+            _check_at_row(result, at)
+        averages = [p.averages(_at_row(result, row, p, log, products), 1.0) for p in points]
+    changes = {j: (averages[1 + 2 * k], averages[2 + 2 * k]) for k, j in enumerate(changed)}
+    effects, jacobian = effects_of(beta, averages[0], products, changes)
+    first = int(fit.design.intercept)
+    return MarginalEffects(
+        result.estimate.names[first:],
+        effects[first:],
+        jacobian[first:],
+        result._cov(),
+        law=result._law,
+        student=result.use_t,
+        options={"method": method, "at": at},
+        title=(result.model_name, result.estimate.response),
+        note=_note(result, at, changed),
+    )
+
+
+def _note(result: GLMStatements, at: str, changed: Sequence[int]) -> str:
+    over = {"overall": "Averages over all rows", "mean": "At the mean of every column", "zero": "At zero"}[at]
+    names = ", ".join(result.estimate.names[j] for j in changed)
+    return f"{over}.{f' Changes from 0 to 1: {names}.' if names else ''} Errors by the delta method."
+
+
+def _held(result: GLMStatements, atexog: Mapping[int | str, float]) -> dict[int, float]:
+    names = list(result.estimate.names)
+    held = {}
+    for key, value in atexog.items():
+        known = key in names if isinstance(key, str) else 0 <= key < len(names)
+        if not known or not isinstance(value, int | float | np.number):
+            raise ModelError(
+                f"get_margeff: atexog: expected a number for a column of the design, by name or place, "
+                f"received {key!r}; columns are {', '.join(names)}"
+            )
+        held[names.index(key) if isinstance(key, str) else key] = float(value)
+    return held
+
+
+def _binary(result: GLMStatements) -> list[int]:
+    """Places of the columns of zeros and ones, which their moments tell."""
+    design = result._fit.design
+    mean, variance = design.mean, design.spread**2
+    binary = np.abs(variance - mean * (1.0 - mean)) <= BINARY * np.maximum(variance, BINARY)
+    return [j for j in np.flatnonzero(binary).tolist() if design.names[j] != INTERCEPT]
+
+
+def _check_at_row(result: GLMStatements, at: str) -> None:
+    question = result.basis.agreement.question
+    if question.offsets or "exposure" in question.weights:
+        raise NotAvailableError(
+            f"get_margeff: at={at!r} needs a value of the offset, of which no mean is known; use at='overall'"
+        )
+    if at == "mean" and "freq_weights" in question.weights:
+        raise NotAvailableError(
+            "get_margeff: at='mean': sites tell means of columns over rows, and not over weights; use "
+            "at='overall'"
+        )
+
+
+def _at_row(result: GLMStatements, row: Floats, point: EffectPoint, log: bool, products: bool) -> EffectSums:
+    X = row[None, :]
+    found = effect_sums(X, X @ point.beta + point.constant, np.ones(1), result.distribution, log, products)
+    if not found.inside:
+        raise _outside(result)
+    return found
+
+
+def _over_rows(
+    result: GLMStatements, points: Sequence[EffectPoint], log: bool, products: bool, call: str
+) -> list[EffectSums]:
+    """Ask the sites for sums over their rows at points, in the units of the data."""
+    model: HorizontalModel | None = result._model
+    if model is None:
+        raise NotAvailableError(
+            "get_margeff: this result was read from a file and has no partition; fit the model again, or use "
+            "at='mean'"
+        )
+
+    def protocol(model: HorizontalModel) -> Rounds[list[EffectSums]]:
+        session = model._open_session(FAMILY, result._fit.masked)
+        newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
+        return session.hide(_protocol(newton, result, points, log, products))
+
+    return model._run_beside(call, protocol)
+
+
+def _protocol(
+    newton: Newton, result: GLMStatements, points: Sequence[EffectPoint], log: bool, products: bool
+) -> Rounds[list[EffectSums]]:
+    yield from newton.open(local=False)
+    columns = newton.coordinates
+    arrays: dict[str, Array] = {
+        "points": np.array([np.linalg.solve(columns.back, point.beta) for point in points]),
+        "constants": np.array([point.constant for point in points]),
+        "log": np.array(log),
+        "products": np.array(products),
+        "shift": columns.shift,
+        "scale": columns.scale,
+    }
+    replies = yield newton.session.ask_all("sum_effects", arrays)
+    if int(add(replies, "inside")) < len(replies):
+        raise _outside(result)
+    forward = np.eye(len(columns.shift) + 1)
+    forward[1:, 1:] = np.linalg.inv(columns.back).T
+    level, first, second = (add(replies, name) for name in ("level", "first", "second"))
+    left = forward if products else np.eye(1)
+    nothing = np.zeros_like(second)
+    return [
+        EffectSums(float(level[k]), forward @ first[k], nothing if k else left @ second @ forward.T)
+        for k in range(len(points))
+    ]
+
+
+def _outside(result: GLMStatements) -> EstimationError:
+    return EstimationError(
+        f"get_margeff: a mean lies outside the domain of family {result.distribution}, or its logarithm is "
+        "not finite: columns held at other values than they have may lead there"
+    )
+
+
+# -- wild cluster bootstrap ---
+
+
+def wild_bootstrap(
+    result: GLMStatements,
+    hypothesis: Hypothesis,
+    reps: int,
+    weights: str,
+    seed: int | np.random.Generator | None,
+) -> WildBootstrap:
+    """Bootstrap of :meth:`fedstat.models.glm.results.GLMResults.wild_cluster_bootstrap`, with its errors."""
+    check_choice("weights", weights, tuple(POINTS))
+    check_whole("reps", reps, 2)
+    read = read_constraints(hypothesis, result.estimate.names)
+    K, linear = len(result._fit.local), result.distribution.least_squares
+    require_clusters(K, len(read.q))
+    draws, enumerated = draw_weights(weights, K, reps, seed)
+    parts = _linear_parts(result, read) if linear else _restricted_parts(result, read)
+    ones = np.ones((1, K))
+
+    def statistics(q: Floats, drawn: Floats) -> Floats:
+        return parts.refitted(q, drawn) if linear else parts.rescored(drawn)
+
+    own, drawn = float(statistics(read.q, ones)[0]), statistics(read.q, draws)
+    interval = None
+    if linear and len(read.q) == 1:
+
+        def pvalue(value: float) -> float:
+            q = np.array([value])
+            return share_beyond(float(statistics(q, ones)[0]), statistics(q, draws))
+
+        estimate = float((parts.R @ parts.beta)[0])
+        off = estimate - read.q[0]
+        se = (
+            abs(off / own)
+            if own
+            else float(np.sqrt((parts.R @ parts.bread @ parts.R.T)[0, 0] * result.scale))
+        )
+        interval = invert(pvalue, estimate, se, LEVEL)
+    return WildBootstrap(
+        hypothesis="; ".join(read.labels),
+        method="restricted wild bootstrap" if linear else "score bootstrap at the restricted fit",
+        weights=weights,
+        statistic=own,
+        pvalue=share_beyond(own, drawn),
+        conf_int=interval,
+        boot_statistics=drawn,
+        draws=draws,
+        enumerated=enumerated,
+    )
+
+
+def _site_parts(
+    result: GLMStatements, read: Constraints, beta: Floats, score: Floats, information: Floats
+) -> SiteParts:
+    """Put sites' sums in standardised coordinates together with a hypothesis in the units of the data."""
+    n, p, K = result._fit.total.weight, len(beta), len(score)
+    factor = K / (K - 1.0) * (n - 1.0) / (n - p)
+    return SiteParts(beta, score, information, read.R @ result._fit.coordinates.back, read.q, factor)
+
+
+def _linear_parts(result: GLMStatements, read: Constraints) -> SiteParts:
+    """Scores and informations of least squares: as the sites told them, or from their own fits."""
+    fit = result._fit
+    if fit.total.by_site is not None:
+        score, information = (np.array(part) for part in zip(*fit.total.by_site, strict=True))
+        return _site_parts(result, read, fit.gamma, score, information)
+    question = result.basis.agreement.question
+    if question.weights or not question.intercept:
+        raise NotAvailableError(MASKED + "Fit with masked=False, where owners let sums leave in clear")
+    scores, informations = [], []
+    for site in fit.local:
+        if site.own is None:
+            raise NotAvailableError(
+                f"{MASKED}Own fits would tell them, and '{site.site}' has none "
+                f"({site.problem or 'no rest'}). Fit with masked=False, or with local=True"
+            )
+        # An own fit's part is told over its dispersion; its intercept's information is the number of rows.
+        dispersion = site.n / site.own.information[0, 0]
+        scores.append(dispersion * site.own.score)
+        informations.append(dispersion * site.own.information)
+    return _site_parts(result, read, fit.gamma, np.array(scores), np.array(informations))
+
+
+def _restricted_parts(result: GLMStatements, read: Constraints) -> SiteParts:
+    """Ask for sums at restricted coefficients, until these are the restricted maximum."""
+    model: HorizontalModel | None = result._model
+    if result._fit.masked:
+        raise NotAvailableError(MASKED + "Fit with masked=False, where owners let sums leave in clear")
+    if model is None:
+        raise NotAvailableError(
+            "wild_cluster_bootstrap: this result was read from a file and has no partition to fit the "
+            "restricted model to; fit the model again"
+        )
+
+    def protocol(model: HorizontalModel) -> Rounds[SiteParts]:
+        newton = Newton(
+            model._open_session(FAMILY, False), result.distribution, NewtonOptions(), result.scale
+        )
+        return _climb(newton, result, read)
+
+    return model._run_beside(f"wild_cluster_bootstrap({'; '.join(read.labels)!r})", protocol)
+
+
+def _climb(newton: Newton, result: GLMStatements, read: Constraints) -> Rounds[SiteParts]:
+    """Fisher scoring within the coefficients that the hypothesis allows."""
+    yield from newton.open(local=False)
+    fit = result._fit
+    R, A = read.R @ fit.coordinates.back, np.linalg.inv(fit.total.information)
+    free = null_space(R)
+    gamma = fit.gamma - A @ R.T @ np.linalg.solve(R @ A @ R.T, R @ fit.gamma - read.q)
+    step, before = np.zeros_like(gamma), np.inf
+    for _ in range(MAXITER):
+        total = yield from newton.evaluate(gamma + step)
+        if total is None or rises(total.deviance, before):
+            step = step / 2.0
+            continue
+        gamma, before = gamma + step, total.deviance
+        information = free.T @ total.information @ free
+        step = free @ np.linalg.solve(information, free.T @ total.score)
+        if float(step @ total.information @ step) <= newton.options.tol**2 * newton.dispersion(total):
+            assert total.by_site is not None
+            score, parts = (np.array(part) for part in zip(*total.by_site, strict=True))
+            return _site_parts(result, read, gamma, score, parts)
+    raise EstimationError(
+        "wild_cluster_bootstrap: the fit under the hypothesis does not converge: its maximum may lie at "
+        "infinity, or outside the family's domain"
+    )

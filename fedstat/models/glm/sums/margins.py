@@ -1,0 +1,166 @@
+"""Marginal effects with errors by the delta method, from sums over rows or at one row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.inference.covariance import delta_method
+from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.kernels.glm.effects import EffectSums
+from fedstat.typing import Floats
+
+HEADINGS = {"dydx": "dy/dx", "eyex": "d(lny)/d(lnx)", "dyex": "dy/d(lnx)", "eydx": "d(lny)/dx"}
+WIDTHS = (28, 14, 10, 9, 7, 10, 10)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EffectPoint:
+    """Coefficients with some columns held at values: what a row's linear predictor then is.
+
+    The predictor is ``x'beta + constant``, where `beta` (p,) is zero at these columns; `place` (p + 1, p + 1)
+    takes a constant and the columns to what they are with these values.
+    """
+
+    beta: Floats
+    constant: float
+    place: Floats
+
+    @classmethod
+    def of(cls, beta: Floats, held: Mapping[int, float]) -> EffectPoint:
+        """Hold columns at values, by their places in the design."""
+        rest, place = beta.copy(), np.eye(len(beta) + 1)
+        for j, value in held.items():
+            rest[j] = 0.0
+            place[j + 1] = 0.0
+            place[j + 1, 0] = value
+        return cls(rest, float(sum(value * beta[j] for j, value in held.items())), place)
+
+    def averages(self, sums: EffectSums, n: float) -> EffectSums:
+        """Divide sums over the free columns by n, and put the held ones into their place."""
+        second = sums.second @ self.place.T
+        if len(second) > 1:
+            second = self.place @ second
+        return EffectSums(sums.level / n, self.place @ sums.first / n, second / n)
+
+
+def effects_of(
+    beta: Floats, at: EffectSums, products: bool, changes: Mapping[int, tuple[EffectSums, EffectSums]]
+) -> tuple[Floats, Floats]:
+    """Effects of all columns, (p,), and their derivatives by the coefficients, (p, p), from averages.
+
+    `changes` has those of 0 and 1 for each column whose discrete effect is asked for.
+    """
+    p = len(beta)
+    if products:
+        slope, bend = at.first[1:], at.second[1:, 1:]
+    else:
+        slope, bend = np.full(p, at.first[0]), np.tile(at.second[0, 1:], (p, 1))
+    effects = beta * slope
+    jacobian = np.diag(slope) + beta[:, None] * bend
+    for j, (low, high) in changes.items():
+        effects[j] = high.level - low.level
+        jacobian[j] = (high.first - low.first)[1:]
+    return effects, jacobian
+
+
+class MarginalEffects:
+    """Marginal effects with statsmodels' names: pandas objects by the name of the column.
+
+    Attributes
+    ----------
+    margeff, margeff_se : Series
+        Effects and their standard errors, by the delta method.
+    margeff_cov : DataFrame
+    tvalues, pvalues : Series
+    margeff_options : dict
+        ``method`` and ``at``.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        effects: Floats,
+        jacobian: Floats,
+        cov: Floats,
+        *,
+        law: Any,
+        student: bool,
+        options: Mapping[str, str],
+        title: tuple[str, str],
+        note: str,
+    ) -> None:
+        index = list(names)
+        self.margeff = pd.Series(effects, index=index)
+        self.margeff_cov = pd.DataFrame(delta_method(cov, jacobian), index=index, columns=index)
+        self.margeff_options = dict(options)
+        self._law, self._student, self._title, self._note = law, student, title, note
+
+    @property
+    def margeff_se(self) -> pd.Series:
+        """Standard errors."""
+        return pd.Series(np.sqrt(np.diag(self.margeff_cov)), index=self.margeff.index)
+
+    @property
+    def tvalues(self) -> pd.Series:
+        """Effects over their standard errors."""
+        return self.margeff / self.margeff_se
+
+    @property
+    def pvalues(self) -> pd.Series:
+        """Two-sided p-values of each effect being zero, of the law of the fit's own tests."""
+        return pd.Series(2.0 * self._law.sf(np.abs(self.tvalues.to_numpy())), index=self.margeff.index)
+
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Intervals of level ``1 - alpha``: column 0 the lower, column 1 the upper limit."""
+        half = self._law.isf(alpha / 2.0) * self.margeff_se
+        return pd.DataFrame({0: self.margeff - half, 1: self.margeff + half})
+
+    def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Table with statsmodels' columns, a row for each column of the design."""
+        z = "t" if self._student else "z"
+        limits = self.conf_int(alpha)
+        return pd.DataFrame(
+            {
+                HEADINGS[self.margeff_options["method"]]: self.margeff,
+                "Std. Err.": self.margeff_se,
+                z: self.tvalues,
+                f"Pr(>|{z}|)": self.pvalues,
+                "Conf. Int. Low": limits[0],
+                "Cont. Int. Hi.": limits[1],
+            }
+        )
+
+    def summary(self, alpha: float = 0.05) -> SheetSummary:
+        """Table for print: ``as_html()``, ``as_latex()``, ``as_csv()`` as any summary."""
+        frame = self.summary_frame(alpha)
+        z, method = "t" if self._student else "z", self.margeff_options["method"]
+        headers = (
+            "",
+            HEADINGS[method],
+            "std err",
+            z,
+            f"P>|{z}|",
+            f"[{alpha / 2:.4g}",
+            f"{1 - alpha / 2:.4g}]",
+        )
+        rows = tuple(
+            (str(name), number(effect, 4, se), number(se), f"{t:.3f}", f"{p:.3f}", number(low), number(high))
+            for name, (effect, se, t, p, low, high) in zip(
+                frame.index, frame.to_numpy().tolist(), strict=True
+            )
+        )
+        model, response = self._title
+        about = f"{response}: {method}, at {self.margeff_options['at']}"
+        sheet = Sheet(headers, rows, "lrrrrrr", WIDTHS, f"{model} marginal effects ({about})")
+        return SheetSummary([sheet], [self._note] if self._note else [])
+
+    def __repr__(self) -> str:
+        return self.summary().as_text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()

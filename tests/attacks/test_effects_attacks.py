@@ -1,0 +1,79 @@
+"""Sums for marginal effects at coefficients of the asker's making: rows on one side of a cut are counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+
+import fedstat as fs
+from fedstat.errors import PolicyError
+from fedstat.models.horizontal.session import add
+
+N = 600
+PUBLISHED = {
+    "z": {"kind": "number", "range": [20, 80]},
+    "x": {"kind": "number", "range": [-10, 10]},
+    "y": {"kind": "number", "range": [0, 1]},
+}
+
+
+def table():
+    random = np.random.default_rng(3)
+    z, x = random.uniform(20, 80, N), random.normal(size=N)
+    y = (random.random(N) < 1.0 / (1.0 + np.exp((50.0 - z) / 10.0))).astype(float)
+    return pd.DataFrame({"z": z, "x": x, "y": y, "site": np.tile(["A", "B", "C"], N // 3)})
+
+
+FRAME = table()
+LOOSE = fs.Policy(min_count=1, max_share=1.0)
+"""Of an owner who lets sums rest on single rows; the usual open policy already refuses."""
+
+
+def told(policy, points, log=False, together=True):
+    """Sums of the mean at points, asked for in one question or in one each."""
+    strict = fs.Policy.strict() if policy == "strict" else LOOSE
+    published = dict.fromkeys("ABC", PUBLISHED) if strict.masked_only else None
+    partition = fs.ClientPartition.from_frame(FRAME, by="site", policy=strict, published=published)
+    model = fs.FederatedGLM.from_formula("y ~ z + x", partition, family=sm.families.Binomial())
+    session = model._open_session("glm", masked=strict.masked_only)
+    fixed = {"shift": np.zeros(3), "scale": np.ones(3), "log": np.array(log), "products": np.array(False)}
+
+    def protocol():
+        found = []
+        for some in [points] if together else [points[k : k + 1] for k in range(len(points))]:
+            yield session.opening() + session.ask_all("start", {}, model.distribution.to_json())
+            asked = {"points": np.array(some), "constants": np.zeros(len(some))}
+            replies = yield session.ask_all("sum_effects", fixed | asked)
+            found += add(replies, "level").tolist()
+        return np.array(found)
+
+    return model._run(session, protocol())[0]
+
+
+def cuts(steep):
+    """Coefficients under which means go from zero to one below, and above, one row's value of z."""
+    z = np.sort(FRAME["z"].to_numpy())
+    around = (z[N // 2 - 1 : N // 2 + 1] + z[N // 2 : N // 2 + 2]) / 2.0
+    return [(-steep * cut, steep, 0.0) for cut in around]
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("steep", [1e6, 50.0])
+def test_rows_between_two_cuts_are_not_counted(together, steep):
+    below, above = told("loose", cuts(1e6))
+    assert round(below - above) == 1  # the row between the two
+    with pytest.raises(PolicyError):
+        told("strict", cuts(steep), together=together)
+
+
+def test_logarithms_of_means_sum_values_beyond_a_cut():
+    """The logarithm of a steep mean is the predictor on one side: its sum is that of few rows' values."""
+    z = np.sort(FRAME["z"].to_numpy())
+    cut = (z[0] + z[1]) / 2.0
+    point = [(-1e3 * cut, 1e3, 0.0)]
+    (level,) = told("loose", point, log=True)
+    np.testing.assert_allclose(level / 1e3 + cut, z[0], atol=1e-3)
+    with pytest.raises(PolicyError):
+        told("strict", point, log=True)
