@@ -134,6 +134,8 @@ class Step:
         time. See :mod:`fedstat.federation.door.conduct`.
     begins : bool
         Every fit begins with it: what the session was told before, and in which order, no longer counts.
+    prepares : bool
+        It agrees on columns and entities, so that there can be a plan to consent to, and is asked before one.
     public : bool
         Whether it reads no row: what it gives, and whether it gives it, follows from the question, from keys,
         and from what the site's owner has published or keeps account of.
@@ -147,6 +149,7 @@ class Step:
     after: frozenset[str] | None = None
     begins: bool = False
     public: bool = False
+    prepares: bool = False
 
     @property
     def given(self) -> dict[str, Declared]:

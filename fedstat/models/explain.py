@@ -138,6 +138,11 @@ class Explainable:
         """What is estimated, in words that an owner consents to: the formula."""
         return self.formula.text
 
+    @property
+    def _law(self) -> str:
+        """Of what distribution, in words that an owner consents to."""
+        return str(self.distribution)
+
     def _new_ledger(self) -> Ledger:
         """Start an account for one run."""
         raise NotImplementedError
@@ -179,10 +184,10 @@ def explain_fit(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, 
     )
 
 
-def call_of(model: Explainable, arguments: Mapping[str, Any]) -> str:
-    """Write a fit as it would be called."""
+def call_of(model: Explainable, arguments: Mapping[str, Any], method: str = "fit") -> str:
+    """Write a fit, or what another method asks, as it would be called."""
     call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    return f"{type(model).__name__}.fit({call})"
+    return f"{type(model).__name__}.{method.lstrip('_')}({call})"
 
 
 def learned_from(plan: ForecastPlan, forecast: Forecast) -> list[tuple[str, str]]:
@@ -205,22 +210,26 @@ def asking_owners(fit: Callable[..., Any]) -> Callable[..., Any]:
         sites = owners_asked(self.partition)
         # The fit of a forecast is that which the plan is made of.
         if sites and not isinstance(self.engine, Rehearsal):
-            propose(self, sites, inspect.signature(fit).bind(self, *args, **arguments).arguments)
+            bound = inspect.signature(fit).bind(self, *args, **arguments).arguments
+            propose(self, sites, bound, fit.__name__)
         return fit(self, *args, **arguments)
 
     return asking
 
 
-def propose(model: Explainable, sites: Sequence[str], bound: Mapping[str, Any]) -> None:
-    """Propose a fit's plan to the owners of these sites; a ConsentError where not all have consented."""
+def propose(model: Explainable, sites: Sequence[str], bound: Mapping[str, Any], method: str) -> None:
+    """Propose the plan of a fit, or of what another method asks, to the owners of these sites.
+
+    A ConsentError where not all have consented.
+    """
     if model._plan is None:
         return
     arguments = {name: value for name, value in bound.items() if name != "self"}
-    plan = model._plan(model, settled(model.fit, arguments))
-    course = rehearse(model, plan, arguments)
+    plan = model._plan(model, settled(getattr(model, method), arguments))
+    course = rehearse(model, plan, arguments, method)
     forecast = Forecast(course, plan.loops(course))
     learned = tuple(f"{who}: {sentence}" for who, sentence in learned_from(plan, forecast))
-    words = AnalysisWords(call_of(model, arguments), model._description, str(model.distribution), learned)
+    words = AnalysisWords(call_of(model, arguments, method), model._description, model._law, learned)
     maker = PlanMaker(forecast, words, plan.guessed)
     plans = {
         site: maker.plan(site, model._columns_read(site), tuple(model._told_afterwards(site)))
@@ -229,7 +238,9 @@ def propose(model: Explainable, sites: Sequence[str], bound: Mapping[str, Any]) 
     model.engine.run(propose_plans(plans, model._session), model._new_ledger())
 
 
-def rehearse(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any]) -> DryRun:
+def rehearse(
+    model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any], method: str = "fit"
+) -> DryRun:
     """Carry a fit's own questions to sites with invented designs, as far as they are known in advance."""
     policies = {name: site.policy for name, site in model.partition.sites.items()}
     rehearsal = Rehearsal(model._invent_sites(plan, policies), plan.repeated)
@@ -240,7 +251,7 @@ def rehearse(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            double.fit(**{**arguments, **plan.arguments()})
+            getattr(double, method)(**{**arguments, **plan.arguments()})
         except Rehearsed:
             return rehearsal.course()
     raise NotAvailableError("no forecast: this fit asks nothing of its engine")

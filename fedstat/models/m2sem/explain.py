@@ -29,7 +29,12 @@ FEW, USUAL = 60, 110
 
 
 class M2SEMPlan(ForecastPlan):
-    """What is known of clusters over institutions before a fit."""
+    """What is known of clusters over institutions before a fit or a search.
+
+    How many mixtures are improved side by side, and how many scores differ by cluster, is up to the data.
+    """
+
+    guessed = frozenset({"improve", "open_scores", "open_product", "deal_product", "share_product"})
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
@@ -49,7 +54,7 @@ class M2SEMPlan(ForecastPlan):
     def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
         """Say what posteriors and sums tell."""
         yield from learned_of(self.model, self.given["starts"] == "all" and self.model.n_clusters > 1)
-        if self.given["cov_type"] is not None and self.model.n_clusters > 1:
+        if self.given.get("cov_type") is not None and self.model.n_clusters > 1:
             yield from products_told(self.model.subjects.clients)
 
     def notes(self, forecast: Forecast) -> Iterator[str]:

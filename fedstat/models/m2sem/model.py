@@ -21,7 +21,7 @@ from fedstat.federation.rounds.engine import Fit, Rounds
 from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_whole
-from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.models.explain import Explainable, ForecastPlan, asking_owners
 from fedstat.models.m2sem.adjust import check_adjusted, read_adjust, warn_of_lacking
 from fedstat.models.m2sem.agreement import Agreed, agree_columns, check_sizes, who_has_whom
 from fedstat.models.m2sem.client.asked import FAMILY, MOST_CLUSTERS, MOST_FACTORS
@@ -192,6 +192,10 @@ class M2SEM(Explainable):
         terms = {client: own.terms for client, own in self.chosen.adjust.items()}
         return "; ".join([words, *adjusted_in_words(terms, self.chosen.columns)] if terms else [words])
 
+    @property
+    def _law(self) -> str:
+        return "a mixture of factor models"
+
     def _new_ledger(self) -> Ledger:
         """Start an account for one run."""
         return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
@@ -310,10 +314,33 @@ class M2SEM(Explainable):
         if not sizes or min(min(size) for size in sizes) < 1:
             raise ModelError("n_clusters, n_factors: expected whole numbers, 1 or more")
         model = cls(partition, max(K for K, _ in sizes), max(Q for _, Q in sizes), **options)
-        plan = model._plan_fit(None, n_init, starts, local_steps, max_rounds, seed)
-        ledger = copy.deepcopy(model._agreement)
-        protocol = fit_sizes(model._exchange(seed, max_rounds), sizes, plan.starts)
-        return ClusterSearch.of(sizes, model._run(protocol, masked, ledger), ledger)
+        return model._search(
+            sizes,
+            n_init=n_init,
+            starts=starts,
+            local_steps=local_steps,
+            masked=masked,
+            max_rounds=max_rounds,
+            seed=seed,
+        )
+
+    @asking_owners
+    def _search(
+        self,
+        sizes: Sequence[tuple[int, int]],
+        *,
+        n_init: int,
+        starts: Starts,
+        local_steps: int,
+        masked: bool | None,
+        max_rounds: int,
+        seed: int,
+    ) -> ClusterSearch:
+        """Fit mixtures of these numbers of clusters and factors."""
+        plan = self._plan_fit(None, n_init, starts, local_steps, max_rounds, seed)
+        ledger = copy.deepcopy(self._agreement)
+        protocol = fit_sizes(self._exchange(seed, max_rounds), sizes, plan.starts)
+        return ClusterSearch.of(sizes, self._run(protocol, masked, ledger), ledger)
 
     def _errors(self, cov_type: str | None) -> dict[str, Any]:
         """Say whether there are to be standard errors, and why not where an owner gives nothing for them."""

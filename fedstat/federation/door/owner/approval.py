@@ -218,7 +218,8 @@ class FollowedPlan:
 
 def _prepares(ask: Ask, step: Step) -> bool:
     """Whether a question agrees on a design, and gives nothing that is a sum or a value."""
-    return ask.family == DESIGN and all(declared.kind in PREPARING for declared in step.given.values())
+    agrees = ask.family == DESIGN or step.prepares
+    return agrees and all(declared.kind in PREPARING for declared in step.given.values())
 
 
 def _fits(planned: PlannedStep, name: str, array: Array) -> bool:

@@ -21,8 +21,8 @@ from fedstat.records import Least, from_json, to_plain
 
 DESIGN = "design"
 """Family whose texts are the formula, and so bound to the letter."""
-DRAWN = "number"
-"""Field of a text that names a product anew in every round."""
+CHANGING = frozenset({"number", "slots", "kept", "posteriors", "past"})
+"""Fields of a text that differ from round to round: the number of a product, which mixtures, digests."""
 TARGETS = "targets"
 """Field of a text of a design that names transforms, with their state so far."""
 QUESTION, CODING, STATES = "question", "spec", "state"
@@ -146,7 +146,7 @@ def bound_text(ask: Ask) -> str:
     if not isinstance(content, dict | list):
         return ""
     if isinstance(content, dict):
-        content = {name: value for name, value in content.items() if name != DRAWN}
+        content = {name: value for name, value in content.items() if name not in CHANGING}
     return canonical(_without_numbers(content))
 
 

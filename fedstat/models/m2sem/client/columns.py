@@ -213,17 +213,20 @@ TOLD: tuple[type, ...] = (Entities, FactorsAsked)
 COLUMN_STEPS = {
     "describe_columns": Step(
         describe_columns,
+        prepares=True,
         text_in=Declared("control", "names of columns, and what the analyst says they are"),
         text_out=Declared("schema", "whether columns are numbers or categories, and levels"),
     ),
     "open_columns": Step(
         open_columns,
+        prepares=True,
         gives={"seen": Declared("presence", "which rows have any of the columns", dtype="bool")},
         text_in=Declared("control", "modalities, the levels of their columns, and terms of covariates"),
         text_out=Declared("schema", "names and levels of covariates, and rows without some", behind=TOLD),
     ),
     "open_new_columns": Step(
         open_new_columns,
+        prepares=True,
         gives={"seen": Declared("presence", "which rows have any of the columns", dtype="bool")},
         text_in=Declared(
             "aggregate", "modalities, and the coding of covariates, with the state of transforms"

@@ -1,0 +1,70 @@
+"""Owners who consent to every analysis see those of clusters: fits, searches, and what results ask for."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from fedstat.errors import ConsentError
+from fedstat.federation.door.owner.plan import described
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
+OWNER = fs.Policy.strict(per_entity="any", approval="owner")
+QUICK = {"n_init": 1, "starts": "sum"}
+N = 120
+
+
+def partition_of(policy=OWNER, clients="ABC", n=N):
+    rng = np.random.default_rng(0)
+    k = rng.integers(2, size=n)
+    frames = {}
+    for client in clients:
+        X = 2.5 * k[:, None] + rng.standard_normal((n, 1)) + 0.7 * rng.standard_normal((n, 3))
+        frame = pd.DataFrame(X, columns=[f"{client.lower()}{p}" for p in range(3)])
+        frames[client] = frame.assign(id=range(n))
+    frames["A"] = frames["A"].assign(age=rng.normal(50.0, 9.0, n), ward=np.where(k, "north", "south"))
+    return fs.ClientPartition.from_frames(frames, on="id", policy=policy)
+
+
+COLUMNS = [f"{client}{p}" for client in "abc" for p in range(3)]
+
+
+def approved(ask, partition, wanted):
+    """Ask what waits, read it at one site, consent at all, and ask again."""
+    with pytest.raises(ConsentError, match="pending"):
+        ask()
+    (plan,) = partition.sites["A"].pending.values()
+    text = " ".join(described(plan))
+    assert all(word in text for word in wanted), text
+    for site in partition.sites.values():
+        for digest in list(site.pending):
+            site.approve(digest)
+    found = ask()
+    with pytest.raises(ConsentError, match="pending"):
+        ask()  # a consent serves once
+    for site in partition.sites.values():
+        for digest in list(site.pending):
+            site.deny(digest)
+    return found
+
+
+def test_a_fit_is_consented_to_and_gives_the_same_numbers():
+    partition = partition_of()
+    model = fs.M2SEM(partition, 2, 1, columns=COLUMNS, adjust={"A": "~ age"})
+    wanted = ["M2SEM.fit(", "adjusted for age", "effects of covariates", "a0, a1, a2, age", "factor models"]
+    found = approved(lambda: model.fit(select="bic", **QUICK), partition, wanted)
+    plain = fs.M2SEM(
+        partition_of(replace(OWNER, approval="auto")), 2, 1, columns=COLUMNS, adjust={"A": "~ age"}
+    )
+    assert found.llf == plain.fit(select="bic", **QUICK).llf
+
+
+def test_a_search_has_a_plan_of_its_own():
+    partition = partition_of()
+
+    def search():
+        return fs.M2SEM.search(partition, (1, 2), (1,), columns=COLUMNS, n_init=1)
+
+    assert approved(search, partition, ["M2SEM.search(sizes=[(1, 1), (2, 1)]", "per entity"]).best == (2, 1)
