@@ -36,7 +36,8 @@ class FurtherAnalysis:
 
     `call`, `formula` and `distribution` say what it is; `invent` makes sites without data that can answer
     it, under the policies of the real ones, `columns` names by site those that it reads, and `loops` are its
-    rounds of which there are as many as the data ask for.
+    rounds of which there are as many as the data ask for; `guessed` are steps whose sizes are not known. Only
+    owners of sites that are asked something consent.
     """
 
     partition: ClientPartition
@@ -46,6 +47,7 @@ class FurtherAnalysis:
     invent: Callable[[Mapping[str, Policy]], Mapping[str, DrySite]]
     columns: Mapping[str, Sequence[str]]
     loops: Sequence[Loop] = ()
+    guessed: frozenset[str] = frozenset()
 
     def run(self, protocol: Rounds[Fit], rehearsed: Callable[[], Rounds[Fit]], ledger: Ledger) -> Fit:
         """Ask what a protocol asks, in one session, once the owners who want to be asked have consented.
@@ -70,8 +72,9 @@ class FurtherAnalysis:
             forecast = Forecast(rehearsal.course(), self.loops)
         learned = tuple(f"{who}: {sentence}" for who, sentence in learned_in(forecast))
         words = AnalysisWords(self.call, self.formula, self.distribution, learned)
-        maker = PlanMaker(forecast, words, frozenset())
-        return {site: maker.plan(site, self.columns.get(site, ())) for site in owners}
+        maker = PlanMaker(forecast, words, self.guessed)
+        asked = {one.site for one in forecast.course.asked}
+        return {site: maker.plan(site, self.columns.get(site, ())) for site in owners if site in asked}
 
 
 def proposing(plans: Mapping[str, AnalysisPlan], protocol: Rounds[Fit]) -> Rounds[Fit]:

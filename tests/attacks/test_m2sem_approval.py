@@ -24,7 +24,8 @@ def partition_of(policy=OWNER, clients="ABC", n=N):
         X = 2.5 * k[:, None] + rng.standard_normal((n, 1)) + 0.7 * rng.standard_normal((n, 3))
         frame = pd.DataFrame(X, columns=[f"{client.lower()}{p}" for p in range(3)])
         frames[client] = frame.assign(id=range(n))
-    frames["A"] = frames["A"].assign(age=rng.normal(50.0, 9.0, n), ward=np.where(k, "north", "south"))
+    ward = np.where(rng.random(n) < 0.5, "north", "south")
+    frames["A"] = frames["A"].assign(age=rng.normal(50.0, 9.0, n), ward=ward)
     return fs.ClientPartition.from_frames(frames, on="id", policy=policy)
 
 
@@ -68,3 +69,17 @@ def test_a_search_has_a_plan_of_its_own():
         return fs.M2SEM.search(partition, (1, 2), (1,), columns=COLUMNS, n_init=1)
 
     assert approved(search, partition, ["M2SEM.search(sizes=[(1, 1), (2, 1)]", "per entity"]).best == (2, 1)
+
+
+def test_what_results_ask_for_has_plans_of_its_own():
+    partition = partition_of(replace(OWNER, order="any"))
+    model = fs.M2SEM(partition, 2, 1, columns=COLUMNS, adjust={"A": "~ age"})
+    result = approved(lambda: model.fit(select=None, cov_type=None, **QUICK), partition, ["M2SEM.fit("])
+    scores = approved(lambda: result.factor_scores("A"), partition, ["factor_scores('A')", "120 numbers"])
+    assert len(scores) == N and not any(partition.sites[name].pending for name in "BC")
+    found = approved(lambda: result.outside("ward"), partition, ["outside('ward')", "reads: ward, a0"])
+    assert found.levels == ("north", "south")
+    predicted = approved(
+        lambda: result.predict(partition), partition, ["predict(120 entities)", "only in a masked sum"]
+    )
+    np.testing.assert_allclose(predicted, result.posterior, atol=2e-3)

@@ -34,7 +34,6 @@ from fedstat.models.m2sem.report.summary import adjusted_in_words
 from fedstat.models.m2sem.results import M2SEMResults
 from fedstat.models.m2sem.score_steps import withheld
 from fedstat.models.m2sem.search import ClusterSearch, fit_sizes
-from fedstat.typing import Floats
 
 Select = Literal["bic", "ebic", "icl"]
 Starts = Literal["all", "sum"]
@@ -314,7 +313,7 @@ class M2SEM(Explainable):
         if not sizes or min(min(size) for size in sizes) < 1:
             raise ModelError("n_clusters, n_factors: expected whole numbers, 1 or more")
         model = cls(partition, max(K for K, _ in sizes), max(Q for _, Q in sizes), **options)
-        return model._search(
+        found: ClusterSearch = model._search(
             sizes,
             n_init=n_init,
             starts=starts,
@@ -323,6 +322,7 @@ class M2SEM(Explainable):
             max_rounds=max_rounds,
             seed=seed,
         )
+        return found
 
     @asking_owners
     def _search(
@@ -351,15 +351,6 @@ class M2SEM(Explainable):
         ]
         words = "; ".join(filter(None, why)) if wanted else ""
         return {"observed": wanted and not words, "withheld": words}
-
-    def _ask_scores(self, client: str, slot: int) -> Floats:
-        """Ask a client for the factor scores of its entities in a mixture of this session."""
-
-        def protocol() -> Rounds[Floats]:
-            (reply,) = yield [self._asking.ask(client, "release_scores", slot=np.array(slot))]
-            return reply.arrays["scores"]
-
-        return self.engine.run(protocol(), self._new_ledger())
 
     def _plan_fit(
         self, select: Select | None, n_init: int, starts: Starts, local_steps: int, max_rounds: int, seed: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -18,11 +19,13 @@ from fedstat.federation.rounds.masked_sums import masked as mask_sums
 from fedstat.federation.rounds.products import Conversation
 from fedstat.models.checks import check_layout
 from fedstat.models.m2sem.agreement import Agreed, who_has_whom
-from fedstat.models.m2sem.client.asked import FAMILY, ModalityAsked, OpenAsked, OpenNewAsked, PredictAsked
+from fedstat.models.m2sem.client.asked import FAMILY, OpenAsked, OpenNewAsked, PredictAsked
 from fedstat.models.m2sem.course.exchange import add_exactly
+from fedstat.models.m2sem.course.mixture import Subjects
+from fedstat.models.m2sem.further import analysis_of
 from fedstat.models.m2sem.report.record import FittedClient, M2SEMRecord
 from fedstat.records import to_json
-from fedstat.typing import Floats
+from fedstat.typing import Floats, Ints
 
 
 def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.DataFrame:
@@ -33,11 +36,19 @@ def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.Data
     at = partition.coordinator or "apart"
     ledger = Ledger(None if at == "apart" else at)
     asking = Conversation(FAMILY, session, ledger.at)
-    protocol = ask_densities(asking, record, fitted, partition)
-    clients = tuple(sorted(fitted))
-    if hides(len(clients)):
-        protocol = mask_sums(protocol, clients, session)
-    D = partition.engine.run(protocol, ledger)
+    subjects, here = partition.engine.run(open_modalities(asking, fitted, partition), ledger)
+    ask = partial(ask_densities, asking, record, fitted, subjects)
+
+    def protocol() -> Rounds[Floats]:
+        return mask_sums(ask(), subjects.clients, session) if hides(len(fitted)) else ask()
+
+    K = len(record.shares)
+    shapes = {client: {"differences": (subjects.total, K - 1)} for client in fitted}
+    call = f"M2SEMResults.predict({subjects.total:,} entities)"
+    columns = {client: _columns_of(held) for client, held in fitted.items()}
+    analysis = analysis_of(partition, call, f"{K} clusters", columns, "predict_densities", shapes)
+    D = np.zeros((partition.n_entities, K - 1))
+    D[here] = analysis.run(protocol(), protocol, ledger)
     r = softmax(np.log(record.shares) + np.column_stack([D, np.zeros(len(D))]), axis=1)
     return pd.DataFrame(r, index=partition.entities, columns=record.clusters)
 
@@ -51,15 +62,19 @@ def present(record: M2SEMRecord, partition: ClientPartition) -> dict[str, Fitted
             f"{', '.join(partition.clients)}"
         )
     for client, held in fitted.items():
-        names = [name for one in held.modalities for name in one.names]
-        names += BlockSpec.from_json(held.coding).columns if held.coding else ()
-        absent = [name for name in names if name not in partition.columns[client]]
+        absent = [name for name in _columns_of(held) if name not in partition.columns[client]]
         if absent:
             raise ModelError(
                 f"predict(): '{client}' lacks column {', '.join(map(repr, absent[:8]))} of the fit; a client "
                 "has all of its columns, with cells missing where need be, or is left out"
             )
     return fitted
+
+
+def _columns_of(held: FittedClient) -> list[str]:
+    """Columns of a client, and those that its covariates are made of."""
+    adjust = BlockSpec.from_json(held.coding).columns if held.coding else ()
+    return [*(name for one in held.modalities for name in one.names), *adjust]
 
 
 def _opening(held: FittedClient) -> tuple[str, str]:
@@ -69,18 +84,20 @@ def _opening(held: FittedClient) -> tuple[str, str]:
     return "open_columns", to_json(OpenAsked(held.modalities))
 
 
-def ask_densities(
-    asking: Conversation,
-    record: M2SEMRecord,
-    fitted: Mapping[str, FittedClient],
-    partition: ClientPartition,
-) -> Rounds[Floats]:
-    """Ask for differences of log densities, (n, K - 1), zero for entities that nobody knows."""
-    clients = sorted(fitted)
-    modalities: dict[str, tuple[ModalityAsked, ...]] = {c: fitted[c].modalities for c in clients}
-    replies = yield [asking.ask(c, *_opening(fitted[c])) for c in clients]
+def open_modalities(
+    asking: Conversation, fitted: Mapping[str, FittedClient], partition: ClientPartition
+) -> Rounds[tuple[Subjects, Ints]]:
+    """Open columns of all clients; return who has whom, and the entities that somebody has."""
+    modalities = {client: fitted[client].modalities for client in sorted(fitted)}
+    replies = yield [asking.ask(c, *_opening(fitted[c])) for c in modalities]
     agreed = Agreed(modalities, {reply.site: reply.arrays["seen"] for reply in replies})
-    subjects, here = who_has_whom(agreed, partition.rows, partition.n_entities, {}, nobody=True)
+    return who_has_whom(agreed, partition.rows, partition.n_entities, {}, nobody=True)
+
+
+def ask_densities(
+    asking: Conversation, record: M2SEMRecord, fitted: Mapping[str, FittedClient], subjects: Subjects
+) -> Rounds[Floats]:
+    """Ask for differences of log densities of the subjects, (N, K - 1)."""
     text = to_json(PredictAsked(len(record.shares), record.factors, record.nodes))
     replies = yield [
         asking.ask(
@@ -93,8 +110,6 @@ def ask_densities(
             units=fitted[c].units,
             **({"covariates": fitted[c].spread} if fitted[c].coding else {}),
         )
-        for c in clients
+        for c in subjects.clients
     ]
-    out = np.zeros((partition.n_entities, len(record.shares) - 1))
-    out[here] = add_exactly([reply.arrays["differences"] for reply in replies])
-    return out
+    return add_exactly([reply.arrays["differences"] for reply in replies])

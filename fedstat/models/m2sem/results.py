@@ -21,7 +21,7 @@ from fedstat.inference.mixture.classification import (
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.checks import check_whole
 from fedstat.models.m2sem.client.asked import ModalityAsked
-from fedstat.models.m2sem.inference.outside import ask_outside
+from fedstat.models.m2sem.further import ask_scores, ask_sums_outside
 from fedstat.models.m2sem.prediction import predict_clusters
 from fedstat.models.m2sem.protocol import MixtureFit
 from fedstat.models.m2sem.report.bootstrapped import BootstrapResults, bootstrap
@@ -153,7 +153,7 @@ class M2SEMResults(
         live = self._alive("factor_scores")
         if client not in self._record.clients:
             raise ModelError(f"expected one of {', '.join(self._record.clients)}, received {client!r}")
-        scores = live.model._ask_scores(client, live.fit.course.slot)
+        scores = ask_scores(live.model, client, live.fit.course.slot)
         names = [
             (one.name, q + 1)
             for one in self._record.clients[client].modalities
@@ -267,8 +267,8 @@ class M2SEMResults(
             raise ModelError(f"outside: expected a column of one client, received {variable!r}, which {who}")
         (holder,) = holders
         clusters = labels[model.partition.rows[holder]]
-        protocol = ask_outside(model._asking, holder, variable, clusters, self.n_clusters)
-        levels, sums = model.engine.run(protocol, self.ledger or model._new_ledger())
+        ledger = self.ledger or model._new_ledger()
+        levels, sums = ask_sums_outside(model, holder, variable, clusters, ledger)
         errors = classification_errors(self.posterior.to_numpy())
         return OutsideResults(variable, holder, levels, errors, sums, alpha)
 

@@ -60,7 +60,7 @@ def test_shares_counts_and_what_leaves(fitted):
     assert result.outside("visits").levels == () and result.outside("visits").pvalue < 1e-2
     frame = result.ledger.to_frame()
     sent = frame[frame["step"] == "sum_outside"]
-    assert set(sent[sent["sender"] == "Registry"]["kind"]) == {"aggregate"}
+    assert set(sent[sent["sender"] == "Registry"]["kind"]) == {"aggregate", "schema"}
     assert "Registry" in str(found) and "Bolck" in str(found)
 
 
@@ -79,7 +79,7 @@ def test_a_cluster_of_few_is_not_summed(fitted):
     _, _, partition, result = fitted
     model = result._live.model
     site = partition.sites["Registry"]
-    text = to_json({"variable": "age", "clusters": 2, "levels": []})
+    text = to_json({"variable": "age", "clusters": 2})
 
     def ask(cluster):
         question = Ask("Registry", FAMILY, "sum_outside", {"cluster": cluster}, model._session, text)
@@ -96,7 +96,7 @@ def test_a_cluster_of_few_is_not_summed(fitted):
         ask(moved)
     assert site.policy.remember == "all"
     with pytest.raises(DescriptionError, match="has no column"):
-        absent = to_json({"variable": "salary", "clusters": 2, "levels": []})
+        absent = to_json({"variable": "salary", "clusters": 2})
         question = Ask("Registry", FAMILY, "sum_outside", {"cluster": half}, model._session, absent)
         model.engine.run(_once(question), model._new_ledger())
 

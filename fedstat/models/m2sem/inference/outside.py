@@ -39,44 +39,36 @@ MOST_CLUSTERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class OutsideAsked:
-    """A variable of a client, and its levels where it is categorical, by so many clusters."""
+    """A variable of a client, by so many clusters."""
 
     variable: str
     clusters: int
-    levels: tuple[LevelValue, ...] = ()
-
-
-def describe_outside(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Tell the levels of a categorical column; none of numbers, however few they are."""
-    name = from_json(str, text, f"{data.name}: the name of a variable outside")
-    column = take_columns(data, state, [name], frozenset())[name]
-    if column_kind(column, data.name, name) == "number":
-        return {}, to_json(())
-    present = column.dropna()
-    levels, counts = find_levels(present), present.value_counts()
-    state.tell(RowsByLevel(name, [int(counts[level]) for level in levels]))
-    return {}, to_json(levels)
 
 
 def sum_outside(data: SiteData, state: State, text: str, cluster: Ints) -> tuple[dict[str, Array], str]:
     """Sum a variable by most likely cluster, (n_rows,), -1 for none.
 
     Released are ``entities`` (K,) with a value, ``means`` (K, C) and ``products`` (K, C, C) about the means;
-    components of a categorical variable are its levels.
+    components of a categorical variable are its levels, of which the text tells; numbers have none, however
+    few they are.
     """
     asked = from_json(OutsideAsked, text, f"{data.name}: the question about a variable outside")
     K = asked.clusters
     check_lengths(data.name, cluster=(cluster, data.table.n_rows))
     if not 1 <= K <= MOST_CLUSTERS or (len(cluster) and not -1 <= cluster.min() <= cluster.max() < K):
         raise MessageError(f"{data.name}: expected clusters from 0 to {K - 1}, or -1")
-    levelled = frozenset([asked.variable] if asked.levels else [])
-    column = take_columns(data, state, [asked.variable], levelled)[asked.variable]
+    column = take_columns(data, state, [asked.variable], frozenset())[asked.variable]
+    levels: tuple[LevelValue, ...] = ()
+    if column_kind(column, data.name, asked.variable) == "category":
+        present = column.dropna()
+        levels, counts = find_levels(present), present.value_counts()
+        state.tell(RowsByLevel(asked.variable, [int(counts[level]) for level in levels]))
     used = column.notna().to_numpy(dtype=np.bool_) & (cluster >= 0)
     rows, code = np.flatnonzero(used), cluster[used]
     values: Floats
-    if asked.levels:
-        levels = as_categories(column[used], asked.levels, data.name, asked.variable).codes
-        values = np.eye(len(asked.levels))[levels]
+    if levels:
+        codes = as_categories(column[used], levels, data.name, asked.variable).codes
+        values = np.eye(len(levels))[codes]
         cells = np.array([values[code == k].sum(axis=0) for k in range(K)])
         for k in range(K):
             state.tell(RowsByLevel(f"{asked.variable} in cluster {k + 1}", cells[k].astype(int).tolist()))
@@ -87,7 +79,7 @@ def sum_outside(data: SiteData, state: State, text: str, cluster: Ints) -> tuple
     state.rest_on(len(rows))
     state.tell(GroupSums(code, summed=summed), DivisionOfRows("", code, rows))
     sums = sums_by_cluster(values, code, K)
-    return {"entities": sums.entities, "means": sums.means, "products": sums.products}, ""
+    return {"entities": sums.entities, "means": sums.means, "products": sums.products}, to_json(levels)
 
 
 def sums_by_cluster(values: Floats, code: Ints, K: int) -> ModalSums:
@@ -104,22 +96,16 @@ def sums_by_cluster(values: Floats, code: Ints, K: int) -> ModalSums:
 def ask_outside(
     asking: Conversation, client: str, variable: str, cluster: Ints, K: int
 ) -> Rounds[tuple[tuple[str, ...], ModalSums]]:
-    """Ask a client what a variable is, and for its sums by cluster (n_rows,): levels, none of numbers."""
-    (reply,) = yield [asking.ask(client, "describe_outside", to_json(variable))]
-    levels = from_json(tuple[LevelValue, ...], reply.text, f"{client}: levels of {variable}")
-    asked = to_json(OutsideAsked(variable, K, levels))
+    """Ask a client for sums of a variable by cluster (n_rows,), and its levels, none of numbers."""
+    asked = to_json(OutsideAsked(variable, K))
     (reply,) = yield [asking.ask(client, "sum_outside", asked, cluster=cluster)]
+    levels = from_json(tuple[LevelValue, ...], reply.text or "[]", f"{client}: levels of {variable}")
     a = reply.arrays
     return tuple(str(level) for level in levels), ModalSums(a["entities"], a["means"], a["products"])
 
 
 BEHIND = (FactorsAsked, GroupSums, DivisionOfRows)
 OUTSIDE_STEPS = {
-    "describe_outside": Step(
-        describe_outside,
-        text_in=Declared("control", "a variable"),
-        text_out=Declared("schema", "levels of a variable", behind=(FactorsAsked,)),
-    ),
     "sum_outside": Step(
         sum_outside,
         {"cluster": Declared("presence", "most likely cluster of the client's entities", dtype="int64")},
@@ -128,6 +114,7 @@ OUTSIDE_STEPS = {
             "means": Declared("aggregate", "means of the variable by cluster", 2, behind=BEHIND),
             "products": Declared("aggregate", "variation of the variable by cluster", 3, behind=BEHIND),
         },
-        Declared("control", "a variable and its levels"),
+        Declared("control", "a variable and the number of clusters"),
+        Declared("schema", "levels of a variable", behind=(FactorsAsked,)),
     ),
 }
