@@ -10,11 +10,12 @@ import statsmodels.api as sm
 from people import people
 
 import fedstat as fs
-from fedstat.errors import DescriptionError, DesignError, PolicyError
+from fedstat.errors import DescriptionError, DesignError, FedstatError, PolicyError
 from fedstat.federation.design.block import build_block
 from fedstat.federation.design.formula.parse import parse_pooled_formula
 from fedstat.federation.design.spec import BlockSpec
 from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.message import Ask, pack_ask
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TABLE = people()
@@ -138,3 +139,14 @@ def test_a_coding_with_knots_beside_a_person_is_none_of_its_formula(spline):
     assert forged != spec
     with pytest.raises(DesignError, match="do not belong together"):
         BlockSpec.from_json(forged.to_json())
+
+
+def test_weights_of_the_askers_making_are_not_taken():
+    """Sums with weights of one, and with one entity's a little larger, differ by that entity's row."""
+    frame = TABLE.assign(id=range(len(TABLE)))
+    frames = {"A": frame[["id", "income", "age"]], "B": frame[["id", "bmi", "z"]]}
+    partition = fs.ClientPartition.from_frames(frames, on="id", policy="strict")
+    few = {"keep": np.ones(len(frame), dtype=bool), "weights": np.ones(len(frame))}
+    few["weights"][17] += 1e-3
+    with pytest.raises(FedstatError, match="takes no numbers for each entity"):
+        partition.sites["B"].answer(pack_ask(Ask("B", "vfem", "stage_block", few, "s")))

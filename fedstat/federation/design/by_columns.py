@@ -15,10 +15,11 @@ import numpy as np
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.block import CodedBlock, apply_block, build_block
 from fedstat.federation.design.detail import block_detail, response_detail
-from fedstat.federation.design.formula.asked import response_asked, terms_asked
+from fedstat.federation.design.formula.asked import columns_asked, response_asked, terms_asked
+from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.parse import ClientTerms, Formula
 from fedstat.federation.design.observed import Partial
-from fedstat.federation.design.response import build_response
+from fedstat.federation.design.response import build_offset, build_response
 from fedstat.federation.design.spec import BlockSpec, read_terms
 from fedstat.federation.door.facts import Entities, RowsByLevel, SummedColumns
 from fedstat.federation.door.site import FAMILIES
@@ -63,7 +64,7 @@ class Design:
     """The agreed design; blocks are in partition order.
 
     `active` holds the response, in the rows `response_keep` of its table; `entities` (n,) are their positions
-    among the entities of the partition, of which `n_dropped` have no response.
+    among the entities of the partition, of which `n_dropped` have no response; `weights` (n,) are theirs.
     """
 
     formula: Formula
@@ -73,6 +74,7 @@ class Design:
     blocks: tuple[BlockDesign, ...]
     n_dropped: int
     response_detail: ColumnsDetail | None = None
+    weights: Floats | None = None
 
     @property
     def n(self) -> int:
@@ -82,10 +84,17 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class ResponseQuestion:
-    """The left side of a formula, and the columns that it reads."""
+    """The left side of a formula, the columns that it reads, and those of an offset and of weights."""
 
     response: str
     columns: tuple[str, ...]
+    offset: str = ""
+    weights: str = ""
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Columns that stand beside the response."""
+        return tuple(name for name in (self.offset, self.weights) if name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,18 +143,46 @@ class PartlyBlock(DetailedBlock):
 
 def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Compute the response and say which rows have one."""
-    asked = from_json(ResponseQuestion, text, f"{data.name}: the question about the response")
+    where = f"{data.name}: the question about the response"
+    asked = from_json(ResponseQuestion, text, where, defaults=True)
     # Before a row is read: what is computed of it may be what the owner refuses.
-    state.tell(response_asked(asked.response))
+    state.tell(response_asked(asked.response), columns_asked(asked.beside))
     response = build_response(data.frame, asked.response, asked.columns, data.name)
     if response.ndim != 1:
         raise DesignError(f"the response at client {data.name!r} must be one column; counts are for a GLM")
     has = np.isfinite(response)
-    state.play(asked.columns)
+    beside = {
+        name: build_offset(data.frame, (name_expression(name).text,), (name,), data.name)
+        for name in asked.beside
+    }
+    for values in beside.values():
+        has &= np.isfinite(values)
+    state.keep("response weights", None)
+    if asked.weights:
+        weights = beside[asked.weights]
+        if (weights < 0.0).any():
+            raise DesignError(f"the weights '{asked.weights}' at client {data.name!r}: some are negative")
+        # An entity of weight zero counts for none, and not towards the least number of them either.
+        has &= weights > 0.0
+        state.keep("response weights", np.where(has, weights, 0.0), int(has.sum()))
+    response = np.where(has, response, np.nan)
+    state.play((*asked.columns, *asked.beside))
     state.keep("response", response, int(has.sum()))
+    state.keep("response offset", beside.get(asked.offset))
     detail = response_detail(data, asked.response)
     state.keep("response detail", detail)
     return {"has": has}, "" if detail is None else to_json(detail)
+
+
+def open_weights(data: SiteData, state: State) -> dict[str, Array]:
+    """Release the weights that were opened beside the response, zero where there is none: (rows,)."""
+    return {"weights": state.use("response weights", np.ndarray, "no weights are open in this session")}
+
+
+def offset_of(state: State) -> Floats | float:
+    """Return the offset that was opened beside the response, (rows,), or zero."""
+    found = state.look_at("response offset") if "response offset" in state else None
+    return 0.0 if found is None else np.asarray(found, dtype=np.float64)
 
 
 def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dict[str, Array], str]:
@@ -227,6 +264,9 @@ STEPS: Mapping[str, Step] = {
         text_in=Declared("schema", "the response"),
         text_out=Declared("schema", "published levels of the response", behind=(Entities,)),
     ),
+    "open_weights": Step(
+        open_weights, gives={"weights": Declared("per entity", "weights of the entities", behind=(Entities,))}
+    ),
     "open_block": Step(
         open_block,
         {"use": Declared("presence", "which entities have a response", dtype="bool")},
@@ -265,11 +305,14 @@ def agree_design(
     missing: Missing = "raise",
     partial: Partial = "drop",
     min_count: int = 5,
+    offset: str = "",
+    weights: str = "",
 ) -> Rounds[Design]:
     """Agree on a vertical design.
 
     `rows` are the positions of each client's records among the entities; `missing` says what to do with
-    entities that have no response; `partial` and `min_count` are those of :class:`~fedstat.ClientPartition`.
+    entities that have no response; `partial` and `min_count` are those of :class:`~fedstat.ClientPartition`;
+    `offset` and `weights` are columns of the response's holder.
 
     A DesignError is that of :func:`~fedstat.federation.design.block.build_block`, or tells of entities
     without a response, and of a client that shares none with the response holder.
@@ -277,7 +320,7 @@ def agree_design(
     active = formula.response_client
     if active is None:
         raise DesignError("the response is held by every client: this model needs it at one client only")
-    question = ResponseQuestion(formula.response, formula.response_columns)
+    question = ResponseQuestion(formula.response, formula.response_columns, offset, weights)
     (reply_of_response,) = yield [design_ask(active, "open_response", session, question)]
     has = reply_of_response.arrays["has"]
     entities = rows[active][has]
@@ -287,6 +330,10 @@ def agree_design(
         for terms in (formula.clients if len(entities) else ())
     }
     _check_response(active, formula, n_entities, len(entities), missing)
+    told = None
+    if weights:
+        (reply,) = yield [design_ask(active, "open_weights", session)]
+        told = reply.arrays["weights"][has]
     asks = []
     for terms in formula.clients:
         asked = BlockQuestion(
@@ -299,7 +346,7 @@ def agree_design(
     if reply_of_response.text:
         where = f"{active}: what it tells of its response"
         detail = from_json(ColumnsDetail, reply_of_response.text, where)
-    return Design(formula, active, entities, has, blocks, n_entities - len(entities), detail)
+    return Design(formula, active, entities, has, blocks, n_entities - len(entities), detail, told)
 
 
 def _shared(rows: Ints, entities: Ints, active: str, client: str) -> Bools:

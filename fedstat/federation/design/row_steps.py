@@ -302,5 +302,6 @@ ORDER: Mapping[str, str] = {
     "sum_columns": "open_rows",
     "transform_sums": "survey_rows transform_sums",
     "release_spec": "open_block",
+    "open_weights": "open_response",
 }
 FAMILIES[FAMILY] = in_order({**DESIGN_STEPS, **STEPS}, ORDER)

@@ -32,6 +32,7 @@ class Layout:
     fit. `details` of each client and that of the response
     have the columns of few values, None where the site's owner does not have them judged. `bystanders` are
     sites of the partition without columns in the model that deal where two institutions have no third.
+    `weights` (n,) are those of the entities, if they have any: `frequencies`, or inverse variances.
     """
 
     clients: tuple[str, ...]
@@ -51,6 +52,8 @@ class Layout:
     response_detail: ColumnsDetail | None = None
     bystanders: tuple[str, ...] = ()
     has: Mapping[str, Bools] = field(default_factory=dict)
+    weights: Floats | None = None
+    frequencies: bool = False
 
     # ---- columns -------------------------------------------------------------------------------
 
@@ -163,7 +166,25 @@ class Layout:
             keep={k: keep_only(self.keep[k], own) for k, own in shown.items()},
             kept={k: place[self.kept[k][own]] for k, own in shown.items()},
             response_keep=keep_only(self.response_keep, used),
+            weights=None if self.weights is None else self.weights[used],
         )
+
+    # ---- weights -------------------------------------------------------------------------------
+
+    @property
+    def relative(self) -> Floats:
+        """Weights of mean one, (n,)."""
+        return np.ones(self.n) if self.weights is None else self.weights / self.weights.mean()
+
+    @property
+    def counted(self) -> float:
+        """Entities that one of mean weight stands for."""
+        return float(self.weights.mean()) if self.frequencies and self.weights is not None else 1.0
+
+    @property
+    def variance_of_one(self) -> float:
+        """Variance of an entity of weight one, beside that of mean weight, where weights are of variances."""
+        return float(self.weights.mean()) if not self.frequencies and self.weights is not None else 1.0
 
 
 def lay_out(
@@ -193,6 +214,7 @@ def lay_out(
         details=tuple(block.detail for block in blocks),
         response_detail=design.response_detail,
         has={client: columns for client, columns in has.items() if not columns.all()},
+        weights=None if design.weights is None else design.weights[use],
     )
 
 

@@ -21,6 +21,9 @@ from fedstat.models.checks import check_call
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.vertical.layout import Layout
 
+BESIDE = ("offset", "freq_weights", "var_weights")
+"""Arguments that name columns beside the response, which ``.`` does not stand for."""
+
 
 class VerticalModel(Explainable):
     """A model over institutions that hold different columns.
@@ -33,6 +36,8 @@ class VerticalModel(Explainable):
     family: ClassVar[str]
     _conditions: ClassVar[bool] = False
     """Whether fits may take entities with some of a client's columns as they are."""
+    _roles: Mapping[str, str] = {}
+    """Columns beside the response, by the argument that names them."""
 
     def __init__(
         self,
@@ -102,7 +107,8 @@ class VerticalModel(Explainable):
             The columns that it names cannot enter a model; see the message.
         """
         check_call(cls, partition, "vertical", options)
-        parsed = parse_formula(formula, partition.columns)
+        beside = [str(options[name]) for name in BESIDE if options.get(name) is not None]
+        parsed = parse_formula(formula, partition.columns, extra=beside)
         return cls(parsed, partition, missing=missing, coordinator=coordinator, **options)
 
     def _agree(self, missing: Missing) -> Rounds[Design]:
@@ -115,7 +121,12 @@ class VerticalModel(Explainable):
             missing=missing,
             partial=self.partition.partial,
             min_count=self.partition.min_count,
+            **self._beside(),
         )
+
+    def _beside(self) -> dict[str, str]:
+        """Columns beside the response as the design calls them: "offset", "weights"."""
+        return {}
 
     @property
     def param_names(self) -> list[str]:
@@ -128,7 +139,8 @@ class VerticalModel(Explainable):
 
     def _columns_read(self, site: str) -> Sequence[str]:
         formula = self.formula
-        response = formula.response_columns if formula.response_client == site else ()
+        own = (*formula.response_columns, *self._beside().values())
+        response = own if formula.response_client == site else ()
         read = [column for terms in formula.clients if terms.client == site for column in terms.columns]
         return tuple(dict.fromkeys((*response, *read)))
 

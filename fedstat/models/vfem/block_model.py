@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from fedstat.errors import ModelError
@@ -52,12 +52,41 @@ class IterativeFit:
     small: SmallPatterns | None = None
 
 
+def check_roles(roles: Mapping[str, str], formula: Formula, partition: Any) -> None:
+    """Require columns beside the response, and one kind of weights."""
+    if {"freq_weights", "var_weights"} <= roles.keys():
+        raise ModelError("freq_weights, var_weights: give one of them; an entity has one weight here")
+    holder = formula.response_client
+    for role, name in roles.items():
+        there = [client for client, columns in partition.columns.items() if name in columns]
+        if there != [holder]:
+            found = f"is at '{there[0]}'" if there else "is at no client"
+            raise ModelError(
+                f"{role}: column {name!r} {found}, and has to stand beside the response "
+                f"'{formula.response}', at '{holder}': add it to that client's table"
+            )
+        if name in formula.response_columns:
+            raise ModelError(f"{role}: column {name!r} is the response")
+
+
 class VFEMModel(VerticalModel):
     """What models of a normal response and of another share."""
 
     family: ClassVar[str] = FAMILY
 
-    def __init__(self, formula: Formula, partition: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        formula: Formula,
+        partition: Any,
+        *,
+        offset: str | None = None,
+        freq_weights: str | None = None,
+        var_weights: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        given = {"offset": offset, "freq_weights": freq_weights, "var_weights": var_weights}
+        self._roles = {role: name for role, name in given.items() if name is not None}
+        check_roles(self._roles, formula, partition)
         if not formula.intercept:
             raise ModelError(
                 f"'{formula.text}' leaves out the intercept; VFEM centres every block at its mean and "
@@ -67,7 +96,12 @@ class VFEMModel(VerticalModel):
 
     def _layout(self, method: Method, *, partly: bool = False) -> Layout:
         check_choice("method", method, get_args(Method))
-        return make_layout(self.design, method, partly=partly)
+        layout = make_layout(self.design, method, partly=partly)
+        return replace(layout, frequencies="freq_weights" in self._roles)
+
+    def _beside(self) -> dict[str, str]:
+        names = {"offset": "offset", "freq_weights": "weights", "var_weights": "weights"}
+        return {names[role]: column for role, column in self._roles.items()}
 
     def _names(self) -> dict[str, tuple[str, ...]]:
         return {block.client: block.names for block in self.design.blocks}

@@ -24,7 +24,7 @@ from fedstat.models.vertical.prediction.coding import ResponseSource, released_s
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.prediction.protocol import LinearPredictors, VFEMPredictor, predict_linear
 from fedstat.models.vfem.prediction.results import MeanPredictions
-from fedstat.models.vfem.statements.notes import fit_notes
+from fedstat.models.vfem.statements.notes import beside_notes, fit_notes
 from fedstat.models.vfem.statements.outcome import (
     EntityCounts,
     HeldInSession,
@@ -111,10 +111,10 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
         counts = count_entities(model, layout, held)
         formula = model.formula
         record = VFEMRecord(
-            make_estimate(model, layout, outcome, counts.n),
+            make_estimate(model, layout, outcome, held.nobs(layout) or counts.n),
             outcome,
             counts,
-            tuple(fit_notes(layout, outcome, held, counts, ledger)),
+            (*beside_notes(model._roles), *fit_notes(layout, outcome, held, counts, ledger)),
             ResponseSource(model.design.active, formula.response, formula.response_columns),
         )
         return cls(record, ledger, held, model)

@@ -73,6 +73,12 @@ class VFEMGLM(VFEMModel):
         self.between: Between = between
         self.distribution = DistributionSpec.of(family)
         kernel_of(self.distribution)
+        weights = [name for name in ("freq_weights", "var_weights") if kwargs.get(name) is not None]
+        if weights:
+            raise ModelError(
+                f"{weights[0]}: weights belong to the normal response as yet; write an entity that stands "
+                "for several as several, or use FederatedGLM where institutions hold whole rows"
+            )
         super().__init__(formula, partition, **kwargs)
 
     def fit(

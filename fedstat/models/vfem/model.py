@@ -155,19 +155,43 @@ class VFEMRegression(VFEMModel):
             names them. ``exchange="iterative"`` has "independent" alone.
         missing, coordinator
             As in :meth:`VerticalModel.from_formula`.
+        offset : str, optional
+            Column of the response's client, added to the linear predictor with coefficient one. It is taken
+            as independent of missing columns. Predictions are those at an offset of zero, as statsmodels' for
+            new data; entities without one count as without a response.
+        freq_weights : str, optional
+            Column of the response's client: an entity stands for so many. Every client that takes part is
+            told the weights of its entities. A weight of zero counts as no response.
+        var_weights : str, optional
+            Column of the response's client: the variance of the response is the residual variance over the
+            weight, as in weighted least squares. Where entities lack blocks it belongs to ``method="cc"``.
 
         Raises
         ------
         FormulaError, DesignError
             As :meth:`VerticalGLM.from_formula`.
         ModelError
-            The family is another one, or an argument has no meaning.
+            The family is another one, or an argument has no meaning; weights beside another family; a column
+            of weights or offset that is not at the response's client.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import fedstat as fs
+        >>> frames = fs.datasets.load_sme()
+        >>> holder = next(name for name, frame in frames.items() if "NPGR" in frame)
+        >>> frames[holder]["cases"] = np.resize([1.0, 2.0], len(frames[holder]))
+        >>> partition = fs.ClientPartition.from_frames(frames, on="enterprise_id")
+        >>> model = fs.VFEMRegression.from_formula("NPGR ~ EMP + FOI", partition, freq_weights="cases")
+        >>> model.fit(cov_type="none").nobs == frames[holder]["cases"].sum()
+        True
         """
         if family is None or DistributionSpec.of(family) == NORMAL:
             return super().from_formula(formula, partition, **options)
         model = VFEMGLM.from_formula(formula, partition, family=family, **options)
         # Tests of what is assumed of columns and missing patterns rest on its sums, whatever the response.
-        model.linear = lambda: cls.from_formula(formula, partition, **(options | {"between": "free"}))
+        columns_alone = {name: value for name, value in options.items() if name != "offset"}
+        model.linear = lambda: cls.from_formula(formula, partition, **(columns_alone | {"between": "free"}))
         return model
 
     @described_in(VFEMGLM.fit)
@@ -297,6 +321,7 @@ class VFEMRegression(VFEMModel):
         check_correction(
             correction, cov_type, (method, exchange, self.between) == ("vfem", "moments", "free")
         )
+        self._check_weights(exchange, correction)
         check_share("max_moved", max_moved)
         options = IterationOptions(
             step=step,
@@ -319,6 +344,22 @@ class VFEMRegression(VFEMModel):
         warn_unless_converged(result._fit)
         return result
 
+    def _check_weights(self, exchange: str, correction: Correction | None) -> None:
+        if self._roles and exchange == "iterative":
+            raise ModelError(
+                f"{', '.join(self._roles)}: exchange='iterative' has none for a normal response; leave "
+                "exchange='moments'"
+            )
+        if correction == "skewness" and "offset" not in self._roles and self._roles:
+            raise ModelError("correction='skewness' has no weights; use correction='small-sample', or none")
+
+    def _check_variances(self, layout: Layout) -> None:
+        if "var_weights" in self._roles and layout.missing.any():
+            raise ModelError(
+                "var_weights: where entities lack blocks the likelihood is no function of weighted sums; fit "
+                "with method='cc', or use freq_weights if an entity stands for several"
+            )
+
     def _fit_moments(
         self,
         method: Method,
@@ -328,6 +369,7 @@ class VFEMRegression(VFEMModel):
         correction: Correction | None,
     ) -> VFEMResults:
         layout, ledger = self._begin(method, partly=method == "vfem")
+        self._check_variances(layout)
         small = SmallPatterns(self.partition.min_count, max_moved, INSTEAD)
         exchanging = exchange_patterns(layout, small, conversation(self._session, ledger.at))
         exchange = self.engine.run(self._receipted(exchanging, ledger), ledger)

@@ -28,6 +28,7 @@ from fedstat.models.vfem.prediction.results import GLMPredictionResults, Predict
 from fedstat.models.vfem.statements.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.statements.dispersion import dispersion_alarm
 from fedstat.models.vfem.statements.moment_statements import MomentStatements
+from fedstat.models.vfem.statements.notes import OFFSET
 from fedstat.models.vfem.statements.outcome import as_between, warn_unless_converged
 from fedstat.models.vfem.statements.refit import refit
 
@@ -149,13 +150,13 @@ class VFEMResults(
         self._check_same_records(restricted)
         df_diff = check_nested(self.estimate, restricted.estimate)
         kept = np.isin(fit.moments.names, restricted.estimate.names)
-        statistic = 2.0 * (self.llf - without_effects(fit, kept).log_likelihood)
+        statistic = 2.0 * (self._fit.log_likelihood - without_effects(fit, kept).log_likelihood)
         return LRTest(statistic, float(stats.chi2.sf(statistic, df_diff)), df_diff)
 
     # -- prediction ------------------------------------------------------------------------------
 
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> PredictionResults:
-        return PredictionResults(self._linear(partition, mean_only=mean_only), self._fit.s2)
+        return PredictionResults(self._linear(partition, mean_only=mean_only), self.scale)
 
     def prediction_rsquared(self, partition: ClientPartition) -> float:
         """Empirical R-squared on new entities that every client has.
@@ -172,13 +173,18 @@ class VFEMResults(
             hundredth where the response's holder answers one evaluation, and averages predictions over a few
             entities first.
         """
+        if any(note.startswith(OFFSET) for note in self._record.notes):
+            raise NotAvailableError(
+                "prediction_rsquared: predictions are those at an offset of zero; predict(partition), and "
+                "add the offset where it is held"
+            )
         return prediction_rsquared(self._predictor(), partition)
 
     def _summary_left(self) -> list[tuple[str, str]]:
         rows = super()._summary_left()
         at = [label for label, _ in rows].index("R-squared") + 1
         rows.insert(at, ("Adj. R-squared", self._or_dash(lambda: self.rsquared_adj)))
-        rows.insert(at + 1, ("Error Variance", f"{self._fit.s2:.5g}"))
+        rows.insert(at + 1, ("Error Variance", f"{self.scale:.5g}"))
         return rows
 
 

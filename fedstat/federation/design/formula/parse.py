@@ -58,11 +58,13 @@ class Formula:
     offset_columns: tuple[str, ...] = ()
 
 
-def parse_formula(text: str, columns: Mapping[str, Sequence[str]], *, response: bool = True) -> Formula:
+def parse_formula(
+    text: str, columns: Mapping[str, Sequence[str]], *, response: bool = True, extra: Sequence[str] = ()
+) -> Formula:
     """Read a formula for institutions that hold different columns, by name (keys of the entities excluded).
 
     Of a model without a `response` it has one side only: ``~ .`` or ``~ a + log(b)``. ``.`` stands for every
-    column of every institution but the response, in the order of `columns`. The language
+    column of every institution but the response and those in `extra`, in the order of `columns`. The language
     is that of R and formulaic, restricted to the names, operators and transforms listed in `tree.ALLOWED`;
     nothing of the text is evaluated.
 
@@ -72,7 +74,7 @@ def parse_formula(text: str, columns: Mapping[str, Sequence[str]], *, response: 
     """
     if not response:
         return _parse_one_sided(text, _Holdings.of(columns))
-    return _parse(text, _Holdings.of(columns), pooled=False)
+    return _parse(text, _Holdings.of(columns), pooled=False, extra=extra)
 
 
 def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str] = ()) -> Formula:

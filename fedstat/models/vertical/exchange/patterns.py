@@ -119,7 +119,7 @@ def exchange_patterns(
         scale=np.append(units.scale, units.sd),
         shape=units.shape,
     )
-    numbers, smallest = count_numbers(layout, seen), int(moments.n.min())
+    numbers, smallest = count_numbers(layout, seen), int(np.bincount(code, minlength=len(seen)).min())
     if units.shape is not None:
         for client, size in zip(layout.clients, layout.sizes, strict=True):
             numbers[client] += size

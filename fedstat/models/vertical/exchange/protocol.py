@@ -80,6 +80,8 @@ def _stage_ask(layout: Layout, client: str, conversation: Conversation) -> Ask:
     more: dict[str, Any] = {"rows": layout.kept[client], "n": layout.n} if layout.filled else {}
     if client in layout.has:
         more["seen"] = layout.has[client]
+    if layout.weights is not None:
+        more["weights"] = layout.relative[layout.rows[client]]
     return conversation.ask(client, "stage_block", keep=layout.keep[client], **more)
 
 
@@ -94,7 +96,7 @@ def exchange_grams(
     """
     groups, p, last = len(shown), layout.p, layout.p + 1
     products = np.zeros((groups, p + 2, p + 2))
-    products[:, 0, 0] = np.bincount(code[code >= 0], minlength=groups)
+    products[:, 0, 0] = np.bincount(code[code >= 0], layout.relative[code >= 0], minlength=groups)
     sides = list_sides(layout, BLOCK, code, shown)
     response = Side(layout.active, RESPONSE, slice(last, last + 1), np.arange(layout.n), code)
     own = [side for side in sides if side.site == layout.active]
@@ -110,7 +112,7 @@ def exchange_grams(
         products[:, side.place, last] = replies[-1].arrays["products"]
     products[:, 0, last], products[:, last, last] = of_response.arrays["sums"]
     dealers = yield from multiply_apart(layout, [*sides, response], products, conversation)
-    return Grams(mirrored(products), units, dealers)
+    return Grams(layout.counted * mirrored(products), units, dealers)
 
 
 def own_ask(layout: Layout, side: Side, groups: int, conversation: Conversation) -> Ask:

@@ -39,7 +39,7 @@ class StagedBlock:
     the rows of the site's table, -1 for those that are filled in; `groups_judged` are digests of the rows
     over which the columns were summed. Where not all columns
     count as seen in all rows, the others are zero there, `alike` (n,) numbers the rows' sets of columns and
-    `counts` (p,) the rows that have each.
+    `counts` (p,) the rows that have each. `case` (n,) are weights that entities have by the data.
     """
 
     X: Floats
@@ -55,6 +55,7 @@ class StagedBlock:
     groups_judged: dict[bytes, bool] = field(default_factory=dict)
     alike: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     counts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    case: Floats | None = None
 
     def groups(self, code: Ints, columns: int, times: int = 1, weights: Floats | None = None) -> GroupSums:
         """Tell of products of so many columns by group, (n,): rows that are filled in do not count.
@@ -94,6 +95,7 @@ class StagedResponse:
     detail: ColumnsDetail = PLAIN
     beside: ColumnsBeside = field(default_factory=ColumnsBeside)
     groups_judged: dict[bytes, bool] = field(default_factory=dict)
+    case: Floats | None = None
 
     def groups(self, code: Ints, rows: Ints | None = None, columns: int = 0) -> GroupSums:
         """Tell of sums and products of the response by group, (m,), of some of its rows or of all."""
@@ -108,6 +110,11 @@ class StagedResponse:
     def standardised(self) -> Floats:
         """Mean 0, mean square 1."""
         return np.asarray((self.y - self.mean) / self.sd)
+
+
+def by_case(case: Floats | None, n: int) -> Floats:
+    """Give weights that entities have by the data, (n,): ones where they have none."""
+    return np.ones(n) if case is None else case
 
 
 def newly_summed(X: Floats, code: Ints, judged: dict[bytes, bool]) -> SummedColumns:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.design.by_columns import block_of, response_of
+from fedstat.federation.design.by_columns import block_of, offset_of, response_of
 from fedstat.federation.door.facts import DivisionOfRows, Entities, GroupSums, LeftOut, SummedColumns
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
@@ -27,6 +27,7 @@ from fedstat.models.vertical.exchange.dither import dithered
 from fedstat.models.vertical.exchange.staged import (
     StagedBlock,
     StagedResponse,
+    by_case,
     detail_of,
     require_groups,
     signed_squares,
@@ -91,10 +92,12 @@ def stage_block(
     rows: Ints | None = None,
     n: Array | None = None,
     seen: Bools | None = None,
+    weights: Floats | None = None,
 ) -> dict[str, Array]:
     """Standardise the columns of the entities of a fit; release their means and standard deviations.
 
-    The arrays are those of :func:`~fedstat.models.vertical.exchange.staged.standardise_block`.
+    The arrays are those of :func:`~fedstat.models.vertical.exchange.staged.standardise_block`, and `weights`
+    that the entities have by the data, with which their products are summed.
     """
     block = block_of(state)
     check_lengths(data.name, keep=(keep, len(block.X)))
@@ -108,6 +111,11 @@ def stage_block(
         count = int(seen.sum(axis=0).min())
     state.tell(Entities(count), rules.division(SUMMED, code, np.flatnonzero(block.seen)))
     staged = standardise_block(data, state, keep, rows, 0 if n is None else int(n), seen, rules.flat)
+    if weights is not None:
+        check_lengths(data.name, weights=(weights, len(staged.X)))
+        if not (weights > 0.0).all():
+            raise MessageError(f"{data.name}: array 'weights' holds numbers that are not above zero")
+        staged.case = weights
     state.tell(SummedColumns(staged.X[staged.held]))
     shapes = [signed_squares(staged)] if rules.shapes else []
     return {"units": np.array([staged.shift, staged.scale, *shapes])}
@@ -127,9 +135,12 @@ def stage_response(
     state.tell(Entities(len(y)), rules.division(RESPONSES, np.where(keep, 0, -1), np.arange(len(keep))))
     check_response(data.name, distribution.name, y)
     if distribution.name == "Gaussian":  # others have linear predictors of every entity, and no such sums
-        y = moved_response(data, opened)[keep]
+        y = (moved_response(data, opened) - offset_of(state))[keep]
     mean, sd, rows = float(y.mean()), float(y.std()), np.flatnonzero(keep)
     staged = StagedResponse(y, distribution, mean, sd, rows, detail_of(state, "response"))
+    weights = state.look_at("response weights") if "response weights" in state else None
+    if weights is not None:
+        staged.case = weights[keep] / weights[keep].mean()
     state.tell(SummedColumns(y[:, None]))
     state.keep("staged response", staged, len(y))
     return {"moments": np.array([y.mean(), y.std(), rules.constant(distribution, y) / len(y)])}, ""
@@ -159,7 +170,8 @@ def sum_products(
     rows = np.flatnonzero(block_of(state).seen)
     state.tell(rules.division(SUMMED, staged.among_all(code), rows), left_out(code))
     members = [np.ascontiguousarray(X[code == g]) for g in range(G)]
-    ones = [np.ones(len(rows)) for rows in members]
+    case = by_case(staged.case, len(X))
+    ones = [case[code == g] for g in range(G)]
     return {
         "sums": np.array([column_sums(rows, one) for rows, one in zip(members, ones, strict=True)]),
         "grams": np.array([gram(rows, one) for rows, one in zip(members, ones, strict=True)]),
@@ -185,6 +197,7 @@ def sum_with_response(
     staged.beside.add("own response", 1, code)
     response.beside.add("own columns", X.shape[1], code)
     place = np.arange(len(X)) if rows is None else rows
+    y = y * by_case(staged.case, len(y))
     held = response.summed(code[staged.held], place[staged.held])  # where means fill in, nothing is added
     state.tell(staged.groups(code, X.shape[1]), response.groups(code, rows), held)
     return {"products": np.array([column_sums(X, np.where(code == g, y, 0.0)) for g in range(G)])}
@@ -197,8 +210,9 @@ def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dic
     check_lengths(data.name, code=(code, len(y)))
     require_groups(data.name, code, G, 2)
     state.tell(staged.groups(code), left_out(code), DivisionOfRows("", code, staged.rows))
-    here = code >= 0
-    return {"sums": np.array([np.bincount(code[here], v[here], minlength=G) for v in (y, y * y)])}
+    here, case = code >= 0, by_case(staged.case, len(y))
+    sums = [np.bincount(code[here], (case * v)[here], minlength=G) for v in (y, y * y)]
+    return {"sums": np.array(sums)}
 
 
 def columns_of(
@@ -209,10 +223,11 @@ def columns_of(
     With their units (q,), where the family has columns besides "block" and "response": meant are ``columns *
     units``. They are None for these two, which are standardised.
     """
-    if which == BLOCK:
-        return staged_block(state).X, None
-    if which == RESPONSE:
-        return staged_response(state).standardised[:, None], None
+    if which in (BLOCK, RESPONSE):
+        own: StagedBlock | StagedResponse = staged_block(state) if which == BLOCK else staged_response(state)
+        X, case = own.X if isinstance(own, StagedBlock) else own.standardised[:, None], own.case
+        # A product of two institutions' columns has the root of the weight from either.
+        return X if case is None else X * np.sqrt(case)[:, None], None
     name, _, whom = which.partition(":")
     if name not in rules.columns:
         raise MessageError(f"{data.name}: has no columns '{which}' in this session")
@@ -320,7 +335,8 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
     filled = {"rows": ROWS, "n": n} if rules.fills else {}
     what = "means, standard deviations" + (", signed squares" if rules.shapes else "")
     units = Declared("aggregate", f"{what} of the columns", 2, behind=TAKEN)
-    taken = {"keep": KEEP, "seen": SEEN, **filled}
+    weights = Declared("per entity", "weights of the entities", optional=True, weighs="weights")
+    taken = {"keep": KEEP, "seen": SEEN, "weights": weights, **filled}
     moments = Declared("aggregate", "mean and standard deviation of the response, a constant", behind=TAKEN)
     grouped = {"code": CODE, "groups": GROUPS}
     return {

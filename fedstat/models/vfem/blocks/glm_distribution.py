@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import gammaln, xlogy
@@ -9,7 +11,7 @@ from scipy.special import gammaln, xlogy
 from fedstat.errors import ModelError
 from fedstat.kernels.glm.count_quadrature import marginal_counts
 from fedstat.kernels.glm.distributions import DISTRIBUTIONS
-from fedstat.kernels.glm.quadrature import LOG_P, marginal_likelihood
+from fedstat.kernels.glm.quadrature import BY_M, BY_MM, LOG_P, marginal_likelihood
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Floats
 
@@ -56,3 +58,30 @@ def null_log_likelihood(spec: DistributionSpec, y: Floats, estimates_alpha: bool
     if spec.name == "Binomial":
         return float(n * (xlogy(mean, mean) + xlogy(1.0 - mean, 1.0 - mean)))
     return float(np.sum(xlogy(y, mean) - mean - gammaln(y + 1.0)))
+
+
+def null_beside_offset(
+    spec: DistributionSpec, y: Floats, offset: Floats, estimates_alpha: bool
+) -> tuple[float, float]:
+    """Mean at an offset of zero, and log-likelihood, of intercept and offset alone, over alpha if wanted."""
+    zero = np.zeros(len(y))
+
+    def climb(at: DistributionSpec) -> tuple[float, float]:
+        a = float(at.make().link(np.array([y.mean()]))[0]) - float(np.mean(offset))
+        for _ in range(100):
+            terms = observed_likelihood(at, y, a + offset, zero)
+            step = float(terms[BY_M].sum() / -terms[BY_MM].sum())
+            a += float(np.clip(step, -1.0, 1.0))
+            if abs(step) < 1e-12:
+                break
+        return a, float(observed_likelihood(at, y, a + offset, zero)[LOG_P].sum())
+
+    if estimates_alpha:
+        found = minimize_scalar(
+            lambda log_alpha: -climb(replace(spec, alpha=float(np.exp(log_alpha))))[1],
+            bounds=ALPHAS,
+            method="bounded",
+        )
+        spec = replace(spec, alpha=float(np.exp(found.x)))
+    a, log_likelihood = climb(spec)
+    return float(spec.make().link.inverse(np.array([a]))[0]), log_likelihood

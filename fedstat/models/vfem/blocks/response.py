@@ -36,9 +36,9 @@ class Active:
 class GLMResponse:
     """The holder of a response that is not normal: y (n,), missing pattern of each entity, latest evaluation.
 
-    `spec` is its distribution, `rows` (n,) are those of the site's table; m and v (n,) are mean and variance
-    of the linear predictors, `terms` (6, n) or (10, n) the likelihood with its derivatives there
-    (:mod:`fedstat.kernels.glm.quadrature` and :mod:`fedstat.kernels.glm.count_quadrature`).
+    `spec` is its distribution, `offset` (n,) known, `rows` (n,) those of the site's table; m and v (n,) are
+    mean and variance of the linear predictors, `terms` (6, n) or (10, n) the likelihood with its derivatives
+    there (:mod:`fedstat.kernels.glm.quadrature` and :mod:`fedstat.kernels.glm.count_quadrature`).
     """
 
     y: Floats
@@ -49,6 +49,7 @@ class GLMResponse:
     v: Floats = field(default_factory=lambda: np.empty(0))
     terms: Floats = field(default_factory=lambda: np.empty((6, 0)))
     estimates_alpha: bool = False
+    offset: Floats | float = 0.0
 
     def by_pattern(self, values: Floats, patterns: int) -> Floats:
         """Sum rows of numbers per entity by missing pattern: (q, n) -> (G, q)."""

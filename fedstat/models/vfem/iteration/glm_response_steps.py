@@ -15,6 +15,7 @@ import numpy as np
 
 from fedstat.errors import MessageError
 from fedstat.federation.crypto.running_sums import CHECK
+from fedstat.federation.design.by_columns import offset_of
 from fedstat.federation.door.facts import Entities, GivenWeights, GroupSums
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
@@ -38,6 +39,7 @@ from fedstat.models.vfem.blocks.glm_distribution import (
     ALPHAS,
     kernel_of,
     marginal_moments,
+    null_beside_offset,
     null_log_likelihood,
     observed_likelihood,
 )
@@ -69,9 +71,14 @@ def glm_start_response(
     """
     spec, y = DistributionSpec.from_json(text), choose_response(data, state, keep, code)
     check_response(data.name, spec.name, y)
-    response = GLMResponse(y, code, spec, np.flatnonzero(keep), estimates_alpha=estimated is not None)
+    opened, alpha_too = offset_of(state), estimated is not None
+    offset = opened if isinstance(opened, float) else opened[keep]
+    response = GLMResponse(y, code, spec, np.flatnonzero(keep), estimates_alpha=alpha_too, offset=offset)
     state.keep("vfem glm response", response, len(y))
-    return {"null": np.array([y.mean(), null_log_likelihood(spec, y, estimated is not None)])}, ""
+    if isinstance(offset, float):
+        return {"null": np.array([y.mean(), null_log_likelihood(spec, y, alpha_too)])}, ""
+    state.tell(GivenWeights(offset - np.median(offset), "deviations of offsets from their median"))
+    return {"null": np.array(null_beside_offset(spec, y, offset, alpha_too))}, ""
 
 
 def glm_evaluate(
@@ -102,7 +109,7 @@ def glm_evaluate(
     check_lengths(data.name, predictor=(predictor, len(response.y)), spread=(spread, G))
     if int(response.code.max()) >= G or (spread < 0.0).any():
         raise MessageError(f"{data.name}: array 'spread' must be a variance for each missing pattern")
-    m, v = predictor + centre[response.code], spread[response.code]
+    m, v = predictor + centre[response.code] + response.offset, spread[response.code]
     # Out there the integral needs ever more nodes, and no data lie there.
     if np.abs(m).max() > LARGEST_MEAN or v.max() > LARGEST_VARIANCE:
         return {"inside": np.array(0)}, ""

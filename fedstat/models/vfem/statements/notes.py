@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 import numpy as np
@@ -97,6 +97,26 @@ EXPECTED_FREE = (
     "Standard errors come from the expected information: this needs columns that follow the normal law, and "
     "blocks that are missing completely at random."
 )
+
+
+OFFSET = "The offset "
+
+
+def beside_notes(roles: Mapping[str, str]) -> Iterator[str]:
+    """Say what stands beside the response, and what that means."""
+    for role, name in roles.items():
+        if role == "offset":
+            yield (
+                f"{OFFSET}'{name}' is in the linear predictor with coefficient one, and is taken as "
+                "independent of columns that are missing; predictions are those at an offset of zero."
+            )
+            continue
+        meaning = (
+            f"An entity stands for as many as '{name}' says"
+            if role == "freq_weights"
+            else f"The variance of the response is the error variance over '{name}'"
+        )
+        yield f"{meaning}; every institution was told the weights of its entities."
 
 
 def fit_notes(

@@ -60,6 +60,11 @@ class HeldInSession:
     exchange: PatternExchange | None = None
     moments_fit: MomentsFit | LawFit | None = None
 
+    def nobs(self, layout: Layout) -> int:
+        """Entities that weights of a fit stand for; zero where it has none."""
+        counted = layout.frequencies and layout.weights is not None and self.exchange is not None
+        return round(self.exchange.moments.nobs) if counted and self.exchange is not None else 0
+
     @property
     def left_out(self) -> int:
         """Entities that count as missing everywhere in the exchange of moments, because they are too few."""
@@ -121,14 +126,19 @@ def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, no
         n_parameters=len(params) + 1 if fit.estimates_alpha else None,
         converged=fit.converged,
         convergence=f"{fit.reason}; relative score {row.score:.1e} after {row.iteration} iterations",
-        llf=fit.log_likelihood,
+        llf=fit.log_likelihood + log_weights(layout),
         rsquared=explained_share(fit, outcome.method) if normal else None,
-        scale=fit.s2,
+        scale=fit.s2 * layout.variance_of_one,
         privacy=noise_added(layout if normal else None),
         cov_type=cov_name(outcome),
         blocks=client_blocks(layout),
         reasons=NO_COVARIANCE if normal else NO_COVARIANCE | NO_RSQUARED,
     )
+
+
+def log_weights(layout: Layout) -> float:
+    """Give what weights of variances add to the log-likelihood: half the sum of their logarithms."""
+    return 0.0 if layout.frequencies else 0.5 * float(np.log(layout.relative).sum())
 
 
 def explained_share(fit: VFEMFit, method: str) -> float:

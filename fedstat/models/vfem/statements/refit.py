@@ -43,6 +43,7 @@ def refit(
         terms=tuple(term for block in kept for term in block.term_names),
         details=tuple(block.detail for block in kept),
         has={block.client: block.has for block in kept if block.has is not None and not block.whole.all()},
+        frequencies="freq_weights" in model._roles,
     )
     moments = exchange.moments.submodel(list(names))
     asked = cov_type or cast(CovType, outcome.cov_type)
