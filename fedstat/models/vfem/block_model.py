@@ -17,6 +17,7 @@ from fedstat.models.vertical.division import divide_as_before, keep_division
 from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vfem.arguments import check_roles
 from fedstat.models.vfem.block_results import BlockResults
 from fedstat.models.vfem.blocks.layout import make_layout
 from fedstat.models.vfem.blocks.request import FAMILY
@@ -50,23 +51,6 @@ class IterativeFit:
     progress: bool = False
     estimates_alpha: bool = False
     small: SmallPatterns | None = None
-
-
-def check_roles(roles: Mapping[str, str], formula: Formula, partition: Any) -> None:
-    """Require columns beside the response, and one kind of weights."""
-    if {"freq_weights", "var_weights"} <= roles.keys():
-        raise ModelError("freq_weights, var_weights: give one of them; an entity has one weight here")
-    holder = formula.response_client
-    for role, name in roles.items():
-        there = [client for client, columns in partition.columns.items() if name in columns]
-        if there != [holder]:
-            found = f"is at '{there[0]}'" if there else "is at no client"
-            raise ModelError(
-                f"{role}: column {name!r} {found}, and has to stand beside the response "
-                f"'{formula.response}', at '{holder}': add it to that client's table"
-            )
-        if name in formula.response_columns:
-            raise ModelError(f"{role}: column {name!r} is the response")
 
 
 class VFEMModel(VerticalModel):

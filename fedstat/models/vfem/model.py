@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self, get_args, overload
@@ -21,6 +20,7 @@ from fedstat.models.vertical.law.assumptions import warn_of_dependence
 from fedstat.models.vertical.law.pairs import Between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vfem.arguments import check_variances, check_weights, refuse_iterative
 from fedstat.models.vfem.block_model import (
     CrossSource,
     Init,
@@ -55,19 +55,6 @@ from fedstat.typing import Floats
 
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
 """Of the fit that gives the first coefficients: a small score will do, whatever still moves."""
-OF_ITERATION = (
-    "masked",
-    "cross_products",
-    "sketch",
-    "sketch_size",
-    "step",
-    "acceleration",
-    "memory",
-    "learning_rate",
-    "init",
-    "progress",
-)
-"""Arguments of a fit that have no meaning where moments are exchanged."""
 INSTEAD = ", or fit with exchange='iterative', which releases values per entity"
 """What VFEM offers where too many entities are in missing patterns that are too small."""
 
@@ -312,7 +299,7 @@ class VFEMRegression(VFEMModel):
         check_choice("exchange", exchange, ("moments", "iterative"))
         if exchange == "moments":
             check_cov_type(cov_type)
-            refuse_iterative(arguments)
+            refuse_iterative(arguments, VFEMRegression.fit)
         elif self.between == "free":
             raise ModelError(
                 "exchange='iterative' is that of the publication's model: "
@@ -321,7 +308,7 @@ class VFEMRegression(VFEMModel):
         check_correction(
             correction, cov_type, (method, exchange, self.between) == ("vfem", "moments", "free")
         )
-        self._check_weights(exchange, correction)
+        check_weights(self._roles, exchange, correction)
         check_share("max_moved", max_moved)
         options = IterationOptions(
             step=step,
@@ -344,22 +331,6 @@ class VFEMRegression(VFEMModel):
         warn_unless_converged(result._fit)
         return result
 
-    def _check_weights(self, exchange: str, correction: Correction | None) -> None:
-        if self._roles and exchange == "iterative":
-            raise ModelError(
-                f"{', '.join(self._roles)}: exchange='iterative' has none for a normal response; leave "
-                "exchange='moments'"
-            )
-        if correction == "skewness" and "offset" not in self._roles and self._roles:
-            raise ModelError("correction='skewness' has no weights; use correction='small-sample', or none")
-
-    def _check_variances(self, layout: Layout) -> None:
-        if "var_weights" in self._roles and layout.missing.any():
-            raise ModelError(
-                "var_weights: where entities lack blocks the likelihood is no function of weighted sums; fit "
-                "with method='cc', or use freq_weights if an entity stands for several"
-            )
-
     def _fit_moments(
         self,
         method: Method,
@@ -369,7 +340,7 @@ class VFEMRegression(VFEMModel):
         correction: Correction | None,
     ) -> VFEMResults:
         layout, ledger = self._begin(method, partly=method == "vfem")
-        self._check_variances(layout)
+        check_variances(self._roles, layout)
         small = SmallPatterns(self.partition.min_count, max_moved, INSTEAD)
         exchanging = exchange_patterns(layout, small, conversation(self._session, ledger.at))
         exchange = self.engine.run(self._receipted(exchanging, ledger), ledger)
@@ -417,19 +388,3 @@ class VFEMRegression(VFEMModel):
             )
         edges = np.cumsum([len(block.names) for block in blocks])[:-1]
         return dict(zip([b.client for b in blocks], np.split(values, edges), strict=True))
-
-
-def refuse_iterative(arguments: Mapping[str, object]) -> None:
-    """Refuse, by name, what belongs to the iterative exchange, unless it is the default."""
-    defaults = inspect.signature(VFEMRegression.fit).parameters
-    given = [
-        name
-        for name in OF_ITERATION
-        # An array of first coefficients compares entry by entry, and is no default in any case.
-        if not isinstance(arguments[name], str | int | None) or arguments[name] != defaults[name].default
-    ]
-    if given:
-        raise ModelError(
-            f"{', '.join(given)}: no part of exchange='moments', which has one exchange of sums and its own "
-            f"start; leave {'them' if len(given) > 1 else 'it'} out, or fit with exchange='iterative'"
-        )
