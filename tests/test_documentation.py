@@ -49,7 +49,7 @@ def entries():
 
 def test_reference_has_every_public_name():
     listed = entries()
-    modules = {"curves": fs.curves, "datasets": fs.datasets}
+    modules = {"curves": fs.curves, "datasets": fs.datasets, "results": fs.results}
     public = {f"fedstat.{name}" for name in fs.__all__} - {"fedstat.__version__", "fedstat.errors"}
     public -= {f"fedstat.{name}" for name in modules}
     public |= {f"fedstat.{name}.{one}" for name, module in modules.items() for one in module.__all__}

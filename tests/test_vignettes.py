@@ -39,6 +39,10 @@ CLAIMS = {
         assert interval.iloc[0] < -4 < interval.iloc[1]
         assert result.heterogeneity.joint.pvalue < 0.05
     """,
+    "balance-sheets-of-four-institutions": """
+        assert result.converged and len(missed) <= 1 and len(false) <= 2 and area > 0.75
+        assert "per entity" in dict(result.ledger.kinds_by_client())["Bank"]
+    """,
     "boosting-in-one-round": """
         assert exact.ledger.rounds < 10 and len(exact.path) == 100
         of = scores_of["mape"]
@@ -110,6 +114,12 @@ CLAIMS = {
         assert type(again).__module__ == "fedstat.models.means.results"
         files = ["steps", "protocol", "model", "results"]
         assert all(len((folder / f"{name}.py").read_text().splitlines()) < 60 for name in files)
+    """,
+    "diabetes-in-a-survey": """
+        assert result.converged and cases.converged and said[0].category is fs.errors.DisclosureWarning
+        assert ratios.loc["age", "from"] > 1.4 and ratios.loc["bmi", "from"] > 1.2
+        assert ratios.loc["log_hdl", "to"] < 0.6
+        assert result.nobs > 1.1 * cases.nobs and (result.bse < cases.bse).all()
     """,
     "engineering-and-statistical": """
         assert distance(fits["GLORE"].params).max() < 1e-3
@@ -546,6 +556,7 @@ def data(request, monkeypatch, tmp_path):
         "adding-a-family",
         "a-sites-policy",
         "a-trial-in-sixteen-regions",
+        "balance-sheets-of-four-institutions",
         "boosting-in-one-round",
         "clusters-over-institutions",
         "curves-under-privacy",
@@ -582,9 +593,10 @@ def test_engineering_and_statistical_on_either_data(render, data):
 
 
 @pytest.mark.vignette
-def test_getting_started_on_either_data(render, data):
-    notebook = run(render, "getting-started", CLAIMS["getting-started"])
-    check_page("getting-started", notebook)
+@pytest.mark.parametrize("name", ["diabetes-in-a-survey", "getting-started"])
+def test_survey_on_either_data(render, name, data):
+    notebook = run(render, name, CLAIMS[name])
+    check_page(name, notebook)
     assert streams(notebook, "stdout")[0].startswith(f"{data} DATA")
 
 
