@@ -11,6 +11,9 @@ from scipy import stats
 
 from fedstat.inference.tables import Sheet, number
 from fedstat.kernels.glm.local import solve_positive
+from fedstat.kernels.glm.rows import Rows
+from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.sums import evaluate
 from fedstat.typing import Array, Floats
 
 LARGE, SLOPE, INTERCEPT = "in the large", "slope", "intercept"
@@ -198,3 +201,25 @@ class Recalibrating:
         large = float(constant.params[0]), float(constant.cov[0, 0]) ** 0.5
         statistic = max(both.deviances[0] - both.deviances[-1], 0.0) / both.scale
         return Recalibration(both.params, both.cov, large, statistic)
+
+
+def recalibrate(rows: Rows, distribution: DistributionSpec) -> Recalibration | None:
+    """Regress the response of rows at hand on their linear predictor; None where there is no estimate.
+
+    Their design (n, 2) is a constant and the linear predictor.
+    """
+    search = Recalibrating(distribution.estimates_scale)
+    while asked := search.asked():
+        sums = [evaluate([rows], gamma, distribution) for gamma in asked]
+        search.take(
+            [
+                {
+                    "inside": np.array(np.isfinite(one.deviance)),
+                    "score": one.score,
+                    "information": one.information,
+                    "totals": np.array([one.weight, one.deviance, one.pearson]),
+                }
+                for one in sums
+            ]
+        )
+    return search.found()

@@ -21,6 +21,8 @@ ORDER: Mapping[str, str] = {
     "sum_scores",
     "sum_scores": "linear_predictor respond respond_by_fold respond_openly share_product sum_scores",
     "weigh": "share_product sum_scores weigh",
+    # new entities
+    "project_block": "predict_block",
     # ADMM
     "admm_start": "respond_openly stage_block",
     "admm_largest": "admm_move admm_start respond_openly",

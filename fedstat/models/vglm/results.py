@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -10,13 +10,11 @@ from scipy import stats
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.summary import SummaryContent, build_summary
 from fedstat.inference.tables import SheetSummary, number
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vertical.prediction.coding import released_specs
 from fedstat.models.vglm.em.statements import BlockStatements
 from fedstat.models.vglm.report.after_selection import (
     CLAIMS,
@@ -32,13 +30,15 @@ from fedstat.models.vglm.report.outcome import (
     SPENT,
     Outcome,
     Selection,
+    column_means,
     make_debiased,
     make_estimate,
     make_refit,
     mean_predictors,
 )
 from fedstat.models.vglm.report.pictures import SelectionPictures
-from fedstat.models.vglm.report.prediction import Predictor, predict_means
+from fedstat.models.vglm.report.predicted import SelectionPredictions
+from fedstat.models.vglm.report.prediction import Predictor
 from fedstat.typing import Floats
 
 
@@ -55,7 +55,12 @@ class SelectionRecord:
 
 
 class VerticalGLMResults(
-    Saveable, BlockStatements, SelectionPictures, saved_as="fedstat vglm results 3", record=SelectionRecord
+    Saveable,
+    BlockStatements,
+    SelectionPictures,
+    SelectionPredictions,
+    saved_as="fedstat vglm results 3",
+    record=SelectionRecord,
 ):
     """Results of :meth:`fedstat.VerticalGLM.fit`, with statsmodels' names and meanings.
 
@@ -96,7 +101,9 @@ class VerticalGLMResults(
         refit = make_refit(response, outcome)
         estimate = make_estimate(response, outcome, refit)
         layout, means = outcome.layout, mean_predictors(estimate, outcome)
-        predictor = Predictor(estimate, layout.clients, outcome.distribution, {}, layout.active, means)
+        predictor = Predictor(
+            estimate, layout.clients, outcome.distribution, {}, layout.active, means, column_means(outcome)
+        )
         results = cls(
             estimate=estimate,
             ledger=ledger,
@@ -247,29 +254,7 @@ class VerticalGLMResults(
         """Log-likelihood of the intercept alone."""
         return self.selection.null
 
-    # -- prediction ------------------------------------------------------------------------------
-
-    def predict(self, partition: ClientPartition | None = None) -> pd.Series:
-        """Predict the mean response at the penalised estimates.
-
-        Linear predictors of every institution's columns go to the coordinator, one value per entity.
-
-        Parameters
-        ----------
-        partition : ClientPartition, optional
-            New entities (see ``new_data=True`` of its constructors); by default that of the fit.
-
-        Returns
-        -------
-        Series
-            By entity; nan where an institution lacks it. With missing="em", its mean linear predictor stands
-            for a block that an institution lacks: the expectation given what is there.
-        """
-        if partition is None:
-            if self._model is None:
-                raise NotAvailableError("results from a file have no entities: give a partition to predict")
-            partition = self._model.partition
-        return predict_means(self._with_specs(), partition)
+    # -- keeping ---------------------------------------------------------------------------------
 
     def _to_record(self) -> SelectionRecord:
         """Take the results apart for a file."""
@@ -291,12 +276,6 @@ class VerticalGLMResults(
             list(record.notes),
             debiased=record.debiased,
         )
-
-    def _with_specs(self) -> Predictor:
-        if not self._predictor.specs and self._model is not None:
-            specs = released_specs(self._model, self._predictor.clients)
-            self._predictor = replace(self._predictor, specs=specs)
-        return self._predictor
 
     # -- hooks -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The step of an institution that has entities to predict."""
+"""Steps of an institution that has entities to predict, or their response."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fedstat.federation.design.by_columns import block_of
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import row_dots
+from fedstat.models.vertical.prediction import judging
 from fedstat.typing import Array, Floats
 
 
@@ -20,11 +21,29 @@ def predict_block(data: SiteData, state: State, beta: Floats) -> dict[str, Array
     return {"linear_predictor": row_dots(X, beta)}
 
 
+def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> dict[str, Array]:
+    """Project the centred rows on a factor of the covariance of the estimates."""
+    return {"projection": (block_of(state).X - mu) @ factor}
+
+
 PREDICTOR = Declared("per entity", "linear predictor x'beta of the client's block", maskable=True)
 STEPS: Mapping[str, Step] = {
     "predict_block": Step(
         predict_block,
         {"beta": Declared("aggregate", "coefficients", dtype="float64")},
         {"linear_predictor": PREDICTOR},
-    )
+    ),
+    "project_block": Step(
+        project_block,
+        {
+            "mu": Declared("aggregate", "means"),
+            "factor": Declared("aggregate", "factor of the covariance of the estimates", 2),
+        },
+        {
+            "projection": Declared(
+                "raw columns", "columns projected on the covariance of the estimates", 2, maskable=True
+            )
+        },
+    ),
+    **judging.STEPS,
 }

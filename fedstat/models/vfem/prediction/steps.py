@@ -17,11 +17,6 @@ from fedstat.models.vertical.prediction.steps import PREDICTOR
 from fedstat.typing import Array, Bools, Floats, Ints
 
 
-def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> dict[str, Array]:
-    """Project the centred rows on a factor of the covariance of the estimates."""
-    return {"projection": (block_of(state).X - mu) @ factor}
-
-
 def predict_by_pattern(data: SiteData, state: State, slopes: Floats, code: Ints) -> dict[str, Array]:
     """Linear predictor of the opened rows, (n,), with the slopes (G, p) of the pattern of each."""
     X = np.ascontiguousarray(block_of(state).X)
@@ -86,18 +81,6 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
 
 CODE = Declared("presence", "missing pattern of each entity", dtype="int64")
 STEPS: Mapping[str, Step] = {
-    "project_block": Step(
-        project_block,
-        {
-            "mu": Declared("aggregate", "means"),
-            "factor": Declared("aggregate", "factor of the covariance of the estimates", 2),
-        },
-        {
-            "projection": Declared(
-                "raw columns", "columns projected on the covariance of the estimates", 2, maskable=True
-            )
-        },
-    ),
     "predict_by_pattern": Step(
         predict_by_pattern,
         {"slopes": Declared("aggregate", "coefficients by missing pattern", 2), "code": CODE},

@@ -262,6 +262,11 @@ def mean_predictors(estimate: Estimate, outcome: Outcome) -> dict[str, float]:
     return {client: float(part.sum()) for client, part in parts.items()}
 
 
+def column_means(outcome: Outcome) -> dict[str, Floats]:
+    """Means of each client's columns, of a fit with missing blocks."""
+    return {} if outcome.observed is None else dict(outcome.layout.split(outcome.observed.means))
+
+
 def _rsquared(outcome: Outcome, loss: float, *, refit: bool = False) -> float | None:
     if outcome.observed is not None:
         return outcome.observed.refit_rsquared if refit else outcome.observed.rsquared

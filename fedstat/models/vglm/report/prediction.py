@@ -11,18 +11,18 @@ import pandas as pd
 from fedstat.errors import DataWarning, ModelError, warn
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.rounds.products import Conversation
 from fedstat.inference.estimate import Estimate
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
-    PredictedBlocks,
     new_ledger,
     predict_blocks,
     prediction_analysis,
     present_clients,
 )
 from fedstat.models.vglm.response.distributions import means_of
-from fedstat.typing import Floats
+from fedstat.typing import Bools, Floats, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Predictor:
 
     `specs` tell how each client's columns are coded, and are empty before the sites were asked; `holder` is
     the institution of the response. `means`, of a fit with missing blocks, are the mean linear predictors of
-    each client's block, for entities that lack it.
+    each client's block, for entities that lack it, and `column_means` those of its columns.
     """
 
     estimate: Estimate
@@ -40,6 +40,7 @@ class Predictor:
     specs: Mapping[str, str]
     holder: str
     means: Mapping[str, float] = field(default_factory=dict)
+    column_means: Mapping[str, Vector] = field(default_factory=dict)
 
     def beta(self, client: str) -> Floats:
         """Coefficients of a client's columns."""
@@ -53,12 +54,20 @@ class Predictor:
         return FittedBlocks(self.clients, self.specs, beta, mean, self.means)
 
 
-def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series:
-    """Predict for every entity of a partition; nan where a client lacks it, unless its mean is known.
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearPrediction:
+    """Linear predictors (n,), nan for entities without one, and a factor of their covariance (n, r)."""
 
-    A ModelError where the partition is horizontal, or lacks a client of the fit; a DesignError where a
-    client's columns cannot be coded as in the fit; a DataWarning of linear predictors that have no mean under
-    the link.
+    eta: Floats
+    projection: Floats | None
+
+
+def predict_linear(
+    predictor: Predictor, partition: ClientPartition, cov: Floats | None = None
+) -> LinearPrediction:
+    """Ask for linear predictors, and with a covariance (p + 1, p + 1) of the coefficients for projections.
+
+    Coefficients without a variance are taken as known. Errors are those of :func:`predict_means`.
     """
     # A block without effect is not asked for: its institution need not be there, and learns nothing of it.
     wanted = [k for k in predictor.clients if predictor.beta(k).any()]
@@ -66,15 +75,52 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
     lacking = [k for k in wanted if k not in needed]
     if lacking and not predictor.means:
         raise ModelError(f"predict: the partition lacks the client {', '.join(lacking)} of the fit")
+    factor = None if cov is None else _factor(cov)
 
-    def asking() -> Rounds[PredictedBlocks]:
-        return predict_blocks(predictor.blocks, needed, partition, "vglm")
+    def asking() -> Rounds[tuple[Floats, Bools, Floats | None]]:
+        found = yield from predict_blocks(predictor.blocks, needed, partition, "vglm")
+        if factor is None:
+            return found.linear, found.missing, None
+        rows = {k: factor[1:][np.array(predictor.estimate.clients[1:]) == k] for k in needed}
+        to = Conversation("vglm", found.opened.session, None)
+        replies = yield [
+            to.ask(k, "project_block", mu=np.zeros(len(rows[k])), factor=rows[k]) for k in needed
+        ]
+        # The linear predictor moves by 1 with the intercept, by x with beta, and by the mean of x where x is
+        # missing.
+        out = np.tile(factor[0], (len(found.linear), 1))
+        for k in (k for k in predictor.clients if k in predictor.column_means):
+            of_client = factor[1:][np.array(predictor.estimate.clients[1:]) == k]
+            out += found.missing[:, [predictor.clients.index(k)]] * (predictor.column_means[k] @ of_client)
+        for k, reply in zip(needed, replies, strict=True):
+            out[found.opened.rows[k]] += reply.arrays["projection"]
+        return found.linear, found.missing, out
 
-    response = predictor.estimate.response
-    analysis = prediction_analysis("predict()", predictor.blocks, response, predictor.family, partition)
-    found = analysis.run(asking(), asking, new_ledger(partition, predictor.holder))
-    counts = (~found.missing).sum(axis=1)
-    eta = np.where((counts == len(needed)) | bool(predictor.means), found.linear, np.nan)
+    response, call = predictor.estimate.response, "predict()" if cov is None else "get_prediction()"
+    analysis = prediction_analysis(call, predictor.blocks, response, predictor.family, partition)
+    linear, missing, projection = analysis.run(asking(), asking, new_ledger(partition, predictor.holder))
+    counts = (~missing).sum(axis=1)
+    eta = np.where((counts == len(needed)) | bool(predictor.means), linear, np.nan)
+    return LinearPrediction(eta, projection)
+
+
+def _factor(cov: Floats) -> Floats:
+    """R (p + 1, r) with R R' the covariance; rows of coefficients without a variance are zero."""
+    known = np.flatnonzero(np.isfinite(np.diag(cov)))
+    values, vectors = np.linalg.eigh(cov[np.ix_(known, known)])
+    out = np.zeros((len(cov), len(known)))
+    out[known] = vectors * np.sqrt(values.clip(min=0.0))
+    return out
+
+
+def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series:
+    """Predict for every entity of a partition; nan where a client lacks it, unless its mean is known.
+
+    A ModelError where the partition is horizontal, or lacks a client of the fit; a DesignError where a
+    client's columns cannot be coded as in the fit; a DataWarning of linear predictors that have no mean under
+    the link.
+    """
+    eta = predict_linear(predictor, partition).eta
     mean = means_of(predictor.family, eta)
     wrong = int((np.isnan(mean) & ~np.isnan(eta)).sum())
     if wrong:

@@ -1,0 +1,144 @@
+"""Predictions of a selecting fit, with errors, and how well they agree with the response."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat.errors import NotAvailableError
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.estimate import Estimate
+from fedstat.inference.evaluation.evaluation import Evaluation
+from fedstat.inference.results import FederatedResults
+from fedstat.models.horizontal.prediction import GLMPrediction
+from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vertical.prediction.coding import ResponseSource, released_specs
+from fedstat.models.vertical.prediction.judging import evaluate_predictions
+from fedstat.models.vglm.report.outcome import SPENT
+from fedstat.models.vglm.report.prediction import Predictor, predict_linear, predict_means
+from fedstat.typing import Floats
+
+
+class SelectionPredictions(FederatedResults):
+    """What results of a vertical generalised linear model say of entities."""
+
+    _predictor: Predictor
+    _refit: Estimate | None
+    _model: VerticalModel | None
+
+    def predict(self, partition: ClientPartition | None = None) -> pd.Series:
+        """Predict the mean response at the penalised estimates.
+
+        Linear predictors of every institution's columns go to the coordinator, one value per entity.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            New entities (see ``new_data=True`` of its constructors); by default that of the fit.
+
+        Returns
+        -------
+        Series
+            By entity; nan where an institution lacks it. With missing="em", its mean linear predictor stands
+            for a block that an institution lacks: the expectation given what is there.
+        """
+        return predict_means(self._with_specs(), self._of_fit(partition, "predict"))
+
+    def get_prediction(self, partition: ClientPartition | None = None) -> GLMPrediction:
+        """Predict the mean response with standard errors and intervals, conditional on the selection.
+
+        They are of the estimates that the summary shows: with the lasso, the elastic net and
+        ``inference="split"`` of :attr:`refit`, so that the mean is not that of :meth:`predict`. Errors count
+        those of the selected columns' coefficients; which columns were selected, and the means of blocks that
+        an entity lacks, are taken as known. Beside linear predictors, projections of every client's columns
+        on the covariance of the estimates go to the coordinator, and disclose its selected columns of these
+        entities; :meth:`predict` does without.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            As in :meth:`predict`; by default that of the fit.
+
+        Returns
+        -------
+        GLMPrediction
+            By entity, with statsmodels' names: ``predicted_mean``, ``se_mean``, ``conf_int(alpha)``,
+            ``summary_frame(alpha)``; nan as in :meth:`predict`.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no standard errors, or the results were read from a file and no partition is given.
+        """
+        (predictor, cov), given = self._with_errors(), self._of_fit(partition, "get_prediction")
+        rows = predict_linear(predictor, given, cov)
+        assert rows.projection is not None
+        errors = np.where(np.isnan(rows.eta), np.nan, np.linalg.norm(rows.projection, axis=1))
+        eta, se = (pd.Series(values, index=given.entities) for values in (rows.eta, errors))
+        return GLMPrediction(eta, se, predictor.family.make(), stats.norm)
+
+    def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
+        """Discrimination and calibration of a binary response, counted at the institution that holds it.
+
+        Of the predictions of :meth:`predict`, which the holder of the response is handed. One that answers a
+        single evaluation averages them over a few entities first, which moves figures little.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            With the response, at the client that had it in the fit; by default that of the fit, on which the
+            figures flatter, the more so after a selection.
+
+        Returns
+        -------
+        Evaluation
+            By set of clients that entities have, and of all: AUC, ``roc()``, ``confusion(threshold)``,
+            ``brier``, ``recalibration``, ``plot_calibration()``.
+
+        Raises
+        ------
+        ModelError
+            The partition lacks the response, or a client of the fit.
+        NotAvailableError
+            The response is not binary, or the results were read from a file, which does not tell of what
+            columns the response is made.
+        """
+        if self._model is None:
+            raise NotAvailableError("evaluate: results from a file do not tell the response's columns")
+        predictor, formula = self._predictor, self._model.formula
+        response = ResponseSource(predictor.holder, formula.response, formula.response_columns)
+        given = self._of_fit(partition, "evaluate")
+        wanted = [k for k in predictor.clients if predictor.beta(k).any()]
+        return evaluate_predictions(
+            "vglm", response, predictor.family, wanted, lambda: self.predict(given), given
+        )
+
+    def _of_fit(self, partition: ClientPartition | None, call: str) -> ClientPartition:
+        if partition is not None:
+            return partition
+        if self._model is None:
+            raise NotAvailableError(f"results from a file have no entities: give a partition to {call}")
+        return self._model.partition
+
+    def _with_specs(self) -> Predictor:
+        if not self._predictor.specs and self._model is not None:
+            specs = released_specs(self._model, self._predictor.clients)
+            self._predictor = replace(self._predictor, specs=specs)
+        return self._predictor
+
+    def _with_errors(self) -> tuple[Predictor, Floats]:
+        """Estimates of all columns that have a covariance (p + 1, p + 1), and this; nan where none."""
+        predictor, estimate, refit = self._with_specs(), self.estimate, self._refit
+        if estimate.cov is not None:
+            return predictor, estimate.cov
+        if refit is None or refit.cov is None:
+            raise NotAvailableError(f"no standard errors of predictions: {SPENT}")
+        at = pd.Index(estimate.names).get_indexer(pd.Index(refit.names))
+        params, cov = np.zeros(len(estimate.names)), np.full((len(estimate.names),) * 2, np.nan)
+        params[at], cov[np.ix_(at, at)] = refit.params, refit.cov
+        clients = np.array(estimate.clients)
+        means = {k: float(m @ params[clients == k]) for k, m in predictor.column_means.items()}
+        return replace(predictor, estimate=replace(estimate, params=params), means=means), cov

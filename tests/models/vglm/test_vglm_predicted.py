@@ -1,0 +1,153 @@
+"""Predictions with errors, and evaluations, of models over columns: against statsmodels and the stacked rows."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+from scipy.special import expit
+from sklearn.metrics import brier_score_loss, roc_auc_score
+
+import fedstat as fs
+from fedstat.errors import DescriptionError, ModelError, NotAvailableError, PolicyError
+
+N = 600
+RNG = np.random.default_rng(4)
+X = pd.DataFrame(RNG.normal(size=(N, 4)), columns=["a", "b", "c", "d"])
+ETA = -0.4 + 0.9 * X["a"] - 0.7 * X["c"]
+Y = {
+    "binary": (RNG.random(N) < expit(ETA)).astype(float),
+    "count": RNG.poisson(np.exp(0.5 * ETA)).astype(float),
+    "gauss": ETA.to_numpy() + RNG.normal(size=N),
+}
+FAMILIES = {"binary": sm.families.Binomial(), "count": sm.families.Poisson(), "gauss": sm.families.Gaussian()}
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
+
+
+def sites(rows=slice(None), policy=None, lacking=(), response="binary", **options):
+    table = X.assign(id=np.arange(N), y=Y[response]).iloc[rows]
+    frames = {"bank": table[["id", "y", "a", "b"]], "shop": table[["id", "c", "d"]]}
+    frames["shop"] = frames["shop"][~frames["shop"]["id"].isin(lacking)]
+    return fs.ClientPartition.from_frames(frames, on="id", policy=policy, **options)
+
+
+def fit(response="binary", lam=0.0, partition=None, **options):
+    model = fs.VerticalGLM.from_formula(
+        "y ~ .", partition or sites(response=response), family=FAMILIES[response], **options
+    )
+    return model.fit(**({} if lam is None else {"lam": lam}))
+
+
+@pytest.mark.parametrize("response", FAMILIES)
+def test_without_a_penalty_predictions_are_those_of_statsmodels(response):
+    found = fit(response).get_prediction().summary_frame()
+    glm = sm.GLM(Y[response], sm.add_constant(X), family=FAMILIES[response]).fit(tol=1e-14)
+    expected = glm.get_prediction().summary_frame()[list(found.columns)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_of_new_entities_too():
+    found = fit().get_prediction(sites(slice(0, 40), new_data=True)).summary_frame(alpha=0.2)
+    glm = sm.GLM(Y["binary"], sm.add_constant(X), family=FAMILIES["binary"]).fit(tol=1e-14)
+    expected = glm.get_prediction(sm.add_constant(X)[:40]).summary_frame(alpha=0.2)
+    np.testing.assert_allclose(found, expected[list(found.columns)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("penalty", ["scad", "lasso"])
+def test_after_a_selection_errors_are_those_of_the_selected_columns(penalty):
+    result = fit(lam=None, penalty=penalty)
+    chosen = [name for name in result.refit.params.index if name != "Intercept"]
+    assert 0 < len(chosen) < 4 or penalty == "lasso"
+    found = result.get_prediction()
+    glm = sm.GLM(Y["binary"], sm.add_constant(X[chosen]), family=FAMILIES["binary"]).fit(tol=1e-14)
+    expected = glm.get_prediction()
+    if penalty == "lasso":  # the refit is what has errors
+        np.testing.assert_allclose(found.predicted_mean, expected.predicted, rtol=1e-4)
+    else:
+        np.testing.assert_allclose(found.predicted_mean, result.predict(), rtol=1e-10)
+    np.testing.assert_allclose(found.se_mean, expected.se, rtol=1e-2 if penalty == "scad" else 1e-4)
+
+
+def test_a_missing_block_has_its_mean_as_it_has_in_predict():
+    partition = sites(lacking=range(0, N, 3), response="gauss")
+    result = fit("gauss", partition=partition, missing="em")
+    found = result.get_prediction()
+    np.testing.assert_allclose(found.predicted_mean, result.predict(), rtol=1e-10)
+    # What is taken from the mean of the block has the error of the intercept and the columns that are there.
+    names = list(result.params.index)
+    means = pd.Series(dict(zip("cd", result._predictor.column_means["shop"], strict=True)))
+    rows = X.assign(Intercept=1.0)
+    rows.loc[::3, ["c", "d"]] = means[["c", "d"]].to_numpy()
+    V = result.cov_params().to_numpy()
+    expected = np.sqrt(np.einsum("ij,jk,ik->i", rows[names], V, rows[names]))
+    np.testing.assert_allclose(found.se_linear, expected, rtol=1e-8)
+
+
+def test_where_blocks_lack_and_nothing_stands_for_them_there_is_no_prediction():
+    result = fit()
+    found = result.get_prediction(sites(lacking=[3, 5], new_data=True))
+    assert found.predicted_mean.isna().sum() == found.se_mean.isna().sum() == 2
+
+
+def test_columns_do_not_leave_a_strict_institution_for_errors():
+    result = fit()
+    with pytest.raises(PolicyError):
+        result.get_prediction(
+            sites(policy=fs.Policy(refused_kinds=frozenset({"raw columns"})), new_data=True)
+        )
+
+
+# -- evaluation --------------------------------------------------------------------------------------
+
+
+def check(evaluation, p, y):
+    """Figures of all entities against those of the rows."""
+    assert evaluation.n.sum() == len(y) and evaluation.observed.sum() == y.sum()
+    assert evaluation.brier == pytest.approx(brier_score_loss(y, p), rel=1e-8)
+    auc = evaluation.discrimination["all sites"]
+    assert auc.at_least <= roc_auc_score(y, p) <= auc.at_most
+    eta = np.log(p / (1.0 - p))
+    slope = sm.GLM(y, sm.add_constant(eta), family=sm.families.Binomial()).fit(tol=1e-14)
+    found = evaluation.recalibration
+    np.testing.assert_allclose(found.params, slope.params, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(found.cov, slope.cov_params(), rtol=1e-7)
+    assert len(evaluation.roc().loc["all sites"]) > 10
+
+
+def test_an_evaluation_is_that_of_the_rows():
+    result = fit(lam=0.05, penalty="lasso")
+    check(result.evaluate(), result.predict().to_numpy(), Y["binary"])
+    assert result.evaluate().recalibration.slope > 1.0  # a lasso predicts too little
+
+
+def test_vfem_is_evaluated_by_the_clients_that_entities_have():
+    partition = sites(lacking=range(0, N, 3))
+    model = fs.VFEMRegression.from_formula("y ~ .", partition, family=sm.families.Binomial())
+    result = model.fit()
+    evaluation = result.evaluate()
+    assert evaluation.sites == ("bank", "bank + shop")
+    assert evaluation.n.sum(axis=1).tolist() == [200, 400]
+    check(evaluation, result.predict(partition).to_numpy(), Y["binary"])
+    assert evaluation.auc_by_site["bank + shop"] > evaluation.auc_by_site["bank"]
+
+
+def test_one_evaluation_is_of_averages_and_no_other_is_answered():
+    result, once = fit(), sites(policy=fs.Policy(evaluation="once"), new_data=True)
+    found, exact = result.evaluate(once), result.evaluate()
+    assert found.auc == pytest.approx(exact.auc, abs=0.01)
+    assert found.brier == pytest.approx(exact.brier, abs=0.005)
+    assert found.recalibration.slope == pytest.approx(1.0, abs=0.05)
+    with pytest.raises(DescriptionError, match='evaluation = "any"'):
+        fit(lam=0.1, penalty="lasso").evaluate(once)
+
+
+def test_what_cannot_be_evaluated_is_named():
+    with pytest.raises(NotAvailableError, match="binary"):
+        fit("gauss").evaluate()
+    with pytest.raises(ModelError, match="'bank', which has the response"):
+        partition = fs.ClientPartition.from_frames(
+            {"shop": X.assign(id=np.arange(N))[["id", "c"]], "other": X.assign(id=np.arange(N))[["id", "d"]]},
+            on="id",
+            new_data=True,
+        )
+        model = fs.VFEMRegression.from_formula("y ~ .", sites(), family=sm.families.Binomial())
+        model.fit().evaluate(partition)
