@@ -17,6 +17,7 @@ from fedstat.federation.design.by_columns import design_ask
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.rounds.products import Conversation
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.laser.training.asked import OutcomeTold
 from fedstat.models.vertical.prediction.cells import averaged, cells
 from fedstat.records import to_json
@@ -44,7 +45,7 @@ def ask_bank(part, family, step, column, text="", **arrays):
     """Open a response at the bank, and ask a step about it, as a coordinator may that predicts nothing."""
 
     def asking():
-        to = Conversation(family, part.new_session(), None)
+        to = Conversation(family, part._new_session(), None)
         yield [design_ask("bank", "open_response", to.session, {"response": column, "columns": [column]})]
         (reply,) = yield [to.ask("bank", step, text, **arrays)]
         return reply.arrays
@@ -94,12 +95,36 @@ def labels_from_classes(part):
     return np.array(found)
 
 
-@pytest.mark.parametrize("attack", [labels_from_losses, labels_from_expected, labels_from_classes])
+def judged(part, p):
+    """The same of a regression over columns."""
+    return ask_bank(
+        part,
+        "vfem",
+        "judge_predictions",
+        "y",
+        DistributionSpec("Binomial", "Logit").to_json(),
+        predicted=p,
+        use=np.ones(N, dtype=bool),
+        code=np.zeros(N, dtype=np.int64),
+        groups=np.array(1),
+    )
+
+
+def labels_from_squares(part):
+    """Squared errors are those of one half, less twice the product of label and deviation."""
+    d = 1e-7 * POWERS
+    squares = judged(part, 0.5 + d)["squares"][0]
+    return bits((0.25 * N + (d + d**2).sum() - squares) / 2e-7)
+
+
+@pytest.mark.parametrize(
+    "attack", [labels_from_losses, labels_from_expected, labels_from_classes, labels_from_squares]
+)
 def test_labels_follow_from_what_is_counted_of_chosen_probabilities(attack):
     np.testing.assert_array_equal(attack(sites("open")), LABELS[:TOLD])
 
 
-@pytest.mark.parametrize("attack", [labels_from_losses, labels_from_expected])
+@pytest.mark.parametrize("attack", [labels_from_losses, labels_from_expected, labels_from_squares])
 def test_and_do_not_where_cells_are_counted(attack):
     found = attack(sites(Policy(evaluation="once")))
     assert (found == LABELS[:TOLD]).mean() < 0.8

@@ -1,4 +1,4 @@
-"""Predictions with errors, and evaluations, of models over columns: against statsmodels and the stacked rows."""
+"""Predictions with errors, and evaluations, of models over columns, against those of the rows."""
 
 import numpy as np
 import pandas as pd
