@@ -156,6 +156,8 @@ CLAIMS = {
             assert (gains(like).loc[[like[name] for name in rows[3:]]] > 0.2).all(axis=None)
     """,
     "four-hospitals": """
+        assert signs.enumerated and signs.pvalue >= 0.125 and not six_values.enumerated
+        assert 0.0 < effects_on_risk.margeff["sex"] < 0.4
         assert len(told) == 1 and result.converged and result.nobs == 865
         assert (result.params - pooled.params).abs().max() < 1e-8
         assert (result.bse - pooled.bse).abs().max() < 1e-6

@@ -39,14 +39,16 @@ def told(policy, points, log=False, together=True):
     model = fs.FederatedGLM.from_formula("y ~ z + x", partition, family=sm.families.Binomial())
     session = model._open_session("glm", masked=strict.masked_only)
     fixed = {"shift": np.zeros(3), "scale": np.ones(3), "log": np.array(log), "products": np.array(False)}
+    fixed |= {"beta": np.zeros(3), "constant": np.array(0.0)}
+    ends = [[0.0, 1e9] if log else [-1e9, 0.0]] * len(points)
 
     def protocol():
         found = []
         for some in [points] if together else [points[k : k + 1] for k in range(len(points))]:
             yield session.opening() + session.ask_all("start", {}, model.distribution.to_json())
-            asked = {"points": np.array(some), "constants": np.zeros(len(some))}
+            asked = {"changed": np.array(some), "ends": np.array(ends[: len(some)])}
             replies = yield session.ask_all("sum_effects", fixed | asked)
-            found += add(replies, "level").tolist()
+            found += add(replies, "changes").tolist()
         return np.array(found)
 
     return model._run(session, protocol())[0]
@@ -74,6 +76,6 @@ def test_logarithms_of_means_sum_values_beyond_a_cut():
     cut = (z[0] + z[1]) / 2.0
     point = [(-1e3 * cut, 1e3, 0.0)]
     (level,) = told("loose", point, log=True)
-    np.testing.assert_allclose(level / 1e3 + cut, z[0], atol=1e-3)
+    np.testing.assert_allclose(cut - level / 1e3, z[0], atol=1e-3)
     with pytest.raises(PolicyError):
         told("strict", point, log=True)

@@ -16,16 +16,29 @@ from fedstat.typing import Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EffectSums:
-    """Sums over rows of a mean, or its logarithm, and of its derivatives by the linear predictor.
+    """Sums over rows of derivatives of a mean, or its logarithm, by the linear predictor.
 
-    `level` is that of the mean; `first` (p + 1,) of the first derivative times a constant and the columns;
-    `second` (q, p + 1) of the second derivative times the constant (q = 1), or all of these (q = p + 1), and
-    the constant and the columns. `inside` is whether all means lie inside the family's domain.
+    `first` (q,) of the first derivative times a constant (q = 1), or the constant and the columns (q =
+    p + 1); `second` (q, p + 1) of the second one times these, and the constant and the columns. `inside` is
+    whether all means lie inside the family's domain.
+    """
+
+    first: Floats
+    second: Floats
+    inside: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChangeSums:
+    """Sums over rows of what a mean, or its logarithm, changes by between two linear predictors.
+
+    `slope` (p + 1,) is the change of its derivative times a constant and the columns, `high` the derivative
+    at the second predictor.
     """
 
     level: float
-    first: Floats
-    second: Floats
+    slope: Floats
+    high: float
     inside: bool = True
 
 
@@ -49,22 +62,40 @@ def effect_sums(
 ) -> EffectSums:
     """Sum over rows (m, p) with linear predictors and counts (m,); with `products` of all columns."""
     with np.errstate(all="ignore"):
-        level, first, second = mean_derivatives(eta, distribution, log)
+        _, first, second = mean_derivatives(eta, distribution, log)
         Z = np.column_stack([np.ones(len(X)), X])
         left = Z if products else Z[:, :1]
-        sums = EffectSums(float(count @ level), (count * first) @ Z, left.T @ ((count * second)[:, None] * Z))
-        inside = in_domain(eta, np.asarray(distribution.make().link.inverse(eta), dtype=float), distribution)
-    finite = all(np.isfinite(a).all() for a in (sums.level, sums.first, sums.second))
-    return sums if inside.all() and finite else replace(sums, inside=False)
+        sums = EffectSums((count * first) @ left, left.T @ ((count * second)[:, None] * Z))
+    finite = np.isfinite(sums.first).all() and np.isfinite(sums.second).all()
+    return replace(sums, inside=bool(finite) and all_inside(eta, distribution))
 
 
-def row_effects(
-    rows: Rows, beta: Floats, distribution: DistributionSpec, log: bool, constant: float
-) -> Floats:
-    """Mean and derivatives, (m, 3), by row, at a linear predictor with a constant added."""
+def change_sums(
+    X: Floats, low: Floats, high: Floats, count: Floats, distribution: DistributionSpec, log: bool
+) -> ChangeSums:
+    """Sum over rows (m, p) with two linear predictors (m,) each."""
     with np.errstate(all="ignore"):
-        found = mean_derivatives(linear_predictor(rows, beta) + constant, distribution, log)
-    return np.nan_to_num(np.column_stack(found), posinf=0.0, neginf=0.0)
+        level, slope, end = changes_between(low, high, distribution, log)
+        Z = np.column_stack([np.ones(len(X)), X])
+        sums = ChangeSums(float(count @ level), (count * slope) @ Z, float(count @ end))
+    finite = np.isfinite(sums.level) and np.isfinite(sums.slope).all() and np.isfinite(sums.high)
+    inside = all_inside(low, distribution) and all_inside(high, distribution)
+    return replace(sums, inside=bool(finite) and inside)
+
+
+def changes_between(
+    low: Floats, high: Floats, distribution: DistributionSpec, log: bool
+) -> tuple[Floats, Floats, Floats]:
+    """Return change of the mean, of its derivative, and the derivative at the second predictor: (m,) each."""
+    (g0, a0, _), (g1, a1, _) = (mean_derivatives(eta, distribution, log) for eta in (low, high))
+    return g1 - g0, a1 - a0, a1
+
+
+def all_inside(eta: Floats, distribution: DistributionSpec) -> bool:
+    """Whether the family has all means."""
+    with np.errstate(all="ignore"):
+        mu = np.asarray(distribution.make().link.inverse(eta), dtype=float)
+    return bool(in_domain(eta, mu, distribution).all())
 
 
 def leverages(rows: Rows, beta: Floats, distribution: DistributionSpec, inverse: Floats) -> Floats:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from scipy.linalg import null_space
@@ -11,7 +13,7 @@ from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.estimate import INTERCEPT
 from fedstat.inference.hypotheses import Constraints, Hypothesis, read_constraints
-from fedstat.kernels.glm.effects import EffectSums, effect_sums
+from fedstat.kernels.glm.effects import ChangeSums, EffectSums, change_sums, effect_sums
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.glm.protocol import Newton, NewtonOptions, rises
 from fedstat.models.glm.statements import GLMStatements
@@ -25,10 +27,14 @@ from fedstat.models.glm.sums.wild import (
     invert,
     require_clusters,
     share_beyond,
+    with_own,
 )
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import add
 from fedstat.typing import Array, Floats
+
+Found: TypeAlias = tuple[EffectSums, dict[int, ChangeSums]]
+"""Sums at the estimate, and changes by the place of the column."""
 
 WHERE = ("overall", "mean", "zero")
 STAY = {
@@ -72,22 +78,23 @@ def marginal_effects(
     fit, beta = result._fit, result.estimate.params
     held = _held(result, {} if atexog is None else atexog)
     changed = _binary(result) if dummy else []
-    points = [EffectPoint.of(beta, held)]
-    points += [EffectPoint.of(beta, held | {j: value}) for j in changed for value in (0.0, 1.0)]
+    point = EffectPoint.of(beta, held)
+    changes = {j: EffectPoint.of(beta, held | {j: 0.0}) for j in changed}
     log, products = method.startswith("ey"), method.endswith("ex")
     linear = fit.distribution.link == "Identity" and method == "dydx"
+    n = 1.0
     if at == "overall" and not linear:
-        sums = _over_rows(result, points, log, products, f"get_margeff(at={at!r}, method={method!r})")
-        averages = [p.averages(one, fit.total.weight) for p, one in zip(points, sums, strict=True)]
+        call, n = f"get_margeff(at={at!r}, method={method!r})", fit.total.weight
+        base, moved = _over_rows(result, point, changes, log, products, call)
     else:
         # Of an identity link derivatives are the same at every row.
         row = fit.design.mean.copy() if at == "mean" else np.zeros(len(beta))
         row[: int(fit.design.intercept)] = 1.0
         if not linear:
             _check_at_row(result, at)
-        averages = [p.averages(_at_row(result, row, p, log, products), 1.0) for p in points]
-    changes = {j: (averages[1 + 2 * k], averages[2 + 2 * k]) for k, j in enumerate(changed)}
-    effects, jacobian = effects_of(beta, averages[0], products, changes)
+        base, moved = _at_row(result, row, point, changes, log, products)
+    averages = {j: changes[j].changes(moved[j], n) for j in changes}
+    effects, jacobian = effects_of(beta, point.effects(base, n), averages)
     first = int(fit.design.intercept)
     return MarginalEffects(
         result.estimate.names[first:],
@@ -143,18 +150,34 @@ def _check_at_row(result: GLMStatements, at: str) -> None:
         )
 
 
-def _at_row(result: GLMStatements, row: Floats, point: EffectPoint, log: bool, products: bool) -> EffectSums:
-    X = row[None, :]
-    found = effect_sums(X, X @ point.beta + point.constant, np.ones(1), result.distribution, log, products)
-    if not found.inside:
+def _at_row(
+    result: GLMStatements,
+    row: Floats,
+    point: EffectPoint,
+    changes: Mapping[int, EffectPoint],
+    log: bool,
+    products: bool,
+) -> Found:
+    X, one, family, beta = row[None, :], np.ones(1), result.distribution, result.estimate.params
+    base = effect_sums(X, X @ point.beta + point.constant, one, family, log, products)
+    moved = {}
+    for j, held in changes.items():
+        low = X @ held.beta + held.constant
+        moved[j] = change_sums(X, low, low + beta[j], one, family, log)
+    if not (base.inside and all(sums.inside for sums in moved.values())):
         raise _outside(result)
-    return found
+    return base, moved
 
 
 def _over_rows(
-    result: GLMStatements, points: Sequence[EffectPoint], log: bool, products: bool, call: str
-) -> list[EffectSums]:
-    """Ask the sites for sums over their rows at points, in the units of the data."""
+    result: GLMStatements,
+    point: EffectPoint,
+    changes: Mapping[int, EffectPoint],
+    log: bool,
+    products: bool,
+    call: str,
+) -> Found:
+    """Ask the sites for sums over their rows, in the units of the data."""
     model: HorizontalModel | None = result._model
     if model is None:
         raise NotAvailableError(
@@ -162,39 +185,49 @@ def _over_rows(
             "at='mean'"
         )
 
-    def protocol(model: HorizontalModel) -> Rounds[list[EffectSums]]:
+    def protocol(model: HorizontalModel) -> Rounds[Found]:
         session = model._open_session(FAMILY, result._fit.masked)
         newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
-        return session.hide(_protocol(newton, result, points, log, products))
+        return session.hide(_protocol(newton, result, point, changes, log, products))
 
     return model._run_beside(call, protocol)
 
 
 def _protocol(
-    newton: Newton, result: GLMStatements, points: Sequence[EffectPoint], log: bool, products: bool
-) -> Rounds[list[EffectSums]]:
+    newton: Newton,
+    result: GLMStatements,
+    point: EffectPoint,
+    changes: Mapping[int, EffectPoint],
+    log: bool,
+    products: bool,
+) -> Rounds[Found]:
     yield from newton.open(local=False)
-    columns = newton.coordinates
+    columns, beta = newton.coordinates, result.estimate.params
     arrays: dict[str, Array] = {
-        "points": np.array([np.linalg.solve(columns.back, point.beta) for point in points]),
-        "constants": np.array([point.constant for point in points]),
+        "beta": np.linalg.solve(columns.back, point.beta),
+        "constant": np.array(point.constant),
         "log": np.array(log),
         "products": np.array(products),
         "shift": columns.shift,
         "scale": columns.scale,
     }
+    if changes:
+        arrays["changed"] = np.array([np.linalg.solve(columns.back, one.beta) for one in changes.values()])
+        arrays["ends"] = np.array([[one.constant, one.constant + beta[j]] for j, one in changes.items()])
     replies = yield newton.session.ask_all("sum_effects", arrays)
     if int(add(replies, "inside")) < len(replies):
         raise _outside(result)
     forward = np.eye(len(columns.shift) + 1)
     forward[1:, 1:] = np.linalg.inv(columns.back).T
-    level, first, second = (add(replies, name) for name in ("level", "first", "second"))
     left = forward if products else np.eye(1)
-    nothing = np.zeros_like(second)
-    return [
-        EffectSums(float(level[k]), forward @ first[k], nothing if k else left @ second @ forward.T)
-        for k in range(len(points))
-    ]
+    base = EffectSums(left @ add(replies, "first"), left @ add(replies, "second") @ forward.T)
+    if not changes:
+        return base, {}
+    level, slope, high = (add(replies, name) for name in ("changes", "slopes", "high"))
+    moved = {
+        j: ChangeSums(float(level[k]), forward @ slope[k], float(high[k])) for k, j in enumerate(changes)
+    }
+    return base, moved
 
 
 def _outside(result: GLMStatements) -> EstimationError:
@@ -224,25 +257,17 @@ def wild_bootstrap(
     parts = _linear_parts(result, read) if linear else _restricted_parts(result, read)
     ones = np.ones((1, K))
 
-    def statistics(q: Floats, drawn: Floats) -> Floats:
-        return parts.refitted(q, drawn) if linear else parts.rescored(drawn)
+    def statistics(q: Floats) -> tuple[float, Floats]:
+        ask = partial(parts.refitted, q) if linear else parts.rescored
+        own = float(ask(ones)[0])
+        return own, with_own(own, ask(draws), draws)
 
-    own, drawn = float(statistics(read.q, ones)[0]), statistics(read.q, draws)
+    own, drawn = statistics(read.q)
     interval = None
     if linear and len(read.q) == 1:
-
-        def pvalue(value: float) -> float:
-            q = np.array([value])
-            return share_beyond(float(statistics(q, ones)[0]), statistics(q, draws))
-
-        estimate = float((parts.R @ parts.beta)[0])
-        off = estimate - read.q[0]
-        se = (
-            abs(off / own)
-            if own
-            else float(np.sqrt((parts.R @ parts.bread @ parts.R.T)[0, 0] * result.scale))
-        )
-        interval = invert(pvalue, estimate, se, LEVEL)
+        (estimate,), ((variance,),) = parts.R @ parts.beta, parts.R @ parts.bread @ parts.R.T
+        step = float(np.sqrt(variance * result.scale))
+        interval = invert(lambda value: share_beyond(*statistics(np.array([value]))), estimate, step, LEVEL)
     return WildBootstrap(
         hypothesis="; ".join(read.labels),
         method="restricted wild bootstrap" if linear else "score bootstrap at the restricted fit",

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedstat.errors import MessageError
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.kernels.glm.effects import EffectSums, effect_sums, leveraged_meat, leverages, row_effects
+from fedstat.federation.message import Declared, Step
+from fedstat.kernels.glm.effects import (
+    ChangeSums,
+    EffectSums,
+    change_sums,
+    changes_between,
+    effect_sums,
+    leveraged_meat,
+    leverages,
+    mean_derivatives,
+)
 from fedstat.kernels.glm.rows import Rows, linear_predictor
 from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.sums import row_weights
 from fedstat.models.glm.steps import BETA, COLUMNS, SiteModel, model_of, sums_at
-from fedstat.models.horizontal.rows import INSIDE, means_are_flat, summed, weighted_by
+from fedstat.models.horizontal.rows import INSIDE, RowVectors, means_are_flat, summed, weighted_by
 from fedstat.typing import Array, Floats
 
 EXCESS = 1e-8
@@ -23,16 +33,42 @@ EXCESS = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class EffectVectors:
-    """Mean and its derivatives by row, as vectors that columns are summed with."""
+    """Derivatives of the mean by row, as vectors that columns are summed with."""
 
     log: bool
     constant: float
 
     def __call__(self, rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
-        """Return those at points (p, R) side by side, times the rows' counts: (m, 3 R)."""
-        found = [row_effects(rows, one, distribution, self.log, self.constant) for one in beta.T]
-        vectors = np.column_stack(found)
-        return vectors if rows.freq is None else vectors * rows.freq[:, None]
+        """Return both at points (p, R) side by side, times the rows' counts: (m, 2 R)."""
+        etas = (linear_predictor(rows, one) + self.constant for one in beta.T)
+        with np.errstate(all="ignore"):
+            return by_rows(rows, [mean_derivatives(eta, distribution, self.log)[1:] for eta in etas])
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeVectors:
+    """What changes by row between two constants in the linear predictor."""
+
+    log: bool
+    low: float
+    high: float
+
+    def __call__(self, rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
+        """Return the changes at points (p, R) side by side, times the rows' counts: (m, 3 R)."""
+        etas = (linear_predictor(rows, one) for one in beta.T)
+        with np.errstate(all="ignore"):
+            return by_rows(
+                rows,
+                [changes_between(eta + self.low, eta + self.high, distribution, self.log) for eta in etas],
+            )
+
+
+def by_rows(rows: Rows, found: Sequence[tuple[Floats, ...]]) -> Floats:
+    """Put vectors side by side, times the rows' counts; what is not finite is zero, and tells nothing."""
+    vectors = np.nan_to_num(
+        np.column_stack([one for several in found for one in several]), posinf=0, neginf=0
+    )
+    return vectors if rows.freq is None else vectors * rows.freq[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,77 +89,107 @@ class LeverageVectors:
 def sum_effects(
     data: SiteData,
     state: State,
-    points: Floats,
-    constants: Floats,
+    beta: Floats,
+    constant: Array,
     log: Array,
     products: Array,
     shift: Floats,
     scale: Floats,
+    changed: Floats | None = None,
+    ends: Floats | None = None,
 ) -> dict[str, Array]:
-    """Sum means and their derivatives by the linear predictor over the rows, at each of some points.
+    """Sum derivatives of the mean by the linear predictor over the rows, and changes of the mean.
 
-    `points` (m, p) are coefficients of the columns standardised by `shift` and `scale` (p,), `constants` (m,)
-    what is added to the linear predictor; `log`: of the logarithm of the mean; `products`: of products of
-    columns. Released are ``level`` (m,), ``first`` (m, p + 1) and ``second`` (q, p + 1), of the first point
-    only: see :class:`~fedstat.kernels.glm.effects.EffectSums`. A row of frequency weight f counts as f, one
-    of several trials once. ``inside``: whether all means lie inside the family's domain.
+    `beta` (p,) are coefficients of the columns standardised by `shift` and `scale` (p,), `constant` what is
+    added to the linear predictor; `log`: of the logarithm of the mean; `products`: of products of columns.
+    `changed` (c, p) are coefficients between whose `ends` (c, 2), constants, the mean changes. Released are
+    ``first`` (q,) and ``second`` (q, p + 1), see :class:`~fedstat.kernels.glm.effects.EffectSums`, and
+    ``changes`` (c,), ``slopes`` (c, p + 1), ``high`` (c,), see
+    :class:`~fedstat.kernels.glm.effects.ChangeSums`. A row of frequency weight f counts as f, one of several
+    trials once. ``inside``: whether all means lie inside the family's domain; else all are zero.
     """
     model = model_of(state)
-    T = model.translation(data.name, None, shift, scale)
-    if points.ndim != 2 or not len(points) or points.shape[1] != model.p:
-        raise MessageError(f"{data.name}: array 'points' must have a column for each of {model.p}")
-    check_lengths(data.name, constants=(constants, len(points)))
-    found = [
-        _effects_at(state, model, T @ point, float(constant), bool(log), bool(products))
-        for point, constant in zip(points, constants, strict=True)
-    ]
-    inside = all(sums.inside for sums in found)
+    T = model.translation(data.name, beta, shift, scale)
     Z = np.eye(model.p + 1)
     Z[1:, 1:] = T
     left = Z if products else np.eye(1)
-    level = np.array([sums.level for sums in found])
-    first = np.array([Z.T @ sums.first for sums in found])
-    second = left.T @ found[0].second @ Z
-    return {
-        "inside": np.array(inside),
-        "level": level if inside else np.zeros_like(level),
-        "first": first if inside else np.zeros_like(first),
-        "second": second if inside else np.zeros_like(second),
-    }
+    base = _effects_at(state, model, T @ beta, float(constant), bool(log), bool(products))
+    arrays = {"first": left.T @ base.first, "second": left.T @ base.second @ Z}
+    inside = base.inside
+    if changed is not None and ends is not None:
+        if changed.ndim != 2 or changed.shape[1] != model.p or ends.shape != (len(changed), 2):
+            raise MessageError(f"{data.name}: expected 'changed' (c, {model.p}) and 'ends' (c, 2)")
+        found = [
+            _changes_at(state, model, T @ one, float(low), float(high), bool(log))
+            for one, (low, high) in zip(changed, ends, strict=True)
+        ]
+        inside = inside and all(sums.inside for sums in found)
+        arrays["changes"] = np.array([sums.level for sums in found])
+        arrays["slopes"] = np.array([Z.T @ sums.slope for sums in found])
+        arrays["high"] = np.array([sums.high for sums in found])
+    if not inside:
+        arrays = {name: np.zeros_like(array) for name, array in arrays.items()}
+    return arrays | {"inside": np.array(inside)}
 
 
 def _effects_at(
     state: State, model: SiteModel, beta: Floats, constant: float, log: bool, products: bool
 ) -> EffectSums:
-    """Sum at coefficients of the site's own columns, which the door judges first."""
-    view = EffectVectors(log, constant)
+    """Sum at coefficients of the site's own columns, which the door judges before anything leaves."""
+    q = model.p + 1 if products else 1
+    total = EffectSums(np.zeros(q), np.zeros((q, model.p + 1)))
+    for rows in _pieces(model):
+        eta = linear_predictor(rows, beta) + constant
+        new = effect_sums(rows.X, eta, _counts(rows), model.distribution, log, products)
+        total = EffectSums(total.first + new.first, total.second + new.second, total.inside and new.inside)
+    _tell(state, model, beta, EffectVectors(log, constant), (constant,))
+    return total
+
+
+def _changes_at(
+    state: State, model: SiteModel, beta: Floats, low: float, high: float, log: bool
+) -> ChangeSums:
+    """Sum changes at coefficients of the site's own columns, likewise."""
+    total = ChangeSums(0.0, np.zeros(model.p + 1), 0.0)
+    for rows in _pieces(model):
+        eta = linear_predictor(rows, beta)
+        new = change_sums(rows.X, eta + low, eta + high, _counts(rows), model.distribution, log)
+        total = ChangeSums(
+            total.level + new.level,
+            total.slope + new.slope,
+            total.high + new.high,
+            total.inside and new.inside,
+        )
+    _tell(state, model, beta, ChangeVectors(log, low, high), (low, high))
+    return total
+
+
+def _tell(state: State, model: SiteModel, beta: Floats, view: RowVectors, constants: Sequence[float]) -> None:
+    """Tell by which vectors columns are summed; probabilities that are zero or one make a cut of them."""
     flat = None
     if model.distribution.name == "Binomial":
 
         def flat() -> bool:
-            moved = [_moved(rows, constant) for rows in model.chunks()]
-            return means_are_flat(moved, beta, model.distribution, float(total.first[0]))
+            return any(_is_cut(model, beta, constant) for constant in constants)
 
-    q = model.p + 1 if products else 1
-    total = EffectSums(0.0, np.zeros(model.p + 1), np.zeros((q, model.p + 1)))
-    for rows in (piece for chunk in model.chunks() for piece in chunk.pieces()):
-        eta = linear_predictor(rows, beta) + constant
-        count = np.ones(len(rows)) if rows.freq is None else rows.freq
-        new = effect_sums(rows.X, eta, count, model.distribution, log, products)
-        total = EffectSums(
-            total.level + new.level,
-            total.first + new.first,
-            total.second + new.second,
-            total.inside and new.inside,
-        )
     state.tell(*weighted_by(model.opened, model.chunks, model.n, beta, model.distribution, view, flat))
-    return total
 
 
-def _moved(rows: Rows, constant: float) -> Rows:
-    """Add a constant to the known part of the linear predictor."""
-    known = np.zeros(len(rows)) if rows.offset is None else rows.offset
-    return replace(rows, offset=known + constant)
+def _is_cut(model: SiteModel, beta: Floats, constant: float) -> bool:
+    moved = [
+        replace(rows, offset=constant + (np.zeros(len(rows)) if rows.offset is None else rows.offset))
+        for rows in model.chunks()
+    ]
+    weighs = sum(float(row_weights(rows, beta, model.distribution)[0].sum()) for rows in moved)
+    return means_are_flat(moved, beta, model.distribution, weighs)
+
+
+def _pieces(model: SiteModel) -> Iterator[Rows]:
+    return (piece for chunk in model.chunks() for piece in chunk.pieces())
+
+
+def _counts(rows: Rows) -> Floats:
+    return np.ones(len(rows)) if rows.freq is None else rows.freq
 
 
 def sum_leveraged(
@@ -161,17 +227,23 @@ STEPS: Mapping[str, Step] = {
     "sum_effects": Step(
         sum_effects,
         {
-            "points": Declared("aggregate", "coefficients of the standardised columns", 2, common=True),
-            "constants": Declared("aggregate", "what is added to the linear predictor", common=True),
+            "beta": Declared("aggregate", BETA, common=True),
+            "constant": Declared("aggregate", "what is added to the linear predictor", 0, common=True),
+            "changed": Declared("aggregate", f"{BETA}, one held", 2, optional=True, common=True),
+            "ends": Declared(
+                "aggregate", "what is added to them before and after", 2, optional=True, common=True
+            ),
             "log": Declared("control", "whether of the logarithm of the mean", 0, common=True),
             "products": Declared("control", "whether of products of columns", 0, common=True),
             **COLUMNS,
         },
         {
             "inside": INSIDE,
-            "level": summed("sums of the mean"),
-            "first": summed("sums of its first derivative times columns", 2),
+            "first": summed("sums of the mean's derivative times columns"),
             "second": summed("sums of its second derivative times columns", 2),
+            "changes": summed("sums of its changes", optional=True),
+            "slopes": summed("sums of its derivative's changes times columns", 2, optional=True),
+            "high": summed("sums of its derivative after a change", optional=True),
         },
     ),
     "sum_leveraged": Step(

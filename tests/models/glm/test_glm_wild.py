@@ -142,3 +142,13 @@ def test_what_it_cannot_do_is_said(tmp_path):
     result.save(tmp_path / "fit.fed")
     again = fs.load(tmp_path / "fit.fed").wild_cluster_bootstrap("x = 0")
     assert again.pvalue == result.wild_cluster_bootstrap("x = 0").pvalue
+
+
+def test_where_no_value_can_be_rejected_the_interval_has_no_ends():
+    """Of four sites' sixteen signs two give the data's own statistic, whatever the hypothesis: p is 1/8."""
+    frame = FRAME[FRAME["site"].isin(["S2", "S3", "S4", "S5"])]
+    found = (
+        fs.FederatedOLS.from_formula("gauss ~ x + z", partition(frame)).fit().wild_cluster_bootstrap("x = 0")
+    )
+    assert found.enumerated and found.pvalue >= 0.125 and found.conf_int == (-np.inf, np.inf)
+    assert "No p-value can be below 0.125" in str(found)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.tables import Sheet, SheetSummary, number
-from fedstat.kernels.glm.effects import EffectSums
+from fedstat.kernels.glm.effects import ChangeSums, EffectSums
 from fedstat.typing import Floats
 
 HEADINGS = {"dydx": "dy/dx", "eyex": "d(lny)/d(lnx)", "dyex": "dy/d(lnx)", "eydx": "d(lny)/dx"}
@@ -40,31 +40,31 @@ class EffectPoint:
             place[j + 1, 0] = value
         return cls(rest, float(sum(value * beta[j] for j, value in held.items())), place)
 
-    def averages(self, sums: EffectSums, n: float) -> EffectSums:
+    def effects(self, sums: EffectSums, n: float) -> EffectSums:
         """Divide sums over the free columns by n, and put the held ones into their place."""
-        second = sums.second @ self.place.T
-        if len(second) > 1:
-            second = self.place @ second
-        return EffectSums(sums.level / n, self.place @ sums.first / n, second / n)
+        products = len(sums.first) > 1
+        left = self.place if products else np.eye(1)
+        return EffectSums(left @ sums.first / n, left @ sums.second @ self.place.T / n)
+
+    def changes(self, sums: ChangeSums, n: float) -> ChangeSums:
+        """Do the same with changes."""
+        return ChangeSums(sums.level / n, self.place @ sums.slope / n, sums.high / n)
 
 
-def effects_of(
-    beta: Floats, at: EffectSums, products: bool, changes: Mapping[int, tuple[EffectSums, EffectSums]]
-) -> tuple[Floats, Floats]:
+def effects_of(beta: Floats, at: EffectSums, changes: Mapping[int, ChangeSums]) -> tuple[Floats, Floats]:
     """Effects of all columns, (p,), and their derivatives by the coefficients, (p, p), from averages.
 
-    `changes` has those of 0 and 1 for each column whose discrete effect is asked for.
+    `changes` are those of each column from 0 to 1 whose discrete effect is asked for.
     """
     p = len(beta)
-    if products:
-        slope, bend = at.first[1:], at.second[1:, 1:]
-    else:
+    slope, bend = at.first[1:], at.second[1:, 1:]
+    if len(at.first) == 1:
         slope, bend = np.full(p, at.first[0]), np.tile(at.second[0, 1:], (p, 1))
     effects = beta * slope
     jacobian = np.diag(slope) + beta[:, None] * bend
-    for j, (low, high) in changes.items():
-        effects[j] = high.level - low.level
-        jacobian[j] = (high.first - low.first)[1:]
+    for j, change in changes.items():
+        effects[j], jacobian[j] = change.level, change.slope[1:]
+        jacobian[j, j] = change.high  # the column is one afterwards, and zero before
     return effects, jacobian
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Annotated
 
@@ -22,10 +22,10 @@ POINTS = {
 TIE = 1e-9
 """Relative difference within which two statistics are equal but for rounding."""
 
-DOUBLINGS, HALVINGS = 40, 60
+DOUBLINGS, HALVINGS = 30, 60
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WildBootstrap:
     """Wild cluster bootstrap of a hypothesis, with sites as clusters.
 
@@ -55,11 +55,11 @@ class WildBootstrap:
     statistic: float
     pvalue: float
     conf_int: tuple[float, float] | None
-    boot_statistics: Annotated[Floats, "reps"] = field(repr=False)
-    draws: Annotated[Floats, "reps K"] = field(repr=False)
+    boot_statistics: Annotated[Floats, "reps"]
+    draws: Annotated[Floats, "reps K"]
     enumerated: bool
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         reps, K = self.draws.shape
         drawn = f"all {reps:,} draws" if self.enumerated else f"{reps:,} draws"
         lines = [
@@ -140,6 +140,11 @@ def studentised(total: Floats, parts: Floats, factor: float) -> Floats:
             return np.asarray(np.nan_to_num(total[:, 0] / np.sqrt(V[:, 0, 0]), nan=0.0))
         solved = np.linalg.solve(V, total[:, :, None])[:, :, 0]
         return np.asarray((total * solved).sum(axis=1) / m)
+
+
+def with_own(own: float, drawn: Floats, draws: Floats) -> Floats:
+    """Put the data's own statistic where all sites have one weight: there it is, but for its sign."""
+    return np.where(np.ptp(draws, axis=1) == 0.0, np.copysign(own, drawn), drawn)
 
 
 def share_beyond(statistic: float, drawn: Floats) -> float:
