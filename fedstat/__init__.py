@@ -16,6 +16,7 @@ from fedstat.inference.repeated.combine import combine
 from fedstat.inference.repeated.pool import pool
 from fedstat.models import INSTALLED
 from fedstat.models.threats import threats
+from fedstat.progress_line import progress
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED; a new family works without
     from fedstat.models.boost.model import FedFunctionBoost as FedFunctionBoost
@@ -56,6 +57,7 @@ __all__ = [
     "errors",
     "load",
     "pool",
+    "progress",
     "rehearse",
     "results",
     "threats",

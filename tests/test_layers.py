@@ -8,7 +8,7 @@ import pytest
 from fedstat.models import INSTALLED
 
 PACKAGE = Path(__file__).parents[1] / "fedstat"
-FOUNDATION = ("errors", "typing", "records", "documented", "spline_names", "drawing")
+FOUNDATION = ("errors", "typing", "records", "documented", "spline_names", "drawing", "progress_line")
 FEDERATION = (
     "message",
     "files",
@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "documented": set(),
     "spline_names": set(),
     "drawing": {"typing"},
+    "progress_line": set(),
     "data": set(),
     "datasets": {*FOUNDATION, "data"},
     "kernels": {*FOUNDATION},

@@ -36,6 +36,7 @@ PUBLIC = [
     "errors",
     "load",
     "pool",
+    "progress",
     "rehearse",
     "results",
     "threats",

@@ -47,6 +47,8 @@ def read(name: str) -> NotebookNode:
 
 def execute(notebook: NotebookNode, *, seconds_per_cell: int = 1200) -> NotebookNode:
     """Run all cells, in the folder of the vignettes; the first error is raised."""
+    # A page holds what a computation found, and not how far it had come.
+    os.environ.setdefault("FEDSTAT_PROGRESS", "0")
     client = NotebookClient(
         notebook,
         timeout=seconds_per_cell,

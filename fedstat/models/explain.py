@@ -32,6 +32,7 @@ from fedstat.inference.explanation import Explanation
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_arguments
 from fedstat.models.consent import learned_in, owners_asked
+from fedstat.progress_line import progress
 
 PLANNED = ("sender", "receiver", "step", "array", "kind", "what", "masked", "shape", "entities")
 COUNTED = ("messages", "messages_low", "messages_high", "bytes", "bytes_low", "bytes_high")
@@ -248,7 +249,7 @@ def rehearse(
     double = copy.copy(model)
     double.engine = rehearsal
     # What a fit of invented numbers warns of says nothing of the real one.
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), progress(False):
         warnings.simplefilter("ignore")
         try:
             getattr(double, method)(**{**arguments, **plan.arguments()})

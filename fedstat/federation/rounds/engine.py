@@ -11,6 +11,7 @@ from fedstat.federation.door.owner.claims import one_process
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES, RECEIPT
 from fedstat.federation.message import Ask, Reply, pack_ask, unpack_reply
+from fedstat.progress_line import ProgressLine
 
 Fit = TypeVar("Fit")
 Rounds: TypeAlias = Generator[list[Ask], list[Reply], Fit]
@@ -43,15 +44,20 @@ class RoundEngine:
         """
         ledger.setting = self.setting
         self._begin_run()
+        line = ProgressLine("round", quiet=True)
         try:
             asks = next(protocol)
             while True:
                 if any(leaves(ask, ledger) for ask in asks):
                     ledger.begin_round()
-                asks = protocol.send(self._round(asks, ledger))
+                replies = self._round(asks, ledger)
+                line.step()
+                asks = protocol.send(replies)
         except StopIteration as stop:
             fit: Fit = stop.value
             return fit
+        finally:
+            line.close()
 
     def _begin_run(self) -> None:
         """Prepare for a run."""

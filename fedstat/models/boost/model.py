@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast
@@ -58,6 +57,7 @@ from fedstat.models.boost.vertical_model import columns_apart
 from fedstat.models.checks import check_call, check_choice, check_masked, check_positive, check_whole
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.progress_line import open_line, tells_progress
 from fedstat.typing import Floats
 
 __all__ = ["FedFunctionBoost", "PublicCurve"]
@@ -191,6 +191,7 @@ class FedFunctionBoost(HorizontalModel):
         parsed = parse_boost_formula(formula, curves)
         return cls(plain_formula(parsed, partition), partition, learners=parsed, **settings)
 
+    @tells_progress
     def fit(
         self,
         *,
@@ -203,7 +204,7 @@ class FedFunctionBoost(HorizontalModel):
         aggregation: Aggregation = "exact",
         masked: bool | None = None,
         random_state: int | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> BoostResults | LocalBoosts:
         """Follow the path of boosting.
 
@@ -241,8 +242,8 @@ class FedFunctionBoost(HorizontalModel):
             folds are not the sites.
         random_state : int, optional
             Seed of the folds.
-        progress : bool
-            Of a loss that is no square: write a line for every exchange.
+        progress : bool, optional
+            Tell how far the fit has come (:func:`fedstat.progress`).
 
         Returns
         -------
@@ -296,8 +297,9 @@ class FedFunctionBoost(HorizontalModel):
         basis = time_basis(self.time, self.points)
         if self.loss:
             empty = Boosting(CurveMoments.none(), design, basis, float(nu), smooth_offset=smooth, given=given)
-            rounds = ScoreRounds(session, asked, self.loss, plan, empty, sys.stderr if progress else None)
-            scored, ledger = self._run(session, rounds.run())
+            with open_line("step", plan.steps) as line:
+                rounds = ScoreRounds(session, asked, self.loss, plan, empty, line)
+                scored, ledger = self._run(session, rounds.run())
             return BoostResults._of(self, scored, int(steps), select, masked, ledger)
         if exact:
             taking: Rounds[Moments] = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TextIO
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from fedstat.models.boost.learning.moments import CurveMoments, CurveSums
 from fedstat.models.boost.learning.ready import Ready, make_ready
 from fedstat.models.boost.learning.scored import ScoredBoosting, first_predictor
 from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.progress_line import ProgressLine
 from fedstat.typing import Array, Floats
 
 TOLD = ("gram", "totals")
@@ -62,7 +62,7 @@ def plan_scores(
 class ScoreRounds:
     """One fit; `start` has design, basis, step length and offset, and no moments yet.
 
-    `level` is the largest mean of the response at a point; a `stream` is told of every exchange.
+    `level` is the largest mean of the response at a point; a `line` is told of every exchange.
     """
 
     session: RowsSession
@@ -70,7 +70,7 @@ class ScoreRounds:
     loss: LossSpec
     plan: ScorePlan
     start: Boosting
-    stream: TextIO | None = None
+    line: ProgressLine | None = None
     scores: list[Floats] = field(default_factory=list)
     bounds: list[Floats] = field(default_factory=list)
     risks: list[Floats] = field(default_factory=list)
@@ -148,9 +148,9 @@ class ScoreRounds:
         self.scores.append(score)
         self.bounds.append(weight / cells if bound is None else np.full(len(paths), bound))
         self.risks.append(loss)
-        if self.stream is not None:
+        if self.line is not None:
             step = min((len(self.risks) - 1) * self.plan.every, self.plan.steps)
-            print(f"step {step:>5} of {self.plan.steps}  loss {loss[0, 0] / cells[0]:.6f}", file=self.stream)
+            self.line.step(step, f"loss {loss[0, 0] / cells[0]:.6f}")
         if loss[0, 0] > self.risks[0][0, 0] + RISING * abs(self.risks[0][0, 0]) and bound is None:
             raise self._infinite()
 

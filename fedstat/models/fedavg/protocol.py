@@ -17,6 +17,7 @@ from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.server_updates import sample_clients
 from fedstat.models.fedavg.rules import Averaging, AveragingRule, FinalSums
 from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.progress_line import counted
 from fedstat.typing import Array, Floats, Vector
 
 TINY = float(np.finfo(float).tiny)
@@ -96,7 +97,7 @@ class Federation:
     def run(self) -> Rounds[FedAvgFit]:
         """Open, average, judge."""
         beta = yield from self.open()
-        for number in range(self.options.rounds):
+        for number in counted(range(self.options.rounds), "averaging round"):
             beta = yield from self.advance(beta, number)
         return (yield from self.judge(beta))
 

@@ -29,12 +29,13 @@ from fedstat.models.laser.protocol import Trainer
 from fedstat.models.laser.results import LASERResults
 from fedstat.models.laser.training.asked import FAMILY, MOST_EPSILON, Outcome, OutcomeAsked
 from fedstat.models.laser.training.course import Training
-from fedstat.models.laser.training.lines import EpochLines, no_lines
+from fedstat.models.laser.training.lines import EpochLines
 from fedstat.models.laser.training.modules import check_module, register_module
 from fedstat.models.laser.training.networks import Optimiser
 from fedstat.models.laser.training.tasks import Heads, Method, assemble
 from fedstat.models.vertical.layout import Layout, lay_out
 from fedstat.models.vertical.model import VerticalModel
+from fedstat.progress_line import tells_progress
 from fedstat.typing import Ints
 
 MOST_CLIENTS = 60
@@ -169,6 +170,7 @@ class LASER(VerticalModel):
             )
         return lay_out(self.design, blocks, seen)
 
+    @tells_progress
     def fit(
         self,
         *,
@@ -185,7 +187,7 @@ class LASER(VerticalModel):
         calibration: float = 0.2,
         label_epsilon: float | None = None,
         seed: int = 0,
-        progress: bool = False,
+        progress: bool | None = None,
         checkpoint: str | Path | None = None,
     ) -> LASERResults:
         """Train the networks.
@@ -232,7 +234,7 @@ class LASER(VerticalModel):
             labels at the same epsilon are randomised alike in every fit; others cost their own.
         seed : int
             Of parameters, parts, batches and sets.
-        progress : bool
+        progress : bool, optional
             Write a line for each epoch to the standard error.
         checkpoint : str or Path, optional
             A file that holds the training after every epoch: where one was broken off, by a site that was
@@ -314,6 +316,7 @@ class LASER(VerticalModel):
             self._modules,
         )
         ledger = copy.deepcopy(self._agreement)
+        lines = EpochLines(int(epochs))
         trainer = Trainer(
             self._with_dealer(self.layout) if training.transfer else self.layout,
             assemble(method, K, self.heads),
@@ -322,13 +325,16 @@ class LASER(VerticalModel):
             OutcomeAsked(self.outcome, float(label_epsilon or 0.0), bool(balanced), self.formula.response),
             Conversation(FAMILY, self._session, self._agreement.at),
             rng,
-            EpochLines(int(epochs)) if progress else no_lines,
+            lines,
             None if checkpoint is None else Path(checkpoint),
         )
         protocol = trainer.run()
         if masked:
             protocol = mask_sums(protocol, self.layout.clients, self._session)
-        trained = self.engine.run(self._receipted(protocol, ledger), ledger)
+        try:
+            trained = self.engine.run(self._receipted(protocol, ledger), ledger)
+        finally:
+            lines.close()
         return LASERResults._of(self, method, training, trained, float(label_epsilon or 0.0), ledger)
 
     def _masked(self, method: str, exchange: str | None, K: int) -> bool:

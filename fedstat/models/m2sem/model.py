@@ -34,6 +34,7 @@ from fedstat.models.m2sem.report.summary import adjusted_in_words
 from fedstat.models.m2sem.results import M2SEMResults
 from fedstat.models.m2sem.score_steps import withheld
 from fedstat.models.m2sem.search import ClusterSearch, fit_sizes
+from fedstat.progress_line import tells_progress
 
 Select = Literal["bic", "ebic", "icl"]
 Starts = Literal["all", "sum"]
@@ -199,6 +200,7 @@ class M2SEM(Explainable):
         """Start an account for one run."""
         return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
 
+    @tells_progress
     def fit(
         self,
         *,
@@ -211,6 +213,7 @@ class M2SEM(Explainable):
         half_samples: int = 0,
         max_rounds: int = 200,
         seed: int = 0,
+        progress: bool | None = None,
     ) -> M2SEMResults:
         """Fit the clusters, and select what tells them apart.
 
@@ -239,6 +242,8 @@ class M2SEM(Explainable):
             After which the fit ends as it is, and says so.
         seed : int
             Of the starts.
+        progress : bool, optional
+            Tell how far the computation has come (:func:`fedstat.progress`).
 
         Returns
         -------
@@ -273,6 +278,7 @@ class M2SEM(Explainable):
         return M2SEMResults._of(self, fit, masks, starts == "all" and self.n_clusters > 1, ledger)
 
     @classmethod
+    @tells_progress
     def search(
         cls,
         partition: ClientPartition,
@@ -285,6 +291,7 @@ class M2SEM(Explainable):
         masked: bool | None = None,
         max_rounds: int = 200,
         seed: int = 0,
+        progress: bool | None = None,
         **options: Any,
     ) -> ClusterSearch:
         """Compare numbers of clusters and factors by BIC, all side by side in the same rounds.
@@ -294,7 +301,7 @@ class M2SEM(Explainable):
         partition : ClientPartition
         n_clusters, n_factors : sequence of int
             Every pair of them is fitted, without selection of columns.
-        n_init, starts, local_steps, masked, max_rounds, seed
+        n_init, starts, local_steps, masked, max_rounds, seed, progress
             As for :meth:`fit`; by default no client's own clusters are starts.
         **options
             As for the class.

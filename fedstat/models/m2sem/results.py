@@ -31,6 +31,7 @@ from fedstat.models.m2sem.report.statements import with_share_errors
 from fedstat.models.m2sem.report.summary import summarise
 from fedstat.models.m2sem.report.tables import ClusterTables
 from fedstat.models.saved import Saveable, SavedLedger
+from fedstat.progress_line import tells_progress
 from fedstat.typing import Array
 
 if TYPE_CHECKING:
@@ -209,7 +210,10 @@ class M2SEMResults(
         """
         return self._record.features
 
-    def bootstrap(self, samples: int = 200, *, alpha: float = 0.05, seed: int = 0) -> BootstrapResults:
+    @tells_progress
+    def bootstrap(
+        self, samples: int = 200, *, alpha: float = 0.05, seed: int = 0, progress: bool | None = None
+    ) -> BootstrapResults:
         """Find standard errors by refits of samples drawn from the fit, which no institution takes part in.
 
         Worth a look beside those of the information where clusters overlap, which rest on large samples.
@@ -222,6 +226,8 @@ class M2SEMResults(
             Limits are of level ``1 - alpha``.
         seed : int
             Of the draws.
+        progress : bool, optional
+            Tell how far the computation has come (:func:`fedstat.progress`).
 
         Returns
         -------

@@ -20,7 +20,6 @@ OF_ITERATION = (
     "memory",
     "learning_rate",
     "init",
-    "progress",
 )
 """Arguments of a fit that have no meaning where moments are exchanged."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
@@ -48,7 +47,6 @@ class IterativeFit:
     options: IterationOptions
     covariance: CovarianceOptions
     init: Init = "zero"
-    progress: bool = False
     estimates_alpha: bool = False
     small: SmallPatterns | None = None
 
@@ -123,10 +121,11 @@ class VFEMModel(VerticalModel):
 
     def _fit_by_iteration(self, wanted: IterativeFit, results: type[Results]) -> Results:
         layout, ledger = self._begin(wanted.method)
-        reporter = Progress(wanted.options, sys.stderr) if wanted.progress else None
+        reporter = Progress(wanted.options)
         protocol = self._iterate(wanted, layout, reporter)
-        found = self.engine.run(self._receipted(protocol, ledger), ledger)
-        if reporter is not None:
+        try:
+            found = self.engine.run(self._receipted(protocol, ledger), ledger)
+        finally:
             reporter.close()
         outcome = VFEMOutcome(
             method=wanted.method,

@@ -26,6 +26,7 @@ from fedstat.models.vfem.joint.protocol import LEAST_PATTERN, JointIteration
 from fedstat.models.vfem.protocol import Iterated, fit_glm, fit_joint
 from fedstat.models.vfem.results import VFEMGLMResults
 from fedstat.models.vfem.statements.outcome import warn_unless_converged
+from fedstat.progress_line import tells_progress
 
 INSTEAD = ", or from_formula(..., between='independent'), which has no sums by missing pattern"
 """What there is where too many entities are in patterns that are too small, or nobody can deal."""
@@ -81,6 +82,7 @@ class VFEMGLM(VFEMModel):
             )
         super().__init__(formula, partition, **kwargs)
 
+    @tells_progress
     def fit(
         self,
         *,
@@ -95,7 +97,7 @@ class VFEMGLM(VFEMModel):
         maxiter: int = 200,
         tol_score: float = 1e-8,
         tol_change: float = 1e-6,
-        progress: bool = False,
+        progress: bool | None = None,
         max_moved: float | None = None,
     ) -> VFEMGLMResults:
         """Maximise the likelihood of the observed data.
@@ -164,9 +166,7 @@ class VFEMGLM(VFEMModel):
             memory=memory, maxiter=maxiter, tol_score=tol_score, tol_change=tol_change, masked=masked
         )
         covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
-        wanted = IterativeFit(
-            method, options, covariance, progress=progress, estimates_alpha=alpha is not None
-        )
+        wanted = IterativeFit(method, options, covariance, estimates_alpha=alpha is not None)
         check_share("max_moved", max_moved)
         if self._fits_jointly(method):
             if cov_type == "robust" or alpha is not None:

@@ -51,6 +51,7 @@ from fedstat.models.vfem.statements.outcome import (
     VFEMOutcome,
     warn_unless_converged,
 )
+from fedstat.progress_line import tells_progress
 from fedstat.typing import Floats
 
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
@@ -182,6 +183,7 @@ class VFEMRegression(VFEMModel):
         return model
 
     @described_in(VFEMGLM.fit)
+    @tells_progress
     def fit(
         self,
         *,
@@ -200,7 +202,7 @@ class VFEMRegression(VFEMModel):
         maxiter: int = 5000,
         tol_score: float = 1e-8,
         tol_change: float = 1e-6,
-        progress: bool = False,
+        progress: bool | None = None,
         max_moved: float | None = None,
         correction: Correction | None = None,
     ) -> VFEMResults:
@@ -326,7 +328,7 @@ class VFEMRegression(VFEMModel):
             result = self._fit_moments(method, asked, options, max_moved, correction)
         else:
             covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
-            wanted = IterativeFit(method, options, covariance, init, progress)
+            wanted = IterativeFit(method, options, covariance, init)
             result = self._fit_by_iteration(wanted, VFEMResults)
         warn_unless_converged(result._fit)
         return result

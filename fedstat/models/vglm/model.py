@@ -42,6 +42,7 @@ from fedstat.models.vglm.report.outcome import Outcome
 from fedstat.models.vglm.response.distributions import POINTS, check_distribution
 from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.models.vglm.steps import FAMILY
+from fedstat.progress_line import tells_progress
 from fedstat.typing import Floats
 
 MOST_FREE = 80
@@ -160,6 +161,7 @@ class VerticalGLM(VerticalModel):
         self._groups = make_groups(self.layout, group_terms, self.unpenalised)
         warn_of_incomplete(self.layout)
 
+    @tells_progress
     def fit(
         self,
         *,
@@ -182,6 +184,7 @@ class VerticalGLM(VerticalModel):
         masked: bool = True,
         tol: float = 1e-7,
         max_moved: float | None = None,
+        progress: bool | None = None,
     ) -> VerticalGLMResults:
         """Fit a path of penalised models, choose one, and refit on the columns that it selects.
 
@@ -255,6 +258,8 @@ class VerticalGLM(VerticalModel):
             Of missing="em": largest share of the entities in missing patterns that are too small to be
             released, and count as missing at an institution that has them. By default .05, or any share where
             an owner's policy has sums judged by the bits of columns of few values.
+        progress : bool, optional
+            Tell how far the computation has come (:func:`fedstat.progress`).
 
         Returns
         -------

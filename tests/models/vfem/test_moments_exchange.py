@@ -124,7 +124,6 @@ def test_a_robust_covariance_needs_the_iterative_exchange():
         {"learning_rate": 0.1},
         {"init": "cc"},
         {"init": [0.0] * 7},
-        {"progress": True},
     ],
     ids=str,
 )

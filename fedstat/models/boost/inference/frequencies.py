@@ -9,6 +9,7 @@ import numpy as np
 
 from fedstat.models.boost.learning.boosting import Boosting
 from fedstat.models.boost.learning.ready import make_ready
+from fedstat.progress_line import counted
 from fedstat.typing import Floats
 
 
@@ -26,7 +27,7 @@ def selection_frequencies(
     """
     F, P = boosting.moments.folds, len(boosting.design.learners)
     counts = np.zeros(P)
-    for _ in range(draws):
+    for _ in counted(range(draws), "pair of halves"):
         half = np.zeros(F, dtype=bool)
         half[random.permutation(F)[: F // 2]] = True
         for folds in (half, ~half):

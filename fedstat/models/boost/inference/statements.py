@@ -18,6 +18,7 @@ from fedstat.models.boost.learning.ready import Ready
 from fedstat.models.boost.learning.scored import NO_SQUARES, ScoredBoosting
 from fedstat.models.boost.report.skfda_objects import as_functions
 from fedstat.models.checks import check_whole
+from fedstat.progress_line import tells_progress
 from fedstat.typing import Bools, Floats
 
 BASELINE = (
@@ -116,8 +117,15 @@ class BoostStatements:
             self._record, ~half, sorted({*path.selected.tolist()} - {0}), HALVES, random_state
         )
 
+    @tells_progress
     def stability(
-        self, q: int, *, tau: float = 0.75, draws: int = 50, random_state: int = 0
+        self,
+        q: int,
+        *,
+        tau: float = 0.75,
+        draws: int = 50,
+        random_state: int = 0,
+        progress: bool | None = None,
     ) -> tuple[pd.Series, float]:
         """How often halves of the folds select each learner among the first q of their path.
 
@@ -130,6 +138,8 @@ class BoostStatements:
         draws : int
             Pairs of halves.
         random_state : int
+        progress : bool, optional
+            Tell how far the computation has come (:func:`fedstat.progress`).
 
         Returns
         -------

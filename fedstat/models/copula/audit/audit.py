@@ -20,6 +20,7 @@ from fedstat.models.copula.audit.tables import agreement
 from fedstat.models.copula.model import CopulaSynthesizer
 from fedstat.models.copula.request import ROUNDING, PrivateRelease
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+from fedstat.progress_line import counted, tells_progress
 from fedstat.typing import Floats
 
 TIMES_NOISE = 50.0
@@ -29,6 +30,7 @@ EXACT = 1.0 + 1e-9
 COORDINATOR, TABLE = "coordinator", "table"
 
 
+@tells_progress
 def audit(
     model: PrivateRelease,
     view: str = COORDINATOR,
@@ -36,6 +38,7 @@ def audit(
     *,
     alpha: float = 1e-4,
     seed: int | None = None,
+    progress: bool | None = None,
 ) -> AuditResults:
     """Measure from below what a private release tells of one record, and hold it against its claim.
 
@@ -58,6 +61,8 @@ def audit(
         Probability with which the intervals may be wrong.
     seed : int, optional
         Of the coins; the noise is drawn anew each time.
+    progress : bool, optional
+        Tell how far the computation has come (:func:`fedstat.progress`).
 
     Returns
     -------
@@ -104,7 +109,7 @@ def audit(
     first = random.random(releases) < 0.5
     ratios, seen_noise, short, longest = [], set[bytes](), set[str](), 0.0
     squares: dict[str, float] = {}
-    for is_first in first.tolist():
+    for is_first in counted(first.tolist(), "release"):
         seen = making.make(0 if is_first else 1)
         if view == TABLE:
             ratios.append(np.array([agreement(pair, seen, random)]))

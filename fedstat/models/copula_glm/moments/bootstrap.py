@@ -10,6 +10,7 @@ from fedstat.models.copula_glm.moments.columns import ScoredDesign
 from fedstat.models.copula_glm.moments.equations import MomentRoot, solve_moments
 from fedstat.models.copula_glm.moments.law import ReleasedLaw
 from fedstat.models.copula_glm.moments.release import MomentRelease, ReleaseNoise, release_rows
+from fedstat.progress_line import counted
 from fedstat.typing import Floats
 
 MOST_ROWS = 20_000
@@ -64,7 +65,7 @@ def bootstrap(
     share = rows / n
     scaled = None if noise is None else noise.scaled(share)
     sampling, noisy, failed = [], [], 0
-    for _ in range(draws):
+    for _ in counted(range(draws), "sample"):
         latents = law.draw(rows, rng)
         eta = root.params[0] + design.values(latents, law.margins) @ root.params[1:]
         codes, y = law.code(latents), response.draw(eta, root.scale, rng)

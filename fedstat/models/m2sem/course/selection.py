@@ -10,6 +10,7 @@ import numpy as np
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.models.m2sem.course.exchange import Exchange
 from fedstat.models.m2sem.course.mixture import Course, Penalties
+from fedstat.progress_line import counted
 from fedstat.typing import Bools, Floats
 
 LAM1 = (1.0, 2.0, 4.0, 8.0, 12.0, 18.0)
@@ -221,7 +222,7 @@ def select_in_halves(
         one.half[exchange.rng.permutation(n)[: n // 2]] = 1.0
         one.name = f"half-sample {number + 1}"
         made.append(one)
-    for first in range(0, count, SIDE_BY_SIDE):
+    for first in counted(range(0, count, SIDE_BY_SIDE), "set of half-samples"):
         some = made[first : first + SIDE_BY_SIDE]
         yield from exchange.ascend(some, path.steps, PATH_ROUNDS, [source, *kept])
     found = [one.support for one in made if one.trace and not one.failed]

@@ -17,6 +17,7 @@ from scipy.special import logsumexp
 from fedstat.errors import EstimationError, ModelError
 from fedstat.models.m2sem.course.mixture import CHANGE, GAIN, soft
 from fedstat.models.m2sem.modality.base import Modality
+from fedstat.progress_line import open_line
 from fedstat.typing import Array, Floats, Ints
 
 LOCAL_STEPS, ROUNDS = 6, 60
@@ -57,18 +58,21 @@ def draw_refits(
     """
     found: list[tuple[Floats, dict[str, Floats]]] = []
     failed = 0
-    while len(found) < samples:
-        labels = rng.choice(len(shares), size=n, p=shares)
-        try:
-            found.append(refit(clients, labels, len(shares), rng))
-        except ModelError:
-            # A column that does not vary in a sample, or a level that nobody has.
-            failed += 1
-            if failed > MOST_FAILED * samples:
-                raise EstimationError(
-                    f"bootstrap: {failed} of {failed + len(found)} samples have no fit, since a column does "
-                    "not vary in them; leave out columns of which nearly all entities have the same value"
-                ) from None
+    with open_line("sample", samples) as line:
+        while len(found) < samples:
+            labels = rng.choice(len(shares), size=n, p=shares)
+            try:
+                found.append(refit(clients, labels, len(shares), rng))
+                line.step()
+            except ModelError:
+                # A column that does not vary in a sample, or a level that nobody has.
+                failed += 1
+                if failed > MOST_FAILED * samples:
+                    raise EstimationError(
+                        f"bootstrap: {failed} of {failed + len(found)} samples have no fit, since a column "
+                        "does not vary in them; leave out columns of which nearly all entities have the same "
+                        "value"
+                    ) from None
     return Draws(
         np.array([w for w, _ in found]),
         {client: np.array([p[client] for _, p in found]) for client in clients},

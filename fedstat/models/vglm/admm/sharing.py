@@ -23,6 +23,7 @@ from fedstat.models.vglm.newton.of_response import OfResponse
 from fedstat.models.vglm.newton.proximal import LossOracle
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.setup import Setup
+from fedstat.progress_line import counted
 from fedstat.typing import Floats
 
 MOST_LINEARISED = 40
@@ -83,7 +84,7 @@ class Sharing:
         oracle, layout, setup = self.oracle, self.oracle.layout, self.setup
         lambdas, scale = yield from self.begin()
         b, a, loss, kkt, good = [], [], [], [], []
-        for lam in lambdas:
+        for lam in counted(lambdas.tolist(), "lambda"):
             met, violation, value = yield from self._solve(float(lam))
             replies = yield [oracle.ask(k, "admm_coefficients") for k in layout.clients]
             b.append(np.concatenate([reply.arrays["beta"] for reply in replies]))

@@ -11,6 +11,7 @@ from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.normal import normal_path, prediction_errors
 from fedstat.models.vglm.path.setup import Setup
+from fedstat.progress_line import counted
 from fedstat.typing import Bools, Floats, Ints
 
 
@@ -46,7 +47,7 @@ def stability(
     control: another look at stability selection. Journal of the Royal Statistical Society B 75, 55-80.
     """
     counts, numbers = [], []
-    for _ in range(draws):
+    for _ in counted(range(draws), "pair of halves"):
         order = random.permutation(folds)
         for half in (order[: folds // 2], order[folds // 2 :]):
             found = selected(half)

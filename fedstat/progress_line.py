@@ -1,0 +1,193 @@
+"""One line on the standard error that tells how far a long computation has come, and how long it has left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec, TextIO, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+LONG = 5.0
+"""Seconds that a computation takes at least to be told of in a notebook, where nobody asked."""
+REFRESH = 0.1
+WIDTH = 100
+
+
+class _Told(threading.local):
+    """What was asked for in this thread, and the lines that are open, the outermost first."""
+
+    def __init__(self) -> None:
+        self.wanted: bool | None = None
+        self.lines: list[ProgressLine] = []
+
+
+_told = _Told()
+
+
+@contextmanager
+def progress(wanted: bool | None = True) -> Iterator[None]:
+    """Tell on one line of the standard error how far what runs inside has come.
+
+    Every fit, search, bootstrap and alignment tells, with rounds and the time left, once it is known; the
+    argument ``progress=`` of a fit does the same for that fit. In a notebook that is the default for whatever
+    takes five seconds; elsewhere nothing is written unless it was asked for. Where the standard error is no
+    terminal, a line is written for every step. The environment variable ``FEDSTAT_PROGRESS`` (0 or 1) is the
+    default of a process.
+
+    Parameters
+    ----------
+    wanted : bool, optional
+        False for silence, None for what holds outside.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> with fs.progress(False):
+    ...     result = fs.GLORE.from_formula("num > 0 ~ age", partition).fit()
+    >>> result.converged
+    True
+    """
+    before = _told.wanted
+    _told.wanted = before if wanted is None else wanted
+    try:
+        yield
+    finally:
+        _told.wanted = before
+
+
+def tells_progress(call: Callable[P, T]) -> Callable[P, T]:
+    """Let the argument `progress` of a function hold for all that it calls."""
+
+    @wraps(call)
+    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+        wanted = kwargs.get("progress")
+        with progress(wanted if isinstance(wanted, bool) else None):
+            return call(*args, **kwargs)
+
+    return told
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class ProgressLine:
+    """A count of steps, `total` of them where that is known; lines inside others share one line of text.
+
+    A line of rounds (`quiet`) is told of beside the others, and alone where there are none.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: int | None = None,
+        *,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.what, self.total, self.quiet = what, total, quiet
+        self.done, self.note = 0, ""
+        self.left: float | None = None
+        self._stream = sys.stderr if stream is None else stream
+        self._clock, self.begun = clock, clock()
+        self._notebook = in_notebook()
+        self._rewrites = self._notebook or self._stream.isatty()
+        self._last, self._written = self.begun if quiet else -float("inf"), False
+        _told.lines.append(self)
+
+    def step(self, done: int | None = None, note: str = "", left: float | None = None) -> None:
+        """Count one step, or up to `done`, and write; `left` are seconds, where the count does not tell."""
+        self.done = self.done + 1 if done is None else done
+        self.note, self.left = note, left
+        root = _told.lines[0] if self in _told.lines else self
+        if not self.quiet or not any(not line.quiet for line in _told.lines):
+            # Rounds alone are told of once a second where lines pile up, and a terminal a few times.
+            wait = REFRESH if self._rewrites else 1.0 if self.quiet else 0.0
+            root._write(0.0 if self.done == self.total else wait)
+
+    def close(self) -> None:
+        """End the line, once the outermost count is through."""
+        if self in _told.lines:
+            _told.lines.remove(self)
+        if self._written and self._rewrites:
+            print(file=self._stream, flush=True)
+            self._written = False
+
+    def _write(self, wait: float) -> None:
+        now = self._clock()
+        left = self._seconds_left(now)
+        if not self._is_wanted(now - self.begun, left):
+            return
+        if now - self._last < wait:
+            return
+        text = self._text(now - self.begun, left)
+        self._last, self._written = now, True
+        end, cut = ("", f"\r{text[:WIDTH]:<{WIDTH}}") if self._rewrites else ("\n", text)
+        print(cut, end=end, file=self._stream, flush=True)
+
+    def _is_wanted(self, seconds: float, left: float | None) -> bool:
+        if _told.wanted is not None:
+            return _told.wanted
+        default = os.environ.get("FEDSTAT_PROGRESS", "")
+        if default in ("0", "1"):
+            return default == "1"
+        return self._notebook and (seconds >= LONG or (seconds >= 1.0 and seconds + (left or 0.0) >= LONG))
+
+    def _text(self, seconds: float, left: float | None) -> str:
+        lines = _told.lines or [self]
+        counts = [line for line in lines if not line.quiet]
+        parts = [", ".join(line.count for line in counts)] if counts else []
+        parts += [line.count for line in lines if line.quiet]
+        parts.append(duration(seconds))
+        if left is not None:
+            parts.append(f"about {duration(left)} left")
+        return "  ".join([*parts, *(line.note for line in counts if line.note)])
+
+    @property
+    def count(self) -> str:
+        """What is done, of how much."""
+        return f"{self.what} {self.done:,}" + (f" of {self.total:,}" if self.total else "")
+
+    def _seconds_left(self, now: float) -> float | None:
+        """Seconds until the outermost count that tells is through, at its rate so far."""
+        for line in _told.lines or [self]:
+            if line.left is not None:
+                return line.left
+            if line.total and line.done:
+                return (now - line.begun) / line.done * (line.total - line.done)
+        return None
+
+
+@contextmanager
+def open_line(what: str, total: int | None = None) -> Iterator[ProgressLine]:
+    """Open a line, and close it whatever happens."""
+    line = ProgressLine(what, total)
+    try:
+        yield line
+    finally:
+        line.close()
+
+
+def counted(steps: Sequence[T], what: str) -> Iterator[T]:
+    """Yield some steps, and tell of each when it is done."""
+    with open_line(what, len(steps)) as line:
+        for one in steps:
+            yield one
+            line.step()
+
+
+def duration(seconds: float) -> str:
+    """Write a time in the unit in which it is read."""
+    if seconds < 100.0:
+        return f"{seconds:.0f} s" if seconds >= 10.0 else f"{seconds:.1f} s"
+    return f"{seconds / 60.0:.0f} min" if seconds < 6000.0 else f"{seconds / 3600.0:.1f} h"

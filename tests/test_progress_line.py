@@ -1,0 +1,162 @@
+"""What is told of long computations, when, and where."""
+
+import io
+import sys
+
+import pytest
+
+import fedstat as fs
+from fedstat import progress_line
+from fedstat.progress_line import ProgressLine, counted, duration, tells_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+    monkeypatch.delenv("FEDSTAT_PROGRESS", raising=False)
+    yield
+    assert not progress_line._told.lines
+
+
+def run(stream, seconds, steps=4, note=""):
+    """Count steps of some seconds each."""
+    clock = Clock()
+    line = ProgressLine("fold", steps, stream=stream, clock=clock)
+    for _ in range(steps):
+        clock.now += seconds
+        line.step(note=note)
+    line.close()
+    return stream.getvalue()
+
+
+def test_a_file_has_a_line_a_step_with_the_time_left():
+    with fs.progress():
+        told = run(io.StringIO(), 30.0, note="loss 0.1")
+    assert told.splitlines() == [
+        "fold 1 of 4  30 s  about 90 s left  loss 0.1",
+        "fold 2 of 4  60 s  about 60 s left  loss 0.1",
+        "fold 3 of 4  90 s  about 30 s left  loss 0.1",
+        "fold 4 of 4  2 min  about 0.0 s left  loss 0.1",
+    ]
+
+
+def test_a_terminal_has_one_line_that_is_written_over_not_too_often():
+    with fs.progress(True):
+        slow, fast = run(Terminal(), 30.0), run(Terminal(), 0.04, 10)
+    assert slow.count("\r") == 4 and slow.count("\n") == 1 and slow.endswith("\n")
+    assert all(len(part) == progress_line.WIDTH for part in slow.strip("\n").split("\r")[1:])
+    # At .04, .16, .28 and .4 seconds, of ten steps.
+    assert fast.count("\r") == 4 and "fold 10 of 10" in fast
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["file", "terminal"])
+def test_nothing_is_told_unless_it_was_asked_for(stream):
+    assert run(stream, 1000.0) == ""
+
+
+def test_a_notebook_is_told_of_what_takes_five_seconds(monkeypatch):
+    monkeypatch.setattr(progress_line, "in_notebook", lambda: True)
+    assert run(io.StringIO(), 1.2) == ""
+    told = run(io.StringIO(), 2.0)
+    assert told.startswith("\rfold 1 of 4") and "about 6.0 s left" in told and told.count("\n") == 1
+    # What is not known to be long is told of when it has been.
+    clock, stream = Clock(), io.StringIO()
+    line = ProgressLine("round", quiet=True, stream=stream, clock=clock)
+    for clock.now in (2.0, 4.0, 6.0):
+        line.step()
+    line.close()
+    assert stream.getvalue().split() == ["round", "3", "6.0", "s"]
+    with fs.progress(False):
+        assert run(io.StringIO(), 100.0) == ""
+    monkeypatch.setenv("FEDSTAT_PROGRESS", "0")
+    assert run(io.StringIO(), 100.0) == ""
+
+
+def test_the_kernel_of_a_notebook_is_known(monkeypatch):
+    class ZMQInteractiveShell:
+        pass
+
+    class IPython:
+        get_ipython = staticmethod(ZMQInteractiveShell)
+
+    assert not progress_line.in_notebook()
+    monkeypatch.setitem(sys.modules, "IPython", IPython)
+    assert progress_line.in_notebook()
+
+
+def test_the_environment_is_the_default_of_a_process(monkeypatch):
+    monkeypatch.setenv("FEDSTAT_PROGRESS", "1")
+    assert "fold 4 of 4" in run(io.StringIO(), 0.1)
+    with fs.progress(False):
+        assert run(io.StringIO(), 0.1) == ""
+        with fs.progress(None):
+            assert run(io.StringIO(), 0.1) == ""
+
+
+def test_counts_inside_counts_share_a_line_with_the_rounds_and_the_outer_time():
+    clock, stream = Clock(), io.StringIO()
+    with fs.progress():
+        outer = ProgressLine("size", 3, stream=stream, clock=clock)
+        rounds = ProgressLine("round", quiet=True, stream=stream, clock=clock)
+        inner = ProgressLine("fold", 2, stream=stream, clock=clock)
+        clock.now = 8.0
+        rounds.step()
+        assert stream.getvalue() == ""
+        inner.step()
+        outer.step()
+        for line in (inner, rounds, outer):
+            line.close()
+    first, last = stream.getvalue().splitlines()
+    assert first == "size 0 of 3, fold 1 of 2  round 1  8.0 s  about 8.0 s left"
+    assert last == "size 1 of 3, fold 1 of 2  round 1  8.0 s  about 16 s left"
+
+
+def test_a_line_ends_where_what_it_counts_fails(capsys):
+    with fs.progress(), pytest.raises(ZeroDivisionError):
+        for number in counted(range(3), "draw"):
+            1 / (1 - number)
+    assert capsys.readouterr().err.startswith("draw 1 of 3")
+
+
+@tells_progress
+def sums(n, *, progress=None):
+    return sum(counted(range(n), "term"))
+
+
+def test_the_argument_of_a_function_holds_for_what_it_calls(capsys):
+    assert sums(3, progress=True) == 3
+    assert len(capsys.readouterr().err.splitlines()) == 3
+    assert sums(3) == sums(3, progress=False) == 3
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_fit_tells_of_its_halves_and_is_silent_by_default(capsys):
+    table = fs.datasets.make_hospitals()[["age", "sex", "chol"]].dropna()
+    partition = fs.ClientPartition.from_frame(table, columns={"A": ["age", "sex"], "B": ["chol"]})
+    model = fs.VerticalGLM.from_formula("chol ~ age + sex", partition)
+    model.fit(draws=3, folds=6, random_state=1)
+    assert capsys.readouterr().err == ""
+    model.explain(draws=3, folds=6, progress=True)
+    assert capsys.readouterr().err == ""
+    model.fit(draws=3, folds=6, random_state=1, progress=True)
+    out, err = capsys.readouterr()
+    assert out == "" and "pair of halves 3 of 3" in err and "left" in err
+
+
+@pytest.mark.parametrize(
+    "seconds, text", [(0.04, "0.0 s"), (9.96, "10.0 s"), (99.0, "99 s"), (150.0, "2 min"), (7200.0, "2.0 h")]
+)
+def test_times_are_written_in_the_unit_in_which_they_are_read(seconds, text):
+    assert duration(seconds) == text
