@@ -96,6 +96,17 @@ class Explainable:
         if "fit" in vars(cls):
             cls.fit = asking_owners(cls.fit)
 
+    def __repr__(self) -> str:
+        text = getattr(getattr(self, "formula", None), "text", "")
+        shown = [f"{text[:57]}..." if len(text) > 60 else text] if text else []
+        if "distribution" in vars(self):
+            shown.append(str(self.distribution))
+        what = "rows" if self.partition.layout == "horizontal" else "entities"
+        n, K = self.partition.n_entities, len(self.partition.clients)
+        return (
+            f"<{type(self).__name__}: {', '.join([*shown, f'{n:,} {what}'])} of {K} institutions; see .fit()>"
+        )
+
     def explain(self, **arguments: Any) -> Explanation:
         """Say what :meth:`fit` would ask for and what would leave each institution, and ask nothing.
 

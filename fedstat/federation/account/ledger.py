@@ -74,6 +74,13 @@ class Ledger:
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
     setting: str = field(default="", repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        where = f", coordinator at {self.at!r}" if self.at else ""
+        return (
+            f"<Ledger: {self.rounds:,} rounds, {len(self.entries):,} arrays, {self.bytes:,} bytes{where}; "
+            "see .releases()>"
+        )
+
     def begin_round(self) -> None:
         """Start a round trip between institutions."""
         self.rounds += 1

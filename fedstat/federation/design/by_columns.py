@@ -76,6 +76,11 @@ class Design:
     response_detail: ColumnsDetail | None = None
     weights: Floats | None = None
 
+    def __repr__(self) -> str:
+        p = sum(len(block.names) for block in self.blocks)
+        of = f"{p} columns of {len(self.blocks)} institutions"
+        return f"<Design: {self.formula.text}, {self.n:,} entities, {of}>"
+
     @property
     def n(self) -> int:
         """Entities in the design."""

@@ -259,6 +259,15 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         sheets = [header_sheet("Synthesis from one private release", left, right), self._clients()]
         return SheetSummary(sheets, list(self._notes()))
 
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__}: {len(self.columns)} columns, {self._fit.n:,} entities, epsilon "
+            f"{self.epsilon:g}; see .summary()>"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()
+
     def _clients(self) -> Sheet:
         kinds = None if self.ledger is None else self.ledger.kinds_by_client()
         plan = self._fit.plan

@@ -95,8 +95,9 @@ class HorizontalModel(Explainable):
             ``response ~ terms``; ``.`` is every other column. The column that names the sites may stand
             in it, as ``C(hospital)``. Allowed are ``+ - : * ^``, ``C()``, also with
             ``levels=["one", "two"]``, by which a row with another one is an error, ``log``, ``exp``,
-            ``sqrt``, ``scale``, ``center``, ``bs`` (with knots and bounds), ``poly``, ``Q()`` and
-            ``offset()``; on the left a comparison such as ``num > 0``, or ``cbind(successes, failures)``.
+            ``sqrt``, ``scale``, ``center``, ``bs``, ``cr`` and ``cc`` (with knots and bounds), ``poly``,
+            ``C(x, Sum)``, ``Helmert``, ``Diff`` or ``Poly``, ``I(x > 3)``, ``Q()`` and ``offset()``; on the
+            left a comparison such as ``num > 0``, or ``cbind(successes, failures)``.
         partition : ClientPartition
             In the horizontal layout: ``ClientPartition.from_frame(table, by="hospital")``.
         family : statsmodels family, optional

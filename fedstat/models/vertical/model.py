@@ -84,7 +84,8 @@ class VerticalModel(Explainable):
         ----------
         formula : str
             ``response ~ terms``; ``.`` is every other column of every client. Allowed are ``+ - : * ^``,
-            ``C()``, ``log``, ``exp``, ``sqrt``, ``scale``, ``center``, ``bs``, ``poly`` and ``Q()``.
+            ``C()``, also ``C(x, Sum)``, ``Helmert``, ``Diff`` or ``Poly``, ``log``, ``exp``, ``sqrt``,
+            ``scale``, ``center``, ``bs``, ``cr``, ``cc``, ``poly``, ``I(x > 3)`` and ``Q()``.
         partition : ClientPartition
             In the vertical layout.
         missing : {"raise", "drop"}

@@ -171,7 +171,7 @@ class VFEMRegression(VFEMModel):
         >>> frames[holder]["cases"] = np.resize([1.0, 2.0], len(frames[holder]))
         >>> partition = fs.ClientPartition.from_frames(frames, on="enterprise_id")
         >>> model = fs.VFEMRegression.from_formula("NPGR ~ EMP + FOI", partition, freq_weights="cases")
-        >>> model.fit(cov_type="none").nobs == frames[holder]["cases"].sum()
+        >>> bool(model.fit(cov_type="none").nobs == frames[holder]["cases"].sum())
         True
         """
         if family is None or DistributionSpec.of(family) == NORMAL:

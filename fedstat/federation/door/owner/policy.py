@@ -209,6 +209,23 @@ class Policy:
                 f"Policy: privacy: expected a Budget or None, received {type(self.privacy).__name__}"
             )
 
+    def __repr__(self) -> str:
+        # By what it departs from the nearer of the two: all rules together fill ten lines.
+        bases = {"Policy": Policy(), "Policy.strict": Policy.strict()}
+        given = {name: self._other_rules(base) for name, base in bases.items()}
+        name = min(given, key=lambda one: len(given[one]))
+        return f"{name}({', '.join(given[name])})"
+
+    def _other_rules(self, base: Policy) -> list[str]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        other = {name: value for name, value in values.items() if value != getattr(base, name)}
+        return [
+            f"{name}=frozenset({{{', '.join(map(repr, sorted(value)))}}})"
+            if isinstance(value, frozenset) and value
+            else f"{name}={value!r}"
+            for name, value in other.items()
+        ]
+
     @classmethod
     def open(cls) -> Policy:
         """Return the policy of one process, where whoever asks can read the tables anyway.

@@ -165,6 +165,9 @@ class SurfaceFit:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {len(self.tests)} learners; see .summary()>"
 
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()
+
 
 def fit_surfaces(
     held: HeldCurves, folds: Bools, learners: Sequence[int], conditions: str, random_state: int

@@ -35,6 +35,9 @@ class MeanPredictions:
         self.predicted_mean, self.blocks, self.ledger = mean, linear.blocks, linear.ledger
         self._gradient = gradient
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self.predicted_mean):,} entities; see .summary_frame()>"
+
     @property
     def se_mean(self) -> pd.Series:
         """Standard error of the predicted mean, from all estimated parameters."""
