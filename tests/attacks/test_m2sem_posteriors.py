@@ -11,12 +11,14 @@ import pytest
 import fedstat as fs
 from fedstat.errors import DescriptionError, FedstatError, MessageError, PolicyError
 from fedstat.federation.door import differencing
+from fedstat.federation.door.memory import AnswersRemembered
 from fedstat.federation.rounds.masked_sums import masked
 from fedstat.models.m2sem.course.mixture import Course
 
 N, VICTIM = 120, 100
 ALLOWING = fs.Policy.strict(per_entity="any")
 """Strict but for values per entity, without which nobody clusters."""
+SECRET = b"of the site's owner, of 32 bytes."
 QUICK = {"n_init": 1, "starts": "sum", "cov_type": None}
 
 
@@ -270,10 +272,41 @@ def test_own_clusters_are_few():
     """As many as entities would tell whose factor scores are next to whose."""
     model = fs.M2SEM(partition_of("open"), 2, 1)
     begun(model)
-    sizes = {"clusters": np.array(N // 2), "factors": np.array(1), "seed": np.array(0)}
-
-    def protocol():
-        yield [model._asking.ask("A", "own_clusters", **sizes)]
-
     with pytest.raises(MessageError, match="number of clusters"):
-        run(model, protocol(), masks=False)
+        own_clusters(model, clusters=np.array(N // 2), factors=np.array(1))
+
+
+def own_clusters(model, **asked):
+    def protocol():
+        (reply,) = yield [model._asking.ask("A", "own_clusters", **asked)]
+        return reply.arrays["labels"]
+
+    return run(model, protocol(), masks=False)
+
+
+def test_own_clusters_are_the_same_however_often_they_are_asked():
+    """With seeds of the asker's choosing, how often two are together would tell how near they are."""
+    asked, found = {"clusters": np.array(4), "factors": np.array(1)}, []
+    for _ in range(2):
+        model = fs.M2SEM(partition_of("open"), 2, 1)
+        begun(model)
+        found += [own_clusters(model, **asked), own_clusters(model, **asked)]
+        with pytest.raises(MessageError, match="seed"):
+            own_clusters(model, **asked, seed=np.array(7))
+    assert all(np.array_equal(one, found[0]) for one in found)
+
+
+def test_what_is_remembered_of_posteriors_outlives_a_process(tmp_path):
+    """The site is stopped after estimates have left, and its records come in another order."""
+    partition, again = partition_of(ALLOWING), partition_of(ALLOWING)
+    released(fs.M2SEM(partition, 2, 1), told(None))
+    for name, site in partition.sites.items():
+        np.savez(tmp_path / f"{name}.npz", **site._data.memory.to_arrays(site._data.table, SECRET))
+        data = again.sites[name]._data
+        with np.load(tmp_path / f"{name}.npz") as arrays:
+            assert arrays["weights"].shape[1] > 0
+            again.sites[name].remember(AnswersRemembered.from_arrays(dict(arrays), data.table, SECRET))
+    with pytest.raises(PolicyError, match="differencing"):
+        released(fs.M2SEM(again, 2, 1), told((0.49, 0.51)))
+    # What was told before is told again.
+    released(fs.M2SEM(again, 2, 1), told(None))

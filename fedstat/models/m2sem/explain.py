@@ -128,8 +128,8 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
         yield (
             "coordinator and all clients",
             "each client's clusters of its own entities by its own columns, from which some starts begin; "
-            "starts='sum' leaves them out. Asked again with other seeds, they tell which entities have like "
-            "factor scores",
+            "starts='sum' leaves them out. Asked for other numbers of clusters, they tell more of which "
+            "entities have like factor scores; asked for the same again, nothing new",
         )
 
 

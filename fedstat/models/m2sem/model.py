@@ -70,9 +70,9 @@ class M2SEM(Explainable):
         Known covariates, as a formula without a response such as ``"~ age + C(sex)"``; its language is that
         of regression formulas. Columns are regressed on them within clusters, so that clusters are not due to
         these, and they are not clustered themselves. A covariate stands at the client whose columns it
-        adjusts: one formula is for all clients that hold all of its columns, with a warning that names the
-        others, whose columns stay as they are; ``{client: "~ age"}`` says of each client what it is adjusted
-        for. An entity that lacks a covariate at a client counts as missing there.
+        adjusts, under a name of its own: of ``"~ age_a + age_b"`` each client has the terms in its columns,
+        and a warning names clients without any, whose columns stay as they are; ``{"A": "~ age_a"}`` says of
+        each client what it is adjusted for. An entity without a covariate counts as missing at its client.
     continuous, ordinal, nominal : sequence of str
         What columns of whole numbers with few values are, which else is asked for; or of others. Floats are
         continuous, ordered categories ordinal, other categories nominal, and columns of two values binary.
@@ -136,7 +136,7 @@ class M2SEM(Explainable):
         said = {"continuous": continuous, "ordinal": ordinal, "nominal": nominal}
         terms = read_adjust(adjust, partition)
         self.chosen = choose_columns(partition, columns, modalities, said, terms)
-        check_adjusted(terms, self.chosen, partition, one_for_all=isinstance(adjust, str))
+        check_adjusted(terms, self.chosen, one_for_all=isinstance(adjust, str))
         self._session = partition._new_session()
         self._account = CoordinatorAccount()
         self._agreement = self._new_ledger()

@@ -253,12 +253,14 @@ def held(n=60, seed=0):
     return {"A": a.assign(sex=np.arange(n) % 2, id=range(n)), "B": b.assign(id=range(n))}
 
 
-def test_one_formula_is_for_all_that_hold_its_columns():
-    with pytest.warns(DataWarning, match=r"columns of 'B' \(lacks 'age', 'sex'\) stay as they are"):
+def test_of_one_formula_each_client_has_its_own_terms():
+    with pytest.warns(DataWarning, match=r"columns of 'B' stay as they are"):
         model = M2SEM(partition_of(held()), 2, 1, adjust="~ age + C(sex)")
     assert model.chosen.columns == {"A": ("a0", "a1", "a2"), "B": ("b0", "b1", "b2")}
     assert "those of 'B' are not adjusted" in model._description
     assert [list(one.names) for one in model.agreed.covariates.values()] == [["age", "C(sex)[T.1]"]]
+    both = M2SEM(partition_of(held()), 2, 1, adjust="~ age + b2", nominal=["sex"])
+    assert {c: terms.terms for c, terms in both.chosen.adjust.items()} == {"A": ("age",), "B": ("b2",)}
     explained = " ".join(str(model.explain(**QUICK)).split())
     assert "effects on every column" in explained and "'B' are not adjusted" in explained
 
@@ -277,9 +279,9 @@ def test_a_missing_covariate_is_a_missing_record():
 @pytest.mark.parametrize(
     "adjust, kind, words",
     [
-        ({"B": "~ age"}, ModelError, "'B' lacks 'age'.*let 'B' take it into its table"),
+        ({"B": "~ age"}, ModelError, "'B' lacks 'age'.*let 'B' take it into its table.*'age_B'"),
         ("~ agee", FormulaError, "no column 'agee'. Did you mean 'age'"),
-        ("~ age + b0", ModelError, "no client has 'age' and 'b0' together"),
+        ("~ age:b0", FormulaError, "needs column 'age' at client 'A' and column 'b0' at client 'B'"),
         ({"C": "~ age"}, ModelError, "expected clients A, B, received 'C'"),
         ("age", FormulaError, "one '~'"),
         ("y ~ age", FormulaError, "left side"),

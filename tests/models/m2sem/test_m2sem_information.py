@@ -256,3 +256,32 @@ def test_of_two_columns_on_a_factor_profiles_have_errors_and_communalities_none(
     assert known["Client 1"] == 4 and known["Client 3"] == 0
     errors = result.tidy().groupby("client")["std_error"]
     assert (errors.min() > 0.03).all() and (errors.max() < 0.3).all()
+
+
+def test_profiles_that_no_row_tells_have_no_errors():
+    """A cluster without any row: nothing says where it is, and its profile is no pseudo-inverse's."""
+    data = fs.datasets.make_clusters(150, p=3, separation=2.0, seed=3)
+    (m, *_), r, w = modalities_of(data)
+    m.means = np.vstack([m.means, [[1.0]]])
+    few = np.column_stack([0.9 * r, np.full(len(r), 0.1)])
+    nobody = np.column_stack([r, np.zeros(len(r))])
+    assert np.linalg.eigvalsh(local_information([m], few).own)[-1] > 0.0
+    local = local_information([m], nobody)
+    assert np.linalg.eigvalsh(local.own)[-1] < 0.0
+    told = ClientInformation(local.own, local.with_shares, local.jacobian, local.communalities, 0)
+    shares = np.append(w * 0.999, 0.001)
+    found = invert(assemble(nobody, shares, {"A": told}, {}), 3, {"A": told})
+    assert not found.available and "not positive definite" in found.problem
+
+
+def test_where_sums_are_judged_by_bits_a_fit_goes_on_without_errors_and_says_what_to_do():
+    kinds = ["continuous", "ordinal", "continuous"]
+    data = fs.datasets.make_clusters(150, kinds, p=3, separation=2.4, seed=3)
+    policy = fs.Policy(discrete="bits")
+    partition = fs.ClientPartition.from_frames(data.frames, on=data.key, policy=policy)
+    found = M2SEM(partition, 2, 1).fit(select=None, n_init=1, starts="sum")
+    assert "open_scores" not in set(found.ledger.to_frame()["step"])
+    text = " ".join(str(found.summary()).split())
+    assert "No standard errors: Client 2: its policy" in text and 'discrete = "any"' in text
+    with pytest.raises(NotAvailableError, match='discrete = "any"'):
+        found.contrasts()

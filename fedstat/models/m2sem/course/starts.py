@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from zlib import crc32
 
 import numpy as np
 
@@ -110,14 +109,12 @@ def _own_clusters(
     for K, Q in sizes:
         for client in s.clients:
             pairs.append((K, Q, client))
-            # By its name: in which order a partition lists its clients does not matter.
             asks.append(
                 exchange.asking.ask(
                     client,
                     "own_clusters",
                     clusters=np.array(K),
                     factors=np.array(Q),
-                    seed=np.array(crc32(client.encode())),
                 )
             )
     replies = yield asks
