@@ -54,7 +54,13 @@ def approved(ask, partition, wanted):
 def test_a_fit_is_consented_to_and_gives_the_same_numbers():
     partition = partition_of()
     model = fs.M2SEM(partition, 2, 1, columns=COLUMNS, adjust={"A": "~ age"})
-    wanted = ["M2SEM.fit(", "adjusted for age", "effects of covariates", "a0, a1, a2, age", "factor models"]
+    wanted = [
+        "M2SEM.fit(",
+        "of 'A' for age are adjusted",
+        "effects of covariates",
+        "a0, a1, a2, age",
+        "factor models",
+    ]
     found = approved(lambda: model.fit(select="bic", **QUICK), partition, wanted)
     plain = fs.M2SEM(
         partition_of(replace(OWNER, approval="auto")), 2, 1, columns=COLUMNS, adjust={"A": "~ age"}

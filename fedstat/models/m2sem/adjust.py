@@ -59,9 +59,9 @@ def check_adjusted(terms: Mapping[str, ClientTerms], chosen: Chosen, *, one_for_
     """Require that each client with covariates has columns that they adjust; warn of clients without any."""
     if idle := [client for client in terms if client not in chosen.adjust]:
         raise ModelError(
-            f"adjust: {', '.join(map(repr, idle))} holds covariates and no column that is clustered, so that "
-            f"they adjust nothing. {HELD_THERE}: let the others take them into their tables, under names of "
-            "their own"
+            f"adjust: no column of {', '.join(map(repr, idle))} is clustered, so that covariates there "
+            f"adjust nothing. {HELD_THERE}: let the others take them into their tables, under names of their "
+            "own"
         )
     left = [client for client in chosen.columns if client not in chosen.adjust]
     if one_for_all and left:

@@ -101,7 +101,7 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
     if terms:
         yield (
             "coordinator",
-            f"{'; '.join(adjusted_in_words(terms, model.chosen.columns))}. Of covariates it is told names "
+            f"{adjusted_in_words(terms, model.chosen.columns)}. Of covariates it is told names "
             "and levels, how many records lack some, which entities are left; and with the estimates means "
             "and deviations, the coding with what transforms keep, and effects on every column",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -190,7 +191,7 @@ class M2SEM(Explainable):
             f"{self.n_clusters} clusters by {self.agreed.columns} columns on {self.n_factors} factors each"
         )
         terms = {client: own.terms for client, own in self.chosen.adjust.items()}
-        return "; ".join([words, *adjusted_in_words(terms, self.chosen.columns)] if terms else [words])
+        return f"{words}; {adjusted_in_words(terms, self.chosen.columns)}" if terms else words
 
     @property
     def _law(self) -> str:
@@ -282,8 +283,8 @@ class M2SEM(Explainable):
     def search(
         cls,
         partition: ClientPartition,
-        n_clusters: Sequence[int] = range(1, 6),
-        n_factors: Sequence[int] = (1, 2),
+        n_clusters: Sequence[int] | int = range(1, 6),
+        n_factors: Sequence[int] | int = (1, 2),
         *,
         n_init: int = 3,
         starts: Starts = "sum",
@@ -299,7 +300,7 @@ class M2SEM(Explainable):
         Parameters
         ----------
         partition : ClientPartition
-        n_clusters, n_factors : sequence of int
+        n_clusters, n_factors : sequence of int, or int
             Every pair of them is fitted, without selection of columns.
         n_init, starts, local_steps, masked, max_rounds, seed, progress
             As for :meth:`fit`; by default no client's own clusters are starts.
@@ -316,7 +317,8 @@ class M2SEM(Explainable):
         ModelError
             A number has no meaning for these columns and entities.
         """
-        sizes = [(int(K), int(Q)) for Q in n_factors for K in n_clusters]
+        pairs = product(np.atleast_1d(n_factors).tolist(), np.atleast_1d(n_clusters).tolist())
+        sizes = [(int(K), int(Q)) for Q, K in pairs]
         if not sizes or min(min(size) for size in sizes) < 1:
             raise ModelError("n_clusters, n_factors: expected whole numbers, 1 or more")
         model = cls(partition, max(K for K, _ in sizes), max(Q for _, Q in sizes), **options)

@@ -260,7 +260,7 @@ class M2SEMResults(
         Raises
         ------
         ModelError
-            Nobody has such a column, or several have.
+            Nobody has such a column, or several have, or clusters are made of it.
         PolicyError
             Its holder refuses: a cluster has too few entities, or too few of a level.
         """
@@ -272,6 +272,11 @@ class M2SEMResults(
             who = f"{', '.join(map(repr, holders))} have; name one by client=" if holders else "nobody has"
             raise ModelError(f"outside: expected a column of one client, received {variable!r}, which {who}")
         (holder,) = holders
+        if variable in model.chosen.columns.get(holder, ()):
+            raise ModelError(
+                f"outside: clusters are made of {variable!r}, in which they differ by themselves; "
+                "profiles(), contrasts() and tests() have it"
+            )
         clusters = labels[model.partition.rows[holder]]
         ledger = self.ledger or model._new_ledger()
         levels, sums = ask_sums_outside(model, holder, variable, clusters, ledger)

@@ -71,7 +71,10 @@ def test_effects_of_covariates_have_errors(fitted):
     assert (np.abs(numbers["estimate"] - 0.12) < 4.0 * numbers["std_error"]).all()
     assert numbers["std_error"].between(0.002, 0.008).all() and (effects["p_value"] < 1e-6).all()
     text = " ".join(str(result.summary()).split())
-    assert "Columns of 'A' are adjusted for age0" in text and "covariate_effects()" in text
+    assert (
+        "Columns of 'A' for age0, of 'B' for age1, of 'C' for age2 are adjusted:" in text
+        and "covariate_effects()" in text
+    )
 
 
 def test_profiles_are_at_the_means_of_covariates(fitted):
@@ -257,12 +260,12 @@ def test_of_one_formula_each_client_has_its_own_terms():
     with pytest.warns(DataWarning, match=r"columns of 'B' stay as they are"):
         model = M2SEM(partition_of(held()), 2, 1, adjust="~ age + C(sex)")
     assert model.chosen.columns == {"A": ("a0", "a1", "a2"), "B": ("b0", "b1", "b2")}
-    assert "those of 'B' are not adjusted" in model._description
+    assert "those of 'B' are not" in model._description
     assert [list(one.names) for one in model.agreed.covariates.values()] == [["age", "C(sex)[T.1]"]]
     both = M2SEM(partition_of(held()), 2, 1, adjust="~ age + b2", nominal=["sex"])
     assert {c: terms.terms for c, terms in both.chosen.adjust.items()} == {"A": ("age",), "B": ("b2",)}
     explained = " ".join(str(model.explain(**QUICK)).split())
-    assert "effects on every column" in explained and "'B' are not adjusted" in explained
+    assert "effects on every column" in explained and "those of 'B' are not" in explained
 
 
 def test_a_missing_covariate_is_a_missing_record():
@@ -299,7 +302,7 @@ def test_what_is_adjusted_for_is_not_clustered():
     with pytest.raises(ModelError, match="'age' stand in adjust"):
         M2SEM(partition_of(held()), 2, 1, columns=["a0", "a1", "age"], adjust={"A": "~ age"})
     frames = held() | {"Registry": held()["A"][["id", "age"]].rename(columns={"age": "years"})}
-    with pytest.raises(ModelError, match="'Registry' holds covariates and no column that is clustered"):
+    with pytest.raises(ModelError, match="no column of 'Registry' is clustered"):
         M2SEM(partition_of(frames), 2, 1, adjust="~ years", nominal=["sex"])
     found = M2SEM(partition_of(held()), 2, 1).fit(cov_type=None, max_rounds=9, **QUICK)
     with pytest.raises(NotAvailableError, match="no columns are adjusted"):

@@ -70,6 +70,8 @@ def test_small_cells_and_columns_that_are_not_there(fitted):
         result.outside("rare")
     with pytest.raises(ModelError, match="which nobody has"):
         result.outside("height")
+    with pytest.raises(ModelError, match=r"clusters are made of 'c1_1'"):
+        result.outside("c1_1")
     with pytest.raises(ModelError, match="received 'age', which nobody has"):
         result.outside("age", client="Client 1")
 

@@ -25,7 +25,7 @@ UNCONVERGED = "Not converged: numbers below are of a fit that was broken off"
 def summarise(r: M2SEMRecord, ledger: Ledger | None) -> SheetSummary:
     """Lay out header, clusters, modalities, institutions and notes."""
     left = [
-        ("Clusters", f"{len(r.shares)}, {r.factors} factors a modality"),
+        ("Clusters", f"{len(r.shares)}, {r.factors} factor{'s' * (r.factors > 1)} a modality"),
         ("Entities", f"{r.n:,}"),
         ("Log-likelihood", f"{r.loglik:,.2f}"),
         ("Parameters", f"{r.parameters:,}"),
@@ -156,7 +156,7 @@ def notes(r: M2SEMRecord) -> Iterator[str]:
         "of its factors; 0 where it tells nothing of them."
     )
     if r.adjusted:
-        words = "; ".join(adjusted_in_words(r.adjusted, r.clients))
+        words = adjusted_in_words(r.adjusted, r.clients)
         lacking = [f"{held.without:,} at '{c}'" for c, held in r.clients.items() if held.without]
         yield (
             f"{words[0].upper()}{words[1:]}: means and shares are at the means of the covariates, whose "
@@ -198,15 +198,11 @@ def notes(r: M2SEMRecord) -> Iterator[str]:
     yield from disclosed(r)
 
 
-def adjusted_in_words(terms: Mapping[str, tuple[str, ...]], clients: Mapping[str, object]) -> Iterator[str]:
+def adjusted_in_words(terms: Mapping[str, tuple[str, ...]], clients: Mapping[str, object]) -> str:
     """Say whose columns are adjusted for what, and whose are not."""
-    by_terms: dict[tuple[str, ...], list[str]] = {}
-    for client, own in terms.items():
-        by_terms.setdefault(own, []).append(client)
-    for own, names in by_terms.items():
-        yield f"columns of {', '.join(map(repr, names))} are adjusted for {', '.join(own)}"
-    if left := [client for client in clients if client not in terms]:
-        yield f"those of {', '.join(map(repr, left))} are not adjusted"
+    each = ", ".join(f"of '{client}' for {' + '.join(own)}" for client, own in terms.items())
+    left = ", ".join(repr(client) for client in clients if client not in terms)
+    return f"columns {each} are adjusted" + (f", those of {left} are not" if left else "")
 
 
 def edges(r: M2SEMRecord) -> Iterator[str]:
