@@ -29,7 +29,9 @@ REORDER = {"reassoc", "contract", "nsz"}
 
 def fixed(a: Array, dtype: type = np.float64) -> Array:
     """Return the array as the one type that the loops are compiled for, with a copy only if it differs."""
-    ready = a.dtype == dtype and a.flags.carray if isinstance(a, np.ndarray) else False
+    ready = isinstance(a, np.ndarray) and a.dtype == dtype and a.flags.c_contiguous and a.flags.aligned
+    if ready and not a.flags.writeable:
+        return a
     view = a.view() if ready else np.require(a, dtype, ["C", "A"]).view()
     # Whether an array may be written is part of its type for the compiler: two types, two compilations.
     view.flags.writeable = False

@@ -45,24 +45,9 @@ def factor_posterior(
 ) -> FactorPosterior:
     """Integrate the factors out: residuals Y (n, P), zero where unseen, of patterns (n,) that see (m, P)."""
     n, (K, Q) = len(Y), U.shape
-    W = L / psi[:, None]
-    A = np.eye(Q) + (seen.astype(float) @ (W[:, :, None] * L[:, None, :]).reshape(len(L), -1)).reshape(
-        -1, Q, Q
-    )
-    V = np.asarray(np.linalg.inv(A), dtype=np.float64)
-    constant = -0.5 * (seen @ (np.log(psi) + LOG_2PI) + np.linalg.slogdet(A)[1])
-    f, e = np.empty((n, K)), np.empty((n, K, Q))
-    _posterior(
-        fixed(Y),
-        fixed(pattern, np.int64),
-        fixed(W),
-        fixed(1.0 / psi),
-        fixed(V),
-        fixed(constant),
-        fixed(U),
-        f,
-        e,
-    )
+    V, f, e = np.empty((len(seen), Q, Q)), np.empty((n, K)), np.empty((n, K, Q))
+    pattern, seen = fixed(pattern, np.int64), fixed(seen, np.bool_)
+    _posterior(fixed(Y), pattern, seen, fixed(L), fixed(psi), fixed(U), V, f, e)
     return FactorPosterior(f, e, V)
 
 
@@ -72,49 +57,82 @@ def factor_moments(
     """Add up expectations of columns X (n, P), zero where unseen, and Z (n, q), under weights r (n, K)."""
     P, q = X.shape[1], Z.shape[1]
     K, Q = posterior.e.shape[1:]
-    M, c, xx = np.zeros((len(posterior.V), q + Q, q + Q)), np.zeros((P, q + Q)), np.zeros(P)
+    M, c, xx = np.zeros((len(posterior.V), q + Q, q + Q)), np.zeros((q + Q, P)), np.zeros(P)
     N, m = np.zeros(K), np.zeros((K, Q))
     e, V = fixed(posterior.e), fixed(posterior.V)
     _moments(fixed(X), fixed(Z), fixed(pattern, np.int64), e, V, fixed(r), M, c, xx, N, m)
     m /= np.maximum(N, 1e-300)[:, None]
-    return FactorMoments(M, c, xx, N, m)
+    return FactorMoments(M, np.ascontiguousarray(c.T), xx, N, m)
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
+@njit(cache=True, nogil=True, error_model="numpy")
+def _invert(A: Floats, V: Floats) -> float:
+    """Write the inverse of a positive definite A (Q, Q), which is lost, to V; return log |A|."""
+    Q, locarrieddet = len(A), 0.0
+    for a in range(Q):
+        for b in range(Q):
+            V[a, b] = 1.0 if a == b else 0.0
+    for a in range(Q):
+        pivot = A[a, a]
+        locarrieddet += np.log(pivot)
+        for b in range(Q):
+            A[a, b] /= pivot
+            V[a, b] /= pivot
+        for c in range(Q):
+            if c != a:
+                by = A[c, a]
+                for b in range(Q):
+                    A[c, b] -= by * A[a, b]
+                    V[c, b] -= by * V[a, b]
+    return float(locarrieddet)
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER, error_model="numpy")
 def _posterior(
-    Y: Floats,
-    pattern: Ints,
-    W: Floats,
-    precision: Floats,
-    V: Floats,
-    constant: Floats,
-    U: Floats,
-    f: Floats,
-    e: Floats,
+    Y: Floats, pattern: Ints, seen: Bools, L: Floats, psi: Floats, U: Floats, V: Floats, f: Floats, e: Floats
 ) -> None:
     n, P = Y.shape
     K, Q = U.shape
-    h, g = np.empty(Q), np.empty(Q)
+    # Factor by factor, so that sums run along columns.
+    W, precision, logs = np.empty((Q, P)), np.empty(P), np.empty(P)
+    for p in range(P):
+        precision[p], logs[p] = 1.0 / psi[p], np.log(psi[p]) + LOG_2PI
+        for q in range(Q):
+            W[q, p] = L[p, q] / psi[p]
+    A, constant = np.empty((Q, Q)), np.zeros(len(seen))
+    for g in range(len(seen)):
+        for q in range(Q):
+            for t in range(Q):
+                A[q, t] = 1.0 if q == t else 0.0
+        for p in range(P):
+            if seen[g, p]:
+                constant[g] -= 0.5 * logs[p]
+                for q in range(Q):
+                    for t in range(Q):
+                        A[q, t] += W[q, p] * L[p, t]
+        constant[g] -= 0.5 * _invert(A, V[g])
+    h, carried = np.empty(Q), np.empty(Q)
     for i in range(n):
-        v = V[pattern[i]]
-        h[:] = 0.0
+        v, y = V[pattern[i]], Y[i]
         yy = 0.0
         for p in range(P):
-            y = Y[i, p]
-            yy += y * y * precision[p]
-            for q in range(Q):
-                h[q] += y * W[p, q]
+            yy += y[p] * y[p] * precision[p]
+        for q in range(Q):
+            w, total = W[q], 0.0
+            for p in range(P):
+                total += y[p] * w[p]
+            h[q] = total
         for k in range(K):
             quadratic = yy
             for q in range(Q):
-                g[q] = h[q] + U[k, q]
+                carried[q] = h[q] + U[k, q]
                 quadratic += U[k, q] * U[k, q]
             for q in range(Q):
                 s = 0.0
                 for t in range(Q):
-                    s += v[q, t] * g[t]
+                    s += v[q, t] * carried[t]
                 e[i, k, q] = s
-                quadratic -= g[q] * s
+                quadratic -= carried[q] * s
             f[i, k] = constant[pattern[i]] - 0.5 * quadratic
 
 
@@ -159,8 +177,10 @@ def _moments(
             d[a] = w * Z[i, a]
             for b in range(q):
                 G[a, b] += d[a] * Z[i, b]
+        x = X[i]
         for p in range(P):
-            x = X[i, p]
-            xx[p] += w * x * x
-            for a in range(q + Q):
-                c[p, a] += x * d[a]
+            xx[p] += w * x[p] * x[p]
+        for a in range(q + Q):
+            weight, own = d[a], c[a]
+            for p in range(P):
+                own[p] += x[p] * weight

@@ -187,7 +187,7 @@ class Modality(ABC):
 
     def _recentre(self) -> None:
         """Of all means that give the same densities, take those of the least norm."""
-        c = self.means.mean(axis=0)
+        c = self.means.sum(axis=0) / len(self.means)
         self.means = self.means - c
         self._shift(c)
 

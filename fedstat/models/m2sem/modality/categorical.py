@@ -178,12 +178,13 @@ class CategoricalModality(Modality):
 
     def _columns(self) -> SplitColumns:
         """Columns apart by whether they load, or may."""
-        loaded = self.support.copy()
+        loaded = self.support
         if not loaded.all():
+            loaded = loaded.copy()
             for block in self._blocks:
                 loaded[block.columns] |= np.any(block.theta[:, block.intercepts :], axis=1)
         if self._split is None or not np.array_equal(self._split.loaded, loaded):
-            self._split = SplitColumns(self._blocks, self._rows, self._groups, loaded)
+            self._split = SplitColumns(self._blocks, self._rows, self._groups, loaded.copy())
         return self._split
 
     def log_densities(self) -> Floats:

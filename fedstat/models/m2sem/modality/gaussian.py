@@ -50,6 +50,7 @@ class GaussianModality(Modality):
         self.X = np.where(cells, (columns - self._centre) / self._scale, 0.0)
         patterns, at = np.unique(cells, axis=0, return_inverse=True)
         self._seen: Bools = patterns
+        self._complete = bool(patterns.all())
         self._pattern: Ints = at.ravel().astype(np.int64)
         self._units = patterns @ np.log(self._scale)
         self.psi = np.ones(self.P)
@@ -97,7 +98,9 @@ class GaussianModality(Modality):
 
     def log_densities(self) -> Floats:
         """Return log f(x_i | k), (n, K), of columns in their own units."""
-        Y = np.where(self._cells, self.X - self.Z @ self.B.T, 0.0)
+        Y = self.X - self.Z @ self.B.T
+        if not self._complete:
+            Y[~self._cells] = 0.0
         self._posterior = factor_posterior(Y, self._pattern, self._seen, self.L, self.psi, self.means)
         return np.asarray(self._posterior.f - self._units[self._pattern][:, None])
 
