@@ -18,6 +18,8 @@ LEAP, LEAST_LEAP, LEAST_LEAP_OF_FEW = 2, 4, 8
 """EM steps before a leap, and local steps from which there are some; the last where steps are costly."""
 LONGEST = 50.0
 """Stride of a leap, in steps."""
+SETTLED = 1e-8
+"""Gain of a leap, relative to the log-likelihood, after which others do not pay."""
 LEAST_NORM, LEAST_SEPARATION = 1e-3, 1e-4
 """Of loadings and modalities to which penalties are adapted."""
 
@@ -232,6 +234,7 @@ def ascend_in_leaps(m: Modality, r: Floats, steps: int) -> None:
     This is the squared extrapolation of Varadhan and Roland (2008). Where it leaves the parameter space the
     density is lower, or none.
     """
+    before = m.expected(r)
     for _ in range(steps // LEAP):
         first = m.state()
         m.improve(r)
@@ -251,6 +254,10 @@ def ascend_in_leaps(m: Modality, r: Floats, steps: int) -> None:
             ahead = m.expected(r)
         if not ahead >= reached:
             m.restore(third)
+        now = max(reached, ahead) if ahead == ahead else reached
+        if now - before < SETTLED * (1.0 + abs(now)):
+            return
+        before = now
 
 
 def adapt(modality: Modality, shares: Floats) -> tuple[Floats, float]:

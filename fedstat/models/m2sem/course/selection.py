@@ -16,7 +16,7 @@ from fedstat.typing import Bools, Floats
 LAM1 = (1.0, 2.0, 4.0, 8.0, 12.0, 18.0)
 LAM2 = (2.0, 4.0, 8.0, 12.0)
 PATH_ROUNDS, REFIT_ROUNDS, EXTENSIONS = 3, 4, 3
-ANEW, FROM = 3, 4
+ANEW, FROM = 3, 3
 """How often penalties are adapted anew, and to how many refits."""
 NO_ROUNDS = "no rounds are left"
 SIDE_BY_SIDE = 50
@@ -129,11 +129,10 @@ def select_support(exchange: Exchange, fit: Course, path: SupportPath) -> Rounds
     first = yield from _penalise(exchange, fit, Penalties(), path, weigh=True)
     if first.failed:
         return fit
-    yield from path.judge([first])
-    if path.refits[support_of(first)].failed:
-        return fit
     grid = [Penalties(lam1, 0.0) for lam1 in LAM1]
-    yield from _along(exchange, first, grid, path)
+    yield from _along(exchange, first, grid, path, [first])
+    if all(one.failed for one in path.refits.values()):
+        return fit
     for number in range(ANEW):
         best = path.best()
         yield from _anew(exchange, path, number + 1)
@@ -165,11 +164,19 @@ def _anew(exchange: Exchange, path: SupportPath, number: int) -> Rounds[None]:
     yield from path.judge([one for one in made if one.trace and not one.failed])
 
 
-def _along(exchange: Exchange, start: Course, grid: list[Penalties], path: SupportPath) -> Rounds[None]:
-    """Go along a grid, each point from the one before, and on while the best is the last."""
-    points, last = list(grid), start
+def _along(
+    exchange: Exchange,
+    start: Course,
+    grid: list[Penalties],
+    path: SupportPath,
+    beside: Sequence[Course] = (),
+) -> Rounds[None]:
+    """Go along a grid, each point from the one before, and on while the best is the last.
+
+    Mixtures `beside` are judged with the first points.
+    """
+    points, last, made = list(grid), start, list(beside)
     for _ in range(1 + EXTENSIONS):
-        made: list[Course] = []
         for penalties in points:
             last = yield from _penalise(exchange, last, penalties, path, beside=made)
             if last.failed:
@@ -183,7 +190,7 @@ def _along(exchange: Exchange, start: Course, grid: list[Penalties], path: Suppo
             return
         wider = replace(grid[-1], lam2=grid[-1].lam2 * WIDER)
         grid.append(wider)
-        points = [wider]
+        points, made = [wider], []
 
 
 def _penalise(

@@ -16,6 +16,8 @@ from fedstat.typing import Floats, Ints
 MEANS_ROUNDS, SHORT_ROUNDS = 6, 8
 GOING_ON = 2
 """How many of the starts go on."""
+FAR_BEHIND = 5
+"""Latest gains by which one that is behind the best is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def start(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan)
         going = [some[:1] if len(some) > 1 and same_clusters(*some) else some for some in going]
         every = [one for some in going for one in some]
         yield from exchange.ascend(every, plan.local_steps, 1, enough=lambda one: one.settled)
-        going = [_foremost(some) for some in going]
+        going = [_near(_foremost(some)) for some in going]
     return [some[0] for some in going]
 
 
@@ -55,6 +57,12 @@ def _foremost(some: Sequence[Course]) -> list[Course]:
     """Sort mixtures that have not failed, the best first; one that failed where all have."""
     left = sorted((one for one in some if not one.failed), key=lambda one: -one.penalised)
     return left or list(some[:1])
+
+
+def _near(some: Sequence[Course]) -> list[Course]:
+    """Keep the best, which is the first, and those that may yet come up with it."""
+    best = some[0].penalised
+    return [one for one in some if one is some[0] or best - one.penalised <= FAR_BEHIND * one.gain]
 
 
 def _first(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan) -> Rounds[list[Course]]:

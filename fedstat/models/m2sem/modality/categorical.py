@@ -131,6 +131,8 @@ class CategoricalModality(Modality):
         self._grid = normal_nodes(T, self.Q)
         self._last: tuple[Floats, Floats] | None = None
         self._spreads: list[SpreadRows] = []
+        # Posteriors under which steps of means to where the rows are have failed.
+        self._by_newton: Floats | None = None
 
     @property
     def loadings(self) -> Floats:
@@ -227,7 +229,7 @@ class CategoricalModality(Modality):
             self.means = np.zeros_like(self.means)
             return
         spread, value = self._expect(r, penalties, means_penalty)
-        on_nodes = False
+        on_nodes = self._by_newton is not None and np.array_equal(self._by_newton, r)
         for _ in range(steps):
             eta, means, old = self._eta(), self.means, value
             N, m = self._improve_columns(spread, eta, penalties)
@@ -237,6 +239,7 @@ class CategoricalModality(Modality):
                 spread, value = self._expect(r, penalties, means_penalty)
                 on_nodes = value < old - ROUNDING * (1.0 + abs(old))
             if on_nodes:
+                self._by_newton = r.copy()
                 self.restore(improved)
                 self.means = self._step_of_means(there.levels, means, means_penalty)
                 self._recentre()
