@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import block_diag
@@ -27,7 +26,7 @@ from fedstat.models.m2sem.modality.levels import (
     OrdinalColumns,
 )
 from fedstat.models.m2sem.modality.louis import CellSlopes, complete_information
-from fedstat.models.m2sem.modality.split import SplitColumns
+from fedstat.models.m2sem.modality.split import SplitColumns, SpreadRows
 from fedstat.typing import Array, Bools, Floats, Ints
 
 SEARCH, FINAL = 7, 15
@@ -45,21 +44,6 @@ CHUNK = 4096
 """Rows of which the weights of all nodes are held at a time."""
 LOGISTIC_BY_NORMAL = 1.6
 """Standard deviation of a logistic variable that is most like a normal one."""
-
-
-class SpreadRows(NamedTuple):
-    """Rows spread over nodes at one state under r (n, K): counts at cells and nodes, densities f (n, K).
-
-    `table` has the logs of levels' probabilities; it and the counts are of the columns that load.
-    """
-
-    columns: SplitColumns
-    state: Floats
-    r: Floats
-    levels: Floats
-    nodes: Floats
-    table: Floats
-    f: Floats
 
 
 class CategoricalModality(Modality):

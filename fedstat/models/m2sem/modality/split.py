@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -131,3 +132,18 @@ class SplitColumns:
     def log_densities_of_rest(self) -> Floats:
         """Return the sum of log P over the columns that do not load, (n,)."""
         return np.asarray(sum((one.log_densities() for one in self.rest), np.zeros(len(self.rows.codes))))
+
+
+class SpreadRows(NamedTuple):
+    """Rows spread over nodes at one state under r (n, K): counts at cells and nodes, densities f (n, K).
+
+    `table` has the logs of levels' probabilities; it and the counts are of the columns that load.
+    """
+
+    columns: SplitColumns
+    state: Floats
+    r: Floats
+    levels: Floats
+    nodes: Floats
+    table: Floats
+    f: Floats
