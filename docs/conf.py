@@ -45,6 +45,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "fedstat"
 html_static_path = ["_static"]
 html_css_files = ["fedstat.css"]
+toc_object_entries_show_parents = "hide"
 html_show_sourcelink = False
 html_copy_source = False
 html_show_sphinx = False

@@ -22,7 +22,9 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: Ele
     if known:
         found = objects[known[0]]
         return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, content)
-    scopes = ("", f"{node.get('py:module')}.", f"{node.get('py:module')}.{node.get('py:class')}.")
+    module, cls = node.get("py:module"), node.get("py:class")
+    documented = pydoc.locate(f"{module}.{cls}") if cls else None
+    scopes = ["", f"{module}.", f"{module}.{cls}.", f"{getattr(documented, '__module__', module)}."]
     return content if any(pydoc.locate(scope + target) is not None for scope in scopes) else None
 
 

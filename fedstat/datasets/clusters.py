@@ -40,18 +40,18 @@ FACTORS: Mapping[int, tuple[Floats, tuple[Floats, ...]]] = {
         (_covariance(0.12, -0.07, 0.17), _covariance(0.09, -0.06, 0.13), _covariance(0.15, 0.04, 0.11)),
     ),
 }
-"""Means (3, 2) and covariances of the factors by cluster, of the clients whose factors differ: Table 2."""
+"""Means (3, 2) and covariances of the factors by cluster, at institutions whose factors differ: Table 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedClusters:
-    """Tables of several clients whose entities belong to clusters, with the truth beside them.
+    """Tables of several institutions whose entities belong to clusters, with the truth beside them.
 
     Attributes
     ----------
     frames : dict of str to DataFrame
-        One table per client, with the key and only the entities that the client has. Ordinal columns are
-        ordered categories.
+        One table per institution, with the key and only the entities that the institution has. Ordinal
+        columns are ordered categories.
     key : str
         Name of the column that identifies an entity.
     labels : Series
@@ -61,7 +61,7 @@ class SimulatedClusters:
         of its factors differ between clusters.
     columns : DataFrame
         Index ``variable``; columns ``client``, ``kind``, ``loaded``, whether its loadings are other than
-        zero, and ``informative``, whether that is so at an informative client.
+        zero, and ``informative``, whether that is so at an informative institution.
     profiles : DataFrame
         Index ``variable`` and ``category`` (empty for continuous columns); one column per cluster: the mean
         of the variable, or the probability of the category.
@@ -87,7 +87,7 @@ class SimulatedClusters:
 
 @dataclass(frozen=True, slots=True)
 class _Modality:
-    """What one client draws from: factors N(means[k], covariances[k]), loadings (P, Q), noise.
+    """What one institution draws from: factors N(means[k], covariances[k]), loadings (P, Q), noise.
 
     Ordinal columns are a latent one cut at fixed thresholds; its noise is logistic where `noise` is None.
     """
@@ -137,13 +137,13 @@ def make_cluster_experiment(
     noise: float = 3.0,
     seed: int | np.random.Generator = 0,
 ) -> SimulatedClusters:
-    """Simulate an experiment of Ding (2024, chapter 2): three clusters, and clients with two factors each.
+    """Simulate an experiment of Ding (2024, chapter 2): three clusters, two factors an institution.
 
-    Of eight clients, the first four have continuous columns and the others ordinal ones; the means of the
-    factors differ between clusters at the first two of either kind (Table 2), and are standard normal at the
-    others. A quarter of the columns of every client load on its factors. Experiments 1 to 3 have 20, 40 and
-    80 columns per client; experiments 4 and 5 have 8 and 16 further clients, in turn continuous and ordinal,
-    that tell nothing.
+    Of eight institutions, the first four have continuous columns and the others ordinal ones; the means of
+    the factors differ between clusters at the first two of either kind (Table 2), and are standard normal
+    at the others. A quarter of the columns of every institution load on its factors. Experiments 1 to 3
+    have 20, 40 and 80 columns per institution; experiments 4 and 5 have 8 and 16 further institutions, in
+    turn continuous and ordinal, that tell nothing.
 
     The publication leaves open the loadings, the thresholds and the noise. Here loadings are drawn from
     U(.5, 1) with random signs, and thresholds are -1.5, 0 and 1.5.
@@ -163,7 +163,7 @@ def make_cluster_experiment(
     Returns
     -------
     SimulatedClusters
-        With the key ``id``; clients ``"Client 1"``, ..., columns ``"c1_1"``, ...
+        With the key ``id``; institutions ``"Client 1"``, ..., columns ``"c1_1"``, ...
 
     Raises
     ------
@@ -216,36 +216,36 @@ def make_clusters(
     missing: float = 0.0,
     seed: int | np.random.Generator = 0,
 ) -> SimulatedClusters:
-    """Simulate clusters of entities, with one factor and the same loadings at every client.
+    """Simulate clusters of entities, with one factor and the same loadings at every institution.
 
-    Within a cluster the factor of a client is normal with variance 1; its means lie `separation` apart, in
-    another order at every client where there are more than two clusters. Loadings go from .6 to 1.2. The
-    noise is standard normal; ordinal columns have logistic noise and thresholds -1.5, 0, 1.5.
+    Within a cluster the factor of an institution is normal with variance 1; its means lie `separation`
+    apart, in another order at every institution where there are more than two clusters. Loadings go from .6
+    to 1.2. The noise is standard normal; ordinal columns have logistic noise and thresholds -1.5, 0, 1.5.
 
     Parameters
     ----------
     n : int
         Number of entities, at least 2.
     kinds : sequence of {"continuous", "ordinal"}
-        Kind of the columns of every client.
+        Kind of the columns of every institution.
     shares : sequence of float
         Probability of every cluster.
     p : int
-        Columns of every client.
+        Columns of every institution.
     separation : float
         Between the means of neighbouring clusters, in standard deviations of the factor.
     informative : sequence of bool, optional
-        Whether the means differ, per client; by default at all.
+        Whether the means differ, per institution; by default at all.
     missing : float
-        Share of the entities that every client lacks, at random, in [0, 1). Each is known to one client at
-        least.
+        Share of the entities that every institution lacks, at random, in [0, 1). Each is known to one
+        institution at least.
     seed : int or numpy.random.Generator
         Source of randomness.
 
     Returns
     -------
     SimulatedClusters
-        With the key ``id``; clients ``"Client 1"``, ..., columns ``"c1_1"``, ...
+        With the key ``id``; institutions ``"Client 1"``, ..., columns ``"c1_1"``, ...
 
     Raises
     ------
@@ -263,14 +263,14 @@ def make_clusters(
     tells = [True] * len(kinds) if informative is None else list(informative)
     checks = {
         f"n of at least 2 entities, received {n}": n >= 2,
-        f"kinds 'continuous' or 'ordinal', one a client, received {list(kinds)}": (
+        f"kinds 'continuous' or 'ordinal', one an institution, received {list(kinds)}": (
             len(kinds) > 0 and set(kinds) <= {"continuous", "ordinal"}
         ),
         f"positive shares that add up to 1, received {list(shares)}": (
             weights.ndim == 1 and bool((weights > 0).all()) and abs(weights.sum() - 1.0) < 1e-9
         ),
         f"p of at least 1 column, received {p}": p >= 1,
-        f"one value of informative per client, received {len(tells)}": len(tells) == len(kinds),
+        f"one value of informative per institution, received {len(tells)}": len(tells) == len(kinds),
         f"a share of missing entities in [0, 1), received {missing}": 0 <= missing < 1,
     }
     for expected, holds in checks.items():
@@ -297,7 +297,7 @@ def _lay_out(
     missing: Floats,
     rng: np.random.Generator,
 ) -> SimulatedClusters:
-    """Draw the columns, and lay them out as tables of clients with the truth beside them."""
+    """Draw the columns, and lay them out as tables of institutions with the truth beside them."""
     ids = pd.Index(np.arange(1, labels.size + 1), name="id")
     has = rng.uniform(size=(labels.size, len(modalities))) >= missing
     nowhere = np.flatnonzero(~has.any(axis=1))

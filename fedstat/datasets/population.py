@@ -1,11 +1,11 @@
 """The law that simulated covariates and responses are drawn from.
 
-With f_k a standard normal factor of client k,
+With f_k a standard normal factor of institution k,
 
     x_ij = mu + l_j f_k(i) + sqrt(1 - l_j^2) e_ij,    corr(x_j, x_m) = l_j l_m corr(f_k, f_k'),
 
 and y_i = beta0 + x_i' beta + eps_i with eps_i ~ N(0, sigma2). The loadings l_j alternate in sign, so that
-both signs of correlation occur within a client.
+both signs of correlation occur within an institution.
 """
 
 from __future__ import annotations
@@ -82,19 +82,19 @@ class Population:
 
 
 def alternating_loadings(p: int, rho: float) -> Floats:
-    """Give one client loadings of alternating sign with a mean |l_j l_m| of rho over its pairs."""
+    """Give one institution loadings of alternating sign with a mean |l_j l_m| of rho over its pairs."""
     require(0 <= rho < 1, f"rho: expected a mean absolute correlation in [0, 1), received {rho}.")
     # of different size, so that correlations within a client differ
     shape = np.linspace(1 - _SPREAD, 1 + _SPREAD, p) if p > 1 else np.ones(1)
     pairs = np.outer(shape, shape)[np.triu_indices(p, 1)]
     size = math.sqrt(rho / (pairs.mean() if p > 1 else 1.0))
     loadings: Floats = size * shape * (-1.0) ** np.arange(p)
-    require(abs(loadings).max() < 1, f"rho: {rho} is more than one factor per client can give; lower it.")
+    require(abs(loadings).max() < 1, f"rho: {rho} is more than one factor an institution can give; lower it.")
     return loadings
 
 
 def factor_correlation(owner: Ints, loadings: Floats, between: float) -> float:
-    """Give the correlation of the clients' factors for a mean |correlation| of ``between`` across clients."""
+    """Give the correlation of institutions' factors for a mean |correlation| of ``between`` across them."""
     across = abs(np.outer(loadings, loadings))[owner[:, None] != owner]
     largest = float(across.mean()) if across.size else 0.0
     require(

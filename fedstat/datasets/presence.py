@@ -1,4 +1,4 @@
-"""Presence of entities at clients: records are lacking completely at random, or at random."""
+"""Presence of entities at institutions: records are lacking completely at random, or at random."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SLOPES = {"mcar": 0.0, "mar": 0.75}
 
 @dataclass(frozen=True, slots=True)
 class PresenceLaw:
-    """How records come about: ``counts[k]`` of them at client k, of n entities.
+    """How records come about: ``counts[k]`` of them at institution k, of n entities.
 
-    A record at client ``leader`` is more likely with a high response, one at any other client with a high
-    response and, where the leader has the entity, a high ``lead``, one of the leader's covariates. Whether a
-    record is lacking so depends on nothing that is lacking: missing at random.
+    A record at institution ``leader`` is more likely with a high response, one at any other institution
+    with a high response and, where the leader has the entity, a high ``lead``, one of the leader's
+    covariates. Whether a record is lacking so depends on nothing that is lacking: missing at random.
     """
 
     counts: tuple[int, ...]
@@ -35,7 +35,7 @@ class PresenceLaw:
         return seen
 
     def draw_with_complete(self, n_complete: int, y: Floats, lead: Floats, rng: np.random.Generator) -> Bools:
-        """Draw as ``draw`` does, with exactly ``n_complete`` entities that every client has."""
+        """Draw as ``draw`` does, with exactly ``n_complete`` entities that every institution has."""
         seen, score = self._draw_leader(y, lead, rng)
         *middle, last = self._others()
         # first who is complete, then who else has a record: the last client must complete nobody else

@@ -13,13 +13,13 @@ from fedstat.typing import Bools, Floats
 
 @dataclass(frozen=True, slots=True)
 class SimulatedData:
-    """Tables of several clients, drawn from a known linear model.
+    """Tables of several institutions, drawn from a known linear model.
 
     Attributes
     ----------
     frames : dict of str to DataFrame
-        One table per client, with the key and only the entities that the client has a record of. The
-        holder of the response comes first.
+        One table per institution, with the key and only the entities that the institution has a record of.
+        The holder of the response comes first.
     key : str
         Name of the column that identifies an entity.
     response : str
@@ -66,7 +66,7 @@ def numbered_entities(
 def assemble(
     population: Population, X: Floats, y: Floats, seen: Bools, key: str, response: str, holder: str
 ) -> SimulatedData:
-    """Lay out what was drawn, X (n, p), y (n,) and seen (n, K), as tables of clients."""
+    """Lay out what was drawn, X (n, p), y (n,) and seen (n, K), as tables of institutions."""
     variables = pd.Index(population.variables, name="variable")
     names = np.asarray(population.variables, dtype=object)
     complete = numbered_entities(X, variables, y, key, response)

@@ -41,11 +41,11 @@ def make_sme(
 ) -> SimulatedData:
     """Simulate the enterprise profit study of TWFL, section 5.
 
-    Five clients hold 35 standardised covariates (mean 0, standard deviation 1 in the population),
-    with a mean absolute correlation of .28 within a client. The true coefficients are the published
+    Five institutions hold 35 standardised covariates (mean 0, standard deviation 1 in the population),
+    with a mean absolute correlation of .28 within an institution. The true coefficients are the published
     CC-VFEM estimates, and the error variance makes the R-squared of a fully observed enterprise .757.
-    The response ``NPGR`` (net profit growth rate) is known for every enterprise and is held by a client
-    of its own, "Platform", because no client that the publication names has a record of all
+    The response ``NPGR`` (net profit growth rate) is known for every enterprise and is held by an institution
+    of its own, "Platform", because no institution that the publication names has a record of all
     enterprises. The intercept was not published and is 0; the unit of ``NPGR`` follows from the
     coefficients.
 
@@ -63,13 +63,13 @@ def make_sme(
         Source of randomness. The truth does not depend on it.
     missing : {"mcar", "mar"}
         "mcar": records are lacking at random. "mar": small enterprises lack records: a record at the
-        Industry and Commerce Bureau is more likely with a high response, one at any other client with a
+        Industry and Commerce Bureau is more likely with a high response, one at any other institution with a
         high response and, where the Bureau has the enterprise, a high ``CAPITAL``.
     skew : bool
         Whether the covariates are lognormal with a normal copula, winsorised at 1 % at both ends and
         then standardised, instead of normal.
     between : float
-        Mean absolute correlation between covariates of different clients (before ``skew``); .03 was
+        Mean absolute correlation between covariates of different institutions (before ``skew``); .03 was
         published.
 
     Returns

@@ -50,7 +50,7 @@ RISKY = 0.12
 EFFECT = 0.25
 """Of a standard deviation of an active column on the log odds."""
 WITHIN, BETWEEN = 0.28, 0.1
-"""Mean absolute correlation of the scores behind the columns, within and between clients."""
+"""Mean absolute correlation of the scores behind the columns, within and between institutions."""
 CUTS: Floats = ndtri(np.array([0.2, 0.45, 0.7, 0.9]))
 COUNTS: Floats = ndtri(poisson.cdf(np.arange(16), 2.0))
 MARGINS: dict[str, Callable[[Floats], Floats]] = {
@@ -61,7 +61,7 @@ MARGINS: dict[str, Callable[[Floats], Floats]] = {
     "ordinal": lambda z: np.searchsorted(CUTS, z).astype(float),
     "zero-inflated": lambda z: np.maximum(np.exp(z) - math.exp(ndtri(0.6)), 0.0),
 }
-"""Columns as increasing functions of a standard normal score, which clients' columns take in turn."""
+"""Columns as increasing functions of a standard normal score, which institutions' columns take in turn."""
 
 
 def make_sme_risk(
@@ -70,19 +70,19 @@ def make_sme_risk(
     *,
     missing: Mechanism = "mar",
 ) -> SimulatedSelection:
-    """Simulate the enterprise risk study of TFLW, section 6: 71,827 enterprises, 55 columns, five clients.
+    """Simulate the enterprise risk study of TFLW, section 6: 71,827 enterprises, five institutions.
 
     Behind the 54 covariates are normal scores with mean absolute correlations of .28 within and .1 between
-    clients; the columns are continuous, skewed, binary, counts, ordinal (0 to 4) and zero-inflated in turn.
-    The response ``RISK`` is 1 for about 11 % of the enterprises, with log odds that are linear in the
-    columns: the first half of every client's columns have effects of -.25 and .25 of a standard deviation in
-    turn, the others none.
+    institutions; the columns are continuous, skewed, binary, counts, ordinal (0 to 4) and zero-inflated in
+    turn. The response ``RISK`` is 1 for about 11 % of the enterprises, with log odds that are linear in the
+    columns: the first half of every institution's columns have effects of -.25 and .25 of a standard
+    deviation in turn, the others none.
 
     The shares without a record are the published ones, 0, 72.34, 83.53, 87.33 and 27.11 %, as exact counts,
     and exactly n * 184 / 71,827 (rounded) enterprises are complete. What the publication leaves open is of
-    this generator's making: names of clients and columns, the columns of each client (of which 19 at the
-    client that lacks 27.11 % are published), their laws, correlations and effects. No figure of the
-    publication is claimed for these data.
+    this generator's making: names of institutions and columns, the columns of each institution (of which 19
+    at the institution that lacks 27.11 % are published), their laws, correlations and effects. No figure of
+    the publication is claimed for these data.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def make_sme_risk(
         Source of randomness. The truth does not depend on it.
     missing : {"mar", "mcar"}
         "mar": a record at "Market Supervision" is more likely for risky enterprises, one at the other
-        clients for risky enterprises and, where "Market Supervision" has the enterprise, a high ``MS1``;
+        institutions for risky enterprises and, where "Market Supervision" has the enterprise, a high ``MS1``;
         "Platform" has all. "mcar": records are lacking at random.
 
     Returns
@@ -147,7 +147,7 @@ def _population() -> Population:
 
 
 def _kinds() -> list[str]:
-    """Kinds of the columns, beginning anew at every client."""
+    """Kinds of the columns, beginning anew at every institution."""
     return [str(kind) for _, size in SME_RISK_COLUMNS.values() for kind in np.resize(list(MARGINS), size)]
 
 
@@ -158,7 +158,7 @@ def _intercept(variance: float) -> float:
 
 
 def _draw_presence(n: int, y: Floats, lead: Floats, slope: float, rng: np.random.Generator) -> Array:
-    """Draw who has a record of whom, (n, 5): the first client of everybody."""
+    """Draw who has a record of whom, (n, 5): the first institution of everybody."""
     others = {client: share for client, share in SME_RISK_MISSING.items() if share > 0.0}
     law = PresenceLaw(
         tuple(round(n * (1 - share)) for share in others.values()), list(others).index(LEADER), slope
@@ -178,7 +178,7 @@ def _lay_out(
     intercept: float,
     seen: Array,
 ) -> SimulatedSelection:
-    """Cut what was drawn into tables of clients."""
+    """Cut what was drawn into tables of institutions."""
     names = pd.Index(population.variables, name="variable")
     complete = numbered_entities(X, names, y, "enterprise_id", "RISK")
     frames = {

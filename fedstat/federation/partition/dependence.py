@@ -1,6 +1,6 @@
-"""Rank correlation within and between clients, and a test of independence between two clients.
+"""Rank correlation within and between institutions, and a test of independence between two institutions.
 
-A model for vertical partitions may take the clients' covariates as independent of each other.
+A model for vertical partitions may take the institutions' covariates as independent of each other.
 This is where that is looked at, with all columns in one place.
 
 References
@@ -29,18 +29,18 @@ RANK_TOLERANCE = 1e-10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockCorrelation:
-    """Spearman rank correlations of the numeric columns of all clients.
+    """Spearman rank correlations of the numeric columns of all institutions.
 
     Attributes
     ----------
     matrix : DataFrame, (p, p)
         Each entry over all entities that have both columns; NaN where fewer than three do.
     client_of : mapping of str to str
-        The client of each column.
+        The institution of each column.
     n : DataFrame of int, (p, p)
         Entities behind each entry.
     pairs : DataFrame
-        One row per pair of clients: ``client_1``, ``client_2``; ``n_common``, entities with every
+        One row per pair of institutions: ``client_1``, ``client_2``; ``n_common``, entities with every
         numeric column of both; ``mean_abs`` and ``max_abs`` of the correlations between them;
         ``statistic`` and ``df`` of Bartlett's chi-square test of independence on ranks, with
         ``p_value`` and ``p_adjusted`` (Holm); ``flagged`` if ``p_adjusted < alpha`` and
@@ -66,16 +66,16 @@ class BlockCorrelation:
 
     @property
     def mean_within(self) -> float:
-        """Mean absolute correlation of two columns of the same client."""
+        """Mean absolute correlation of two columns of the same institution."""
         return _mean_abs(self.matrix.to_numpy(), self._same_client())
 
     @property
     def mean_between(self) -> float:
-        """Mean absolute correlation of two columns of different clients."""
+        """Mean absolute correlation of two columns of different institutions."""
         return _mean_abs(self.matrix.to_numpy(), ~self._same_client())
 
     def in_doubt(self) -> pd.DataFrame:
-        """Entries between flagged clients that exceed the threshold, as a bool DataFrame (p, p)."""
+        """Entries between flagged institutions that exceed the threshold, as a bool DataFrame (p, p)."""
         flagged = self.pairs[self.pairs["flagged"]]
         pairs = {frozenset(pair) for pair in zip(flagged["client_1"], flagged["client_2"], strict=True)}
         owners = list(self.client_of.values())
@@ -104,15 +104,15 @@ def rank_correlation(
     alpha: float = 0.05,
     threshold: float = 0.1,
 ) -> BlockCorrelation:
-    """Correlate the ranks of all numeric columns of the records (m_k, p_k), and test each pair of clients.
+    """Correlate the ranks of all numeric columns of the records (m_k, p_k), and test pairs of institutions.
 
     `rows` (m_k,) are their entities' positions, `alpha` the level after Holm's adjustment and `threshold` the
-    smallest absolute correlation worth a flag. PartitionError if no client has a numeric column.
+    smallest absolute correlation worth a flag. PartitionError if no institution has a numeric column.
     """
     blocks = {c: _numeric_block(frame, rows[c], n_entities) for c, frame in frames.items()}
     client_of = {name: c for c, block in blocks.items() for name in block.columns}
     if not client_of:
-        raise PartitionError("no client has a numeric column: there is no rank correlation to compute.")
+        raise PartitionError("no institution has a numeric column: there is no rank correlation to compute.")
     pooled = pd.concat(blocks.values(), axis=1)
     R, N = spearman(pooled.to_numpy())
     names = list(client_of)
@@ -181,7 +181,7 @@ def holm(p_values: Floats) -> Floats:
 
 
 def _numeric_block(frame: pd.DataFrame, rows: Ints, n_entities: int) -> pd.DataFrame:
-    """Place the numeric columns of one client at their entities, with NaN elsewhere."""
+    """Place the numeric columns of one institution at their entities, with NaN elsewhere."""
     numeric = frame.select_dtypes(include=["number", "bool"])
     values = np.full((n_entities, numeric.shape[1]), np.nan)
     values[rows] = numeric.to_numpy(dtype=np.float64, na_value=np.nan)

@@ -32,24 +32,24 @@ class PartitionDescription:
     key : tuple of str
     n_entities : int
     clients : DataFrame
-        Indexed by client: ``columns``; ``entities`` with a record; of these ``complete`` and
+        Indexed by institution: ``columns``; ``entities`` with a record; of these ``complete`` and
         ``partly filled``; ``missing share`` of all entities without a record (vertical) or of
         cells without a value (horizontal). Vertical also ``empty rows``, which held a key and
-        nothing else; horizontal also ``empty columns`` of that client. Missing where a table is
+        nothing else; horizontal also ``empty columns`` of that institution. Missing where a table is
         streamed and would have to be read.
     patterns : DataFrame
-        One bool column per client (has a record), ``count`` and ``share`` of the entities with
+        One bool column per institution (has a record), ``count`` and ``share`` of the entities with
         that pattern, most frequent first.
     not_pooled : tuple of str
-        Horizontal: columns that some clients lack.
+        Horizontal: columns that some institutions lack.
     use : DataFrame or None
-        Vertical, where entities have some of a client's columns only: the patterns as a fit of all columns
-        takes them by the partition's rule, before small ones are merged. One column per client ("all",
+        Vertical, where entities have some of an institution's columns only: the patterns as a fit of all
+        columns takes them by the partition's rule, before small ones are merged. One column each ("all",
         "some" or "none" of its columns), ``count`` and ``share``. With ``partial="condition"`` a fit that
         cannot condition takes "some" for "none".
     budgets : mapping of str to BudgetSpent
-        How the privacy budget of a client stands that has one; where the client is another process, when the
-        partition was connected.
+        How the privacy budget of an institution stands that has one; where the institution is another
+        process, when the partition was connected.
 
     Examples
     --------
@@ -57,7 +57,7 @@ class PartitionDescription:
     >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
     >>> described = partition.describe()
     >>> described.title, described.n_complete
-    ("Vertical partition: 5,000 entities, 6 clients, key 'enterprise_id'", 3)
+    ("Vertical partition: 5,000 entities, 6 institutions, key 'enterprise_id'", 3)
     """
 
     layout: Layout
@@ -71,7 +71,7 @@ class PartitionDescription:
 
     @property
     def n_complete(self) -> int:
-        """Entities that have a record at every client."""
+        """Entities that have a record at every institution."""
         marks = self.patterns.iloc[:, : len(self.clients)].to_numpy(dtype=bool)
         return int(self.patterns["count"].to_numpy()[marks.all(axis=1)].sum())
 
@@ -79,7 +79,7 @@ class PartitionDescription:
     def title(self) -> str:
         """One line that says what this is."""
         key = f", key {', '.join(map(repr, self.key))}" if self.key else ""
-        counts = f"{self.n_entities:,} entities, {len(self.clients)} clients"
+        counts = f"{self.n_entities:,} entities, {len(self.clients)} institutions"
         return f"{self.layout.capitalize()} partition: {counts}{key}"
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class PartitionDescription:
 
     def _complete_line(self) -> str:
         share = self.n_complete / max(self.n_entities, 1)
-        return f"{self.n_complete:,} entities ({share:.1%}) have a record at every client."
+        return f"{self.n_complete:,} entities ({share:.1%}) have a record at every institution."
 
     def _patterns_line(self) -> str:
         n = len(self.patterns if self.use is None else self.use)
@@ -113,17 +113,17 @@ class PartitionDescription:
         return f"Patterns as a fit of all columns takes them ({first}; x all columns, o some, . none):"
 
     def _row_lines(self) -> list[str]:
-        """Say which columns and values the table of clients leaves open, and what budgets do."""
+        """Say which columns and values the table of institutions leaves open, and what budgets do."""
         lines = []
         if self.not_pooled:
             shown = ", ".join(map(repr, self.not_pooled[:COLUMNS_SHOWN]))
             more = len(self.not_pooled) - COLUMNS_SHOWN
-            lines.append(f"Some clients lack {shown}{f' and {more} more columns' if more > 0 else ''}.")
+            lines.append(f"Some institutions lack {shown}{f' and {more} more columns' if more > 0 else ''}.")
         lines += [f"Privacy budget of {client}: {spent}." for client, spent in self.budgets.items()]
         n_streamed = int(self.clients["complete"].isna().sum())
         if n_streamed:
             lines.append(
-                f"The tables of {n_streamed} clients are streamed, or elsewhere; their missing values are "
+                f"The tables of {n_streamed} institutions are streamed, or elsewhere; missing values are "
                 "not known before they are read."
             )
         return lines
@@ -151,11 +151,11 @@ def describe_blocks(
     empty_rows: Mapping[str, int],
     partial: str,
 ) -> PartitionDescription:
-    """Vertical layout: count every client's records and the patterns in which they are missing.
+    """Vertical layout: count every institution's records and the patterns in which they are missing.
 
     `rows` (m_k,) are the positions of the records' entities, `empty_rows` the rows without a value that were
     left out; cells of tables that are elsewhere are not counted. `partial` is the rule for entities with some
-    of a client's columns.
+    of an institution's columns.
     """
     counts = {client: _count_records(table) for client, table in tables.items()}
     clients = pd.DataFrame.from_dict(counts, orient="index").rename_axis("client")
@@ -179,7 +179,7 @@ def describe_blocks(
 
 
 def _in_words(patterns: pd.DataFrame, clients: list[str]) -> pd.DataFrame:
-    """Say in words how much of every client's columns a pattern has."""
+    """Say in words how much of every institution's columns a pattern has."""
     K = len(clients)
     some, every = patterns.iloc[:, :K].to_numpy(bool), patterns.iloc[:, K : 2 * K].to_numpy(bool)
     words = pd.DataFrame(np.select([every, some], ["all", "some"], "none"), columns=clients)
@@ -189,7 +189,7 @@ def _in_words(patterns: pd.DataFrame, clients: list[str]) -> pd.DataFrame:
 def describe_rows(
     tables: Mapping[str, Table], pooled: Sequence[str], *, key: tuple[str, ...]
 ) -> PartitionDescription:
-    """Horizontal layout: count every client's rows and missing cells; all have the `pooled` columns."""
+    """Horizontal layout: count every institution's rows and missing cells; all have the `pooled` columns."""
     clients = pd.DataFrame({client: _count_rows(table) for client, table in tables.items()}).T
     # Int64 knows missing counts, which streamed tables have
     dtypes = {"missing share": "float64"} | dict.fromkeys(clients.columns.drop("missing share"), "Int64")
@@ -212,7 +212,7 @@ def describe_rows(
 
 
 def presence_matrix(rows: Mapping[str, Ints], n_entities: int) -> Bools:
-    """Whether client k has a record of entity i, shape (n_entities, n_clients)."""
+    """Whether institution k has a record of entity i, shape (n_entities, n_clients)."""
     presence = np.zeros((n_entities, len(rows)), dtype=bool)
     for k, positions in enumerate(rows.values()):
         presence[positions, k] = True
@@ -229,9 +229,9 @@ def count_patterns(presence: Bools, clients: list[str]) -> pd.DataFrame:
 
 
 def missing_shares(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Share of missing cells of every column at every client, shape (n_clients, p).
+    """Share of missing cells of every column at every institution, shape (n_clients, p).
 
-    NaN where the client lacks the column.
+    NaN where the institution lacks the column.
     """
     columns = dict.fromkeys(name for frame in frames.values() for name in frame.columns)
     shares = {client: frame.isna().mean().reindex(list(columns)) for client, frame in frames.items()}

@@ -1,4 +1,4 @@
-"""The data of one analysis: which client holds which rows and columns."""
+"""The data of one analysis: which institution holds which rows and columns."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from fedstat.federation.tables.table import plain_columns
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class ClientPartition(PartitionViews):
-    """Tables of several clients over one set of entities.
+    """Tables of several institutions over one set of entities.
 
     Make one with :meth:`from_frames`, :meth:`from_frame` or :meth:`from_files`, or reach sites in other
     processes with :meth:`connect`. In the *vertical*
-    layout clients hold different columns of overlapping entities; in the *horizontal* layout they
+    layout institutions hold different columns of overlapping entities; in the *horizontal* layout they
     hold the same columns of different entities.
 
     It can be pickled and copied where its rows are in this process or in Parquet files. The sites of the copy
@@ -61,27 +61,27 @@ class ClientPartition(PartitionViews):
     key : tuple of str
         Columns that tell entities apart; empty where rows are the entities.
     entities : Index, (n_entities,)
-        All entities: vertical, the sorted union of the clients' keys (a MultiIndex for several
+        All entities: vertical, the sorted union of the institutions' keys (a MultiIndex for several
         keys), and a RangeIndex without a key; horizontal, one entry per row, a RangeIndex without a
         key or where a table is streamed.
     sites : mapping of str to Site
-        One site per client.
+        One site per institution.
     rows : mapping of str to int64 array
-        ``rows[c][j]`` is the position in ``entities`` of record ``j`` of client ``c``, ascending.
+        ``rows[c][j]`` is the position in ``entities`` of record ``j`` of institution ``c``, ascending.
     columns : mapping of str to tuple of str
-        Columns of each client, without the key and without curves.
+        Columns of each institution, without the key and without curves.
     pooled_columns : tuple of str
-        Horizontal: columns that every client has, in the order of the first; vertical: none.
+        Horizontal: columns that every institution has, in the order of the first; vertical: none.
     partial : {"condition", "drop", "error", "mean"}
-        What a design does with an entity whose columns are only partly filled at a client.
+        What a design does with an entity whose columns are only partly filled at an institution.
     min_count : int
         Fewest entities of a category level in a design.
     empty_rows : mapping of str to int
-        Rows of each client's table that held a key and nothing else, and were left out.
+        Rows of each institution's table that held a key and nothing else, and were left out.
     site_column : str
-        Horizontal: the name by which a formula may ask for the client itself; vertical: empty.
+        Horizontal: the name by which a formula may ask for the institution itself; vertical: empty.
     coordinator : str
-        Connected to, vertical: the client at whose institution the coordinator is, or "apart". Empty where
+        Connected to, vertical: the institution at which the coordinator is, or "apart". Empty where
         that follows from the formula.
 
     Examples
@@ -115,52 +115,53 @@ class ClientPartition(PartitionViews):
         published: Mapping[str, IntoPublished] | None = None,
         curves: Mapping[str, SiteCurve] | None = None,
     ) -> ClientPartition:
-        """Take one table per client: linked by a key (vertical), or stacked (horizontal).
+        """Take one table per institution: linked by a key (vertical), or stacked (horizontal).
 
-        Vertical: a row that holds its key and nothing else is no record; the client does not have that
-        entity. Horizontal: every row is a record, and models use the columns that all clients have.
+        Vertical: a row that holds its key and nothing else is no record; the institution does not have that
+        entity. Horizontal: every row is a record, and models use the columns that all institutions have.
 
         Parameters
         ----------
         frames : mapping of str to pandas, polars or pyarrow table
-            One table per client. Vertical: no column but the key may be at two clients. Horizontal:
+            One table per institution. Vertical: no column but the key may be at two institutions. Horizontal:
             also what :func:`fedstat.federation.tables.sources.open_source` gives: a Parquet file and the
             rows of a query are streamed.
         on : str or sequence of str, optional
             Key columns, the same in every table. Vertical: required; whole numbers of any width match
-            each other. Horizontal: no model sees them, and no two rows of a client in memory have the
+            each other. Horizontal: no model sees them, and no two rows of an institution in memory have the
             same.
         layout : {"vertical", "horizontal"}
-            Whether clients hold different columns or different rows.
+            Whether institutions hold different columns or different rows.
         align : {"clear", "private"}
             Vertical: put the keys side by side, or link them by
-            :mod:`fedstat.federation.rounds.alignment`, in which no client shows a key. The records are linked
-            alike; `entities` are then numbers, in an order drawn anew every time, because nobody knows all
-            keys. It takes 43 microseconds a key, times the square of the number of clients in one process.
+            :mod:`fedstat.federation.rounds.alignment`, in which no institution shows a key. The records are
+            linked alike; `entities` are then numbers, in an order drawn anew every time, because nobody
+            knows all keys. It takes 43 microseconds a key, times the square of the number of institutions
+            in one process.
         site_column : str
-            Horizontal: the name by which a formula may ask for the client, as in ``C(site)``.
+            Horizontal: the name by which a formula may ask for the institution, as in ``C(site)``.
         partial : {"condition", "drop", "error", "mean"}
-            What a design does with an entity whose columns are only partly filled at a client:
-            use what there is, take the client not to have it, refuse it, or fill in the client's
+            What a design does with an entity whose columns are only partly filled at an institution:
+            use what there is, take the institution not to have it, refuse it, or fill in the institution's
             means. To "condition" on any set of columns, :class:`VFEMRegression` does with sums that are
             exchanged once; other fits take such entities as "drop" does, and warn of the values.
         min_count : int
             Fewest entities of a category level in a design.
         policy : Policy or path, optional
-            What the owners of the clients allow to leave: a policy, or a file of
+            What the owners of the institutions allow to leave: a policy, or a file of
             :meth:`Policy.from_toml`. The default is ``Policy()``.
         policies : mapping of str to Policy or path, optional
-            Policies of single clients, in the place of the common one.
+            Policies of single institutions, in the place of the common one.
         shared_seed : int, optional
-            Secret that the clients share, from which common sketches are drawn; give one to
+            Secret that the institutions share, from which common sketches are drawn; give one to
             repeat a fit number for number. Drawn from the operating system, 128 bits, when not given: a
             short number can be found by trying, which matters where sites are served, and is refused there.
         new_data : bool
-            True for entities that are only to be predicted for: clients without rows, or without a value, are
-            then allowed.
+            True for entities that are only to be predicted for: institutions without rows, or without a
+            value, are then allowed.
         published : mapping of str to path or mapping, optional
-            By client, what its owner publishes of its columns: a ``columns.toml``, or what such a file says.
-            By default proposed from the client's table where its policy judges questions from it.
+            By institution, what its owner publishes of its columns: a ``columns.toml``, or what such a file
+            says. By default proposed from the institution's table where its policy judges questions from it.
         curves : mapping of str to Curve, LongCurve, or mapping of str to these by client, optional
             By name, the columns of each table that hold a curve, such as
             ``{"ecg": fs.Curve("ecg_*", domain=(0, 24))}``; vertical: of the one table that has them. A curve
@@ -205,17 +206,17 @@ class ClientPartition(PartitionViews):
         published: Mapping[str, IntoPublished] | None = None,
         curves: Mapping[str, AnyCurve] | None = None,
     ) -> ClientPartition:
-        """Split one table among clients, as in a simulation.
+        """Split one table among institutions, as in a simulation.
 
         Parameters
         ----------
         frame : pandas, polars or pyarrow table
         columns : mapping of str to sequence of str, optional
-            Columns of each client (vertical layout); columns that are not named are left out.
-            A client whose columns are all missing in a row does not have that entity.
+            Columns of each institution (vertical layout); columns that are not named are left out.
+            An institution whose columns are all missing in a row does not have that entity.
         by : str, optional
-            The column that names each row's client (horizontal layout), and so the partition's
-            ``site_column``; clients come in sorted or categorical order and hold all other columns.
+            The column that names each row's institution (horizontal layout), and so the partition's
+            ``site_column``; institutions come in sorted or categorical order and hold all other columns.
         on : str or sequence of str, optional
             Key columns; without them every row is an entity.
         partial, min_count, policy, policies, shared_seed, new_data, published, curves
@@ -229,8 +230,8 @@ class ClientPartition(PartitionViews):
         options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data, published)
         if (columns is None) == (by is None):
             raise PartitionError(
-                "give either columns={client: [...]} (clients hold different columns) "
-                "or by='column' (clients hold different rows), and not both."
+                "give either columns={client: [...]} (institutions hold different columns) "
+                "or by='column' (institutions hold different rows), and not both."
             )
         key = check.key_names(on)
         table = named_table(frame, key)
@@ -266,7 +267,7 @@ class ClientPartition(PartitionViews):
         published: Mapping[str, IntoPublished] | None = None,
         curves: Mapping[str, SiteCurve] | None = None,
     ) -> ClientPartition:
-        """Take one CSV, TSV or Parquet file per client.
+        """Take one CSV, TSV or Parquet file per institution.
 
         In the horizontal layout Parquet files are not read here: their rows stream past whenever a model
         asks, in memory that does not grow with their length. All other files are read at once.

@@ -32,7 +32,7 @@ MOST_DOTTED = 60
 
 
 def draw_patterns(description: PartitionDescription, ax: Axes | None, max_patterns: int) -> Axes:
-    """Tile map of the patterns in which clients' records are missing."""
+    """Tile map of the patterns in which institutions' records are missing."""
     clients = list(description.clients.index)
     patterns = description.patterns if description.use is None else description.use
     shown = patterns.head(max_patterns)
@@ -51,9 +51,10 @@ def draw_patterns(description: PartitionDescription, ax: Axes | None, max_patter
 
 
 def draw_missing_cells(cells: pd.DataFrame, ax: Axes | None, n_streamed: int = 0) -> Axes:
-    """Map of the share of missing cells, with numbers; grey where a client lacks a column.
+    """Map of the share of missing cells, with numbers; grey where an institution lacks a column.
 
-    Clients are rows while columns are few; else columns are, of very many those that lack cells somewhere.
+    Institutions are rows while columns are few; else columns are, of very many those that lack cells
+    somewhere.
     """
     across = cells.shape[1] <= MOST_ACROSS
     complete = (cells == 0.0).all() if cells.shape[1] > MOST_DOWN else pd.Series(False, cells.columns)
@@ -69,7 +70,8 @@ def draw_missing_cells(cells: pd.DataFrame, ax: Axes | None, n_streamed: int = 0
     ax.set_xticks(range(len(names)), names, fontsize=SMALL, parse_math=False)
     _quieten(ax)
     _turn_labels(ax, names)
-    head, rest = "Missing values by client and column", _cells_said(cells, n_streamed, int(complete.sum()))
+    head = "Missing values by institution and column"
+    rest = _cells_said(cells, n_streamed, int(complete.sum()))
     entitle(ax, head, rest)
     if not _write_shares(ax, shown.to_numpy()):
         ax.figure.colorbar(ax.images[0], ax=ax, format=lambda share, _: f"{share:.0%}", label="share missing")
@@ -111,7 +113,7 @@ def _whole_percent(share: float) -> str:
 
 
 def draw_correlation(correlation: BlockCorrelation, ax: Axes | None) -> Axes:
-    """Heat map of rank correlations, blocks of clients apart."""
+    """Heat map of rank correlations, blocks of institutions apart."""
     R = correlation.matrix
     side = 0.24 * min(len(R), MOST_TICK_LABELS)
     ax = ax if ax is not None else _new_axes(max(6.5, side + 4.0), max(5.2, side + 2.6))
@@ -165,7 +167,7 @@ def _part_tiles(ax: Axes, shape: tuple[int, ...], width: float) -> None:
 
 
 def _client_labels(clients: Sequence[str], *, turned: bool = False) -> tuple[list[str], float]:
-    """Client names as tick labels and their angle: upright while clients are few."""
+    """Names as tick labels and their angle: upright while institutions are few."""
     if len(clients) <= MOST_UPRIGHT and not turned:
         return [fill(client, LABEL_WIDTH, break_long_words=False) for client in clients], 0.0
     return [shorten(client, 2 * LABEL_WIDTH) for client in clients], 40.0
@@ -194,7 +196,7 @@ def _draw_counts(ax: Axes, counts: Array, shares: Array) -> None:
 
 
 def _draw_shares(ax: Axes, shares: Array) -> float:
-    """Bars above the map: share of entities without a record at each client; returns where they end."""
+    """Bars above the map: share of entities without a record at each institution; returns where they end."""
     width, height = _inches(ax)
     top = ax.inset_axes((0.0, 1 + GAP / height, 1.0, SHARES_HEIGHT / height))
     top.bar(np.arange(len(shares)), shares, color="#8C8C8C", width=0.6)
@@ -224,7 +226,7 @@ def _label_columns(ax: Axes, names: Sequence[str], *, both: bool = False) -> Non
 
 
 def _draw_blocks(ax: Axes, owners: Sequence[str]) -> None:
-    """Lines between clients, and their names at the right."""
+    """Lines between institutions, and their names at the right."""
     sizes = [(client, len(list(block))) for client, block in groupby(owners)]
     ends = np.cumsum([size for _, size in sizes])
     for end in ends[:-1] - 0.5:
@@ -244,7 +246,7 @@ def _draw_blocks(ax: Axes, owners: Sequence[str]) -> None:
 
 
 def _draw_doubts(ax: Axes, doubts: Bools) -> None:
-    """Dots on correlations between clients that speak against independence."""
+    """Dots on correlations between institutions that speak against independence."""
     i, j = np.nonzero(doubts)
     size = 10.0 if len(doubts) <= MOST_DOTTED else 2.0
     ax.scatter(j, i, s=size, color="black", linewidths=0)
@@ -254,8 +256,8 @@ def _patterns_title(description: PartitionDescription, n_shown: int) -> str:
     patterns = description.patterns if description.use is None else description.use
     n_patterns, covered = len(patterns), patterns["count"].iloc[:n_shown].sum()
     lines = [
-        f"Records of {description.n_entities:,} entities at {len(description.clients)} clients",
-        f"{description.n_complete:,} entities have a record at every client",
+        f"Records of {description.n_entities:,} entities at {len(description.clients)} institutions",
+        f"{description.n_complete:,} entities have a record at every institution",
         "blue: has a record; grey: has none"
         if description.use is None
         else "blue: all columns, light: some, grey: none, as a fit of all takes them",
@@ -268,23 +270,23 @@ def _patterns_title(description: PartitionDescription, n_shown: int) -> str:
 def _cells_said(cells: pd.DataFrame, n_streamed: int, n_complete: int) -> str:
     lines = []
     if cells.isna().to_numpy().any():
-        lines.append("grey: the client lacks this column")
+        lines.append("grey: the institution lacks this column")
     if n_complete:
         lines.append(f"{n_complete} more columns lack nothing anywhere")
     if n_streamed:
-        lines.append(f"{n_streamed} more clients have streamed tables, of which this is not known")
+        lines.append(f"{n_streamed} more institutions have streamed tables, of which this is not known")
     return "\n".join(lines)
 
 
 def _correlation_title(correlation: BlockCorrelation) -> str:
     lines = [
-        "Rank correlation within and between clients",
+        "Rank correlation within and between institutions",
         f"mean |r| {correlation.mean_within:.2f} within, {correlation.mean_between:.2f} between",
     ]
     flagged = int(correlation.pairs["flagged"].sum())
     if len(correlation.pairs):
         lines.append(
-            f"independence in doubt for {flagged} of {len(correlation.pairs)} pairs of clients\n"
+            f"independence in doubt for {flagged} of {len(correlation.pairs)} pairs of institutions\n"
             f"dots: |r| > {correlation.threshold:g} in these pairs (adjusted p < {correlation.alpha:g})"
         )
     return "\n".join(lines)

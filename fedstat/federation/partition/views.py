@@ -92,51 +92,52 @@ class PartitionViews:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Names of the clients, in the order in which they were given."""
+        """Names of the institutions, in the order in which they were given."""
         return tuple(self.sites)
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprint of each client's keys, by which its statement in a receipt is known to be its own."""
+        """Fingerprint of each institution's keys, by which its statement in a receipt is known."""
         return {client: site.fingerprint for client, site in self.sites.items()}
 
     @property
     def n_entities(self) -> int:
-        """Number of entities that at least one client's table lists."""
+        """Number of entities that at least one institution's table lists."""
         return len(self.entities)
 
     @property
     def pooled_columns(self) -> tuple[str, ...]:
-        """Columns that every client has, in the order of the first; none in the vertical layout."""
+        """Columns that every institution has, in the order of the first; none in the vertical layout."""
         return common_columns(self.columns.values()) if self.layout == "horizontal" else ()
 
     @property
     def curves(self) -> dict[str, dict[str, CurveArray]]:
-        """Curves by client and name; see :class:`fedstat.Curve`."""
+        """Curves by institution and name; see :class:`fedstat.Curve`."""
         return {client: held_curves(table) for client, table in self._tables.items()}
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
-        """Tables of clients that are in the memory of this process, for simulation; others are not in it."""
+        """Tables of institutions in the memory of this process, for simulation; others are not in it."""
         return {c: table.frame for c, table in self._tables.items() if isinstance(table, FrameTable)}
 
     def presence(self) -> pd.DataFrame:
-        """Which client has a record of which entity.
+        """Which institution has a record of which entity.
 
         Returns
         -------
         DataFrame of bool, (n_entities, n_clients)
-            True where the client's record has at least one value.
+            True where the institution's record has at least one value.
         """
         return pd.DataFrame(
             presence_matrix(self.rows, self.n_entities), index=self.entities, columns=list(self.clients)
         )
 
     def describe(self) -> PartitionDescription:
-        """Count what each client has, and the patterns in which records are missing.
+        """Count what each institution has, and the patterns in which records are missing.
 
-        Where entities have some of a client's columns only, patterns are shown as a fit of all columns takes
-        them, by `partial`; a fit merges those that are too small to be released, and its summary says which.
+        Where entities have some of an institution's columns only, patterns are shown as a fit of all
+        columns takes them, by `partial`; a fit merges those that are too small to be released, and its
+        summary says which.
 
         Of streamed tables only what their metadata tell is known: columns and rows.
 
@@ -169,7 +170,7 @@ class PartitionViews:
         Returns
         -------
         DataFrame
-            One row per client and column: ``kind``, ``low`` and ``high`` of the range or of a curve's
+            One row per institution and column: ``kind``, ``low`` and ``high`` of the range or of a curve's
             domain, ``levels``,
             ``knots`` and ``unit``. A column that is not here cannot be asked for where formulas are "simple".
         """
@@ -182,15 +183,15 @@ class PartitionViews:
         return pd.DataFrame(rows, columns=columns).set_index(["client", "column"])
 
     def correlation(self, *, alpha: float = 0.05, threshold: float = 0.1) -> BlockCorrelation:
-        """Spearman rank correlations within and between clients, with a test of independence.
+        """Spearman rank correlations within and between institutions, with a test of independence.
 
-        This puts columns of different clients beside each other. It is for simulation and for
-        data that are in one process anyway, and does not exist for clients at a distance.
+        This puts columns of different institutions beside each other. It is for simulation and for
+        data that are in one process anyway, and does not exist for institutions at a distance.
 
         Parameters
         ----------
         alpha : float
-            Level of the test for a pair of clients, after Holm's adjustment.
+            Level of the test for a pair of institutions, after Holm's adjustment.
         threshold : float
             Smallest absolute correlation that matters. A pair is flagged if its test rejects *and*
             one of its correlations exceeds the threshold, because among very many entities every
@@ -199,9 +200,9 @@ class PartitionViews:
         Raises
         ------
         PartitionError
-            If the layout is horizontal or no client has a numeric column.
+            If the layout is horizontal or no institution has a numeric column.
         NotAvailableError
-            The clients are in other processes.
+            The institutions are in other processes.
 
         Examples
         --------
@@ -216,12 +217,12 @@ class PartitionViews:
         """
         if self.layout == "horizontal":
             raise PartitionError(
-                "correlation between clients' columns needs the vertical layout: "
-                "in the horizontal layout all clients hold the same columns."
+                "correlation between institutions' columns needs the vertical layout: "
+                "in the horizontal layout all institutions hold the same columns."
             )
         if len(self.frames) < len(self._tables):
             raise NotAvailableError(
-                "correlations between clients' columns need the rows of both in one place, and these are in "
+                "correlations between institutions' columns need the rows of both in one place; these are in "
                 "processes of their own; result.independence_tests() of VFEMRegression needs sums only"
             )
         return rank_correlation(self.frames, self.rows, self.n_entities, alpha=alpha, threshold=threshold)
@@ -231,8 +232,8 @@ class PartitionViews:
 
         Vertical: one row per pattern of present and missing records (of records that are there in part, as
         a fit of all columns takes them by `partial`), most frequent first, with the
-        number of entities at the right and each client's share of missing records on top.
-        Horizontal: the share of missing cells of every column at every client whose table is in memory.
+        number of entities at the right and each institution's share of missing records on top.
+        Horizontal: the share of missing cells of every column at every institution whose table is in memory.
 
         Parameters
         ----------
@@ -257,7 +258,7 @@ class PartitionViews:
                 )
             if not self.frames:
                 raise PartitionError(
-                    f"the tables of all {n_streamed} clients are streamed from Parquet files, which are not "
+                    f"the tables of all {n_streamed} institutions are streamed from files, which are not "
                     "read to count missing cells. Read them with pandas first, and use from_frames."
                 )
             return plots.draw_missing_cells(missing_shares(self.frames), ax, n_streamed)
@@ -268,8 +269,8 @@ class PartitionViews:
     ) -> Axes:
         """Draw the rank correlations of :meth:`correlation` as a heat map.
 
-        Dots mark correlations between clients whose independence is in doubt. As for
-        :meth:`correlation`, columns of different clients come into one place here.
+        Dots mark correlations between institutions whose independence is in doubt. As for
+        :meth:`correlation`, columns of different institutions come into one place here.
 
         Parameters
         ----------
@@ -307,18 +308,17 @@ class PartitionViews:
 
     def __repr__(self) -> str:
         key = f", key {', '.join(map(repr, self.key))}" if self.key else ""
-        lines = [
-            f"ClientPartition ({self.layout}): {self.n_entities:,} entities, {len(self.clients)} clients{key}"
-        ]
+        counts = f"{self.n_entities:,} entities, {len(self.clients)} institutions"
+        lines = [f"ClientPartition ({self.layout}): {counts}{key}"]
         width, elsewhere = max(map(len, self.clients)), "streamed" if self._engine is None else "connected"
         for client, table in self._tables.items():
             line = f"  {client:<{width}}  {len(table.columns):>4} columns  {table.n_rows:>11,} entities"
             lines.append(line if isinstance(table, FrameTable) else f"{line}, {elsewhere}")
         if self.layout == "horizontal":
-            lines.append(f"  {len(self.pooled_columns)} columns are at every client")
+            lines.append(f"  {len(self.pooled_columns)} columns are at every institution")
             curves = common_columns(map(tuple, self.curves.values()))
             if curves:
-                lines.append(f"  curves at every client: {', '.join(curves)}")
+                lines.append(f"  curves at every institution: {', '.join(curves)}")
         else:
             held = [f"{', '.join(own)} at {client}" for client, own in self.curves.items() if own]
             lines += [f"  curves: {'; '.join(held)}"] if held else []

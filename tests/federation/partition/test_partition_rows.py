@@ -152,8 +152,8 @@ def test_parquet_files_are_not_read(tmp_path):
     assert described.clients[unknown].isna().all(axis=None)
     for text in (repr(partition), str(described), partition._repr_html_()):
         assert "streamed" in text and "125" in text
-    assert "Some clients lack 'smoker'." in str(described) and "unknown" in str(described)
-    with pytest.raises(PartitionError, match=r"all 3 clients are streamed.*pandas"):
+    assert "Some institutions lack 'smoker'." in str(described) and "unknown" in str(described)
+    with pytest.raises(PartitionError, match=r"all 3 institutions are streamed.*pandas"):
         partition.plot_missing()
 
 
@@ -220,9 +220,9 @@ def test_description_counts_what_pandas_counts():
     patterns = described.patterns.set_index(list(frames))["count"]
     assert patterns.to_dict() == partition.presence().value_counts().to_dict()
     assert described.patterns["count"].tolist() == [60, 40, 25]
-    assert repr(partition).startswith("ClientPartition (horizontal): 125 entities, 3 clients, key 'nr'")
-    assert "3 columns are at every client" in repr(partition) and "streamed" not in repr(partition)
-    assert "Some clients lack &#x27;smoker&#x27;." in partition._repr_html_()
+    assert repr(partition).startswith("ClientPartition (horizontal): 125 entities, 3 institutions, key 'nr'")
+    assert "3 columns are at every institution" in repr(partition) and "streamed" not in repr(partition)
+    assert "Some institutions lack &#x27;smoker&#x27;." in partition._repr_html_()
 
 
 def test_missing_cells_are_drawn_by_column_and_grey_where_there_is_no_column():
@@ -236,7 +236,7 @@ def test_missing_cells_are_drawn_by_column_and_grey_where_there_is_no_column():
     ]
     np.testing.assert_allclose(drawn, expected)
     texts = [text.get_text() for text in ax.texts]
-    assert "grey: the client lacks this column" in texts
+    assert "grey: the institution lacks this column" in texts
     shares = np.ravel(expected)
     assert [text for text in texts if text[-1] in "%–"] == [
         "–" if np.isnan(share) else f"{share:.0%}" for share in shares
