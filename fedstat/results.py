@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from fedstat.inference.compare import Comparison as Comparison
     from fedstat.inference.evaluation.discrimination import Discrimination as Discrimination
     from fedstat.inference.evaluation.evaluation import Evaluation as Evaluation
+    from fedstat.inference.evaluation.recalibration import Recalibration as Recalibration
     from fedstat.inference.explanation import Explanation as Explanation
     from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity as Heterogeneity
+    from fedstat.inference.heterogeneity.whole_factors import FactorCombination as FactorCombination
     from fedstat.inference.likelihood import FTest as FTest
     from fedstat.inference.likelihood import LRTest as LRTest
     from fedstat.inference.mixture.bch import OutsideResults as OutsideResults
     from fedstat.inference.repeated.combine import CombinedResults as CombinedResults
+    from fedstat.inference.repeated.pool import PooledResults as PooledResults
     from fedstat.inference.results import FederatedResults as FederatedResults
     from fedstat.inference.tables import SheetSummary as SheetSummary
     from fedstat.models.boost.inference.response import BoostPrediction as BoostPrediction
@@ -75,6 +78,7 @@ _WHERE = {
     "Discrimination": "inference.evaluation.discrimination",
     "Evaluation": "inference.evaluation.evaluation",
     "Explanation": "inference.explanation",
+    "FactorCombination": "inference.heterogeneity.whole_factors",
     "FTest": "inference.likelihood",
     "FedAvgResults": "models.fedavg.results",
     "FederatedResults": "inference.results",
@@ -90,10 +94,12 @@ _WHERE = {
     "M2SEMResults": "models.m2sem.results",
     "OutsideResults": "inference.mixture.bch",
     "PartitionDescription": "federation.partition.describe",
+    "PooledResults": "inference.repeated.pool",
     "PredictionResults": "models.vfem.prediction.results",
     "PrivateBoostResults": "models.boost.private.results",
     "PrivateGLMResults": "models.copula_glm.results",
     "PublishedSynthesis": "models.copula.published",
+    "Recalibration": "inference.evaluation.recalibration",
     "Receipt": "federation.account.receipt",
     "RefitResults": "models.vglm.report.after_selection",
     "ScoreTest": "models.glm.omitted_terms",

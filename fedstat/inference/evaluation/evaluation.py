@@ -51,7 +51,9 @@ class Evaluation:
         Sums over rows of squared differences between event and predicted probability, by site and of all; nan
         of sites that hid theirs in the sum.
     recalibration : Recalibration, optional
-        The response regressed on the linear predictor, from sums over rows, and not from bins.
+        The response regressed on the linear predictor.
+    remarks : tuple of str
+        Further notes of the summary.
 
     Raises
     ------
@@ -83,6 +85,7 @@ class Evaluation:
     means: Floats | None = None
     squares: Floats | None = None
     recalibration: Recalibration | None = None
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         shape = (len(self.sites), len(self.edges) - 1)
@@ -161,6 +164,14 @@ class Evaluation:
         ------
         NotAvailableError
             The response is not binary.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> evaluation = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().evaluate()
+        >>> evaluation.roc().loc["all sites", ["fpr", "tpr"]].iloc[[0, -1]].to_numpy().tolist()
+        [[0.0, 0.0], [1.0, 1.0]]
         """
         parts = {}
         for who, (events, others) in self._outcomes().items():
@@ -193,6 +204,16 @@ class Evaluation:
             The threshold is not between 0 and 1.
         NotAvailableError
             The response is not binary.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> evaluation = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().evaluate()
+        >>> evaluation.confusion(0.5).loc["all sites", ["threshold", "sensitivity"]].round(2).tolist()
+        [0.5, 0.78]
+        >>> round(evaluation.brier, 3), round(evaluation.recalibration.slope, 6)
+        (0.211, 1.0)
         """
         outcomes = self._outcomes()
         if not 0.0 < threshold < 1.0:
@@ -353,7 +374,7 @@ class Evaluation:
         ]
         if self.squares is not None:
             notes.append(f"Brier score, all sites: {self.brier:.4f}, from sums over rows.")
-        notes += recalibrated
+        notes += [*recalibrated, *self.remarks]
         if self.least > 1:
             notes.append(f"Bins of fewer than {self.least} rows at a site were counted with a neighbour.")
         return notes

@@ -112,7 +112,7 @@ class Recalibration:
         """What is printed below a summary."""
         return (
             "Calibration: the response regressed on the linear predictor by the model's own distribution and "
-            "link, from sums over rows (Cox 1958); in the large is the intercept beside a slope of 1. "
+            "link (Cox 1958); in the large is the intercept beside a slope of 1. "
             f"Likelihood ratio against intercept 0 and slope 1: {self.statistic:.2f}, P {self.pvalue:.3f} "
             "(chi-squared, 2 degrees of freedom; of rows from which the model was learned it says nothing)."
         )
@@ -121,7 +121,12 @@ class Recalibration:
         """Part of a printed summary."""
         frame = self.to_frame()
         rows = tuple(
-            (str(name), *(number(v) for v in values[:3]), f"{values[3]:.3f}", *map(number, values[4:]))
+            (
+                str(name),
+                *(number(v, error=values[1]) for v in values[:3]),
+                f"{values[3]:.3f}",
+                *map(number, values[4:]),
+            )
             for name, values in zip(frame.index, frame.to_numpy().tolist(), strict=True)
         )
         heads = ("calibration", "coef", "std err", "calibrated", "P", "0.025", "0.975")
@@ -201,6 +206,17 @@ class Recalibrating:
         large = float(constant.params[0]), float(constant.cov[0, 0]) ** 0.5
         statistic = max(both.deviances[0] - both.deviances[-1], 0.0) / both.scale
         return Recalibration(both.params, both.cov, large, statistic)
+
+
+def recalibrate_bins(
+    n: Floats, events: Floats, expected: Floats, distribution: DistributionSpec
+) -> Recalibration | None:
+    """Do so from rows, events and sums of probabilities by bin (B,), whose mean stands for all rows in it."""
+    there = n > 0.0
+    p = expected[there] / n[there]
+    eta = np.asarray(distribution.make().link(p.clip(1e-12, 1.0 - 1e-12)))
+    X = np.column_stack([np.ones(len(p)), eta])
+    return recalibrate(Rows(X, events[there] / n[there], trials=n[there]), distribution)
 
 
 def recalibrate(rows: Rows, distribution: DistributionSpec) -> Recalibration | None:

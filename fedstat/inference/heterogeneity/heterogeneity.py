@@ -169,6 +169,15 @@ class Heterogeneity(SiteComparison):
         ----------
         Jackson, D., Riley, R. and White, I. R. (2011). Multivariate meta-analysis: potential and promise.
         Statistics in Medicine 30, 2481-2498.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> sites = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().heterogeneity
+        >>> together = sites.random_effects_of(["age", "sex"])
+        >>> together.df, together.Q_df, bool(together.pvalue < 0.05)
+        (2, 6, True)
         """
         names = [str(name) for name in self.estimates.columns]
         of_term = [name for name, one in zip(names, self.terms, strict=False) if one == term]

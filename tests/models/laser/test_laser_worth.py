@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import statsmodels.api as sm
 from laser_cases import SITES, customers, model, partition
 
 import fedstat as fs
@@ -135,6 +136,13 @@ def test_a_calibration_curve_of_an_evaluation(result, tables, other):
     high = curve[curve["low"] >= 0.0]
     assert high["events"].sum() / high["n"].sum() == pytest.approx(y[P > 0.5].mean(), abs=0.02)
     axes = result.evaluate(other).evaluation().plot_calibration()
+    found = result.evaluate(other).evaluation(EVERY)
+    assert found.brier == pytest.approx(np.mean((P - y) ** 2), rel=1e-8)
+    slope = sm.GLM(y, sm.add_constant(np.log(P / (1.0 - P))), family=sm.families.Binomial()).fit()
+    # In bins of a fiftieth of log odds, of which small ones are joined.
+    np.testing.assert_allclose(found.recalibration.params, slope.params, atol=0.1 * slope.bse)
+    at = found.confusion(0.5).loc["all sites"]
+    assert at["tp"] == pytest.approx(((P > 0.5) & (y == 1)).sum(), abs=5)
     assert axes.get_ylabel() == "observed proportion"
 
 

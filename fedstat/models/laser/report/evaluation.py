@@ -12,14 +12,19 @@ import pandas as pd
 from scipy.special import expit, logit
 
 from fedstat.errors import ModelError, NotAvailableError
+from fedstat.inference.evaluation.bins import probabilities
 from fedstat.inference.evaluation.discrimination import discrimination
 from fedstat.inference.evaluation.evaluation import Evaluation
+from fedstat.inference.evaluation.recalibration import recalibrate_bins
 from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_choice, check_level
 from fedstat.models.laser.training.scoring import ScoreCounts, score_edges
 from fedstat.models.laser.training.tasks import members_of
 from fedstat.typing import Floats
 
+LOGIT = DistributionSpec("Binomial", "Logit")
+BINNED = "Calibration slope and intercepts take the mean prediction of each bin for those in it."
 Criterion: TypeAlias = Literal["f1", "youden"]
 
 
@@ -162,8 +167,17 @@ class SetEvaluation:
         events, others = self._by_event(g)
         sums = self.scores.expected[g].sum(axis=0)[None]
         edges = np.concatenate([[-np.inf], score_edges(2), [np.inf]])
+        n, squares = events + others, self.scores.losses[g, 1] / 2.0
         return Evaluation(
-            edges=edges, sites=(self.names[g],), n=events + others, observed=events, expected=sums
+            edges=edges,
+            sites=(self.names[g],),
+            n=n,
+            observed=events,
+            expected=sums,
+            means=probabilities(edges, LOGIT),
+            squares=np.array([squares, squares]),
+            recalibration=recalibrate_bins(n[0], events[0], sums[0], LOGIT),
+            remarks=(BINNED,),
         )
 
     def _counted(self, of: str | None) -> int:

@@ -27,6 +27,10 @@ from fedstat.models.vertical.prediction.coding import ResponseSource
 from fedstat.models.vertical.prediction.protocol import new_ledger
 from fedstat.typing import Array, Bools, Floats, Ints
 
+AVERAGED = (
+    "Predictions were averaged over a few entities that have similar ones before they were counted, by the "
+    "policy of the institution that holds the response."
+)
 NUMBERS = 9
 """Of a recalibration: whether there is one, intercept, slope, their covariance, and three more."""
 
@@ -194,4 +198,5 @@ def evaluate_predictions(
         means=probabilities(edges, distribution),
         squares=np.append(squares, squares.sum()),
         recalibration=_from_array(told["regression"]),
+        remarks=() if partition.sites[holder].policy.evaluation == "any" else (AVERAGED,),
     )
