@@ -168,7 +168,8 @@ class FollowedPlan:
             raise self._refusal(
                 approvals,
                 f"asks its owner about every analysis, and step '{ask.step}' is of none that was proposed. "
-                "fit(), evaluate(), score_test() and predict() propose what they ask; no more is answered",
+                "fit(), search(), evaluate(), score_test() and predict() propose what they ask; no more is "
+                "answered",
             )
         planned, address = self.plan.find(ask), (ask.family, ask.step)
         if planned is None:
