@@ -46,8 +46,11 @@ if TYPE_CHECKING:
     from fedstat.models.copula.results import CopulaResults as CopulaResults
     from fedstat.models.copula_glm.results import PrivateGLMResults as PrivateGLMResults
     from fedstat.models.fedavg.results import FedAvgResults as FedAvgResults
+    from fedstat.models.glm.linear import OLSResults as OLSResults
     from fedstat.models.glm.omitted_terms import ScoreTest as ScoreTest
     from fedstat.models.glm.results import GLMResults as GLMResults
+    from fedstat.models.glm.sums.margins import MarginalEffects as MarginalEffects
+    from fedstat.models.glm.sums.wild import WildBootstrap as WildBootstrap
     from fedstat.models.horizontal.prediction import GLMPrediction as GLMPrediction
     from fedstat.models.laser.report.evaluation import SetEvaluation as SetEvaluation
     from fedstat.models.laser.results import LASERResults as LASERResults
@@ -92,6 +95,8 @@ _WHERE = {
     "LittleTest": "models.vertical.law.assumptions",
     "LocalBoosts": "models.boost.local",
     "M2SEMResults": "models.m2sem.results",
+    "MarginalEffects": "models.glm.sums.margins",
+    "OLSResults": "models.glm.linear",
     "OutsideResults": "inference.mixture.bch",
     "PartitionDescription": "federation.partition.describe",
     "PooledResults": "inference.repeated.pool",
@@ -112,6 +117,7 @@ _WHERE = {
     "Verification": "federation.account.verification",
     "VerticalBoostResults": "models.boost.vertical_results",
     "VerticalGLMResults": "models.vglm.results",
+    "WildBootstrap": "models.glm.sums.wild",
 }
 __all__ = sorted(_WHERE)
 

@@ -23,6 +23,23 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 1", record=GLMRecord)
 
     All follows from what a Gaussian GLM sums: deviance is the sum of squared residuals, and that of the model
     without covariates the centred total.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> rows = fs.datasets.make_hospitals()
+    >>> hospitals = fs.ClientPartition.from_frame(rows, by="hospital")
+    >>> fit = fs.FederatedOLS.from_formula("num ~ age + sex", hospitals).fit()
+    >>> fit.k_constant, fit.df_model, bool(fit.rsquared > fit.rsquared_adj)
+    (1, 2.0, True)
+    >>> bool(abs(fit.ess + fit.ssr - fit.centered_tss) < 1e-6), bool(fit.centered_tss < fit.uncentered_tss)
+    (True, True)
+    >>> bool(abs(fit.fvalue - fit.mse_model / fit.mse_resid) < 1e-9), bool(fit.f_pvalue < 0.001)
+    (True, True)
+    >>> bool(fit.mse_resid < fit.mse_total)
+    True
+    >>> list(fit.get_prediction(rows.head(2)).summary_frame())[-2:]
+    ['obs_ci_lower', 'obs_ci_upper']
     """
 
     @property
@@ -97,13 +114,14 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 1", record=GLMRecord)
         few = self.basis.counts is not None and self.basis.counts[0] <= len(tested)
         if few or not self.df_model or self.k_constant > self._k_constant:
             return float("nan")
-        return float(self.f_test(tested).fvalue)
+        return float(self.f_test(tested).statistic)
 
     @property
     def f_pvalue(self) -> float:
         """P-value of :attr:`fvalue`."""
-        robust = self.cov_type != "nonrobust"
-        df = self.df_inference if robust and self.df_inference is not None else self.df_resid
+        # Clusters less one, as in statsmodels also where tests of single coefficients are normal.
+        counts = self.basis.counts
+        df = self.df_resid if counts is None else counts[0] - (counts[1] if self.basis.strata else 1)
         return float(stats.f.sf(self.fvalue, self.df_model, df)) if self.df_model else float("nan")
 
     def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:

@@ -340,5 +340,14 @@ class FederatedOLS(FederatedGLM):
         -------
         OLSResults
             With ``rsquared``, ``rsquared_adj``, ``fvalue``, ``f_pvalue``, ``ssr``, ``ess``, ``mse_resid``.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> hospitals = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> model = fs.FederatedOLS.from_formula("num ~ age + sex", hospitals)
+        >>> result = model.fit(cov_type="HC3")
+        >>> result.use_t, int(result.df_resid), result.wald_test("age = 0, sex = 0").distribution
+        (True, 917, 'F')
         """
         return cast(OLSResults, super().fit(**settings))

@@ -26,6 +26,11 @@ CASES = {
     "HC1": (RIGHT, {}, {"cov_type": "HC1"}),
     "HC1 wls": (RIGHT, {"var_weights": "v"}, {"cov_type": "HC1"}),
     "HC1, normal tests": (RIGHT, {}, {"cov_type": "HC1", "use_t": False}),
+    "clusters, normal tests": (
+        RIGHT,
+        {},
+        {"cov_type": "cluster", "cov_kwds": {"groups": "ward"}, "use_t": False},
+    ),
     "clusters": (RIGHT, {}, {"cov_type": "cluster", "cov_kwds": {"groups": "ward"}}),
 }
 NUMBERS = (

@@ -79,6 +79,18 @@ class MarginalEffects:
     tvalues, pvalues : Series
     margeff_options : dict
         ``method`` and ``at``.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> hospitals = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> effects = fs.GLORE.from_formula("num > 0 ~ age + sex", hospitals).fit().get_margeff()
+    >>> bool((effects.tvalues == effects.margeff / effects.margeff_se).all())
+    True
+    >>> bool((effects.pvalues < 0.05).all()), effects.conf_int().shape
+    (True, (2, 2))
+    >>> list(effects.summary_frame())[:2], "dy/dx" in str(effects.summary())
+    (['dy/dx', 'Std. Err.'], True)
     """
 
     def __init__(

@@ -34,6 +34,8 @@ class WildBootstrap:
     hypothesis : str
     method : str
         In words.
+    weights : str
+        Law of the draws.
     statistic : float
         Of the data: t of one restriction, Wald's statistic over their number of several.
     pvalue : float
@@ -47,6 +49,15 @@ class WildBootstrap:
         What each site's residuals, or scores, were multiplied by.
     enumerated : bool
         Whether the draws are all that there are, since these are no more than were asked for.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> hospitals = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fit = fs.FederatedOLS.from_formula("num ~ age + sex", hospitals).fit()
+    >>> found = fit.wild_cluster_bootstrap("sex = 0", weights="webb", seed=1)
+    >>> found.boot_statistics.shape, bool(found.conf_int[0] < fit.params["sex"] < found.conf_int[1])
+    ((999,), True)
     """
 
     hypothesis: str
