@@ -25,7 +25,7 @@ from fedstat.models.m2sem.inference.information import ObservedInformation, ask_
 from fedstat.typing import Floats
 
 PATH_STEPS = 6
-FINAL_ROUNDS, FINE_ROUNDS, FINE_STEPS, FINE_GAIN = 40, 8, 2, 0.02
+FINAL_ROUNDS, FINE_ROUNDS, FINE_STEPS, FINE_GAIN = 80, 8, 2, 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)

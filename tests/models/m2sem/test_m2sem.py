@@ -32,6 +32,9 @@ def test_the_penalised_likelihood_never_falls(missing):
     found = fs.M2SEM(partition_of(frames), 2, 1).fit(select="bic", n_init=2)
     assert rises(found) > -1e-8
     assert found.path["bic"].min() >= found.bic - 1e-6
+    best = found.path.loc[found.path["bic"].idxmin()]
+    assert best["columns"] == (found.features["loading"] > 0.0).sum()
+    assert best["modalities"] == found.modalities["selected"].sum()
 
 
 def test_order_of_clients_and_masks_are_irrelevant(frames, result):
@@ -215,3 +218,14 @@ def test_half_samples_select_again(frames):
     often = found.modalities["frequency"]
     assert often.between(0.0, 1.0).all() and often.iloc[0] > 0.8 and "selected in" in str(found.summary())
     assert len(found.features["frequency"]) == 12
+
+
+@pytest.mark.slow
+def test_columns_that_blurred_clusters_hide_are_found():
+    """Weights of penalties by a fit of all columns lose half of those that tell clusters apart here."""
+    data = fs.datasets.make_cluster_experiment("noisy", seed=3)
+    partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    found = fs.M2SEM(partition, 3, 2).fit(masked=False, cov_type=None, seed=3)
+    assert found.bic < found.path["bic"][:7].min() - 40.0 and rises(found) > -1e-7
+    loading = found.features["loading"].droplevel(["client", "modality"]).reindex(data.columns.index)
+    assert (loading[data.columns["informative"]] > 0.0).mean() >= 0.7

@@ -158,6 +158,25 @@ def test_rows_of_no_weight_at_a_level_stop_nothing():
     assert m.profile()[:, 0, 1].max() < 1e-4 and np.diff(values)[-1] < 0.05
 
 
+@pytest.mark.parametrize("covariates", [0, 1])
+def test_columns_without_loadings_need_no_nodes(covariates):
+    """Their likelihood and maximum are those of the same columns on nodes, held at zero by penalties."""
+    m, r = categorical(1, missing=0.1, covariates=covariates)
+    rows = np.array([1e6, 1e6, 0.0, 0.0, 0.0])
+    for block in m._blocks:
+        block.theta[np.isin(block.columns, [0, 1]), block.intercepts :] = 0.0
+    state, whole = m.state(), m.log_densities()
+    held = climb(m, r, rows, steps=25)
+    m.nodes = m.nodes
+    m.support[[0, 1]] = False
+    m.restore(state)
+    assert np.allclose(m.log_densities(), whole, rtol=0.0, atol=1e-10)
+    left = climb(m, r, steps=25)
+    assert np.diff(left).min() > -1e-8 * np.abs(left).max()
+    assert left[0] == pytest.approx(held[0], abs=1e-9) and left[-1] == pytest.approx(held[-1], abs=1e-3)
+    assert np.array_equal(m.row_norms() == 0.0, rows > 0.0)
+
+
 def test_support_and_silence_are_kept():
     m, r = categorical(1)
     m.support[[0, 1]] = False
