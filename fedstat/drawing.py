@@ -23,6 +23,8 @@ OPEN = ("top", "right")
 """Spines that a plot over two axes does not need."""
 ROWS_ONLY = ("top", "right", "left")
 """Spines that a plot with one row per name does not need."""
+NARROW = 5.0
+"""Inches below which a scale of colours goes below a picture."""
 TITLE, SMALL = 10.0, 8.0
 """Points of headlines, and of what is written in and beside a picture."""
 LINE = 1.3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,7 @@ from fedstat.drawing import (
     COLOURS,
     INK,
     MUTED,
+    NARROW,
     ROWS_ONLY,
     SMALL,
     axes_for,
@@ -24,6 +25,7 @@ from fedstat.drawing import (
     name_width,
     plain_legend,
     shorten,
+    width_of,
 )
 from fedstat.errors import ModelError
 from fedstat.kernels.glm.specification import DistributionSpec
@@ -238,9 +240,12 @@ def plot_heat(correlation: pd.DataFrame, title: str, ax: Axes | None = None) -> 
     size = 2.5 + 0.18 * len(correlation)
     ax = axes_for(ax, size + 1.0, size, hidden=())
     image = ax.imshow(correlation.to_numpy(), vmin=-1.0, vmax=1.0, cmap="RdBu_r")
-    places, names = range(len(correlation)), [str(name) for name in correlation]
-    ax.set_xticks(places, names, rotation=90, fontsize="x-small", parse_math=False)
-    ax.set_yticks(places, names, fontsize="x-small", parse_math=False)
-    ax.figure.colorbar(image, ax=ax)
+    most = name_width(ax, 0.3, 28)
+    places, names = range(len(correlation)), [shorten(str(name), most) for name in correlation]
+    ax.set_xticks(places, names, rotation=90, fontsize=SMALL, parse_math=False)
+    ax.set_yticks(places, names, fontsize=SMALL, parse_math=False)
+    # Beside a narrow picture a scale of colours would take what is left of it.
+    where: Any = {"location": "bottom"} if width_of(ax) < NARROW else {"shrink": 0.7}
+    ax.figure.colorbar(image, ax=ax, label="correlation", **where)
     entitle(ax, title)
     return ax

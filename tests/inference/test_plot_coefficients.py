@@ -139,3 +139,16 @@ def test_names_however_long_and_many_fit_a_journal(width, exponentiate, plt):
     assert all(label.get_text().endswith(f"{j}]") for j, label in enumerate(ax.get_yticklabels()))
     # More than half of the page is for the numbers, or nearly so.
     assert ax.get_position().width > 0.4
+
+
+@pytest.mark.parametrize("width", JOURNAL)
+def test_heat_maps_and_traces_fit_a_journal(width, plt):
+    names = [f"a column with a name that is long, {j}" for j in range(6)]
+    correlation = pd.DataFrame(np.eye(6), index=names, columns=names)
+    ax = plots.plot_heat(correlation, "Correlations of latent normals", page(width, 5.0))
+    assert not faults(ax.figure)
+    assert all(label.get_text().endswith(f", {j}") for j, label in enumerate(ax.get_xticklabels()))
+    trace = pd.DataFrame({"score": 10.0 ** -np.arange(8), "move": ["EM"] * 4 + ["Newton"] * 4})
+    assert not faults(plots.plot_convergence(trace, tolerance=1e-6, ax=page(width, 3.0)).figure)
+    loss = plots.plot_loss(pd.DataFrame({"loss": [2.0, 1.0]}), "FedAvg", page(width, 3.0))
+    assert not faults(loss.figure) and not loss.get_title(loc="left")

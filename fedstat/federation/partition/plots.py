@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedstat.drawing import COLOURS, INK, SMALL, entitle, name_width, pyplot, shorten, text_width, width_of
+from fedstat.drawing import (
+    COLOURS,
+    INK,
+    NARROW,
+    SMALL,
+    entitle,
+    name_width,
+    pyplot,
+    shorten,
+    text_width,
+    width_of,
+)
 from fedstat.federation.partition.dependence import BlockCorrelation
 from fedstat.federation.partition.describe import PartitionDescription
 from fedstat.typing import Array, Bools
@@ -21,8 +32,6 @@ if TYPE_CHECKING:
 PRESENT, PARTLY, ABSENT = COLOURS[0], "#8EC1E3", "#E3E3E3"
 MOST_ACROSS, MOST_DOWN = 12, 40
 """Columns beside each other, and among each other, of a map of missing cells."""
-NARROW = 5.0
-"""Inches below which a scale of colours goes below."""
 DARK, SMALLEST = 0.55, 5.5
 """Share above which a tile is dark, and points of the smallest numbers."""
 LABEL_WIDTH, MOST_UPRIGHT = 13, 6

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from cluster_cases import QUICK, agreement, make_frames, partition_of, rises
+from pictures import JOURNAL, faults, page
 
 import fedstat as fs
 
@@ -63,6 +64,8 @@ def test_pictures_show_how_far_clusters_are_apart_in_units_of_the_column():
     )
     found = fs.M2SEM(partition_of(data.frames), 2, 1).fit(**QUICK, cov_type=None)
     places = found.plot_heat().images[0].get_array()
+    assert not any(faults(found.plot_heat(page(width, 3.5)).figure) for width in JOURNAL)
+    assert not faults(found.plot_profiles())
     for row, (client, column) in enumerate([("Client 1", "c1_1"), ("Client 2", "c2_1")]):
         x = data.frames[client].set_index("id")[column]
         x = x.cat.codes if column == "c2_1" else x
