@@ -65,6 +65,15 @@ class SheetSummary(Summary):  # type: ignore[misc]
     It is a statsmodels ``Summary``: ``str()``, ``as_text``, ``as_html``, ``as_latex`` (needs the
     booktabs package), ``as_csv`` and the notebook representations work, and ``tables`` holds the
     text tables.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> summary = fs.GLORE.from_formula("num > 0 ~ age", partition).fit().summary()
+    >>> texts = summary.as_text(), summary.as_html(), summary.as_latex(), summary.as_csv()
+    >>> all("age" in text for text in texts)
+    True
     """
 
     def __init__(self, sheets: Sequence[Sheet], notes: Sequence[str] = (), headline: str = "") -> None:

@@ -15,7 +15,15 @@ EVERYBODY, STRICT = "Everybody", "strict"
 
 
 class ThreatTable(SheetSummary):
-    """Who can learn what under a policy; prints as a table, and :meth:`tidy` is the same as a frame."""
+    """Who can learn what under a policy; prints as a table, and :meth:`tidy` is the same as a frame.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.threats("strict")
+    >>> table.as_markdown().splitlines()[0][:1], len(table.tidy()) > 3
+    ('|', True)
+    """
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self._rows = rows
@@ -55,6 +63,12 @@ def threats(policy: Policy | str | Path | None = None) -> ThreatTable:
     ------
     PartitionError
         The policy is none, or its file has no meaning.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> fs.threats("strict").tidy().columns.tolist()
+    ['party', 'under', 'learns']
     """
     # An open policy has every rule but the minimum counts loosened.
     (rules,) = site_policies(("site",), "open" if policy is None else policy).values()

@@ -65,6 +65,16 @@ class Ledger:
         The sites' signed statements on a run, once it has ended.
     setting : str
         What to say of where the sites were; empty where each was in a process of its own.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> ledger = fs.GLORE.from_formula("num > 0 ~ age", partition).fit().ledger
+    >>> ledger.bytes > 0, ledger.rounds > 0, list(ledger.kinds_by_client())
+    (True, True, ['coordinator', 'Cleveland', 'Hungary', 'Long Beach', 'Switzerland'])
+    >>> ledger.to_frame().columns[:3].tolist(), len(ledger.releases()) > 0
+    (['round', 'sender', 'receiver'], True)
     """
 
     at: str | None = None

@@ -125,6 +125,22 @@ class Receipt:
         The coordinator's ledger: all that it carried in the session, in order.
     statements : mapping of str to Statement
         By site.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> receipt = fs.GLORE.from_formula("num > 0 ~ age", partition).fit().receipt()
+    >>> receipt.sites().index.tolist() == list(partition.clients), len(receipt.to_frame()) > 0
+    (True, True)
+    >>> receipt.alarm, receipt.budgets, receipt.losses
+    ('', [], [])
+    >>> receipt.released.columns.tolist()[:2], len(receipt.lines) > 0
+    (['about', 'in the hands of'], True)
+    >>> receipt.save("fit.json")
+    >>> again = fs.results.Receipt.load("fit.json")
+    >>> fs.results.Receipt.from_json(again.to_json()).to_json() == receipt.to_json()
+    True
     """
 
     session: str

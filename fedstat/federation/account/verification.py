@@ -32,6 +32,15 @@ class Verification:
     entries : int
         Entries in all chains.
     problems : tuple of str
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> receipt = fs.GLORE.from_formula("num > 0 ~ age", partition).fit().receipt()
+    >>> found = fs.verify_receipt(receipt, partition.fingerprints)
+    >>> found.ok, len(found.problems)
+    (True, 0)
     """
 
     session: str
@@ -89,6 +98,14 @@ def verify_receipt(
         Something is wrong, and what; not with ``strict=False``.
     OSError
         The file cannot be read.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fs.GLORE.from_formula("num > 0 ~ age", partition).fit().receipt().save("fit.json")
+    >>> fs.verify_receipt("fit.json", partition.fingerprints).ok
+    True
     """
     try:
         found = (

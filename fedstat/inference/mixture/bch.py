@@ -88,6 +88,20 @@ class OutsideResults:
         Wald's test that all clusters have the same means or shares.
     nobs : int
         Entities with the variable.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_clusters(300, ["continuous", "ordinal"], p=3, seed=1)
+    >>> first = data.frames["Client 1"]
+    >>> first["cost"] = data.labels.to_numpy() + first["c1_1"] / 10
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> formula = "~ c1_1 + c1_2 + c1_3 + c2_1 + c2_2 + c2_3"
+    >>> model = fs.M2SEM.from_formula(formula, partition, n_clusters=2, n_factors=1)
+    >>> fit = model.fit(select=None, n_init=1)
+    >>> found = fit.outside("cost")
+    >>> found.categorical, found.tidy().shape, "cost" in found.summary().as_text()
+    (False, (2, 5), True)
     """
 
     def __init__(

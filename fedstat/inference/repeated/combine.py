@@ -30,6 +30,15 @@ class CombinedResults(MeanResults):
         Where (1 + 1/M) b is below v, so that v / M stands in its place.
     tables : int
         M.
+
+    Examples
+    --------
+    >>> import fedstat as fs, numpy as np, pandas as pd, statsmodels.formula.api as smf
+    >>> rng = np.random.default_rng(0)
+    >>> tables = [pd.DataFrame(rng.normal(size=(50, 2)), columns=["y", "x"]) for _ in range(5)]
+    >>> found = fs.combine([smf.ols("y ~ x", table).fit() for table in tables])
+    >>> found.conf_int().shape, "x" in found.summary().as_text()
+    ((2, 2), True)
     """
 
     def __init__(self, params: pd.DataFrame, errors: pd.DataFrame, response: str) -> None:
@@ -82,12 +91,11 @@ def combine(results: Sequence[object]) -> CombinedResults:
 
     Examples
     --------
-    >>> import numpy as np, statsmodels.formula.api as smf, pandas as pd, fedstat as fs
-    >>> rng = np.random.default_rng(1)
-    >>> tables = [pd.DataFrame(rng.standard_normal((100, 2)), columns=["x", "y"]) for _ in range(20)]
-    >>> combined = fs.combine([smf.ols("y ~ x", table).fit() for table in tables])
-    >>> combined.tables, list(combined.params.index)
-    (20, ['Intercept', 'x'])
+    >>> import fedstat as fs, numpy as np, pandas as pd, statsmodels.formula.api as smf
+    >>> rng = np.random.default_rng(0)
+    >>> tables = [pd.DataFrame(rng.normal(size=(50, 2)), columns=["y", "x"]) for _ in range(5)]
+    >>> fs.combine([smf.ols("y ~ x", table).fit() for table in tables]).params.index.tolist()
+    ['Intercept', 'x']
     """
     results = list(results)
     advice = f"draw {ADVISED_TABLES} with sample_tables({ADVISED_TABLES}, n)"

@@ -13,6 +13,16 @@ class LocalBoosts(Mapping[str, BoostResults]):
     """Boosting of every site by itself, by its name: the baseline of those who share nothing.
 
     ``fit["North"]`` has all that :class:`BoostResults` have but statements beyond the path.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> model = fs.FedFunctionBoost.from_formula("num ~ age + sex", partition)
+    >>> fits = model.fit(steps=20, aggregation="local")
+    >>> fits.score(table).index.tolist(), len(fits.summary())
+    (['Cleveland', 'Hungary', 'Long Beach', 'Switzerland'], 4)
     """
 
     def __init__(self, fits: Mapping[str, BoostResults]) -> None:

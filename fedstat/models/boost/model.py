@@ -87,6 +87,13 @@ class FedFunctionBoost(HorizontalModel):
     Software 94 (2020).
 
     Ding, "Federated learning for functional data", dissertation, Binghamton University (2024).
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fs.FedFunctionBoost.from_formula("num ~ age + sex", partition).fit(steps=20)
+    <BoostResults: num, 20 steps, 920 entities; see .summary()>
     """
 
     model_name: ClassVar[str] = "Federated functional boosting"
@@ -271,7 +278,7 @@ class FedFunctionBoost(HorizontalModel):
         seed = secrets.randbits(SEED_BITS) if random_state is None else random_state
         check_whole("random_state", seed, 0)
         every = check_every(every, self.loss)
-        given = given_offset(offset, self.points, functional=self.time is not None)
+        given = given_offset(offset, self._points, functional=self.time is not None)
         smooth = isinstance(offset, str) and offset == "smooth"
         exact = check_aggregation(aggregation, masked, self.penalty)
         if not exact and (self._uneven or varying_of(self.learners)):
@@ -285,7 +292,7 @@ class FedFunctionBoost(HorizontalModel):
             )
         check_loss(self.loss, select, self.learners, uneven=self._uneven)
         masked = exact and check_masked(masked, len(self.sites), self._masks_wanted)
-        told = None if given is None or not self._uneven else (tuple(self.points), tuple(given))
+        told = None if given is None or not self._uneven else (tuple(self._points), tuple(given))
         asked = CurvesAsked(self.learners, self.time, int(own_folds), int(seed), told, self.loss)
         starts = self._starts()
         plan = plan_scores(self.loss, len(self.sites), steps=steps, every=every, folds=folds, select=select)
@@ -294,7 +301,7 @@ class FedFunctionBoost(HorizontalModel):
             self._check_size(starts[-1] + 1, 1, masked, plan.n_scores * self._n_along)
         session = self._open_session(FAMILY, masked)
         design = BoostDesign(self.learners, starts, self.time, self.penalty)
-        basis = time_basis(self.time, self.points)
+        basis = time_basis(self.time, self._points)
         if self.loss:
             empty = Boosting(CurveMoments.none(), design, basis, float(nu), smooth_offset=smooth, given=given)
             with open_line("step", plan.steps) as line:
@@ -310,7 +317,7 @@ class FedFunctionBoost(HorizontalModel):
             varying = None
             if varying_of(self.learners):
                 both = take_varying_moments(
-                    session, asked, basis, self.points, uneven=self._uneven, by_site=by_site
+                    session, asked, basis, self._points, uneven=self._uneven, by_site=by_site
                 )
                 (moments, varying), ledger = self._run(session, both)
             else:
@@ -335,7 +342,7 @@ class FedFunctionBoost(HorizontalModel):
         return 1 if self.time is None else self.time.knots + self.time.degree + 1
 
     @property
-    def points(self) -> Floats:
+    def _points(self) -> Floats:
         """Points of the response, (G,), or at which it is shown; one for a number."""
         if self.time is None:
             return np.zeros(1)

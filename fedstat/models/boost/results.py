@@ -84,6 +84,13 @@ class BoostResults(
         Coefficients of every learner's basis.
     mstop : int
         Steps of the path that were taken; by `select`, or all.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fs.FedFunctionBoost.from_formula("num ~ age + sex", partition).fit(steps=20).mstop
+    20
     """
 
     model_name = "Federated functional boosting"
@@ -107,7 +114,7 @@ class BoostResults(
             RowsBasis.of(model),
             model.boost,
             boosting,
-            model.points,
+            model._points,
             {name: curve.declared for name, curve in held.items()},
             {name: curve.shown for name, curve in held.items()},
             steps,

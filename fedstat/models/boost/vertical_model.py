@@ -159,8 +159,8 @@ class VerticalFunctionBoost(VerticalModel):
         )
         found = self.engine.run(self._receipted(protocol, ledger), ledger)
         design = BoostDesign(self.learners, self.starts, self.time, self.penalty)
-        boosting = Boosting(found.moments, design, time_basis(self.time, self.points), float(nu))
-        return VerticalBoostResults.of_exchange(self, boosting, found, int(steps), select, ledger)
+        boosting = Boosting(found.moments, design, time_basis(self.time, self._points), float(nu))
+        return VerticalBoostResults._of_exchange(self, boosting, found, int(steps), select, ledger)
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -168,7 +168,7 @@ class VerticalFunctionBoost(VerticalModel):
         return tuple(np.cumsum([0, *self.widths]).tolist())
 
     @property
-    def points(self) -> Floats:
+    def _points(self) -> Floats:
         """Points of the response, (G,); one for a number."""
         return self.curves[self.boost.response].grid if self.boost.functional else np.zeros(1)
 
@@ -236,7 +236,7 @@ class VerticalFunctionBoost(VerticalModel):
 
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         (own,) = (block for block in self.design.blocks if block.client == self.apart.holder)
-        points = generator().normal(size=(len(own.rows), len(self.points)))
+        points = generator().normal(size=(len(own.rows), len(self._points)))
         kept: dict[str, dict[str, Any]] = {client: {WIDTH: self.starts[-1]} for client in self.apart.clients}
         kept[self.apart.holder][POINTS] = points
         rows, session = self.partition.rows, self._session

@@ -37,12 +37,21 @@ class BlocksRecord(BoostRecord):
 
 
 class VerticalBoostResults(BoostResults, saved_as="fedstat boost vertical results 1", record=BlocksRecord):
-    """Results of a fit over institutions with different columns: as :class:`BoostResults`."""
+    """Results of a fit over institutions with different columns: as :class:`BoostResults`.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_blocks(300, missing=[0.0, 0.0, 0.0], seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> fs.FedFunctionBoost.from_formula("y ~ A1 + B1", partition).fit(steps=20)
+    <VerticalBoostResults: y, 20 steps, 300 entities; see .summary()>
+    """
 
     _record: BlocksRecord
 
     @classmethod
-    def of_exchange(
+    def _of_exchange(
         cls,
         model: Any,
         boosting: Boosting,
@@ -65,7 +74,7 @@ class VerticalBoostResults(BoostResults, saved_as="fedstat boost vertical result
             ),
             formula=model.boost,
             boosting=boosting,
-            t=model.points,
+            t=model._points,
             curves={name: curve.declared for name, curve in held.items()},
             grids={name: curve.grid for name, curve in held.items()},
             steps=steps,

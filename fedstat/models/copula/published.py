@@ -71,6 +71,18 @@ class PublishedSynthesis:
         By client, of one record of it at this delta: of all comparisons that it takes part in, and of the
         margins of its columns. The smallest and largest values that columns are scaled with are released
         without noise, and have no epsilon.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_blocks(300, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", fs.errors.DisclosureWarning)
+    ...     published = fs.CopulaSynthesizer(partition, 1.0, mechanism="published").fit("vcds", seed=1)
+    >>> published.table.shape, "record" in published.summary()
+    ((300, 8), True)
     """
 
     table: pd.DataFrame

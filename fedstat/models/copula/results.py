@@ -71,6 +71,27 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
         As asked for; :attr:`privacy` has what it came to, by who would look.
     ledger : Ledger or None
         What has left each institution.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()[["age", "sex", "chol"]].dropna()
+    >>> budget = fs.Policy(privacy=fs.Budget(epsilon=5.0, delta=1e-6))
+    >>> held = {"Registry": ["age", "sex"], "Laboratory": ["chol"]}
+    >>> partition = fs.ClientPartition.from_frame(table, columns=held, policy=budget)
+    >>> bounds = fs.Bounds({"age": (20, 80), "sex": [0, 1], "chol": (80, 600)})
+    >>> model = fs.CopulaSynthesizer(partition, epsilon=3.0, bounds=bounds)
+    >>> model.explain().passes
+    True
+    >>> fit = model.fit()
+    >>> fit.columns, fit.correlation.shape, fit.noise.shape, len(fit.margins) > 3, len(fit.privacy) > 0
+    (['age', 'sex', 'chol'], (3, 3), (3, 3), True, True)
+    >>> fit.sample(10, seed=1).shape, len(fit.sample_tables(2, 10, seed=1)), len(fit.utility_report())
+    ((10, 3), 2, 3)
+    >>> bool(fit.plot_correlation().has_data()), len(fit.plot_margins().axes)
+    (True, 3)
+    >>> "epsilon" in fit.summary().as_text()
+    True
     """
 
     def __init__(self, fit: CopulaFit, epsilon: float, delta: float, ledger: Ledger | None) -> None:

@@ -65,6 +65,25 @@ class PrivateGLMResults(
     ----------
     epsilon, delta : float
         Of the release.
+
+    Examples
+    --------
+    >>> import fedstat as fs, numpy as np, pandas as pd
+    >>> rng = np.random.default_rng(0)
+    >>> a, b = rng.normal(size=(2, 2_000))
+    >>> table = pd.DataFrame({"y": a + rng.normal(size=2_000), "a": a, "b": b})
+    >>> budget = fs.Policy(privacy=fs.Budget(epsilon=30.0, delta=1e-6))
+    >>> held = {"Registry": ["y"], "Bank": ["a"], "Shop": ["b"]}
+    >>> partition = fs.ClientPartition.from_frame(table, columns=held, policy=budget)
+    >>> bounds = {name: (-5, 5) for name in table}
+    >>> model = fs.PrivateCopulaGLM.from_formula("y ~ a + b", partition, epsilon=20.0, bounds=bounds)
+    >>> fit = model.fit(draws=20)
+    >>> fit.bse_parts.columns.tolist(), fit.budget_too_small, fit.family
+    (['sampling', 'noise'], False, 'Gaussian(link=Identity)')
+    >>> fit.predict(table.head(2)).shape, fit.get_prediction(table.head(2)).summary_frame().shape
+    ((2,), (2, 4))
+    >>> len(fit.select())
+    2
     """
 
     model_name = "Private GLM"

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ClassVar
 
-import numpy as np
 import statsmodels.genmod.families as sm_families
 from numpy.typing import ArrayLike
 
 from fedstat.documented import described_in
 from fedstat.errors import ConvergenceWarning, ModelError, warn
-from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.site_rows import RowsQuestion
-from fedstat.kernels.server_updates import count_drawn
-from fedstat.models.checks import check_choice, check_masked, check_whole
+from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.fedavg.arguments import check_drawn, check_interval, read_init
 from fedstat.models.fedavg.explain import FedAvgPlan
 from fedstat.models.fedavg.protocol import AveragingOptions, Federation
 from fedstat.models.fedavg.results import FedAvgResults
@@ -60,6 +58,15 @@ class FedAvg(HorizontalModel):
 
     Wang, Liu, Liang, Joshi, Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
     Optimization", NeurIPS (2020).
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> model = fs.FedAvg.from_formula("num > 0 ~ age + sex", partition)
+    >>> fit = model.fit(rounds=60, standardize=True, batch_size=None, learning_rate=0.5, seed=1)
+    >>> fit.params.round(1).to_dict()
+    {'Intercept': -4.0, 'age': 0.1, 'sex': 1.4}
     """
 
     model_name: ClassVar[str] = "FedAvg"
@@ -231,6 +238,15 @@ class FedAvgM(FedAvg):
     ----------
     Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification", arXiv:1909.06335 (2019).
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> model = fs.FedAvgM.from_formula("num > 0 ~ age + sex", partition)
+    >>> fit = model.fit(rounds=60, standardize=True, batch_size=None, learning_rate=0.2, momentum=0.5, seed=1)
+    >>> fit.converged, fit.method_name
+    (True, 'averaging with momentum')
     """
 
     model_name: ClassVar[str] = "FedAvgM"
@@ -267,6 +283,15 @@ class QFedAvg(FedAvg):
     References
     ----------
     Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR (2020).
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> model = fs.QFedAvg.from_formula("num > 0 ~ age + sex", partition)
+    >>> fit = model.fit(rounds=60, standardize=True, batch_size=None, learning_rate=0.5, q=0.0, seed=1)
+    >>> fit.converged, fit.method_name
+    (True, 'averaging for fair losses')
     """
 
     model_name: ClassVar[str] = "q-FedAvg"
@@ -313,6 +338,15 @@ class FedProx(FedAvg):
     ----------
     Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks",
     MLSys (2020).
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> model = fs.FedProx.from_formula("num > 0 ~ age + sex", partition)
+    >>> fit = model.fit(rounds=60, standardize=True, batch_size=None, learning_rate=0.5, mu=0.01, seed=1)
+    >>> fit.converged, fit.method_name
+    (True, 'proximal averaging')
     """
 
     model_name: ClassVar[str] = "FedProx"
@@ -340,40 +374,3 @@ class FedProx(FedAvg):
         check_interval("mu", mu, "[0, inf)")
         check_interval("gamma", gamma, "[0, 1)")
         return self._average(common, Averaging((float(mu), float(gamma))))
-
-
-def check_drawn(masked: object, fraction: float, n_sites: int, wanted: bool) -> bool:
-    """Whether to mask; an error where a round draws so few sites that their sum would not hide a part."""
-    # A mask hides a part among those drawn; of two, each could tell the other's.
-    few = count_drawn(n_sites, fraction)
-    if few == n_sites or hides(few):
-        return check_masked(masked, n_sites, wanted)
-    if masked is None:
-        return False
-    if check_masked(masked, n_sites, wanted):
-        raise ModelError(
-            f"masked: fraction={fraction:g} draws {few} of {n_sites} sites in a round, whose sum hides them "
-            "too little; raise fraction so that three or more are drawn"
-        )
-    return False
-
-
-def check_interval(name: str, value: object, interval: str) -> None:
-    """Refuse what is not a number in an interval such as ``"[0, 1)"``."""
-    low, high = (float(end) for end in interval[1:-1].split(","))
-    if isinstance(value, int | float | np.floating | np.integer):
-        above = value >= low if interval[0] == "[" else value > low
-        if above and (value <= high if interval[-1] == "]" else value < high):
-            return
-    raise ModelError(f"{name}: expected a number in {interval}, received {value!r}")
-
-
-def read_init(init: ArrayLike) -> Floats:
-    """Read the first coefficients; their number is checked once that of the columns is known."""
-    try:
-        first = np.asarray(init, dtype=np.float64)
-    except (TypeError, ValueError):
-        first = np.array(np.nan)
-    if first.ndim != 1 or not np.isfinite(first).all():
-        raise ModelError("init: expected an array of finite coefficients, one for each design column")
-    return first

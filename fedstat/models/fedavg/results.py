@@ -65,6 +65,17 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
     family : statsmodels family
     model : HorizontalModel
         Of results that were read from a file, the names of response and coefficients only.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> model = fs.FedAvg.from_formula("num > 0 ~ age + sex", partition)
+    >>> fit = model.fit(rounds=60, standardize=True, batch_size=None, learning_rate=0.5, seed=1, masked=False)
+    >>> fit.seed, len(fit.trace), fit.distance.index.tolist(), fit.site_loss.index.tolist()
+    (1, 61, ['Intercept', 'age', 'sex'], ['Cleveland', 'Hungary', 'Long Beach', 'Switzerland'])
+    >>> bool(fit.plot_trace().has_data())
+    True
     """
 
     _fit: FedAvgFit

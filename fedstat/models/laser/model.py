@@ -110,6 +110,15 @@ class LASER(VerticalModel):
 
     Huang, C., Wang, L. and Han, X. (2023). Vertical federated knowledge transfer via representation
     distillation for healthcare collaboration networks. Proceedings of the ACM Web Conference, 4188-4199.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_blocks(600, missing=[0.0, 0.2, 0.3], seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> model = fs.LASER.from_formula("y ~ .", partition, outcome="normal", hidden=[4], width=2)
+    >>> model.fit(epochs=3, seed=0).nobs
+    600
     """
 
     family: ClassVar[str] = FAMILY
@@ -258,6 +267,15 @@ class LASER(VerticalModel):
         -----
         DisclosureWarning
             Two clients under masks: each part of a sum follows from the other.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_blocks(600, missing=[0.0, 0.2, 0.3], seed=1)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> model = fs.LASER.from_formula("y > 0 ~ .", partition, hidden=[4], width=2)
+        >>> model.fit(method="standard", epochs=2, seed=0)
+        <LASERResults: standard, 600 entities; see .summary()>
         """
         K = len(self.layout.clients)
         check_choice("method", method, get_args(Method))

@@ -64,6 +64,21 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         Says why networks have no standard errors.
     ledger : Ledger or None
         What has left each institution.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_blocks(800, missing=[0.0, 0.2, 0.3], seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> fit = fs.LASER.from_formula("y > 0 ~ .", partition, hidden=[4], width=2).fit(epochs=3, seed=0)
+    >>> fit.nobs, fit.method, fit.classes, len(fit.history), bool(fit.plot_history().has_data())
+    (800, 'laser', (0.0, 1.0), 3, True)
+    >>> fit.predict(partition).shape, fit.predict_proba(partition).shape, len(fit.predict_set(partition))
+    ((800,), (800, 2), 800)
+    >>> len(fit.clients()), fit.calibration.figures == fit.figures, "A" in fit.summary().as_text()
+    (3, True, True)
+    >>> fit.evaluate(partition).names[-1], fit.importance(partition, 2).shape
+    ('A + B + C', (3, 4))
     """
 
     model_name = "Split networks over any set of institutions"

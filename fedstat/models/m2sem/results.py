@@ -55,6 +55,14 @@ class M2SEMResults(
     ----------
     ledger : Ledger or None
         What has left each institution.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_clusters(200, ["continuous", "ordinal"], p=3, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> fs.M2SEM(partition, 2, 1).fit(select=None, n_init=1)
+    <M2SEMResults: 2 clusters of 200 entities; see .summary()>
     """
 
     def __init__(self, record: M2SEMRecord, ledger: Ledger | None, live: Live | None = None) -> None:
@@ -232,6 +240,15 @@ class M2SEMResults(
         Returns
         -------
         BootstrapResults
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_clusters(200, ["continuous", "ordinal"], p=3, seed=1)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> fit = fs.M2SEM(partition, n_clusters=2, n_factors=1).fit(select=None, n_init=1)
+        >>> fit.bootstrap(4).sizes.columns.tolist()
+        ['estimate', 'std_error', 'conf_low', 'conf_high']
         """
         check_whole("samples", samples, 2)
         place = self._alive("bootstrap").model.subjects.place

@@ -43,13 +43,24 @@ class ClusterSearch:
         which says why there are none.
     ledger : Ledger
         What has left each institution.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_clusters(200, ["continuous", "ordinal"], p=3, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> found = fs.M2SEM.search(partition, n_clusters=[1, 2], n_factors=[1], n_init=1)
+    >>> found.best, found.sizes, len(found.table)
+    ((2, 1), [(1, 1), (2, 1)], 2)
+    >>> bool(found.plot().has_data()), "BIC" in found.summary().as_text()
+    (True, True)
     """
 
     table: pd.DataFrame
     ledger: Ledger
 
     @classmethod
-    def of(cls, sizes: Sequence[tuple[int, int]], found: Sequence[Course], ledger: Ledger) -> ClusterSearch:
+    def _of(cls, sizes: Sequence[tuple[int, int]], found: Sequence[Course], ledger: Ledger) -> ClusterSearch:
         """Make the table of fits."""
         rows: list[dict[str, float | str]] = []
         for one in found:

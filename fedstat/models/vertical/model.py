@@ -31,6 +31,14 @@ class VerticalModel(Explainable):
     Entities without a response are an error, or with `missing` "drop" left out; some families have further
     choices. `coordinator` is the institution at which it sits, or ``"apart"``; :meth:`from_formula` has the
     default.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> model = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition)
+    >>> model.param_names
+    ['Intercept', 'ROA', 'CI']
     """
 
     family: ClassVar[str]
@@ -106,6 +114,14 @@ class VerticalModel(Explainable):
             columns of two clients.
         DesignError
             The columns that it names cannot enter a model; see the message.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_blocks(200, seed=1)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> fs.VerticalGLM.from_formula("y ~ .", partition, missing="em").param_names[:3]
+        ['Intercept', 'A1', 'A2']
         """
         check_call(cls, partition, "vertical", options)
         beside = [str(options[name]) for name in BESIDE if options.get(name) is not None]

@@ -75,6 +75,23 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
     counts : EntityCounts
     model : VerticalModel
         Of results that were read from a file, the names of response and coefficients only.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> model = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition, between="independent")
+    >>> fit = model.fit(exchange="iterative")
+    >>> fit.names, list(fit.specs)
+    ({'Credit Agency': ('ROA',), 'Market Supervision': ('CI',)}, ['Credit Agency', 'Market Supervision'])
+    >>> fit.nobs_by_client.to_dict(), len(fit.fittedvalues), fit.predict(partition).shape
+    ({'Credit Agency': 2682, 'Market Supervision': 620}, 5000, (5000,))
+    >>> fit.get_prediction(partition).summary_frame().shape
+    (5000, 6)
+    >>> fit.trace.columns.tolist()
+    ['log_likelihood', 'score', 'change', 'move', 'seconds']
+    >>> bool(fit.plot_convergence().has_data())
+    True
     """
 
     _model: VerticalModel | None

@@ -61,6 +61,16 @@ class VFEMGLM(VFEMModel):
     ------
     ModelError
         The formula leaves out the intercept, or the family is another one.
+
+    Examples
+    --------
+    >>> import fedstat as fs, statsmodels.api as sm
+    >>> data = fs.datasets.make_sme_risk(1_000)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> binomial = sm.families.Binomial()
+    >>> model = fs.VFEMRegression.from_formula("RISK ~ PL1 + CA1", partition, family=binomial)
+    >>> type(model).__name__
+    'VFEMGLM'
     """
 
     _plan = VFEMGLMPlan
@@ -157,6 +167,16 @@ class VFEMGLM(VFEMModel):
         -----
         ConvergenceWarning
             The iteration stopped before its tolerances.
+
+        Examples
+        --------
+        >>> import fedstat as fs, statsmodels.api as sm
+        >>> data = fs.datasets.make_sme_risk(1_000)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> binomial = sm.families.Binomial()
+        >>> model = fs.VFEMRegression.from_formula("RISK ~ PL1 + CA1", partition, family=binomial)
+        >>> model.fit(cov_type="none").converged
+        True
         """
         check_choice("method", method, get_args(Method))
         check_robust(method, cov_type)

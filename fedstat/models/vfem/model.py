@@ -294,6 +294,13 @@ class VFEMRegression(VFEMModel):
         DataWarning
             More than 5 % of the entities are in patterns that are too small to be released, and `max_moved`
             allows it.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+        >>> fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit(method="cc").nobs
+        340
         """
         arguments = dict(locals())
         check_choice("method", method, get_args(Method))

@@ -51,6 +51,20 @@ class VFEMResults(
     variance of the response itself for the methods without missing blocks).
 
     Attributes are those of :class:`~fedstat.models.vfem.block_results.BlockResults`.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI + LP", partition).fit()
+    >>> fit
+    <VFEMResults: NPGR, 4 coefficients, 5,000 entities; see .summary()>
+    >>> fit.rsquared > fit.rsquared_adj, fit.between, fit.correction, fit.init
+    (True, 'free', None, 'zero')
+    >>> fit.refit("NPGR ~ ROA + CI").params.index.tolist()
+    ['Intercept', 'ROA', 'CI']
+    >>> fit.compare_lr_test(fit.refit("NPGR ~ ROA + CI")).df_diff
+    1.0
     """
 
     model_name = "VFEM regression"
@@ -137,7 +151,7 @@ class VFEMResults(
             With ``between="free"``: the fit was read from a file. After ``correction="skewness"``.
         """
         refuse_ratio("compare_lr_test", self.correction)
-        fit = self.moments_fit
+        fit = self._moments_fit
         if self._fit.law is None or not isinstance(restricted, VFEMResults):
             return super().compare_lr_test(restricted)
         if not isinstance(fit, LawFit):
@@ -207,6 +221,20 @@ class VFEMGLMResults(
     ----------
     family : statsmodels family
         The others are those of :class:`~fedstat.models.vfem.block_results.BlockResults`.
+
+    Examples
+    --------
+    >>> import fedstat as fs, statsmodels.api as sm
+    >>> data = fs.datasets.make_sme_risk(1_000)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> binomial = sm.families.Binomial()
+    >>> fit = fs.VFEMRegression.from_formula("RISK ~ PL1 + CA1", partition, family=binomial).fit()
+    >>> fit
+    <VFEMGLMResults: RISK, 3 coefficients, 1,000 entities; see .summary()>
+    >>> type(fit.family).__name__, fit.between, fit.llf > fit.llnull, round(fit.pseudo_rsquared("mcf"), 1)
+    ('Binomial', 'free', True, 0.0)
+    >>> fit.linear.params.index.tolist(), len(fit.notes) > 0
+    (['Intercept', 'PL1', 'CA1'], True)
     """
 
     model_name = "VFEM GLM"

@@ -74,6 +74,14 @@ class VerticalGLMResults(
     Attributes
     ----------
     selection : Selection
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_selection(300, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> fs.VerticalGLM.from_formula("y ~ .", partition).fit(n_lambdas=8).lam > 0.0
+    True
     """
 
     model_name = "Vertical GLM"

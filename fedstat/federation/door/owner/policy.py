@@ -320,6 +320,12 @@ class Policy:
         ------
         PartitionError
             As :meth:`from_toml`.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> fs.Policy.from_text("my policy", "min_count = 12").min_count
+        12
         """
         return cls._of_file(where, *parse_policy(where, text.encode()), cls.open())
 

@@ -69,6 +69,18 @@ def from_skfda(fd: Any, *, unit: str = "", max_gap: float | None = None) -> Curv
     ------
     PartitionError
         Functions of several arguments or with several values.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> try:
+    ...     from skfda import FDataGrid
+    ... except ImportError:  # pip install fedstat[skfda]
+    ...     curves = None
+    ... else:
+    ...     curves = fs.curves.from_skfda(FDataGrid([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]], [0, 1, 2]))
+    >>> curves is None or len(curves) == 2
+    True
     """
     where = "from_skfda"
     if getattr(fd, "dim_domain", 0) != 1 or getattr(fd, "dim_codomain", 0) != 1:

@@ -52,6 +52,16 @@ class BoostPrediction:
         Rows less columns of the refit: of Student's t.
     conditions : str
         What the intervals are conditional on.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> model = fs.FedFunctionBoost.from_formula("num ~ age + sex", partition)
+    >>> predicted = model.fit(steps=20, folds=6).refit().get_prediction(table.head(2))
+    >>> predicted.summary_frame().columns[:2].tolist()
+    ['mean', 'mean_se']
     """
 
     predicted_mean: Floats

@@ -122,7 +122,7 @@ class PrivateFunctionBoost(PrivateRelease):
         return f"{self.formula.text} at epsilon {self.epsilon:g}"
 
     @property
-    def points(self) -> Floats:
+    def _points(self) -> Floats:
         """Points of the response, (G,); one for a number."""
         return self.curves[self.boost.response].grid if self.boost.functional else np.zeros(1)
 

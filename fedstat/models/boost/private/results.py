@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -21,14 +21,13 @@ from fedstat.inference.summary import ClientBlock, client_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.boost.learning.boosting import BoostPath, explained, first_steps
 from fedstat.models.boost.learning.learners import BoostFormula
-from fedstat.models.boost.private.explain import noise_statement, tracing_statement
+from fedstat.models.boost.private.notes import release_notes
 from fedstat.models.boost.private.path import NoisySums, follow_noisy
 from fedstat.models.boost.private.protocol import ReleasedCurves
 from fedstat.models.boost.private.public import PublicPart
 from fedstat.models.boost.report.plots import draw_importance, draw_path, draw_surface
 from fedstat.models.boost.report.tables import learner_sheet
 from fedstat.models.checks import check_choice, check_whole
-from fedstat.models.copula.explain import cost_statements
 from fedstat.models.saved import Saveable, SavedLedger
 from fedstat.privacy.zcdp import rho_of_budget
 from fedstat.typing import Floats
@@ -91,6 +90,23 @@ class PrivateBoostResults(
         expected to, or all; none where noise is large.
     coef : (K, L) array
         Coefficients of scores, on scores of the response.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()[["age", "sex", "chol"]].dropna()
+    >>> held = {"Registry": ["age", "sex"], "Laboratory": ["chol"]}
+    >>> budget = fs.Policy(privacy=fs.Budget(epsilon=50.0, delta=1e-6))
+    >>> partition = fs.ClientPartition.from_frame(table, columns=held, policy=budget)
+    >>> public = {"age": (20, 80), "sex": [0, 1], "chol": (80, 600)}
+    >>> model = fs.FedFunctionBoost.from_formula("chol ~ age + sex", partition, epsilon=30.0, public=public)
+    >>> fit = model.fit(steps=20)
+    >>> len(fit.learners), len(fit.path) <= 20, len(fit.by_epsilon) > 0
+    (3, True, True)
+    >>> fit.predict(table.head(2)).shape, sorted(fit.score(table)), fit.steps(5).mstop <= 5
+    ((2,), ['mape', 'rsquared'], True)
+    >>> bool(fit.plot().has_data())
+    True
     """
 
     model_name = "Private functional boosting"
@@ -112,7 +128,7 @@ class PrivateBoostResults(
             sums=sums,
             parts=model.parts,
             curves={name: one.declared for name, one in curves.items()},
-            t=model.points,
+            t=model._points,
             steps=steps,
             nu=nu,
             epsilon=model.epsilon,
@@ -378,17 +394,4 @@ class PrivateBoostResults(
         return (
             f"<{type(self).__name__}: {self.estimate.response}, epsilon {self.epsilon:g}, {self.mstop:,} "
             f"steps, {self.estimate.nobs:,} entities; see .summary()>"
-        )
-
-
-def release_notes(released: ReleasedCurves, delta: float) -> Iterator[str]:
-    """Say what a release cost, how large its noise is, and what an attack could find."""
-    yield from cost_statements(released.plan, delta)
-    yield noise_statement(released.plan, released.n)
-    yield f"Tracing: {tracing_statement(released.plan, released.n)}."
-    lost = {c: count - released.n for c, count in released.entities.items() if count > released.n}
-    if lost:
-        yield (
-            "Entities that are not complete at every institution are left out: "
-            f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}."
         )

@@ -49,6 +49,20 @@ class AuditResults:
         With which probability an interval is wrong.
     evidence : bool
         Whether the statistic is the best that there is; else nothing follows from a low one.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()[["age", "sex"]].dropna()
+    >>> partition = fs.ClientPartition.from_frame(table, columns={"Registry": ["age"], "Laboratory": ["sex"]})
+    >>> model = fs.CopulaSynthesizer(partition, 3.0, {"age": (20, 80), "sex": [0, 1]})
+    >>> result = fs.audit(model, releases=100, seed=1)
+    >>> result.passed, result.releases, len(result.verdict) > 0, "claim" in result.summary().as_text()
+    (True, 100, True, True)
+    >>> result.mu_low <= result.mu_high, result.epsilon_low <= 3.0, len(result.intervals) > 0
+    (True, True, True)
+    >>> result.roc().columns.tolist(), bool(result.plot().has_data())
+    (['false_positives', 'true_positives'], True)
     """
 
     view: str

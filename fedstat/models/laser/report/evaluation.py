@@ -55,6 +55,23 @@ class SetEvaluation:
     least : int
         Of how many entities, or more, the predictions were averaged before they were counted, as an owner
         wants who answers one evaluation; 0 where they were not.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_blocks(800, missing=[0.0, 0.0, 0.0], seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> model = fs.LASER.from_formula("y > 0 ~ .", partition, hidden=[4], width=2)
+    >>> judged = model.fit(epochs=3, seed=0).evaluate(partition)
+    >>> judged.names[-1], judged.to_frame().shape, "auc" in judged.figures, "A" in judged.summary().as_text()
+    ('A + B + C', (1, 8), True, True)
+    >>> judged.evaluation().auc > 0.5, 0.0 < judged.threshold() < 1.0, judged.worth_with("A") > 0.0
+    (True, True, True)
+    >>> try:
+    ...     judged.values()
+    ... except fs.errors.NotAvailableError as error:
+    ...     print("not all sets were counted")
+    not all sets were counted
     """
 
     scores: ScoreCounts

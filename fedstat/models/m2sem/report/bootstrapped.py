@@ -37,6 +37,16 @@ class BootstrapResults:
         How many were drawn and fitted.
     failed : int
         Samples besides these in which a column did not vary.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_clusters(200, ["continuous", "ordinal"], p=3, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> fit = fs.M2SEM(partition, n_clusters=2, n_factors=1).fit(select=None, n_init=1)
+    >>> found = fit.bootstrap(4)
+    >>> found.sizes.shape, found.tidy().shape, "cluster" in found.summary().as_text()
+    ((2, 4), (30, 9), True)
     """
 
     def __init__(self, record: M2SEMRecord, draws: Draws, alpha: float) -> None:

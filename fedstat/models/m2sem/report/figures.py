@@ -15,7 +15,31 @@ if TYPE_CHECKING:
 
 
 class ClusterFigures:
-    """How good a fitted mixture is, how it came about, and what its clusters look like."""
+    """How good a fitted mixture is, how it came about, and what its clusters look like.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_clusters(300, ["continuous", "ordinal"], p=3, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> fit = fs.M2SEM(partition, n_clusters=2, n_factors=1).fit(n_init=1, seed=0)
+    >>> fit.n_clusters, fit.nobs, fit.labels.nunique(), fit.posterior.shape, fit.sizes.shape
+    (2, 300, 2, (300, 2), (2, 3))
+    >>> fit.llf < 0.0, fit.bic < fit.icl, fit.df_model > 20, fit.converged, 0.0 < fit.entropy <= 1.0
+    (True, True, True, True, True)
+    >>> fit.history.columns.tolist()[:3], fit.path.columns.tolist()[:3]
+    (['round', 'mixture', 'llf'], ['lam1', 'lam2', 'columns'])
+    >>> len(fit.modalities), len(fit.features), fit.classification.shape
+    (2, 6, (2, 3))
+    >>> len(fit.profiles()), len(fit.tidy()), len(fit.tests()), len(fit.contrasts()), len(fit.communalities())
+    (15, 30, 6, 15, 6)
+    >>> fit.predict(partition).shape, fit.factor_scores("Client 1").shape
+    ((300, 2), (300, 1))
+    >>> bool(fit.plot_heat().has_data()), len(fit.plot_profiles().axes)
+    (True, 2)
+    >>> "clusters" in fit.summary().as_text()
+    True
+    """
 
     _record: M2SEMRecord
 

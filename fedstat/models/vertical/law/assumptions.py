@@ -40,7 +40,16 @@ class Normal:
 
 
 class LittleTest(NamedTuple):
-    """Little's test of missingness completely at random: statistic, p-value, degrees of freedom, patterns."""
+    """Little's test of missingness completely at random: statistic, p-value, degrees of freedom, patterns.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> test = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit().mcar_test()
+    >>> 0.0 <= test.pvalue <= 1.0
+    True
+    """
 
     statistic: float
     pvalue: float

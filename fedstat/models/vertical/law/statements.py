@@ -20,7 +20,18 @@ from fedstat.models.vertical.law.fit import LawFit
 
 
 class AssumptionStatements:
-    """Tests of missingness completely at random, and of blocks that are independent between clients."""
+    """Tests of missingness completely at random, and of blocks that are independent between clients.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI + LP", partition).fit()
+    >>> fit.independence_tests().shape[0], fit.independence_lr_test().df_diff
+    (3, 3.0)
+    >>> fit.mcar_test()._fields
+    ('statistic', 'pvalue', 'df', 'patterns')
+    """
 
     def mcar_test(self, structure: Literal["model", "unrestricted"] = "model") -> LittleTest:
         """Little's test that blocks are missing completely at random.

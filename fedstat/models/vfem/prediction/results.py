@@ -27,6 +27,17 @@ class MeanPredictions:
         Clients of the fit that have the entity.
     ledger : Ledger
         What passed for this prediction.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
+    >>> predicted = fit.get_prediction(partition)
+    >>> predicted.predicted_mean.shape, bool((predicted.se_mean > 0.0).all()), sorted(set(predicted.blocks))
+    ((5000,), True, [0, 1, 2])
+    >>> predicted.summary_frame().columns[:3].tolist(), predicted.conf_int().shape
+    (['mean', 'mean_se', 'mean_ci_lower'], (5000, 2))
     """
 
     conf_int: Callable[..., pd.DataFrame]
@@ -68,6 +79,17 @@ class PredictionResults(MeanPredictions):
         See :class:`MeanPredictions`.
     var_resid : Series, (n,)
         v_g: residual variance, with that of the blocks that the entity lacks.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
+    >>> predicted = fit.get_prediction(partition)
+    >>> bool((predicted.conf_int(obs=True)[0] < predicted.conf_int()[0]).all())
+    True
+    >>> predicted.summary_frame().columns[-2:].tolist()
+    ['obs_ci_lower', 'obs_ci_upper']
     """
 
     def __init__(self, linear: LinearPredictors, s2: float) -> None:
@@ -96,6 +118,16 @@ class GLMPredictionResults(MeanPredictions):
     linear : DataFrame, (n, 2)
         ``mean`` and ``variance`` of the linear predictor given those blocks; the variance is that of what
         is missing, zero for an entity with every block.
+
+    Examples
+    --------
+    >>> import fedstat as fs, statsmodels.api as sm
+    >>> data = fs.datasets.make_sme_risk(1_000)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> model = fs.VFEMRegression.from_formula("RISK ~ PL1 + CA1", partition, family=sm.families.Binomial())
+    >>> predicted = model.fit().get_prediction(partition)
+    >>> predicted.linear.columns.tolist(), bool(predicted.conf_int()[1].max() <= 1.0), predicted.se_mean.shape
+    (['mean', 'variance'], True, (1000,))
     """
 
     def __init__(self, linear: LinearPredictors, distribution: DistributionSpec) -> None:

@@ -16,7 +16,16 @@ from fedstat.models.vfem.statements.sparse import COLUMNS, sensitivity
 
 
 class MomentStatements(AssumptionStatements):
-    """Statements of a fit with ``exchange="moments"``; other fits raise NotAvailableError."""
+    """Statements of a fit with ``exchange="moments"``; other fits raise NotAvailableError.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI + LP", partition).fit()
+    >>> fit.leave_one_out().shape, len(fit.sensitivity()), fit.dealers.columns.tolist()
+    ((3, 5), 0, ['first', 'second', 'dealer'])
+    """
 
     _held: HeldInSession
 
@@ -31,7 +40,7 @@ class MomentStatements(AssumptionStatements):
         return self._held.exchange
 
     @property
-    def moments_fit(self) -> MomentsFit | LawFit | None:
+    def _moments_fit(self) -> MomentsFit | LawFit | None:
         """The fit from the moments, in this session."""
         return self._held.moments_fit
 
@@ -76,9 +85,9 @@ class MomentStatements(AssumptionStatements):
         return leave_one_out(self._moments()).to_frame()
 
     def _moments(self) -> MomentsFit | LawFit:
-        if self.moments_fit is None:
+        if self._moments_fit is None:
             raise NotAvailableError(
                 "this needs the moments of a fit in this session with exchange='moments'; the iterative "
                 "exchange and files of results do not hold them"
             )
-        return self.moments_fit
+        return self._moments_fit

@@ -10,7 +10,26 @@ from fedstat.models.vglm.em.blocks import Observed
 
 
 class BlockStatements(AssumptionStatements):
-    """Of a fit with missing="em", on all of its columns; other fits raise NotAvailableError."""
+    """Of a fit with missing="em", on all of its columns; other fits raise NotAvailableError.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_blocks(600, missing=[0.0, 0.0, 0.0], seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> model = fs.VerticalGLM.from_formula("y ~ .", partition)
+    >>> fit = model.fit(n_lambdas=8, folds=6, draws=3, inference="debiased")
+    >>> fit.lam > 0.0, fit.path.columns[:3].tolist(), fit.path_params.shape
+    (True, ['loss', 'df', 'aic'], (8, 8))
+    >>> len(fit.selection_report()), fit.refit.nobs, fit.debiased.nobs, fit.llnull < fit.llf
+    (7, 600, 600, True)
+    >>> fit.stable(0.9)[0].columns.tolist()
+    ['client', 'name', 'frequency']
+    >>> all(ax.has_data() for ax in (fit.plot_path(), fit.plot_criterion(), fit.plot_stability()))
+    True
+    >>> fit.predict(partition).shape
+    (600,)
+    """
 
     observed: Observed | None = None
 

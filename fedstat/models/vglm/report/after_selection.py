@@ -57,7 +57,17 @@ class BesideSelection(FederatedResults):
 
 
 class RefitResults(BesideSelection):
-    """Maximum likelihood on the selected columns; inference is conditional on their selection."""
+    """Maximum likelihood on the selected columns; inference is conditional on their selection.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_selection(300, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> refit = fs.VerticalGLM.from_formula("y ~ .", partition).fit(n_lambdas=5).refit
+    >>> refit.method_name, refit.model_name
+    ('maximum likelihood', 'Vertical GLM on the selected columns')
+    """
 
     model_name = "Vertical GLM on the selected columns"
     method_name = "maximum likelihood"
@@ -71,7 +81,17 @@ class RefitResults(BesideSelection):
 
 
 class DebiasedResults(BesideSelection):
-    """Debiased (desparsified) estimates of all columns; no claim depends on what was selected."""
+    """Debiased (desparsified) estimates of all columns; no claim depends on what was selected.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_selection(300, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> fit = fs.VerticalGLM.from_formula("y ~ .", partition).fit(n_lambdas=5, inference="debiased")
+    >>> fit.debiased.bse.shape, fit.debiased.model_name
+    ((101,), 'Vertical GLM, all columns')
+    """
 
     model_name = "Vertical GLM, all columns"
     method_name = "debiased lasso"
