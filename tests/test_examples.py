@@ -2,16 +2,19 @@
 
 import doctest
 import inspect
+import re
 import subprocess
 import sys
 
 import pytest
-from public_api import entries, examples, function_of, members, text_of
+from public_api import entries, examples, function_of, is_called, members, text_of
 
 import fedstat
 
 ENTRIES = entries()
 CLASSES = {name: value for name, value in ENTRIES.items() if inspect.isclass(value)}
+NOT_RESULTS = {"CurveArray", "Engine", "Exposure", "LedgerLike", "PatternExchange", "ReceiptLike", "VFEMGLM"}
+"""What public classes hold beside results: columns, carriers, protocols, and a model that another makes."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -41,6 +44,33 @@ def test_example_runs(name, tmp_path, monkeypatch):
     out = []
     doctest.DocTestRunner(optionflags=FLAGS).run(made, out=out.append, clear_globs=False)
     assert not out, "".join(out)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_class_and_function_has_an_example(name):
+    assert examples(ENTRIES[name])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_method_and_property_is_shown(name):
+    """... by an example of its own, or of its class or one that this inherits from."""
+    cls = CLASSES[name]
+    assert not [m for m, _, raw in members(cls) if not examples(raw) and not is_called(m, cls)]
+
+
+def test_what_methods_return_can_be_imported():
+    """Classes of the package that public methods return are public themselves."""
+    loaded = [module for name, module in sys.modules.items() if name.partition(".")[0] == "fedstat"]
+    made = [value for module in loaded for value in vars(module).values() if inspect.isclass(value)]
+    ours = {value.__name__ for value in made if value.__module__.partition(".")[0] == "fedstat"}
+    known = {cls.__name__ for cls in CLASSES.values()} | NOT_RESULTS
+    found = {}
+    for cls in CLASSES.values():
+        for name, _, raw in members(cls):
+            told = str(inspect.get_annotations(function_of(raw)).get("return", ""))
+            if strange := set(re.findall(r"\w+", told)) & ours - known:
+                found[f"{cls.__name__}.{name}"] = strange
+    assert not found
 
 
 def test_results_are_imported_when_they_are_named():

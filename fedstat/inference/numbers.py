@@ -28,7 +28,7 @@ class EstimateNumbers:
     --------
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
-    >>> fit = fs.FederatedGLM.from_formula("num ~ age + sex", partition).fit()
+    >>> fit = fs.FederatedOLS.from_formula("num ~ age + sex", partition).fit()
     >>> fit.params.round(3).to_dict()
     {'Intercept': -1.38, 'age': 0.034, 'sex': 0.668}
     >>> bool((fit.tvalues == fit.params / fit.bse).all()), bool((fit.zvalues == fit.tvalues).all())
@@ -40,9 +40,11 @@ class EstimateNumbers:
     >>> fit.nobs, fit.df_model, fit.df_resid, fit.use_t, fit.df_inference
     (920, 2.0, 917.0, True, 917.0)
     >>> fit.converged, fit.cov_type, fit.model_name, fit.method_name
-    (True, 'nonrobust', 'Federated GLM', '')
+    (True, 'nonrobust', 'Federated OLS', '')
     >>> bool(fit.aic < fit.bic), bool(fit.llf < 0.0), round(fit.scale, 2)
     (True, True, 1.12)
+    >>> round(fit.rsquared, 3), round(fit.rsquared_adj, 3)
+    (0.157, 0.155)
     >>> fit.ledger.rounds > 1, fit.receipt().sites().index.tolist() == list(partition.clients)
     (True, True)
     """

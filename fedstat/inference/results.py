@@ -101,6 +101,17 @@ class FederatedResults(EstimateTests):
         NotAvailableError
             They average derivatives at every row's linear predictor, which here is made of columns of several
             institutions, or has no covariance behind it.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+        >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
+        >>> try:
+        ...     fit.get_margeff()
+        ... except fs.errors.NotAvailableError:
+        ...     print("they are the coefficients")
+        they are the coefficients
         """
         raise NotAvailableError(
             "get_margeff: marginal effects average derivatives at every row's linear predictor, and of these "

@@ -75,6 +75,11 @@ class Ledger:
     (True, True, ['coordinator', 'Cleveland', 'Hungary', 'Long Beach', 'Switzerland'])
     >>> ledger.to_frame().columns[:3].tolist(), len(ledger.releases()) > 0
     (['round', 'sender', 'receiver'], True)
+    >>> copied = fs.results.Ledger()
+    >>> copied.begin_round()
+    >>> copied.enter(ledger.entries[:1])
+    >>> len(copied.to_frame())
+    1
     """
 
     at: str | None = None

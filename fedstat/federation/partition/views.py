@@ -285,6 +285,14 @@ class PartitionViews:
             If matplotlib is not installed.
         PartitionError
             As in :meth:`correlation`.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_blocks(300, seed=1)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> bool(partition.plot_correlation().has_data())
+        True
         """
         return plots.draw_correlation(self.correlation(alpha=alpha, threshold=threshold), ax)
 

@@ -67,11 +67,13 @@ class Evaluation:
     >>> evaluation = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().evaluate()
     >>> round(evaluation.auc, 2), evaluation.auc_by_site.round(2).to_dict()
     (0.72, {'Cleveland': 0.67, 'Hungary': 0.69, 'Long Beach': 0.62, 'Switzerland': 0.55})
-    >>> evaluation.to_frame().shape, evaluation.calibration().columns.tolist()
-    ((5, 11), ['low', 'high', 'n', 'events', 'mean_predicted', 'observed'])
-    >>> list(evaluation.discrimination)
-    ['Cleveland', 'Hungary', 'Long Beach', 'Switzerland', 'all sites']
-    >>> bool(evaluation.plot_calibration().has_data()), "AUC" in evaluation.summary().as_text()
+    >>> len(evaluation.to_frame()), evaluation.calibration().columns[:3].tolist(), round(evaluation.brier, 2)
+    (5, ['low', 'high', 'n'], 0.21)
+    >>> list(evaluation.discrimination), evaluation.roc().columns.tolist(), len(evaluation.thresholds) > 0
+    (['Cleveland', 'Hungary', 'Long Beach', 'Switzerland', 'all sites'], ['threshold', 'fpr', 'tpr'], True)
+    >>> evaluation.confusion(0.5).shape, "AUC" in evaluation.summary().as_text()
+    ((5, 10), True)
+    >>> bool(evaluation.plot_calibration().has_data()), bool(evaluation.plot_roc().has_data())
     (True, True)
     """
 

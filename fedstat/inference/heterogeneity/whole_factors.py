@@ -131,6 +131,17 @@ class FactorCombination:
         Share of Q that is not chance, ``(Q - df) / Q``, not below zero.
     alpha : float
         One minus the level of intervals.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+    >>> both = fit.heterogeneity.random_effects_of(["age", "sex"])
+    >>> len(both.to_frame()), both.std_error.shape, both.tau.shape, both.correlation.shape
+    (2, (2,), (2,), (2, 2))
+    >>> 0.0 <= both.pvalue <= 1.0, "age" in both.summary().as_text()
+    (True, True)
     """
 
     names: tuple[str, ...]

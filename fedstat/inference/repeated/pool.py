@@ -38,6 +38,17 @@ class PooledResults(MeanResults):
         m.
     df_complete : float
         Degrees of freedom of the analysis were nothing missing; infinite for none.
+
+    Examples
+    --------
+    >>> import fedstat as fs, numpy as np, pandas as pd, statsmodels.formula.api as smf
+    >>> rng = np.random.default_rng(0)
+    >>> tables = [pd.DataFrame(rng.normal(size=(50, 2)), columns=["y", "x"]) for _ in range(5)]
+    >>> pooled = fs.pool([smf.ols("y ~ x", table).fit() for table in tables])
+    >>> pooled.to_frame().shape[0], pooled.cov_params().shape, pooled.conf_int().shape
+    (2, (2, 2), (2, 2))
+    >>> bool(pooled.wald_test("x = 0").pvalue <= 1.0), "x" in pooled.summary().as_text()
+    (True, True)
     """
 
     def __init__(

@@ -234,6 +234,16 @@ class CopulaSynthesizer(PrivateRelease):
         ------
         NotAvailableError
             The mechanism is the published one, which is simulated.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_blocks(300, seed=1)
+        >>> budget = fs.Policy(privacy=fs.Budget(epsilon=5.0, delta=1e-6))
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key, policy=budget)
+        >>> bounds = {name: (-10, 10) for name in ("y", "A1", "A2", "A3", "B1", "B2", "C1", "C2")}
+        >>> fs.CopulaSynthesizer(partition, epsilon=1.0, bounds=bounds).explain().passes
+        True
         """
         if self.mechanism == "published":
             raise NotAvailableError(

@@ -71,11 +71,17 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
     >>> model = fs.FedAvg.from_formula("num > 0 ~ age + sex", partition)
-    >>> fit = model.fit(rounds=60, standardize=True, batch_size=None, learning_rate=0.5, seed=1, masked=False)
-    >>> fit.seed, len(fit.trace), fit.distance.index.tolist(), fit.site_loss.index.tolist()
-    (1, 61, ['Intercept', 'age', 'sex'], ['Cleveland', 'Hungary', 'Long Beach', 'Switzerland'])
+    >>> learning = {"standardize": True, "batch_size": None, "learning_rate": 0.5, "seed": 1}
+    >>> fit = model.fit(rounds=60, masked=False, **learning)
+    >>> fit.seed, len(fit.trace), fit.distance.index.tolist(), fit.site_loss.index.tolist()[:2]
+    (1, 61, ['Intercept', 'age', 'sex'], ['Cleveland', 'Hungary'])
     >>> bool(fit.plot_trace().has_data())
     True
+    >>> try:
+    ...     fit.compare_lr_test(fit)
+    ... except fs.errors.NotAvailableError as error:
+    ...     print(type(error).__name__)
+    NotAvailableError
     """
 
     _fit: FedAvgFit

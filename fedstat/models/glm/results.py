@@ -54,8 +54,11 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
     >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
     >>> fit
     <GLORE results: num > 0, 3 coefficients, 920 rows at 4 sites; see .summary()>
-    >>> "age" in fit.summary().as_text()
-    True
+    >>> "age" in fit.summary().as_text(), fit.estimates_dispersion
+    (True, False)
+    >>> small = fs.GLORE.from_formula("num > 0 ~ age", partition).fit()
+    >>> fit.compare_lr_test(small).df_diff
+    1.0
     """
 
     _also_kept = ("overdispersion",)

@@ -90,11 +90,13 @@ class GLMPrediction:
     >>> import fedstat as fs
     >>> table = fs.datasets.make_hospitals()
     >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
-    >>> predicted = fs.GLORE.from_formula("num > 0 ~ age", partition).fit().get_prediction(table.head(2))
+    >>> predicted = fs.FederatedOLS.from_formula("num ~ age", partition).fit().get_prediction(table.head(2))
     >>> predicted.predicted_mean.round(2).tolist(), predicted.se_mean.round(3).tolist()
-    ([0.43, 0.42], [0.02, 0.021])
-    >>> predicted.conf_int(0.1).shape, predicted.summary_frame().columns[0]
-    ((2, 2), 'mean')
+    ([0.73, 0.69], [0.043, 0.045])
+    >>> predicted.conf_int(0.1).shape, predicted.conf_int_linear().shape, predicted.conf_int_obs().shape
+    ((2, 2), (2, 2), (2, 2))
+    >>> predicted.summary_frame().columns[0]
+    'mean'
     """
 
     linear: pd.Series

@@ -123,6 +123,8 @@ class RowsResults(Saveable, FederatedResults):
     (1125, 927, 917.0, 'Binomial')
     >>> fit.predict(table.head(3)).shape
     (3,)
+    >>> round(fit.evaluate().auc, 2) == round(fit.auc, 2)
+    True
     """
 
     _fit: RowsFit

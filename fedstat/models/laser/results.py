@@ -73,12 +73,10 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     >>> fit = fs.LASER.from_formula("y > 0 ~ .", partition, hidden=[4], width=2).fit(epochs=3, seed=0)
     >>> fit.nobs, fit.method, fit.classes, len(fit.history), bool(fit.plot_history().has_data())
     (800, 'laser', (0.0, 1.0), 3, True)
-    >>> fit.predict(partition).shape, fit.predict_proba(partition).shape, len(fit.predict_set(partition))
-    ((800,), (800, 2), 800)
+    >>> most, shares = fit.predict(partition), fit.predict_proba(partition)
+    >>> sets, judged, lost = fit.predict_set(partition), fit.evaluate(partition), fit.importance(partition, 2)
     >>> len(fit.clients()), fit.calibration.figures == fit.figures, "A" in fit.summary().as_text()
     (3, True, True)
-    >>> fit.evaluate(partition).names[-1], fit.importance(partition, 2).shape
-    ('A + B + C', (3, 4))
     """
 
     model_name = "Split networks over any set of institutions"

@@ -106,6 +106,8 @@ class M2SEM(Explainable):
     >>> fit = fs.M2SEM(partition, n_clusters=2, n_factors=1).fit(select=None, n_init=1, cov_type=None)
     >>> fit.n_clusters, len(fit.labels)
     (2, 200)
+    >>> fs.M2SEM.search(partition, n_clusters=[1, 2], n_factors=[1], n_init=1).best
+    (2, 1)
     """
 
     family: ClassVar[str] = FAMILY
@@ -164,6 +166,14 @@ class M2SEM(Explainable):
         ------
         FormulaError
             A term is no column; a transformed column is put into the table first.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_clusters(200, ["continuous", "ordinal"], p=3, seed=1)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> fs.M2SEM.from_formula("~ c1_1 + c1_2 + c1_3", partition, n_clusters=2, n_factors=1).n_clusters
+        2
         """
         parsed = parse_formula(formula, partition.columns, response=False)
         everything = {name for held in partition.columns.values() for name in held}
@@ -349,7 +359,7 @@ class M2SEM(Explainable):
         plan = self._plan_fit(None, n_init, starts, local_steps, max_rounds, seed)
         ledger = copy.deepcopy(self._agreement)
         protocol = fit_sizes(self._exchange(seed, max_rounds), sizes, plan.starts)
-        return ClusterSearch.of(sizes, self._run(protocol, masked, ledger), ledger)
+        return ClusterSearch._of(sizes, self._run(protocol, masked, ledger), ledger)
 
     def _errors(self, cov_type: str | None) -> dict[str, Any]:
         """Say whether there are to be standard errors, and why not where an owner gives nothing for them."""

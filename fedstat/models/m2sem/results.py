@@ -280,6 +280,18 @@ class M2SEMResults(
             Nobody has such a column, or several have, or clusters are made of it.
         PolicyError
             Its holder refuses: a cluster has too few entities, or too few of a level.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_clusters(300, ["continuous", "ordinal"], p=3, seed=1)
+        >>> first = data.frames["Client 1"]
+        >>> first["cost"] = data.labels.to_numpy() + first["c1_1"] / 10
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> formula = "~ c1_2 + c1_3 + c2_1 + c2_2 + c2_3"
+        >>> model = fs.M2SEM.from_formula(formula, partition, n_clusters=2, n_factors=1)
+        >>> model.fit(select=None, n_init=1).outside("cost").tidy().shape
+        (2, 5)
         """
         model, labels = self._alive("outside").model, self.labels.to_numpy() - 1
         holders = [name for name, held in model.partition.columns.items() if variable in held]

@@ -84,8 +84,8 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
     >>> fit = model.fit(exchange="iterative")
     >>> fit.names, list(fit.specs)
     ({'Credit Agency': ('ROA',), 'Market Supervision': ('CI',)}, ['Credit Agency', 'Market Supervision'])
-    >>> fit.nobs_by_client.to_dict(), len(fit.fittedvalues), fit.predict(partition).shape
-    ({'Credit Agency': 2682, 'Market Supervision': 620}, 5000, (5000,))
+    >>> fit.nobs_by_client.to_dict(), len(fit.fittedvalues), len(fit.resid), fit.predict(partition).shape
+    ({'Credit Agency': 2682, 'Market Supervision': 620}, 5000, 5000, (5000,))
     >>> fit.get_prediction(partition).summary_frame().shape
     (5000, 6)
     >>> fit.trace.columns.tolist()

@@ -189,6 +189,15 @@ class VFEMResults(
             One minus the ratio of the squared errors to the squared deviations from the mean; to about a
             hundredth where the response's holder answers one evaluation, and averages predictions over a few
             entities first.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_blocks(400, missing=[0.0, 0.0, 0.0], seed=1)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> fit = fs.VFEMRegression.from_formula("y ~ .", partition).fit()
+        >>> fit.prediction_rsquared(partition) > 0.3
+        True
         """
         if any(note.startswith(OFFSET) for note in self._record.notes):
             raise NotAvailableError(
@@ -227,14 +236,21 @@ class VFEMGLMResults(
     >>> import fedstat as fs, statsmodels.api as sm
     >>> data = fs.datasets.make_sme_risk(1_000)
     >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
-    >>> binomial = sm.families.Binomial()
-    >>> fit = fs.VFEMRegression.from_formula("RISK ~ PL1 + CA1", partition, family=binomial).fit()
+    >>> told = {"family": sm.families.Binomial(), "between": "independent"}
+    >>> fit = fs.VFEMRegression.from_formula("RISK ~ PL1 + CA1", partition, **told).fit()
     >>> fit
     <VFEMGLMResults: RISK, 3 coefficients, 1,000 entities; see .summary()>
     >>> type(fit.family).__name__, fit.between, fit.llf > fit.llnull, round(fit.pseudo_rsquared("mcf"), 1)
-    ('Binomial', 'free', True, 0.0)
+    ('Binomial', 'independent', True, 0.0)
     >>> fit.linear.params.index.tolist(), len(fit.notes) > 0
     (['Intercept', 'PL1', 'CA1'], True)
+    >>> small = fs.VFEMRegression.from_formula("RISK ~ PL1", partition, **told).fit()
+    >>> fit.compare_lr_test(small).df_diff, len(fit.predict(partition))
+    (1.0, 1000)
+    >>> try:
+    ...     residuals = fit.resid_response
+    ... except fs.errors.NotAvailableError:  # where the coordinator is not at the holder of the response
+    ...     residuals = None
     """
 
     model_name = "VFEM GLM"

@@ -340,7 +340,14 @@ class Policy:
         return replace(start, **values)
 
     def to_toml(self) -> str:
-        """Text of a file that :meth:`from_toml` reads, with a comment on every rule."""
+        """Text of a file that :meth:`from_toml` reads, with a comment on every rule.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> "min_count = 12" in fs.Policy(min_count=12).to_toml()
+        True
+        """
         budget = None if self.privacy is None else (self.privacy.epsilon, self.privacy.delta)
         return write_policy({key.name: getattr(self, key.name) for key in KEYS}, budget)
 

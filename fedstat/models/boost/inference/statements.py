@@ -28,7 +28,24 @@ BASELINE = (
 
 
 class BoostStatements:
-    """Refits with intervals, halves that select and estimate, selection frequencies, tests of entry."""
+    """Refits with intervals, halves that select and estimate, selection frequencies, tests of entry.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> model = fs.FedFunctionBoost.from_formula("num ~ age + sex", partition)
+    >>> fit = model.fit(steps=20, folds=6)
+    >>> type(fit.refit()).__name__, len(fit.entry_test(draws=19)), type(fit.split()).__name__
+    ('SurfaceFit', 2, 'SurfaceFit')
+    >>> shares, falsely = fit.stability(1, draws=4)
+    >>> len(shares), falsely > 0.0
+    (2, True)
+    >>> try:
+    ...     objects = fit.to_skfda()
+    ... except (ImportError, fs.errors.FedstatError):  # of curves, with fedstat[skfda]
+    ...     objects = {}
+    """
 
     _record: Any
     mstop: int

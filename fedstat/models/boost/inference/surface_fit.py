@@ -42,6 +42,19 @@ class SurfaceFit:
         with its degrees of freedom ``df`` and ``df_resid``, and ``p_value``. It knows of no smoothness.
     conditions : str
         What intervals and tests are conditional on.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> model = fs.FedFunctionBoost.from_formula("num ~ age + sex", partition)
+    >>> found = model.fit(steps=20, folds=6).refit()
+    >>> learner = found.summary().as_text().count("age") > 0
+    >>> len(found.surface("sex")), bool(found.plot("sex").has_data()), "sex" in found.summary().as_text()
+    (1, True, True)
+    >>> found.get_prediction(table.head(2)).summary_frame().shape
+    (2, 6)
     """
 
     def __init__(

@@ -65,7 +65,13 @@ class PublicCurve:
         self.check()
 
     def check(self) -> None:
-        """Require functions on points that ascend, and a deviation of each."""
+        """Require functions on points that ascend, and a deviation of each.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> fs.PublicCurve([0.0, 1.0], [0.0, 0.0], [[1.0, 1.0]], [1.0]).check()
+        """
         m, q = len(self.grid), len(self.functions)
         shaped = (
             len(self.mean) == m and all(len(f) == m for f in self.functions) and len(self.deviations) == q

@@ -101,8 +101,8 @@ class PrivateBoostResults(
     >>> public = {"age": (20, 80), "sex": [0, 1], "chol": (80, 600)}
     >>> model = fs.FedFunctionBoost.from_formula("chol ~ age + sex", partition, epsilon=30.0, public=public)
     >>> fit = model.fit(steps=20)
-    >>> len(fit.learners), len(fit.path) <= 20, len(fit.by_epsilon) > 0
-    (3, True, True)
+    >>> len(fit.learners), len(fit.path) <= 20, len(fit.by_epsilon) > 0, len(fit.surface("sex")) > 0
+    (3, True, True, True)
     >>> fit.predict(table.head(2)).shape, sorted(fit.score(table)), fit.steps(5).mstop <= 5
     ((2,), ['mape', 'rsquared'], True)
     >>> bool(fit.plot().has_data())

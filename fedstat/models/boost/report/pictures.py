@@ -30,7 +30,24 @@ PICTURES = ("surface", "effects", "path", "cv", "importance", "fitted")
 
 
 class BoostPictures:
-    """Effects, the path, left-out folds, importance, and responses beside what is fitted."""
+    """Effects, the path, left-out folds, importance, and responses beside what is fitted.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> model = fs.FedFunctionBoost.from_formula("num ~ age + sex", partition)
+    >>> fit = model.fit(steps=20, select="cv", folds=5)
+    >>> fit.coef.shape, fit.offset.shape, round(fit.rsquared, 1), len(fit.effects) == len(fit.importance)
+    ((5, 1), (1,), 0.1, False)
+    >>> len(fit.learners), len(fit.path) <= 20, len(fit.cv) > 0, len(fit.aicc) > 0
+    (3, True, True, True)
+    >>> fit.predict(table.head(2)).shape, sorted(fit.score(table)), fit.steps(5).mstop
+    ((2,), ['mape', 'rsquared'], 5)
+    >>> len(fit.surface(fit.importance.index[0])) > 0, bool(fit.plot("importance").has_data())
+    (True, True)
+    """
 
     _record: Any
     mstop: int

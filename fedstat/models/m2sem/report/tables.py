@@ -91,6 +91,16 @@ class ClusterTables:
         ------
         NotAvailableError
             No columns are adjusted.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_clusters(300, ["continuous", "ordinal"], p=3, seed=1)
+        >>> data.frames["Client 1"]["age"] = 20.0 + data.frames["Client 1"].index % 60
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> model = fs.M2SEM(partition, 2, 1, adjust={"Client 1": "~ age"})
+        >>> len(model.fit(select=None, n_init=1).covariate_effects())
+        3
         """
         return covariate_effects(self._record, alpha)
 

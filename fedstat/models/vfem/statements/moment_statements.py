@@ -25,6 +25,8 @@ class MomentStatements(AssumptionStatements):
     >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI + LP", partition).fit()
     >>> fit.leave_one_out().shape, len(fit.sensitivity()), fit.dealers.columns.tolist()
     ((3, 5), 0, ['first', 'second', 'dealer'])
+    >>> fit.exchange.smallest > 0
+    True
     """
 
     _held: HeldInSession
