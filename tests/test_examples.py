@@ -7,12 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from public_api import entries, examples, function_of, is_called, members, text_of
+from public_api import entries, examples, function_of, is_called, members, text_of, undocumented
 
 import fedstat
 
 ENTRIES = entries()
 CLASSES = {name: value for name, value in ENTRIES.items() if inspect.isclass(value)}
+RESULTS = {cls for name, cls in CLASSES.items() if name.startswith("results.")} | {fedstat.ClientPartition}
 NOT_RESULTS = {"CurveArray", "Engine", "Exposure", "LedgerLike", "PatternExchange", "ReceiptLike", "VFEMGLM"}
 """What public classes hold beside results: columns, carriers, protocols, and a model that another makes."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -44,6 +45,10 @@ def test_example_runs(name, tmp_path, monkeypatch):
     out = []
     doctest.DocTestRunner(optionflags=FLAGS).run(made, out=out.append, clear_globs=False)
     assert not out, "".join(out)
+    # Of the results that it made, everything without an underscore is documented.
+    for value in made.globs.values():
+        if type(value) in RESULTS:
+            assert not undocumented(value), type(value).__name__
 
 
 @pytest.mark.parametrize("name", ENTRIES)

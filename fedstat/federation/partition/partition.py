@@ -83,6 +83,8 @@ class ClientPartition(PartitionViews):
     coordinator : str
         Connected to, vertical: the institution at which the coordinator is, or "apart". Empty where
         that follows from the formula.
+    division : Division
+        Records that are set aside, and entities that take no part.
 
     Examples
     --------

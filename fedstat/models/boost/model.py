@@ -182,13 +182,11 @@ class FedFunctionBoost(HorizontalModel):
         >>> import numpy as np, pandas as pd, fedstat as fs
         >>> random = np.random.default_rng(1)
         >>> x = random.normal(size=(90, 4)) @ np.sin(np.outer(np.arange(1, 5), np.linspace(0, 3, 20)))
-        >>> y = x[:, ::2] + random.normal(size=(90, 10))
-        >>> table = pd.DataFrame(x).add_prefix("x_").join(pd.DataFrame(y).add_prefix("y_"))
+        >>> y = pd.DataFrame(x[:, ::2] + random.normal(size=(90, 10))).add_prefix("y_")
+        >>> table = pd.DataFrame(x).add_prefix("x_").join(y).assign(site=[*"ABC"] * 30)
         >>> curves = {"x": fs.Curve("x_*", domain=(0, 1)), "y": fs.Curve("y_*", domain=(0, 1))}
-        >>> table["site"] = np.repeat(["A", "B", "C"], 30)
         >>> partition = fs.ClientPartition.from_frame(table, by="site", curves=curves)
-        >>> model = fs.FedFunctionBoost.from_formula("y(t) ~ bsignal(x)", partition)
-        >>> model.fit(steps=50).surface("x").shape
+        >>> fs.FedFunctionBoost.from_formula("y(t) ~ bsignal(x)", partition).fit(steps=50).surface("x").shape
         (200, 3)
         """
         if "epsilon" in settings or getattr(partition, "layout", "") == "vertical":

@@ -106,6 +106,8 @@ class RowsResults(Saveable, FederatedResults):
     Attributes
     ----------
     family : statsmodels family
+    distribution : DistributionSpec
+        Its name, link and numbers.
     basis : RowsBasis
         What is kept of the model, with which new rows are coded.
     model : HorizontalModel

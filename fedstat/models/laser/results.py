@@ -63,7 +63,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     params : NoCoefficients
         Says why networks have no standard errors.
     ledger : Ledger or None
-        What has left each institution.
+        What has left each institution; `model_name` and `judged` are words for tables.
 
     Examples
     --------

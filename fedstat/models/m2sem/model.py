@@ -106,6 +106,8 @@ class M2SEM(Explainable):
     >>> fit = fs.M2SEM(partition, n_clusters=2, n_factors=1).fit(select=None, n_init=1, cov_type=None)
     >>> fit.n_clusters, len(fit.labels)
     (2, 200)
+    >>> fs.M2SEM.from_formula("~ c1_1 + c2_1", partition, n_clusters=2, n_factors=1).n_clusters
+    2
     >>> fs.M2SEM.search(partition, n_clusters=[1, 2], n_factors=[1], n_init=1).best
     (2, 1)
     """
@@ -166,14 +168,6 @@ class M2SEM(Explainable):
         ------
         FormulaError
             A term is no column; a transformed column is put into the table first.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> data = fs.datasets.make_clusters(200, ["continuous", "ordinal"], p=3, seed=1)
-        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
-        >>> fs.M2SEM.from_formula("~ c1_1 + c1_2 + c1_3", partition, n_clusters=2, n_factors=1).n_clusters
-        2
         """
         parsed = parse_formula(formula, partition.columns, response=False)
         everything = {name for held in partition.columns.values() for name in held}

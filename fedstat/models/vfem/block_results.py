@@ -73,6 +73,8 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
     covariance : Covariance or None
         Of (a, s2, beta_1, mu_1, ...); where the response is not normal s2 has none, and t_1, ..., t_K follow.
     counts : EntityCounts
+    response : ResponseSource
+        Who holds the response, and how it is written.
     model : VerticalModel
         Of results that were read from a file, the names of response and coefficients only.
 

@@ -290,15 +290,6 @@ class VerticalGLM(VerticalModel):
         AssumptionWarning
             Of missing="em" and between="independent": blocks of two institutions are correlated, which biases
             the estimates.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> data = fs.datasets.make_selection(300, seed=1)
-        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
-        >>> model = fs.VerticalGLM.from_formula("y ~ .", partition, penalty="lasso")
-        >>> model.fit(select="aic", n_lambdas=5, ratio=0.1).params.shape
-        (101,)
         """
         choice = ChoiceOptions(select=select, inference=inference, folds=folds, draws=draws, splits=splits)
         passing = ExchangeOptions(exchange=exchange, path=path, hidden=masked, eps=eps, maxiter=maxiter)

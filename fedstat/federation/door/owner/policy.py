@@ -169,8 +169,8 @@ class Policy:
     --------
     >>> import fedstat as fs
     >>> policy = fs.Policy(min_count=20, masked_only=True)
-    >>> policy.min_count, policy.is_strict
-    (20, False)
+    >>> policy.min_count, policy.is_strict, "min_count = 20" in policy.to_toml()
+    (20, False, True)
     >>> len(policy.looser_than_strict()) < len(fs.Policy().looser_than_strict())
     True
     >>> fs.Policy.open().formulas, fs.Policy.strict(max_columns=20).is_strict
@@ -340,14 +340,7 @@ class Policy:
         return replace(start, **values)
 
     def to_toml(self) -> str:
-        """Text of a file that :meth:`from_toml` reads, with a comment on every rule.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> "min_count = 12" in fs.Policy(min_count=12).to_toml()
-        True
-        """
+        """Text of a file that :meth:`from_toml` reads, with a comment on every rule."""
         budget = None if self.privacy is None else (self.privacy.epsilon, self.privacy.delta)
         return write_policy({key.name: getattr(self, key.name) for key in KEYS}, budget)
 

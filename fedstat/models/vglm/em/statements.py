@@ -12,6 +12,13 @@ from fedstat.models.vglm.em.blocks import Observed
 class BlockStatements(AssumptionStatements):
     """Of a fit with missing="em", on all of its columns; other fits raise NotAvailableError.
 
+    Attributes
+    ----------
+    observed : Observed or None
+        What a fit with missing blocks holds of them.
+    scales : Series
+        Standard deviations of the columns, where the fit has them.
+
     Examples
     --------
     >>> import fedstat as fs
@@ -27,8 +34,13 @@ class BlockStatements(AssumptionStatements):
     ['client', 'name', 'frequency']
     >>> all(ax.has_data() for ax in (fit.plot_path(), fit.plot_criterion(), fit.plot_stability()))
     True
-    >>> fit.predict(partition).shape
-    (600,)
+    >>> fit.predict(partition).shape, fit.get_prediction(partition).summary_frame().shape
+    ((600,), (600, 4))
+    >>> try:
+    ...     fit.evaluate(partition)
+    ... except fs.errors.NotAvailableError as error:
+    ...     print(error)
+    no evaluation: it is of a binary response, and this one is Gaussian
     """
 
     observed: Observed | None = None
