@@ -14,7 +14,16 @@ import fedstat
 ENTRIES = entries()
 CLASSES = {name: value for name, value in ENTRIES.items() if inspect.isclass(value)}
 RESULTS = {cls for name, cls in CLASSES.items() if name.startswith("results.")} | {fedstat.ClientPartition}
-NOT_RESULTS = {"CurveArray", "Engine", "Exposure", "LedgerLike", "PatternExchange", "ReceiptLike", "VFEMGLM"}
+NOT_RESULTS = {
+    "CurveArray",
+    "Engine",
+    "Exposure",
+    "LedgerLike",
+    "PatternExchange",
+    "ReceiptLike",
+    "Sheet",
+    "VFEMGLM",
+}
 """What public classes hold beside results: columns, carriers, protocols, and a model that another makes."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

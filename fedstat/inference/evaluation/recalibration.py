@@ -49,6 +49,18 @@ class Recalibration:
     Cox, D. R. (1958). Two further applications of a model for binary regression. Biometrika 45, 562-565.
     Van Calster, B. et al. (2016). A calibration hierarchy for risk models was defined: from utopia to
     empirical data. Journal of Clinical Epidemiology 74, 167-176.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> found = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().evaluate().recalibration
+    >>> round(found.slope, 3), abs(found.intercept) < 1e-6, abs(found.in_the_large) < 1e-6
+    (1.0, True, True)
+    >>> found.pvalue > 0.99, "Cox" in found.note, type(found.sheet()).__name__
+    (True, True, 'Sheet')
+    >>> found.to_frame().shape[0]
+    3
     """
 
     params: Floats
