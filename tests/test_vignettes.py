@@ -74,6 +74,10 @@ CLAIMS = {
         falls = {name: (change < -1e-6).sum() for name, change in rising.items()}
         assert falls["variance one within groups"] == 0 and falls["published: variance one over all"] > 5
         assert smallest > -1e-6
+        assert noisy["accuracy"].mean() > 0.98 * noisy["k-means"].mean() and noisy["modality_sens"].min() == 1
+        assert len(noisy) == 20 and runs.groupby("experiment").size().min() >= 5
+        assert (experiments["accuracy"] > published["accuracy"] - 2.5).all()
+        assert (experiments[words[1:]] > published[words[1:]] - 1).all(axis=None)
         rates = coverage.set_index(["interval", "separation"])["coverage"]
         assert rates["profiles"].xs(2.2).between(0.93, 0.97).all() and rates["profiles"].xs(1.4).min() > 0.92
     """,

@@ -35,7 +35,8 @@ def test_the_penalised_likelihood_never_falls(missing):
     assert found.path["bic"].min() >= found.bic - 1e-6
     best = found.path.loc[found.path["bic"].idxmin()]
     assert best["columns"] == (found.features["loading"] > 0.0).sum()
-    assert best["modalities"] == found.modalities["selected"].sum()
+    assert best["modalities"] == found.modalities["selected"].sum() == 3
+    assert not found.modalities.loc["D", "selected"].any()
 
 
 def test_order_of_clients_and_masks_are_irrelevant(frames, result):
