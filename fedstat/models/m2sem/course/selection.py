@@ -14,15 +14,12 @@ from fedstat.progress_line import counted
 from fedstat.typing import Bools, Floats
 
 LAM1 = (1.0, 2.0, 4.0, 8.0, 12.0, 18.0)
-LAM2 = (2.0, 4.0, 8.0, 12.0)
-PATH_ROUNDS, REFIT_ROUNDS, EXTENSIONS = 3, 4, 3
-ANEW, FROM = 3, 3
+PATH_ROUNDS, REFIT_ROUNDS = 3, 4
+ANEW, FROM = 5, 3
 """How often penalties are adapted anew, and to how many refits."""
 NO_ROUNDS = "no rounds are left"
 SIDE_BY_SIDE = 50
 """Half-samples in one round."""
-WIDER = 1.5
-"""By how much a grid is extended at its edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +119,7 @@ def continued(one: Course, penalties: Penalties, *, fixed: bool = False, weigh: 
 
 
 def select_support(exchange: Exchange, fit: Course, path: SupportPath) -> Rounds[Course]:
-    """Go along the penalties of loadings, then of means at the best of these; return the best refit.
+    """Go along the penalties of loadings, then penalise the best refits anew; return the best of all.
 
     Where no round is left for that it is the fit as it was.
     """
@@ -138,27 +135,27 @@ def select_support(exchange: Exchange, fit: Course, path: SupportPath) -> Rounds
         yield from _anew(exchange, path, number + 1)
         if path.best() == best:
             break
-    best = path.best()
-    yield from _along(exchange, path.penalised[best], [replace(best, lam2=lam2) for lam2 in LAM2], path)
     return path.refit(path.best())
 
 
 def _anew(exchange: Exchange, path: SupportPath, number: int) -> Rounds[None]:
-    """Penalise the best refits, side by side, with weights by their own loadings.
+    """Penalise the best refits, side by side, with weights by their own loadings and distances.
 
     All columns blur the clusters under which weights were made first: columns that tell the sharper ones
     apart may leave before others that tell nothing. A column of loadings l with curvature H is dropped where
     H l^2 is below the penalty: at Q log n that is where its likelihood ratio does not pay for Q parameters.
+    Means of a modality go by n D^2, and are to pay for Q (K - 1) parameters.
     """
     if exchange.left < 2 * (PATH_ROUNDS + REFIT_ROUNDS):
         return
     fresh = [key for key, one in path.refits.items() if key not in path.left and not one.failed]
     fresh = sorted(fresh, key=lambda key: path.criterion(path.refits[key]))[:FROM]
     path.left.update(fresh)
-    n, made = exchange.subjects.total, []
+    log, made = float(np.log(exchange.subjects.total)), []
     for place, key in enumerate(fresh):
         source = path.refits[key]
-        penalties = Penalties(source.factors * float(np.log(n)), 0.0, (number, place))
+        lam2 = 0.5 * source.factors * (source.clusters - 1) * log
+        penalties = Penalties(source.factors * log, lam2, (number, place))
         made.append(continued(source, penalties, weigh=True))
     yield from exchange.ascend(made, path.steps, PATH_ROUNDS, path.kept(), lambda one: one.settled)
     yield from path.judge([one for one in made if one.trace and not one.failed])
@@ -171,26 +168,14 @@ def _along(
     path: SupportPath,
     beside: Sequence[Course] = (),
 ) -> Rounds[None]:
-    """Go along a grid, each point from the one before, and on while the best is the last.
-
-    Mixtures `beside` are judged with the first points.
-    """
-    points, last, made = list(grid), start, list(beside)
-    for _ in range(1 + EXTENSIONS):
-        for penalties in points:
-            last = yield from _penalise(exchange, last, penalties, path, beside=made)
-            if last.failed:
-                break
-            made.append(last)
-        yield from path.judge(made)
-        # Where the largest penalty of loadings is best, those that are adapted anew are larger yet.
-        if not made or not grid[-1].lam2 or path.best() != grid[-1]:
-            return
-        if exchange.left < 2 * PATH_ROUNDS + REFIT_ROUNDS:
-            return
-        wider = replace(grid[-1], lam2=grid[-1].lam2 * WIDER)
-        grid.append(wider)
-        points, made = [wider], []
+    """Go along a grid, each point from the one before; mixtures `beside` are judged with its points."""
+    last, made = start, list(beside)
+    for penalties in grid:
+        last = yield from _penalise(exchange, last, penalties, path, beside=made)
+        if last.failed:
+            break
+        made.append(last)
+    yield from path.judge(made)
 
 
 def _penalise(

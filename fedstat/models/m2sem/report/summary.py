@@ -10,7 +10,6 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.mixture.classification import OVERLAP
 from fedstat.inference.summary import first_of_run, header_sheet, what_left
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
-from fedstat.models.m2sem.course.selection import LAM1, LAM2
 from fedstat.models.m2sem.report.record import M2SEMRecord
 from fedstat.models.m2sem.report.statements import has_errors, profile_errors, wald_tests
 
@@ -145,7 +144,6 @@ def notes(r: M2SEMRecord) -> Iterator[str]:
             "What is said of columns and modalities is conditional on the support that was selected: "
             "probabilities and criteria do not count that other supports were tried."
         )
-        yield from edges(r)
         if not r.modalities["selected"].any():
             yield (
                 "No modality tells the clusters apart: all means were selected to be the same. There is no "
@@ -203,17 +201,6 @@ def adjusted_in_words(terms: Mapping[str, tuple[str, ...]], clients: Mapping[str
     each = ", ".join(f"of '{client}' for {' + '.join(own)}" for client, own in terms.items())
     left = ", ".join(repr(client) for client in clients if client not in terms)
     return f"columns {each} are adjusted" + (f", those of {left} are not" if left else "")
-
-
-def edges(r: M2SEMRecord) -> Iterator[str]:
-    """Say where the best support lies at the edge of the penalties that were tried."""
-    judged = r.judged
-    if not judged:
-        return
-    best = min(judged, key=lambda one: one.criterion).penalties
-    tried = max(one.penalties.lam1 for one in judged)
-    if best.lam1 == tried > LAM1[-1] or best.lam2 == max(one.penalties.lam2 for one in judged) > LAM2[-1]:
-        yield "The best penalty is the largest that was tried: a sparser support might be better still."
 
 
 def disclosed(r: M2SEMRecord) -> Iterator[str]:
