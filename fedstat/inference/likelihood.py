@@ -18,6 +18,8 @@ SMALLEST_TOLD = 1e-16
 class LRTest(NamedTuple):
     """Likelihood ratio test: statistic, p-value, degrees of freedom.
 
+    A tuple of `statistic`, `pvalue` and `df_diff`.
+
     Examples
     --------
     >>> import fedstat as fs
@@ -32,6 +34,8 @@ class LRTest(NamedTuple):
 
 class FTest(NamedTuple):
     """F test of deviances: statistic, p-value, degrees of freedom of the numerator.
+
+    A tuple of `statistic`, `pvalue` and `df_diff`.
 
     Examples
     --------

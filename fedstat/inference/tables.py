@@ -62,6 +62,8 @@ class Sheet:
 class SheetSummary(Summary):  # type: ignore[misc]
     """Sheets under a headline, over numbered notes, in every form a notebook or a paper asks for.
 
+    `headline` stands above the `sheets`, and `notes` below.
+
     It is a statsmodels ``Summary``: ``str()``, ``as_text``, ``as_html``, ``as_latex`` (needs the
     booktabs package), ``as_csv`` and the notebook representations work, and ``tables`` holds the
     text tables.

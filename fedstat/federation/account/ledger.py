@@ -54,6 +54,8 @@ class CoordinatorAccount:
 class Ledger:
     """Every array that left one institution for another, in order.
 
+    `entries` are in order, and `rounds` are counted.
+
     Parameters
     ----------
     at : str or None

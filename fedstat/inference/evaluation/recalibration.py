@@ -99,7 +99,8 @@ class Recalibration:
 
         Examples
         --------
-        >>> found = Recalibration(np.array([0.1, 0.8]), np.diag([0.04, 0.01]), (0.05, 0.1), 4.2)
+        >>> import fedstat as fs, numpy as np
+        >>> found = fs.results.Recalibration(np.array([0.1, 0.8]), np.diag([0.04, 0.01]), (0.05, 0.1), 4.2)
         >>> found.to_frame().loc["slope", "low"].round(3)
         np.float64(0.604)
         """

@@ -75,6 +75,8 @@ def weigh_by_cluster(errors: Floats, sums: ModalSums) -> tuple[Floats, Floats]:
 class OutsideResults:
     """An outside variable by cluster, with robust standard errors.
 
+    `levels` are those of the variable, and intervals have level one less `alpha`.
+
     Attributes
     ----------
     variable, client : str

@@ -53,6 +53,8 @@ def read_analyses(
 class MeanResults:
     """Mean coefficients of several analyses, with standard errors and Student's t.
 
+    `model` has the names that tables of statsmodels read.
+
     Attributes
     ----------
     params, bse, tvalues, pvalues : Series

@@ -20,6 +20,8 @@ LEAST_LAMBDA = 1e-4
 class PooledResults(MeanResults):
     """Coefficients of one analysis on several imputations, pooled by Rubin's rules (1987).
 
+    `model` has the names that tables of statsmodels read.
+
     Attributes
     ----------
     params, bse, tvalues, pvalues : Series

@@ -25,6 +25,8 @@ from fedstat.typing import Floats
 class ScoreTest(NamedTuple):
     """Score (Rao) test: statistic, p-value, degrees of freedom.
 
+    A tuple of `statistic`, `pvalue` and `df`.
+
     Examples
     --------
     >>> import fedstat as fs

@@ -82,6 +82,8 @@ def _exposure(frame: pd.DataFrame, name: str) -> Floats:
 class GLMPrediction:
     """Predicted means with standard errors, from those of the linear predictor, by a statsmodels family.
 
+    `linear` and `se_linear` are of the linear predictor; `family` is that of the model.
+
     `law` is that of a standardised error: normal, or of Student's t; `scale` the variance of a response about
     its mean where it is normal, else None.
 

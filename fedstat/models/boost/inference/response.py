@@ -44,6 +44,8 @@ def mean_variances(fitted: Refitted, Z: Floats, basis: Floats) -> Floats:
 class BoostPrediction:
     """Predictions with intervals, (m, G), NaN where a row lacks something.
 
+    Rows have the names of `index`, and `t` are points of the response.
+
     Attributes
     ----------
     predicted_mean, var_pred_mean, var_resid : ndarray

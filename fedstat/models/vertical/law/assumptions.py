@@ -42,6 +42,8 @@ class Normal:
 class LittleTest(NamedTuple):
     """Little's test of missingness completely at random: statistic, p-value, degrees of freedom, patterns.
 
+    A tuple of `statistic`, `pvalue`, `df` and the number of `patterns`.
+
     Examples
     --------
     >>> import fedstat as fs

@@ -59,6 +59,8 @@ class BesideSelection(FederatedResults):
 class RefitResults(BesideSelection):
     """Maximum likelihood on the selected columns; inference is conditional on their selection.
 
+    `parent` is the fit that selected the columns.
+
     Examples
     --------
     >>> import fedstat as fs
