@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec, TextIO, TypeVar
+from typing import Any, ParamSpec, TextIO, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -36,9 +36,9 @@ def progress(wanted: bool | None = True) -> Iterator[None]:
 
     Every fit, search, bootstrap and alignment tells, with rounds and the time left, once it is known; the
     argument ``progress=`` of a fit does the same for that fit. In a notebook that is the default for whatever
-    takes five seconds; elsewhere nothing is written unless it was asked for. Where the standard error is no
-    terminal, a line is written for every step. The environment variable ``FEDSTAT_PROGRESS`` (0 or 1) is the
-    default of a process.
+    takes five seconds, in one output of the cell; elsewhere nothing is written unless it was asked for. Where
+    the standard error is no terminal, a line is written for every step. The environment variable
+    ``FEDSTAT_PROGRESS`` (0 or 1) is the default of a process.
 
     Parameters
     ----------
@@ -96,11 +96,15 @@ class ProgressLine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.what, self.total, self.quiet = what, total, quiet
+        self.at_most = False  # whether the total is a bound, which may not be reached
         self.done, self.note = 0, ""
         self.left: float | None = None
         self._stream = sys.stderr if stream is None else stream
         self._clock, self.begun = clock, clock()
         self._notebook = in_notebook()
+        # A cell keeps every line that was written over; an output that is replaced leaves one.
+        self._replaces = self._notebook and stream is None
+        self._output: Any = None
         self._rewrites = self._notebook or self._stream.isatty()
         self._last, self._written = self.begun if quiet else -float("inf"), False
         _told.lines.append(self)
@@ -119,21 +123,33 @@ class ProgressLine:
         """End the line, once the outermost count is through."""
         if self in _told.lines:
             _told.lines.remove(self)
-        if self._written and self._rewrites:
+        if self._written and self._rewrites and not self._replaces:
             print(file=self._stream, flush=True)
             self._written = False
 
     def _write(self, wait: float) -> None:
         now = self._clock()
-        left = self._seconds_left(now)
-        if not self._is_wanted(now - self.begun, left):
+        left, at_most = self._seconds_left(now)
+        if not self._is_wanted(now - self.begun, None if at_most else left):
             return
         if now - self._last < wait:
             return
-        text = self._text(now - self.begun, left)
+        text = self._text(now - self.begun, left, "at most" if at_most else "about")
         self._last, self._written = now, True
+        if self._replaces:
+            self._replace(text)
+            return
         end, cut = ("", f"\r{text[:WIDTH]:<{WIDTH}}") if self._rewrites else ("\n", text)
         print(cut, end=end, file=self._stream, flush=True)
+
+    def _replace(self, text: str) -> None:
+        """Show the line in the place of the one before, as one output of the notebook's cell."""
+        shown = {"text/plain": text}
+        if self._output is None:
+            display: Any = sys.modules["IPython"].display
+            self._output = display.display(shown, raw=True, display_id=True)
+        else:
+            self._output.update(shown, raw=True)
 
     def _is_wanted(self, seconds: float, left: float | None) -> bool:
         if _told.wanted is not None:
@@ -143,39 +159,49 @@ class ProgressLine:
             return default == "1"
         return self._notebook and (seconds >= LONG or (seconds >= 1.0 and seconds + (left or 0.0) >= LONG))
 
-    def _text(self, seconds: float, left: float | None) -> str:
+    def _text(self, seconds: float, left: float | None, about: str) -> str:
         lines = _told.lines or [self]
         counts = [line for line in lines if not line.quiet]
         parts = [", ".join(line.count for line in counts)] if counts else []
         parts += [line.count for line in lines if line.quiet]
         parts.append(duration(seconds))
-        if left is not None:
-            parts.append(f"about {duration(left)} left")
+        if left:
+            parts.append(f"{about} {duration(left)} left")
         return "  ".join([*parts, *(line.note for line in counts if line.note)])
 
     @property
     def count(self) -> str:
         """What is done, of how much."""
-        return f"{self.what} {self.done:,}" + (f" of {self.total:,}" if self.total else "")
+        of = "of at most" if self.at_most else "of"
+        return f"{self.what} {self.done:,}" + (f" {of} {self.total:,}" if self.total else "")
 
-    def _seconds_left(self, now: float) -> float | None:
-        """Seconds until the outermost count that tells is through, at its rate so far."""
+    def _seconds_left(self, now: float) -> tuple[float | None, bool]:
+        """Seconds until the outermost count that tells is through, at its rate so far; whether at most."""
         for line in _told.lines or [self]:
             if line.left is not None:
-                return line.left
+                return line.left, False
             if line.total and line.done:
-                return (now - line.begun) / line.done * (line.total - line.done)
-        return None
+                return (now - line.begun) / line.done * (line.total - line.done), line.at_most
+        return None, False
 
 
 @contextmanager
-def open_line(what: str, total: int | None = None) -> Iterator[ProgressLine]:
+def open_line(what: str, total: int | None = None, *, at_most: bool = False) -> Iterator[ProgressLine]:
     """Open a line, and close it whatever happens."""
     line = ProgressLine(what, total)
+    line.at_most = at_most
     try:
         yield line
     finally:
         line.close()
+
+
+def expect_rounds(most: int) -> None:
+    """Tell the rounds of the innermost run that at most so many are to come."""
+    for line in reversed(_told.lines):
+        if line.quiet:
+            line.total, line.at_most = line.done + most, True
+            return
 
 
 def counted(steps: Sequence[T], what: str) -> Iterator[T]:

@@ -1,9 +1,12 @@
 """What is told of long computations, when, and where."""
 
+import inspect
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
+from statsmodels.genmod.families import Binomial
 
 import fedstat as fs
 from fedstat import progress_line
@@ -48,7 +51,7 @@ def test_a_file_has_a_line_a_step_with_the_time_left():
         "fold 1 of 4  30 s  about 90 s left  loss 0.1",
         "fold 2 of 4  60 s  about 60 s left  loss 0.1",
         "fold 3 of 4  90 s  about 30 s left  loss 0.1",
-        "fold 4 of 4  2 min  about 0.0 s left  loss 0.1",
+        "fold 4 of 4  2 min  loss 0.1",
     ]
 
 
@@ -82,6 +85,47 @@ def test_a_notebook_is_told_of_what_takes_five_seconds(monkeypatch):
         assert run(io.StringIO(), 100.0) == ""
     monkeypatch.setenv("FEDSTAT_PROGRESS", "0")
     assert run(io.StringIO(), 100.0) == ""
+
+
+def test_a_notebook_has_one_output_that_is_replaced(monkeypatch, capsys):
+    shown = []
+
+    class Output:
+        def update(self, data, *, raw):
+            shown[-1].append(data["text/plain"])
+
+    def display(data, *, raw, display_id):
+        shown.append([data["text/plain"]])
+        return Output()
+
+    monkeypatch.setattr(progress_line, "in_notebook", lambda: True)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=SimpleNamespace(display=display)))
+    clock = Clock()
+    outer, inner = ProgressLine("fold", 4, clock=clock), ProgressLine("half", 2, clock=clock)
+    clock.now = 2.0
+    outer.step(note="loss 0.1")
+    clock.now = 4.0
+    inner.step()
+    inner.close()
+    clock.now = 6.0
+    outer.step(4)
+    outer.close()
+    first = "fold 1 of 4, half 0 of 2  2.0 s  about 6.0 s left  loss 0.1"
+    second = "fold 1 of 4, half 1 of 2  4.0 s  about 12 s left  loss 0.1"
+    assert shown == [[first, second, "fold 4 of 4  6.0 s"]]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_rounds_have_a_bound_where_one_is_known():
+    clock, stream = Clock(), io.StringIO()
+    with fs.progress():
+        line = ProgressLine("round", quiet=True, stream=stream, clock=clock)
+        line.step()
+        progress_line.expect_rounds(9)
+        clock.now = 2.0
+        line.step()
+        line.close()
+    assert stream.getvalue() == "round 2 of at most 10  2.0 s  at most 8.0 s left\n"
 
 
 def test_the_kernel_of_a_notebook_is_known(monkeypatch):
@@ -153,6 +197,36 @@ def test_a_fit_tells_of_its_halves_and_is_silent_by_default(capsys):
     model.fit(draws=3, folds=6, random_state=1, progress=True)
     out, err = capsys.readouterr()
     assert out == "" and "pair of halves 3 of 3" in err and "left" in err
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.errors.ConvergenceWarning")
+def test_every_long_computation_has_the_argument(capsys):
+    hospitals = fs.datasets.make_hospitals()
+    rows = fs.ClientPartition.from_frame(hospitals, by="hospital")
+    fs.FedAvgM.from_formula("num > 0 ~ age", rows).fit(rounds=2, seed=1, progress=True)
+    assert "averaging round 2 of 2" in capsys.readouterr().err
+    fs.FederatedOLS.from_formula("num ~ age", rows).fit(progress=True)
+    assert "round" in capsys.readouterr().err
+    fs.FedFunctionBoost.from_formula("num ~ age", rows).fit(steps=5, select="cv", folds=5, progress=True)
+    assert "fold 5 of 5" in capsys.readouterr().err
+    for method in (fs.FedAvg, fs.FederatedGLM, fs.CopulaSynthesizer, fs.PrivateCopulaGLM):
+        assert "progress" in inspect.signature(method.fit).parameters
+    assert "progress" in inspect.signature(fs.rehearse).parameters
+
+
+def test_a_path_and_its_folds_are_counted(capsys):
+    table = (
+        fs.datasets.make_hospitals()[["age", "sex", "chol", "num"]]
+        .dropna()
+        .assign(ill=lambda t: (t["num"] > 0).astype(float))
+    )
+    partition = fs.ClientPartition.from_frame(table, columns={"A": ["age", "ill"], "B": ["chol", "sex"]})
+    model = fs.VerticalGLM.from_formula("ill ~ age + chol + sex", partition, family=Binomial())
+    model.fit(select="cv", folds=4, n_lambdas=10, progress=True, random_state=1)
+    told = capsys.readouterr().err
+    assert "proposal 1 of at most 6" in told and "model of fold 4 of 4" in told and "fold 4 of 4  " in told
+    model.fit(path="exact", n_lambdas=4, progress=True)
+    assert "lambda 4 of 4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

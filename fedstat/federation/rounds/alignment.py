@@ -48,6 +48,7 @@ from fedstat.federation.rounds.alignment_steps import FAMILY, DescribedKeys
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.key_agreement import agree_keys
 from fedstat.federation.tables.hashed_keys import POINT_BYTES, as_tokens
+from fedstat.progress_line import open_line
 from fedstat.records import from_json
 from fedstat.typing import Array, Ints
 
@@ -102,14 +103,18 @@ def number_entities(sites: Sequence[str], session: str) -> Rounds[EntityNumbers]
     if len(boxes) != len(sites) - 1:
         raise MessageError(f"{sites[0]}: expected a salt for each of {len(sites) - 1} sites")
     first = ask(sites[0], "enter_keys")
-    replies = yield [
-        first,
-        *(ask(site, "enter_keys", salt=box) for site, box in zip(sites[1:], boxes, strict=True)),
-    ]
-    for turn in range(1, len(sites)):
-        step = "show_tokens" if turn == len(sites) - 1 else "pass_list"
-        lists = [reply.arrays["points"] for reply in replies]
-        replies = yield [ask(site, step, points=lists[number - 1]) for number, site in enumerate(sites)]
+    # Each time every site multiplies one list, which takes about as long as any other.
+    with open_line("list", len(sites)) as line:
+        replies = yield [
+            first,
+            *(ask(site, "enter_keys", salt=box) for site, box in zip(sites[1:], boxes, strict=True)),
+        ]
+        line.step()
+        for turn in range(1, len(sites)):
+            step = "show_tokens" if turn == len(sites) - 1 else "pass_list"
+            lists = [reply.arrays["points"] for reply in replies]
+            replies = yield [ask(site, step, points=lists[number - 1]) for number, site in enumerate(sites)]
+            line.step()
     # site number i ended the list of the site after it
     owners = [*sites[1:], sites[0]]
     tokens = {owner: reply.arrays["tokens"] for owner, reply in zip(owners, replies, strict=True)}

@@ -31,6 +31,7 @@ from fedstat.models.copula.request import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula.results import CopulaResults
 from fedstat.models.copula.steps import FAMILY, INSTEAD
 from fedstat.models.explain import ForecastPlan
+from fedstat.progress_line import tells_progress
 
 __all__ = ["Bounds", "CopulaSynthesizer", "asinh", "log"]
 
@@ -140,19 +141,26 @@ class CopulaSynthesizer(PrivateRelease):
         return GramPlan(plan, (tuple(self.bounds),), self.missing == "em")
 
     @overload
-    def fit(self) -> CopulaResults: ...
+    def fit(self, *, progress: bool | None = None) -> CopulaResults: ...
 
     @overload
     def fit(
-        self, method: Method, *, rounds: int = ROUNDS, seed: int | np.random.Generator | None = None
+        self,
+        method: Method,
+        *,
+        rounds: int = ROUNDS,
+        seed: int | np.random.Generator | None = None,
+        progress: bool | None = None,
     ) -> PublishedSynthesis: ...
 
+    @tells_progress
     def fit(
         self,
         method: Method | None = None,
         *,
         rounds: int = ROUNDS,
         seed: int | np.random.Generator | None = None,
+        progress: bool | None = None,
     ) -> CopulaResults | PublishedSynthesis:
         """Ask the institutions, under their budgets, and make the copula; or simulate what was published.
 
@@ -165,6 +173,8 @@ class CopulaSynthesizer(PrivateRelease):
             Of "ievcds".
         seed : int or numpy.random.Generator, optional
             Of the simulation, to repeat it.
+        progress : bool, optional
+            Tell how far the computation has come (:func:`fedstat.progress`).
 
         Returns
         -------

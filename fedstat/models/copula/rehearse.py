@@ -9,11 +9,13 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.model import CopulaSynthesizer
+from fedstat.progress_line import tells_progress
 
 NUMBER = "entity"
 """Key of synthetic rows, where that of the partition is none or of several columns."""
 
 
+@tells_progress
 def rehearse(
     partition: ClientPartition,
     epsilon: float,
@@ -22,6 +24,7 @@ def rehearse(
     delta: float = 1e-6,
     seed: int | None = None,
     policy: Policy | str | None = None,
+    progress: bool | None = None,
 ) -> ClientPartition:
     """Make a partition of synthetic rows with the columns, kinds and presence of a real one.
 
@@ -41,6 +44,8 @@ def rehearse(
         To draw the same rows again from the same release.
     policy : Policy or str, optional
         Of the rehearsal's sites, such as ``"strict"``; by default open, since rows are synthetic.
+    progress : bool, optional
+        Tell how far the computation has come (:func:`fedstat.progress`).
 
     Returns
     -------

@@ -30,6 +30,7 @@ from fedstat.models.copula_glm.results import PrivateGLMResults
 from fedstat.models.copula_glm.score.step import OF_STEP
 from fedstat.models.copula_glm.steps import FAMILY, INSTEAD
 from fedstat.models.explain import ForecastPlan
+from fedstat.progress_line import tells_progress
 
 LINKS: Mapping[str, FamilyName] = {"Binomial": "Binomial", "Gaussian": "Gaussian", "Poisson": "Poisson"}
 ESTIMATORS = ("moments",)
@@ -193,6 +194,7 @@ class PrivateCopulaGLM(PrivateRelease):
         """Plan the noise of a release of n entities, all of them complete: of an audit."""
         return self._question.plan(dict.fromkeys(self.bounds, n))
 
+    @tells_progress
     def fit(
         self,
         *,
@@ -200,6 +202,7 @@ class PrivateCopulaGLM(PrivateRelease):
         polish: int = 0,
         draws: int = 50,
         random_state: int | None = None,
+        progress: bool | None = None,
     ) -> PrivateGLMResults:
         """Ask the institutions once, under their budgets, and estimate.
 
@@ -216,6 +219,8 @@ class PrivateCopulaGLM(PrivateRelease):
             and draws are for :meth:`PrivateGLMResults.select`.
         random_state : int, optional
             Of these.
+        progress : bool, optional
+            Tell how far the computation has come (:func:`fedstat.progress`).
 
         Returns
         -------

@@ -24,6 +24,7 @@ from fedstat.models.fedavg.rules import Averaging, AveragingRule, Fair, Momentum
 from fedstat.models.fedavg.steps import FAMILY
 from fedstat.models.horizontal.far_sites import warn_of_far_sites
 from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.progress_line import tells_progress
 from fedstat.typing import Floats
 
 SEED_LIMIT = 2**63
@@ -75,6 +76,7 @@ class FedAvg(HorizontalModel):
     _default_family: ClassVar[Any] = sm_families.Binomial
     _weightless: ClassVar[tuple[str, ...]] = ("var_weights",)
 
+    @tells_progress
     def fit(
         self,
         *,
@@ -87,6 +89,7 @@ class FedAvg(HorizontalModel):
         standardize: bool = False,
         init: ArrayLike | None = None,
         masked: bool | None = None,
+        progress: bool | None = None,
     ) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 
@@ -116,6 +119,8 @@ class FedAvg(HorizontalModel):
             pairwise masks that cancel in the total: the coordinator sees no site's update. The estimate is
             the same. By default where three sites or more are drawn in every round, or all of two whose
             owners want masks; it costs two rounds, and `site_loss` needs False.
+        progress : bool, optional
+            Tell how far the computation has come (:func:`fedstat.progress`).
 
         Returns
         -------
@@ -216,11 +221,13 @@ def takes_common(fit: Callable[..., FedAvgResults]) -> Callable[..., FedAvgResul
     shown = common.replace(parameters=[*common.parameters.values(), *own])
 
     @wraps(fit)
+    @tells_progress
     def fit_with_common(self: FedAvg, **given: Any) -> FedAvgResults:
         bound = shown.bind(self, **given)
         bound.apply_defaults()
         own_values = {one.name: bound.arguments.pop(one.name) for one in own}
-        del bound.arguments["self"]
+        for known in ("self", "progress"):
+            del bound.arguments[known]
         return fit(self, read_arguments(**bound.arguments), **own_values)
 
     # What help() shows, and what explain() reads the defaults from.
@@ -259,7 +266,7 @@ class FedAvgM(FedAvg):
 
         Parameters
         ----------
-        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init, masked
+        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init, masked, progress
             As in :meth:`FedAvg.fit`.
         momentum : float
             Share of the move before, beta in [0, 1); 0 is FedAvg.
@@ -306,7 +313,7 @@ class QFedAvg(FedAvg):
 
         Parameters
         ----------
-        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init, masked
+        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init, masked, progress
             As in :meth:`FedAvg.fit`.
         q : float
             Fairness, at least 0; 0 is the average over sites, each counted once.
@@ -359,7 +366,7 @@ class FedProx(FedAvg):
 
         Parameters
         ----------
-        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init, masked
+        rounds, fraction, local_epochs, batch_size, learning_rate, seed, standardize, init, masked, progress
             As in :meth:`FedAvg.fit`.
         mu : float
             Weight of the proximal term, at least 0; with mu = gamma = 0 it is FedAvg.

@@ -33,6 +33,7 @@ from fedstat.models.glm.sums.variance import (
 )
 from fedstat.models.horizontal.far_sites import warn_of_far_sites
 from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.progress_line import tells_progress
 
 CovType: TypeAlias = Literal["nonrobust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"]
 COV_TYPES = get_args(CovType)
@@ -68,6 +69,7 @@ class FederatedGLM(HorizontalModel):
     _plan = GLMPlan
     _results: ClassVar[type[GLMResults]] = GLMResults
 
+    @tells_progress
     def fit(
         self,
         *,
@@ -81,6 +83,7 @@ class FederatedGLM(HorizontalModel):
         tol: float = 1e-8,
         local: bool = True,
         masked: bool | None = None,
+        progress: bool | None = None,
     ) -> GLMResults:
         """Maximise the likelihood of all sites' rows.
 
@@ -123,6 +126,8 @@ class FederatedGLM(HorizontalModel):
             mask where an owner lets no sum leave otherwise. It costs two rounds; what compares single sites'
             parts (the fit without each site) needs False. Own fits are in clear all the same, and unless
             an owner lets no sum leave otherwise the sums that transforms such as ``center()`` need.
+        progress : bool, optional
+            Tell how far the computation has come (:func:`fedstat.progress`).
 
         Returns
         -------

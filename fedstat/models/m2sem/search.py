@@ -16,7 +16,8 @@ from fedstat.inference.mixture.classification import icl, relative_entropy
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.models.m2sem.course.exchange import Exchange
 from fedstat.models.m2sem.course.mixture import Course
-from fedstat.models.m2sem.course.starts import StartPlan, start
+from fedstat.models.m2sem.course.starts import StartPlan, most_rounds, start
+from fedstat.progress_line import expect_rounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +28,7 @@ FURTHER_ROUNDS = 15
 def fit_sizes(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan) -> Rounds[list[Course]]:
     """Fit mixtures of all sizes (K, Q), side by side; some may have failed."""
     yield from exchange.begin(sorted({Q for _, Q in sizes}))
+    expect_rounds(min(most_rounds(plan) + FURTHER_ROUNDS, exchange.left))
     found = yield from start(exchange, sizes, plan)
     yield from exchange.ascend(found, plan.local_steps, FURTHER_ROUNDS, enough=lambda one: one.settled)
     return found

@@ -29,6 +29,7 @@ from fedstat.models.boost.learning.varying import (
     VaryingSums,
     varying_of,
 )
+from fedstat.progress_line import counted
 from fedstat.typing import Floats, Ints
 
 Aggregation: TypeAlias = Literal["exact", "lsa", "average", "local"]
@@ -185,7 +186,7 @@ class Boosting:
     def cross_validate(self, steps: int) -> Floats:
         """Loss of every fold by the path of the others: (F, steps), a row and point."""
         F, out = self.moments.folds, []
-        for f in range(F):
+        for f in counted(range(F), "fold"):
             test = np.arange(F) == f
             path = self.over(~test, steps, test)[1]
             out.append(path.risk_test / self.moments.over(test).cells)

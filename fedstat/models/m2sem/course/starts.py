@@ -53,6 +53,11 @@ def start(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan)
     return [some[0] for some in going]
 
 
+def most_rounds(plan: StartPlan) -> int:
+    """Count the rounds that starting takes at most."""
+    return (MEANS_ROUNDS if plan.means else 0) + int(plan.own) + SHORT_ROUNDS + plan.rounds
+
+
 def _foremost(some: Sequence[Course]) -> list[Course]:
     """Sort mixtures that have not failed, the best first; one that failed where all have."""
     left = sorted((one for one in some if not one.failed), key=lambda one: -one.penalised)

@@ -19,6 +19,7 @@ from fedstat.models.vglm.newton.proximal import LossOracle, LossPoint
 from fedstat.models.vglm.path.criteria import first_smallest
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.folds import stability, weighted_mean
+from fedstat.progress_line import counted
 from fedstat.typing import Bools, Floats, Ints
 
 MOST_CENTRES = 3
@@ -51,7 +52,7 @@ class FoldModels:
     def cross_validate(self, follower: PathFollower) -> tuple[Floats, Floats]:
         """Return the mean deviance of folds left out, with its standard error: (L,) each."""
         errors = np.empty((len(self.shares), len(follower.lambdas)))
-        for fold in range(len(errors)):
+        for fold in counted(range(len(errors)), "fold"):
             here = np.arange(len(errors)) == fold
             # The model of the others leads to their path, and the fold's own judges it.
             others = self.over(~here)
@@ -89,7 +90,7 @@ def model_folds(oracle: LossOracle, point: LossPoint, code: Ints, parts: int) ->
     ]
     sums = iter(reply.arrays["scores"] for reply in replies)
     scores, hessians = [], []
-    for fold, mask in enumerate(masks):
+    for fold, mask in enumerate(counted(masks, "model of fold")):
         score = np.concatenate([next(sums) for _ in layout.clients]) + oracle.response.score(fold)
         total = by_fold.arrays["totals"][fold]
         scores.append(oracle.unit * np.concatenate([[total], score @ oracle.T]) / layout.n)

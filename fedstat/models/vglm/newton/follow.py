@@ -22,6 +22,7 @@ from fedstat.models.vertical.exchange.protocol import Units
 from fedstat.models.vglm.newton.proximal import CertifiedPoint, LossOracle, LossPoint, ProximalNewton, solve
 from fedstat.models.vglm.path.fits import Path
 from fedstat.models.vglm.path.setup import Setup
+from fedstat.progress_line import open_line
 from fedstat.typing import Floats
 
 MOST_EXPANSIONS = 6
@@ -86,19 +87,21 @@ class PathFollower:
         """
         ends = self._ends(self.seen.get(np.inf, point))
         known = ends if self.steps is None else {}
-        for _ in range(MOST_EXPANSIONS):
-            # At the largest lambda a solution may hold a coefficient that is next to nothing.
-            all_known = known | ends if known else known
-            b, loss, kkt = self.model_path(point, H, all_known)
-            path = self.path(b, loss, kkt)
-            place = self.select(path)
-            if place in all_known:
-                self.solved = all_known
-                return path, place, all_known[place].point
-            known[place], H = yield from self.follow_proposal(place, b[place], known, point, H)
-            point = known[place].point
-            if self.oracle.left > 0 and len(self.lambdas) > 1:
-                H = yield from self.oracle.hessian(point)
+        with open_line("proposal", MOST_EXPANSIONS, at_most=True) as line:
+            for _ in range(MOST_EXPANSIONS):
+                # At the largest lambda a solution may hold a coefficient that is next to nothing.
+                all_known = known | ends if known else known
+                b, loss, kkt = self.model_path(point, H, all_known)
+                path = self.path(b, loss, kkt)
+                place = self.select(path)
+                if place in all_known:
+                    self.solved = all_known
+                    return path, place, all_known[place].point
+                known[place], H = yield from self.follow_proposal(place, b[place], known, point, H)
+                point = known[place].point
+                line.step()
+                if self.oracle.left > 0 and len(self.lambdas) > 1:
+                    H = yield from self.oracle.hessian(point)
         # It would go on: what has been solved is the path.
         return self._solved_path(known | ends)
 

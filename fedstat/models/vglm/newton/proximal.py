@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.newton.of_response import OfResponse, learn_of_response
 from fedstat.models.vglm.newton.weighted_gram import weighted_gram
 from fedstat.models.vglm.response.distributions import OUTSIDE
+from fedstat.progress_line import ProgressLine, open_line
 from fedstat.typing import Floats, Ints
 
 MOST_STEPS = 100
@@ -169,15 +171,18 @@ class ProximalNewton:
     fresh: bool = False
     steps: int = 0
     lassos: int = 0
+    line: ProgressLine | None = None
 
     def run(self) -> Rounds[list[CertifiedPoint]]:
         """Solve all problems."""
-        oracle = self.oracle
-        while True:
-            if (yield from oracle.masked(self._descend())):
-                return self.found
-            self.H = yield from oracle.hessian(self.point)
-            self.fresh = True
+        oracle, L = self.oracle, len(self.problems)
+        # A single problem is one of the proposals, which are counted already.
+        with open_line("lambda", L) if L > 1 else nullcontext() as self.line:
+            while True:
+                if (yield from oracle.masked(self._descend())):
+                    return self.found
+                self.H = yield from oracle.hessian(self.point)
+                self.fresh = True
 
     def _descend(self) -> Rounds[bool]:
         """Go on with the Hessian at hand; False where another one is needed."""
@@ -229,6 +234,8 @@ class ProximalNewton:
             return
         self.found.append(CertifiedPoint(self.point, violation))
         self.model, self.steps, self.lassos = None, 0, 0
+        if self.line is not None:
+            self.line.step()
 
     def _step(self, model: Terms, violation: float) -> Rounds[bool]:
         """Take one step of proximal Newton, as far as the objective falls; False where it does not."""

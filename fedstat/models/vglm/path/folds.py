@@ -21,7 +21,12 @@ def cross_validate(products: Floats, units: Units, setup: Setup, path: Path) -> 
     From sums of products by fold, (F, p + 2, p + 2).
     """
     total, setup = products.sum(axis=0), replace(setup, lambdas=path.lambdas)
-    errors = np.array([prediction_errors(normal_path(total - S, units, setup), S, units) for S in products])
+    errors = np.array(
+        [
+            prediction_errors(normal_path(total - S, units, setup), S, units)
+            for S in counted(list(products), "fold")
+        ]
+    )
     weight = products[:, 0, 0] / total[0, 0]
     return weighted_mean(errors, weight)
 
