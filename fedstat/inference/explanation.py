@@ -112,11 +112,12 @@ class Explanation:
         return SheetSummary(sheets, self.notes, headline)
 
     def _refusals(self) -> Iterator[Sheet]:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for site, by_rule in self.refused.items():
             for rule, messages in by_rule.items():
                 more = f" (and {len(messages) - 1} arrays more)" if len(messages) > 1 else ""
                 rows.append((site, rule, messages[0].removeprefix(f"{site}: ") + more))
+        rows = together(rows)
         if rows:
             headers = ("Institution", "Rule", "What its policy says")
             yield Sheet(headers, tuple(rows), "lll", (18, 18, 72), "THIS FIT WOULD BE REFUSED", wrap=True)
@@ -134,7 +135,8 @@ class Explanation:
         for name, row in self.totals().iterrows():
             sizes = ([int(row[f"{word}{end}"]) for end in ENDS] for word in WORDS)
             rows.append((str(name), *(bytes_spread(*counts) for counts in sizes)))
-        return Sheet(("Institution", "Sends", "Receives"), tuple(rows), "lrr", (36, 36, 36), "Bytes")
+        headers = ("Institution", "Sends", "Receives")
+        return Sheet(headers, tuple(together(rows)), "lrr", (36, 36, 36), "Bytes", wrap=True)
 
     def _senders(self) -> Iterator[Sheet]:
         told = self.table[~self.table["policed"]]
@@ -155,6 +157,16 @@ class Explanation:
             "Who could learn what, if institutions keep to the protocol and keep what they see",
             wrap=True,
         )
+
+
+def together(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Put rows that differ only in the institution, the first cell, in one line."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name, *rest in rows:
+        found.setdefault(tuple(rest), []).append(name)
+    return [
+        (f"{', '.join(names)}{', each' if len(names) > 1 else ''}", *rest) for rest, names in found.items()
+    ]
 
 
 def instructions(told: pd.DataFrame) -> Sheet:

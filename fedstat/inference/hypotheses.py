@@ -22,6 +22,7 @@ from statsmodels.stats.contrast import ContrastResults, WaldTestResults
 
 from fedstat.errors import FedstatWarning, ModelError, NotAvailableError, warn
 from fedstat.inference.covariance import delta_method
+from fedstat.inference.likelihood import told
 from fedstat.inference.numbers import EstimateNumbers
 from fedstat.typing import Floats
 
@@ -33,6 +34,32 @@ PLACEHOLDER = re.compile(r"(?<!\w)_(\d+)_(?!\w)")
 SIGN = re.compile(r"([=,(]\s*)([+-])")
 OPERAND = re.compile(r"[+*/=,]|\s-\s")
 LETTER = re.compile(r"[^\W\d]")
+
+
+class HypothesisTest(ContrastResults):  # type: ignore[misc]
+    """statsmodels' results of a test, which print with few digits and the same at a prompt as in a text."""
+
+    def summary(self, xname: list[str] | None = None, alpha: float = 0.05, title: str | None = None) -> Any:
+        """Table of the constraints one by one, or text of their joint test."""
+        if self.effect is not None:
+            return super().summary(xname, alpha, title)
+        f_law = self.distribution == "F"
+        df = {"df_num": self.df_num, "df_denom": self.df_denom} if f_law else {"df": self.df_denom}
+        values = {"statistic": float(self.statistic), "pvalue": float(self.pvalue), **df}
+        return told(title or f"Wald test ({'F' if f_law else 'chi-squared'})", values)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class TermTests(WaldTestResults):  # type: ignore[misc]
+    """statsmodels' table of tests of terms, which prints with few digits."""
+
+    def __str__(self) -> str:
+        return str(self.summary_frame().to_string(float_format="{:.4g}".format))
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,9 +98,9 @@ def t_test(
         sd = np.sqrt([_covariance(row[None, :], cov)[0, 0] for row in constraints.R])
         z = (effect - constraints.q) / sd
     if df is None:
-        result = ContrastResults(effect=effect, statistic=z, sd=sd, distribution="norm")
+        result = HypothesisTest(effect=effect, statistic=z, sd=sd, distribution="norm")
     else:
-        result = ContrastResults(effect=effect, t=z, sd=sd, df_denom=df)
+        result = HypothesisTest(effect=effect, t=z, sd=sd, df_denom=df)
     result.c_names = list(constraints.labels)
     return result
 
@@ -98,8 +125,8 @@ def wald_test(
     difference = constraints.R @ params - constraints.q
     W = float(difference @ np.linalg.pinv(V) @ difference)
     if df is not None:
-        return ContrastResults(F=W / rank, df_num=rank, df_denom=df)
-    return ContrastResults(statistic=W, df_denom=rank, distribution="chi2", dist_args=(rank,))
+        return HypothesisTest(F=W / rank, df_num=rank, df_denom=df)
+    return HypothesisTest(statistic=W, df_denom=rank, distribution="chi2", dist_args=(rank,))
 
 
 def wald_test_terms(
@@ -130,8 +157,8 @@ def wald_test_terms(
         columns=["statistic", "pvalue", "df_constraint"],
     )
     if df is None:
-        return WaldTestResults(None, "chi2", None, table=table)
-    return WaldTestResults(None, "F", None, table=table.assign(df_denom=df))
+        return TermTests(None, "chi2", None, table=table)
+    return TermTests(None, "F", None, table=table.assign(df_denom=df))
 
 
 def _zero_test(
@@ -274,6 +301,8 @@ class EstimateTests(EstimateNumbers):
         >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
         >>> fit = fs.FederatedGLM.from_formula("num ~ age + C(cp)", partition).fit()
         >>> both = fit.wald_test("age = 0, C(cp)[T.2] = 0")
+        >>> print(str(both).splitlines()[0])
+        Wald test (F)
         >>> both.distribution, bool(both.pvalue < 0.001)
         ('F', True)
         """

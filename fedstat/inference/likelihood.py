@@ -15,6 +15,16 @@ from fedstat.inference.numbers import EstimateNumbers
 SMALLEST_TOLD = 1e-16
 
 
+def told(title: str, values: Mapping[str, float]) -> str:
+    """Text of a test: its title, and below it each value by the name under which the result has it."""
+    name_width = max(map(len, values))
+    texts = {name: f"{value:.4g}" for name, value in values.items()}
+    if values.get("pvalue", 1.0) < SMALLEST_TOLD:
+        texts["pvalue"] = f"< {SMALLEST_TOLD:g}"
+    width = max(map(len, texts.values()))
+    return "\n".join([title, *(f"{name:<{name_width}}  {text:>{width}}" for name, text in texts.items())])
+
+
 class LRTest(NamedTuple):
     """Likelihood ratio test: statistic, p-value, degrees of freedom.
 
@@ -23,13 +33,22 @@ class LRTest(NamedTuple):
     Examples
     --------
     >>> import fedstat as fs
-    >>> fs.results.LRTest(statistic=4.0, pvalue=0.0455, df_diff=1).df_diff
+    >>> test = fs.results.LRTest(statistic=4.0, pvalue=0.0455002638963584, df_diff=1)
+    >>> test
+    Likelihood ratio test
+    statistic       4
+    pvalue     0.0455
+    df_diff         1
+    >>> test.df_diff
     1
     """
 
     statistic: float
     pvalue: float
     df_diff: float
+
+    def __repr__(self) -> str:
+        return told("Likelihood ratio test", self._asdict())
 
 
 class FTest(NamedTuple):
@@ -47,6 +66,9 @@ class FTest(NamedTuple):
     statistic: float
     pvalue: float
     df_diff: float
+
+    def __repr__(self) -> str:
+        return told("F test of deviances", self._asdict())
 
 
 def said(pvalue: float) -> str:

@@ -105,3 +105,14 @@ def test_tables():
 )
 def test_numbers_with_their_range(function, arguments, text):
     assert function(*arguments) == text
+
+
+def test_institutions_alike_in_bytes_or_refusals_share_a_line():
+    names = [f"region {k}" for k in range(16)]
+    refused = {name: {"minimum count": [f"{name}: too few."]} for name in names[:5]}
+    text = str(explanation(*(row(name) for name in names), refused=refused))
+    # The coordinator, the one that it sends to, and all others together.
+    assert text.count("too few.") == 1 and text.count("about 120 B") == 3
+    assert "region 4, each" in " ".join(text.split())
+    text = str(explanation(row("A"), row("B", bytes=130)))
+    assert "about 120 B" in text and "about 130 B" in text

@@ -360,3 +360,16 @@ def test_forest_of_a_coefficient_of_no_site_or_an_unknown_one(logistic, plt):
 def test_holm_is_that_of_statsmodels():
     p = np.random.default_rng(0).uniform(0, 0.2, 12)
     np.testing.assert_allclose(adjust_holm(p), multipletests(p, method="holm")[1])
+
+
+def test_where_joint_and_single_tests_disagree_the_one_to_report_is_told(case):
+    *_, result = case
+    names = tuple(result.table.index[:1])
+    for p, flagged, expected in (
+        (0.001, (), "report the joint test of all coefficients, as single ones are corrected for how many"),
+        (0.5, names, "does not show it (P 0.500): report the joint test where the question was whether"),
+    ):
+        other = replace(result, joint=result.joint._replace(pvalue=p), flagged=flagged)
+        assert expected in " ".join(other.summary().as_text().split())
+    agreeing = replace(result, joint=result.joint._replace(pvalue=0.001), flagged=names)
+    assert "report the joint" not in " ".join(agreeing.summary().as_text().split())

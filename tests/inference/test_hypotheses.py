@@ -1,5 +1,7 @@
 """Linear hypotheses against statsmodels; names with operators, brackets and commas are read."""
 
+import re
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -132,3 +134,15 @@ def test_no_variance_is_no_test():
     assert_array_equal(constraints.R, [[1, 0]])
     with pytest.raises(NotAvailableError, match="no variance"):
         wald_test(np.ones(2), np.zeros((2, 2)), constraints)
+
+
+def test_tests_print_few_digits_at_a_prompt(result):
+    for test in (
+        result.t_test("x1 = 0"),
+        result.wald_test("x1 = 0"),
+        result.f_test("x1 = 0"),
+        result.wald_test_terms(),
+    ):
+        assert repr(test) == str(test)
+        assert not re.search(r"\d\.\d{6}|class", repr(test))
+    assert repr(result.wald_test("x1 = 0", use_f=False)).splitlines()[0] == "Wald test (chi-squared)"

@@ -16,10 +16,10 @@ ONE_DISPERSION = (
     "The score test takes the dispersion (residual variance) as the same at all sites: where sites differ in "
     "nothing else it rejects too often. Own fits of all sites (local=True) would give each its own."
 )
-MASKED = "masked sums: not known"
 HEADER_WIDTHS = (30, 16, 26, 20)
 COEFFICIENT_WIDTHS = (23, 10, 10, 8, 9, 4, 6, 6, 7, 6)
 SITE_WIDTHS = (24, 10, 30, 28)
+MASKED_WIDTHS = (24, 10, 60)
 
 
 def build_heterogeneity_summary(result: SiteComparison) -> SheetSummary:
@@ -71,17 +71,20 @@ def _coefficient_row(name: str, row: dict[str, float]) -> tuple[str, ...]:
 
 
 def _site_sheet(result: SiteComparison) -> Sheet:
-    headers = ("institution", "rows", "own estimates", "without it, largest change")
-    rows = tuple(
+    headers = ("institution", "rows", "own estimates")
+    rows: tuple[tuple[str, ...], ...] = tuple(
         (
             site,
             f"{result.sites['nobs'].iloc[k]:,}",
             _coverage(result.estimates.iloc[k], result.sites["problem"].iloc[k]),
-            MASKED if result.without_each is None else _largest_change(result.change.iloc[k].dropna()),
         )
         for k, site in enumerate(_names(result.sites.index))
     )
-    return Sheet(headers, rows, "lrll", SITE_WIDTHS, gap=2, wrap=True)
+    if result.without_each is None:
+        return Sheet(headers, rows, "lrl", MASKED_WIDTHS, gap=2, wrap=True)
+    changes = [_largest_change(result.change.iloc[k].dropna()) for k in range(len(rows))]
+    rows = tuple((*row, change) for row, change in zip(rows, changes, strict=True))
+    return Sheet((*headers, "without it, largest change"), rows, "lrll", SITE_WIDTHS, gap=2, wrap=True)
 
 
 def _coverage(estimates: pd.Series, problem: str) -> str:
@@ -119,7 +122,8 @@ def _notes(result: SiteComparison) -> list[str]:
     changes = (
         "the changes are one Newton step, in standard errors of the common model."
         if result.without_each is not None
-        else "the estimate without each site needs their parts of the sums, see fit(masked=False)."
+        else f"the estimates without each of the {len(result.sites)} institutions are not known, as sums "
+        "are masked: see fit(masked=False)."
     )
     notes.append(
         "Q, I2, tau and the random effects (REML, with Hartung and Knapp's standard errors) compare the "
@@ -138,23 +142,40 @@ def _joint_source(result: SiteComparison) -> str:
 
 
 def _verdict(result: SiteComparison) -> str:
+    tests = (result.table["df"] > 0).sum()
     if result.flagged:
         rows = result.table.loc[list(result.flagged), ["I2", "p_holm"]].to_numpy().tolist()
         found = zip(result.flagged, rows, strict=True)
         listed = ", ".join(f"{name} (I2 {_percent(i2)}, P {_probability(p)})" for name, (i2, p) in found)
         return (
-            f"The sites differ in: {listed}; P adjusted for {(result.table['df'] > 0).sum()} tests (Holm). "
+            f"The sites differ in: {listed}; P adjusted for {tests} tests (Holm). {_disagreement(result)}"
             "The common coefficient is then an average that need not describe any site: give the term an "
             "interaction with the site (for the intercept: site effects), or report the random effects."
         )
     if result.joint.pvalue < result.alpha:
         also = ", and what changes without each of them" if result.without_each is not None else ""
         test = "in all coefficients together" if result.joint.own_dispersions else "score test"
+        if not tests:
+            return (
+                f"The sites differ ({test}); coefficients were not tested one by one: report the joint test."
+            )
         return (
-            f"The sites differ ({test}), but not clearly in any single coefficient: compare their own "
-            f"estimates{also}."
+            f"The sites differ ({test}), but not clearly in any single coefficient: report the joint "
+            f"test of all coefficients, as single ones are corrected for how many there are ({tests}, Holm); "
+            f"compare the sites' own estimates{also}."
         )
     return "The sites are not shown to differ. That does not show that they agree: see the intervals of I2."
+
+
+def _disagreement(result: SiteComparison) -> str:
+    """Say which test to report where single coefficients differ and all of them together do not."""
+    if not result.joint.pvalue >= result.alpha:
+        return ""
+    return (
+        f"The joint test of all coefficients does not show it (P {_probability(result.joint.pvalue)}): "
+        "report the joint test where the question was whether sites differ at all, and the corrected single "
+        "ones where it was in which coefficients, but not whichever is smaller. "
+    )
 
 
 def _partial_notes(result: SiteComparison, estimates: pd.DataFrame) -> list[str]:

@@ -9,7 +9,7 @@ import pandas as pd
 from statsmodels.stats.contrast import ContrastResults
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.inference.hypotheses import Hypothesis, read_constraints
+from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
 from fedstat.inference.repeated.analyses import MeanResults, read_analyses
 from fedstat.typing import Floats
 
@@ -125,7 +125,7 @@ class PooledResults(MeanResults):
         r = (1.0 + 1.0 / m) * float(np.trace(np.linalg.solve(within, np.atleast_2d(np.cov(Q.T))))) / k
         d = Q.mean(axis=0) - constraints.q
         D1 = float(d @ np.linalg.solve(within, d)) / (k * (1.0 + r))
-        return ContrastResults(F=D1, df_num=k, df_denom=denominator(k, m, r, self.df_complete))
+        return HypothesisTest(F=D1, df_num=k, df_denom=denominator(k, m, r, self.df_complete))
 
     def to_frame(self, alpha: float = 0.05) -> pd.DataFrame:
         """One row per coefficient, with what mice's ``pool`` and its summary tell.

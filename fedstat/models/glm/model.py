@@ -200,7 +200,13 @@ class FederatedGLM(HorizontalModel):
         clusters = kwds.get("groups", kwds.get("clusters"))
         if cov_type in ("cluster", "survey") and clusters is None:
             key = "groups" if cov_type == "cluster" else "clusters"
-            raise ModelError(f"cov_kwds: cov_type={cov_type!r} needs {{{key!r}: column}}")
+            raise ModelError(
+                f"cov_kwds: cov_type={cov_type!r} needs the column of the clusters in two places: "
+                f"from_formula(..., labels=['ward']) and fit(cov_type={cov_type!r}, "
+                f"cov_kwds={{{key!r}: 'ward'}}), "
+                "with your column's name for 'ward'"
+                + ("; the column that names the institutions needs no label" * (cov_type == "cluster"))
+            )
         known = (
             None,
             *self.question.labels,
@@ -215,8 +221,9 @@ class FederatedGLM(HorizontalModel):
                 )
             if name not in known:
                 raise ModelError(
-                    f"cov_kwds: column {name!r} is not among the model's labels; name it in "
-                    f"from_formula(..., labels=[{name!r}])"
+                    f"cov_kwds: column {name!r} is not among the model's labels; name it in both places: "
+                    f"from_formula(..., labels=[{name!r}]) and fit(cov_type={cov_type!r}, "
+                    f"cov_kwds={{{role!r}: {name!r}}})"
                 )
         return CovarianceChoice(cov_type, clusters, kwds.get("strata"))
 

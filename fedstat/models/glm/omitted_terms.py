@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, lr_test
+from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, lr_test, told
 from fedstat.inference.results import FederatedResults
 from fedstat.models.glm.protocol import Newton, NewtonOptions
 from fedstat.models.glm.statements import GLMStatements
@@ -38,6 +38,9 @@ class ScoreTest(NamedTuple):
     statistic: float
     pvalue: float
     df: int
+
+    def __repr__(self) -> str:
+        return told("Score test", self._asdict())
 
 
 def score_test(result: GLMStatements, terms: str) -> ScoreTest:

@@ -12,7 +12,7 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.estimate import Estimate, LedgerLike
+from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
@@ -313,6 +313,16 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
 
     def _summary_notes(self) -> list[str]:
         return [*super()._summary_notes(), *self._record.notes]
+
+    def _deviations(self) -> pd.Series:
+        if self._held.exchange is None:
+            raise NotAvailableError(
+                "standardised: this fit has no standard deviations of its columns (one in this session with "
+                "exchange='moments' or, with a family, between='free' has); give them by name of the "
+                'coefficient, as standardised={"age": 12.4, ...}'
+            )
+        moments = self._held.exchange.moments
+        return pd.Series([1.0, *moments.deviations()], index=[INTERCEPT, *moments.names])
 
     def _per_entity(self, what: str) -> pd.Series:
         """Label what the response holder computed, one value per entity of the fit, where it is at hand."""

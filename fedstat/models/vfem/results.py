@@ -12,7 +12,6 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.estimate import INTERCEPT
 from fedstat.inference.evaluation.evaluation import Evaluation
 from fedstat.inference.likelihood import LRTest, check_nested, cox_snell, mcfadden
 from fedstat.inference.results import FederatedResults
@@ -84,12 +83,6 @@ class VFEMResults(
     def correction(self) -> Correction | None:
         """What was corrected of maximum likelihood: "small-sample", "skewness" or None."""
         return self._record.outcome.correction
-
-    def _deviations(self) -> pd.Series:
-        if self.exchange is None:
-            return super()._deviations()
-        moments = self.exchange.moments
-        return pd.Series([1.0, *moments.deviations()], index=[INTERCEPT, *moments.names])
 
     @property
     def rsquared_adj(self) -> float:

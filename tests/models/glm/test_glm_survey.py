@@ -216,8 +216,8 @@ def test_every_row_a_cluster_is_the_sandwich():
 @pytest.mark.parametrize(
     ("cov_type", "kwds", "expected"),
     [
-        ("survey", {}, "cov_type='survey' needs {'clusters': column}"),
-        ("cluster", {}, "cov_type='cluster' needs {'groups': column}"),
+        ("survey", {}, r"labels=\['ward'\].*cov_type='survey', cov_kwds=\{'clusters': 'ward'\}"),
+        ("cluster", {}, r"labels=\['ward'\].*cov_type='cluster', cov_kwds=\{'groups': 'ward'\}"),
         (
             "survey",
             {"groups": "psu"},
@@ -227,7 +227,7 @@ def test_every_row_a_cluster_is_the_sandwich():
         (
             "survey",
             {"clusters": "region"},
-            r"'region' is not among the model's labels; name it in from_formula",
+            r"'region' is not among the model's labels; name it in both places: from_formula",
         ),
         (
             "survey",

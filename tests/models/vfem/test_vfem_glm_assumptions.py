@@ -73,3 +73,24 @@ def test_a_response_that_is_not_normal_keeps_the_level(family):
             rejected[name].append(test.pvalue <= 0.05)
     assert 0.025 <= np.mean(rejected["chance"]) <= 0.085
     assert np.mean(rejected["response"]) > 0.95
+
+
+def test_standardised_coefficients_are_of_the_columns_own_deviations():
+    """Oracle: the deviation of each column at its institution, over the records that have it."""
+    pytest.importorskip("matplotlib").use("Agg")
+    data = fs.datasets.make_sme_risk(1_000)
+    partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+
+    def fit(between):
+        return fs.VFEMRegression.from_formula(
+            "RISK ~ PL1 + CA1", partition, family=sm.families.Binomial(), between=between
+        ).fit()
+
+    free = fit("free")
+    ax = free.plot_coefficients(standardised=True)
+    drawn = sorted(x for line in ax.lines for x in line.get_xdata() if line.get_marker() == "o")
+    columns = {c: frame[c] for frame in data.frames.values() for c in ("PL1", "CA1") if c in frame}
+    expected = sorted(free.params[name] * column.std(ddof=0) for name, column in columns.items())
+    np.testing.assert_allclose(drawn, expected, rtol=1e-8)
+    with pytest.raises(NotAvailableError, match=r"between='free'.*standardised=\{"):
+        fit("independent").plot_coefficients(standardised=True)

@@ -12,7 +12,7 @@ from scipy import stats
 from scipy.linalg import solve_triangular
 
 from fedstat.errors import AssumptionWarning, NotAvailableError, warn
-from fedstat.inference.likelihood import LRTest, said
+from fedstat.inference.likelihood import LRTest, said, told
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.law.derivatives import (
     inverse_by_pattern,
@@ -57,6 +57,9 @@ class LittleTest(NamedTuple):
     pvalue: float
     df: int
     patterns: int
+
+    def __repr__(self) -> str:
+        return told("Little's test of missingness completely at random", self._asdict())
 
 
 class BlockIndependence(NamedTuple):
