@@ -263,7 +263,9 @@ def rehearse(
     with warnings.catch_warnings(), progress(False):
         warnings.simplefilter("ignore")
         try:
-            getattr(double, method)(**{**arguments, **plan.arguments()})
+            # Of a rehearsal nothing is told, also where the fit is to tell.
+            silent = {"progress": False} if "progress" in arguments else {}
+            getattr(double, method)(**{**arguments, **plan.arguments(), **silent})
         except Rehearsed:
             return rehearsal.course()
     raise NotAvailableError("no forecast: this fit asks nothing of its engine")
