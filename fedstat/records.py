@@ -173,7 +173,7 @@ class _Writer:
 
     def _keep(self, array: Array, place: str) -> str:
         assert self.arrays is not None
-        while place in self.arrays:  # names of clients may hold anything, dots among them
+        while place in self.arrays:  # names of institutions may hold anything, dots among them
             place += "'"
         self.arrays[place] = array
         return place

@@ -20,7 +20,7 @@ CUTS = np.array([-1.5, 0.0, 1.5])
 SHARES = (0.3, 0.4, 0.3)
 """Shares of the three clusters of the published experiments, in the order of their means."""
 EXPERIMENTS: Mapping[int, tuple[int, int]] = {1: (8, 20), 2: (8, 40), 3: (8, 80), 4: (16, 20), 5: (24, 20)}
-"""Clients, and columns of each, of the published experiments."""
+"""Institutions, and columns of each, of the published experiments."""
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
 
 

@@ -84,7 +84,7 @@ class Population:
 def alternating_loadings(p: int, rho: float) -> Floats:
     """Give one institution loadings of alternating sign with a mean |l_j l_m| of rho over its pairs."""
     require(0 <= rho < 1, f"rho: expected a mean absolute correlation in [0, 1), received {rho}.")
-    # of different size, so that correlations within a client differ
+    # of different size, so that correlations within an institution differ
     shape = np.linspace(1 - _SPREAD, 1 + _SPREAD, p) if p > 1 else np.ones(1)
     pairs = np.outer(shape, shape)[np.triu_indices(p, 1)]
     size = math.sqrt(rho / (pairs.mean() if p > 1 else 1.0))
@@ -100,7 +100,7 @@ def factor_correlation(owner: Ints, loadings: Floats, between: float) -> float:
     require(
         0 <= between <= largest,
         f"between: expected a mean absolute correlation in [0, {largest:.3f}] beside this one within "
-        f"clients, received {between}.",
+        f"institutions, received {between}.",
     )
     return between / largest if between else 0.0
 

@@ -38,7 +38,7 @@ class PresenceLaw:
         """Draw as ``draw`` does, with exactly ``n_complete`` entities that every institution has."""
         seen, score = self._draw_leader(y, lead, rng)
         *middle, last = self._others()
-        # first who is complete, then who else has a record: the last client must complete nobody else
+        # first who is complete, then who else has a record: the last institution must complete nobody else
         complete = _first(np.where(seen[:, self.leader], score, -np.inf), n_complete, rng)
         for k in middle:
             seen[:, k] = _first(np.where(complete, np.inf, score), self.counts[k], rng)

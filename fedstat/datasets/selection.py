@@ -14,7 +14,7 @@ from fedstat.datasets.simulated import numbered_entities
 from fedstat.typing import Array, Floats
 
 CLIENTS, COLUMNS, ACTIVE = 5, 20, 12
-"""Clients; columns of each; of these, those with an effect."""
+"""Institutions; columns of each; of these, those with an effect."""
 EFFECT = 1.0 / 3.0
 TYPES = ("continuous", "class", "count", "binary")
 CLASS_SLOPES = (0.0, 0.5, 1.0)

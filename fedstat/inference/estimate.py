@@ -43,7 +43,7 @@ class LedgerLike(Protocol):
         """Bytes, both ways together."""
 
     def kinds_by_client(self) -> Mapping[str, Sequence[str]]:
-        """Kinds of values that left each client."""
+        """Kinds of values that left each institution."""
 
     def to_frame(self) -> pd.DataFrame:
         """One row for each array that passed."""
@@ -57,7 +57,7 @@ class Estimate:
     field                 meaning
     ====================  ==================================================================================
     params, cov           (d,), (d, d); `cov` None where the method has none, nan where a parameter has none
-    names, clients        unique, as printed (``"Sex[T.male]"``); client ``""`` for one of none
+    names, institutions        unique, as printed (``"Sex[T.male]"``); institution ``""`` for one of none
     terms                 term of the formula of each coefficient
     convergence           what to say of the iteration, such as ``"relative score 3e-2 after 500 rounds"``
     llf                   log-likelihood: maximised, or that at the estimate where not `llf_is_maximum`

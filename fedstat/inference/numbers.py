@@ -71,7 +71,7 @@ class EstimateNumbers:
 
     @property
     def clients(self) -> pd.Series:
-        """Client of each coefficient; empty for the intercept."""
+        """Institution of each coefficient; empty for the intercept."""
         return pd.Series(self.estimate.clients, index=list(self.estimate.names), dtype=object)
 
     @property

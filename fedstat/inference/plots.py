@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ACROSS = 4
 """Panels in a row."""
 HEADING = 1.3
-"""Rows left blank above each client, for its name."""
+"""Rows left blank above each institution, for its name."""
 WIDE = 6.0
 """Times the usual half width beyond which an interval is cut."""
 
@@ -71,7 +71,7 @@ def plot_coefficients(
     effect: str = "coefficient",
     ratios: bool = False,
 ) -> Axes:
-    """Forest plot of a frame as `FederatedResults.tidy`: a row per coefficient, coloured by client.
+    """Forest plot of a frame as `FederatedResults.tidy`: a row per coefficient, coloured by institution.
 
     Rows without an interval are drawn as a hollow point. `ratios` are drawn on a logarithmic scale around 1.
     A new figure is as tall as the rows need. Intervals much wider than the others end in arrows.
@@ -98,7 +98,7 @@ def plot_coefficients(
 
 
 def _places(groups: list[tuple[str, pd.DataFrame]]) -> list[np.ndarray]:
-    """Rows from the top down, a heading above each client."""
+    """Rows from the top down, a heading above each institution."""
     places, top = [], 0.0
     for client, rows in groups:
         top += HEADING if client else 0.0

@@ -182,7 +182,7 @@ class FederatedResults(EstimateTests):
         return pd.DataFrame([self._glance()])
 
     def summary(self, alpha: float = 0.05) -> SheetSummary:
-        """Estimate, federation, coefficients by client, what each client brought, notes.
+        """Estimate, federation, coefficients by institution, what each institution brought, notes.
 
         Parameters
         ----------
@@ -221,7 +221,7 @@ class FederatedResults(EstimateTests):
         standardised: bool | Mapping[str, float] = False,
         selected: bool = False,
     ) -> Axes:
-        """Coefficients with their intervals, grouped and coloured by client.
+        """Coefficients with their intervals, grouped and coloured by institution.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The printed summary of a fit: estimate and federation side by side, coefficients by client."""
+"""The printed summary of a fit: estimate and federation side by side, coefficients by institution."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pairs = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class ClientBlock:
-    """What one client brought to the fit.
+    """What one institution brought to the fit.
 
     `columns` of the design that it holds, `entities` of the fit that it has, and the share `missing` of the
     fit's entities that it does not have, in [0, 1].
@@ -44,8 +44,9 @@ class SummaryContent:
 
     `coefficients` are as `FederatedResults.tidy`; without `inference` the columns after ``estimate`` are not
     printed, and `student` tells that tests are of Student's t. `kinds` are the kinds of values that left each
-    client, None where no ledger was kept. Without `blocks` there is no table of clients. `alarm` is printed
-    as first line and first note. `parts` of standard errors are columns beside these, by their headings.
+    institution, None where no ledger was kept. Without `blocks` there is no table of institutions. `alarm` is
+    printed as first line and first note. `parts` of standard errors are columns beside these, by their
+    headings.
     """
 
     title: str
@@ -63,7 +64,7 @@ class SummaryContent:
 
 
 def build_summary(content: SummaryContent) -> SheetSummary:
-    """Lay out a summary: header, coefficients, clients, notes."""
+    """Lay out a summary: header, coefficients, institutions, notes."""
     sheets = [header_sheet(content.title, content.left, content.right), coefficient_sheet(content)]
     if content.blocks:
         sheets.append(client_sheet(content.blocks, content.kinds))
@@ -80,8 +81,8 @@ def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:
 
 
 def coefficient_sheet(content: SummaryContent) -> Sheet:
-    """List coefficients below the name of their client."""
-    # Stable: within a client the order of the design stays, and those of no client come first.
+    """List coefficients below the name of their institution."""
+    # Stable: within an institution the order of the design stays, and those of no institution come first.
     frame = content.coefficients.assign(**content.parts)
     frame = frame.sort_values("client", key=_first_appearance, kind="stable")
     low, high = f"[{content.alpha / 2:.4g}", f"{1 - content.alpha / 2:.4g}]"
@@ -102,12 +103,12 @@ def coefficient_sheet(content: SummaryContent) -> Sheet:
 
 
 def what_left(client: str, kinds: Mapping[str, Sequence[str]] | None) -> str:
-    """Kinds of values that left a client, in words; `kinds` is None where no ledger was kept."""
+    """Kinds of values that left an institution, in words; `kinds` is None where no ledger was kept."""
     return "not recorded" if kinds is None else ", ".join(kinds.get(client, ())) or "nothing"
 
 
 def client_sheet(blocks: Sequence[ClientBlock], kinds: Mapping[str, Sequence[str]] | None) -> Sheet:
-    """One client per row: columns, entities, missing share, kinds of values that left it."""
+    """One institution per row: columns, entities, missing share, kinds of values that left it."""
     widths = (24, 8, 12, 10, WIDTH - 24 - 8 - 12 - 10 - 8)
     rows = tuple(
         (

@@ -19,7 +19,10 @@ from fedstat.typing import Floats
 
 LAYOUTS = {
     "horizontal": ("sites hold different rows", "ClientPartition.from_frame(table, by='site')"),
-    "vertical": ("clients hold different columns", "ClientPartition.from_frames({client: table}, on=key)"),
+    "vertical": (
+        "institutions hold different columns",
+        "ClientPartition.from_frames({client: table}, on=key)",
+    ),
 }
 """In words, and how to make a partition of it."""
 POSITIONAL = Parameter.POSITIONAL_OR_KEYWORD

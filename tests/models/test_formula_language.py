@@ -184,7 +184,9 @@ def test_what_cannot_be_is_said_with_a_remedy(right, kind, told):
 
 
 def test_a_product_of_two_institutions_columns_is_named():
-    with pytest.raises(FormulaError, match=r"'I\(x \* z2\)' needs .* at client 'B' .* at client 'A'"):
+    with pytest.raises(
+        FormulaError, match=r"'I\(x \* z2\)' needs .* at institution 'B' .* at institution 'A'"
+    ):
         fs.VFEMRegression.from_formula("y ~ I(x * z2)", COLUMNS)
 
 

@@ -233,8 +233,8 @@ def combine(product: MatrixProduct, a: Ints, b: Ints, f: int) -> Floats:
     total = a + b  # modulo 2^64: the masks R and the shares of the triple wrap around and are gone
     if (np.abs(total.astype(np.float64)) > ring.LARGEST_SQUARES).any():
         raise SecurityError(
-            f"the shares of {product.client_a} and {product.client_b} do not fit together: the clients and"
-            " the dealer must use the same rows, groups and seeds"
+            f"the shares of {product.client_a} and {product.client_b} do not fit together: the institutions "
+            "and the dealer must use the same rows, groups and seeds"
         )
     return ring.decode(total, 2 * f)
 

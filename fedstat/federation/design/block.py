@@ -137,8 +137,8 @@ def build_block(
     for term, counts in cells.items():
         if min(counts) < min_count:
             raise DesignError(
-                f"client {client!r}: the term {term!r} makes a cell with fewer than {min_count} entities. "
-                "Merge levels, compare with another number, or leave the term out."
+                f"institution {client!r}: the term {term!r} makes a cell with fewer than {min_count} "
+                "entities. Merge levels, compare with another number, or leave the term out."
             )
     whole = X[~np.isnan(X).any(axis=1)]
     if len(whole) < len(X) and len(whole) > ENOUGH * X.shape[1] and (np.ptp(whole, axis=0) > 0.0).all():
@@ -189,8 +189,8 @@ def _seen_columns(
     rows = find_rows(series, parsed, partial, client, use, len(frame))
     if not rows.seen.any():
         raise DesignError(
-            f"client {client!r} has no entity with all of {', '.join(map(repr, terms.columns))} "
-            f"({rows.n_partial:,} with some of them). Use fewer of its columns, or leave the client out."
+            f"institution {client!r} has no entity with all of {', '.join(map(repr, terms.columns))} "
+            f"({rows.n_partial:,} with some of them). Use fewer of its columns, or leave the institution out."
         )
     return rows, {name: one[rows.seen] for name, one in series.items()}
 
@@ -290,8 +290,8 @@ def _has_means(spec: BlockSpec) -> bool:
 def _require_means(spec: BlockSpec, client: str) -> None:
     if not _has_means(spec):
         raise DesignError(
-            f"client {client!r}: partial='mean' needs the means of the data that the model was fitted on, "
-            "and it was fitted without them. Use partial='drop', or fit with partial='mean'."
+            f"institution {client!r}: partial='mean' needs the means of the data that the model was fitted "
+            "on, and it was fitted without them. Use partial='drop', or fit with partial='mean'."
         )
 
 
@@ -299,6 +299,6 @@ def _require_names(coded: Coded, spec: BlockSpec, client: str) -> None:
     # Specifications of former versions count the columns of a spline from one.
     if (coded.names, coded.term_names) != (from_zero(spec.names), spec.term_names):
         raise DesignError(
-            f"client {client!r}: the new rows code to {len(coded.names)} design columns that are not the "
-            f"{len(spec.names)} of the fitted model; build the specification again."
+            f"institution {client!r}: the new rows code to {len(coded.names)} design columns that are not "
+            f"the {len(spec.names)} of the fitted model; build the specification again."
         )

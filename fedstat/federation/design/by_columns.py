@@ -104,7 +104,7 @@ class ResponseQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockQuestion:
-    """Terms of the right side, and how a client is to code them; see :func:`build_block`."""
+    """Terms of the right side, and how an institution is to code them; see :func:`build_block`."""
 
     client: str = ""
     terms: tuple[str, ...]
@@ -154,7 +154,7 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     state.tell(response_asked(asked.response), columns_asked(asked.beside))
     response = build_response(data.frame, asked.response, asked.columns, data.name)
     if response.ndim != 1:
-        raise DesignError(f"the response at client {data.name!r} must be one column; counts are for a GLM")
+        raise DesignError(f"response at institution {data.name!r}: expected one column; counts are for a GLM")
     has = np.isfinite(response)
     beside = {
         name: build_offset(data.frame, (name_expression(name).text,), (name,), data.name)
@@ -166,7 +166,7 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     if asked.weights:
         weights = beside[asked.weights]
         if (weights < 0.0).any():
-            raise DesignError(f"the weights '{asked.weights}' at client {data.name!r}: some are negative")
+            raise DesignError(f"weights '{asked.weights}' at institution {data.name!r}: some are negative")
         # An entity of weight zero counts for none, and not towards the least number of them either.
         has &= weights > 0.0
         state.keep("response weights", np.where(has, weights, 0.0), int(has.sum()))
@@ -315,16 +315,16 @@ def agree_design(
 ) -> Rounds[Design]:
     """Agree on a vertical design.
 
-    `rows` are the positions of each client's records among the entities; `missing` says what to do with
+    `rows` are the positions of each institution's records among the entities; `missing` says what to do with
     entities that have no response; `partial` and `min_count` are those of :class:`~fedstat.ClientPartition`;
     `offset` and `weights` are columns of the response's holder.
 
     A DesignError is that of :func:`~fedstat.federation.design.block.build_block`, or tells of entities
-    without a response, and of a client that shares none with the response holder.
+    without a response, and of an institution that shares none with the response holder.
     """
     active = formula.response_client
     if active is None:
-        raise DesignError("the response is held by every client: this model needs it at one client only")
+        raise DesignError("the response is held by every institution: this model needs it at one only")
     question = ResponseQuestion(formula.response, formula.response_columns, offset, weights)
     (reply_of_response,) = yield [design_ask(active, "open_response", session, question)]
     has = reply_of_response.arrays["has"]
@@ -359,8 +359,8 @@ def _shared(rows: Ints, entities: Ints, active: str, client: str) -> Bools:
     use: Bools = np.isin(rows, entities)
     if not use.any():
         raise DesignError(
-            f"clients '{active}' (the response) and '{client}' have no entity in common; "
-            "check that both write the key alike, or leave that client out"
+            f"institutions '{active}' (the response) and '{client}' have no entity in common; "
+            "check that both write the key alike, or leave that institution out"
         )
     return use
 
@@ -368,7 +368,7 @@ def _shared(rows: Ints, entities: Ints, active: str, client: str) -> Bools:
 def _told(reply: Reply, rows: Ints, entities: Ints) -> BlockDesign:
     where = f"{reply.site}: what it tells of its columns"
     told = from_json(PartlyBlock, reply.text, where, defaults=True)
-    # `seen` is by rows of the client's own table; the fit counts entities with a response, ascending.
+    # `seen` is by rows of the institution's own table; the fit counts entities with a response, ascending.
     at = np.searchsorted(entities, rows[reply.arrays["seen"]]).astype(np.int64)
     has = told_columns(reply, told)
     return BlockDesign(reply.site, told.names, told.term_names, at, told.n_partial, told.detail, has)
@@ -390,8 +390,10 @@ def _check_response(active: str, formula: Formula, n_entities: int, n: int, miss
     without = n_entities - n
     if without and missing == "raise":
         raise DesignError(
-            f"the response '{formula.response}' at client '{active}' is missing for {without:,} of "
+            f"the response '{formula.response}' at institution '{active}' is missing for {without:,} of "
             f'{n_entities:,} entities; pass missing="drop" to leave them out (they will be counted)'
         )
     if n < 2:
-        raise DesignError(f"the response '{formula.response}' at client '{active}' is there for {n} entities")
+        raise DesignError(
+            f"the response '{formula.response}' at institution '{active}' is there for {n} entities"
+        )

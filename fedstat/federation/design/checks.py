@@ -82,7 +82,7 @@ def check_design(X: Floats, names: Sequence[str], client: str, *, intercept: boo
     With an intercept no column may be a multiple of it. A DesignError names the columns that are constant or
     exactly collinear, or says that there are fewer entities than columns.
     """
-    where = f" at client {client!r}" if client else ""
+    where = f" at institution {client!r}" if client else ""
     n, p = X.shape
     if n < p + intercept:
         raise DesignError(

@@ -170,7 +170,7 @@ def _check_width(terms: Sequence[Term], columns: Columns, n: int, client: str) -
     rows = n + ROWS_A_NAME  # a column has a name as well
     square = min(2 * n * rows, MOST_NUMBERS)  # as many columns as entities, and some to spare
     if rows * width > max(FEW_NUMBERS, NUMBERS_A_VALUE * n * len(read), square):
-        where = f" at client {client!r}" if client else ""
+        where = f" at institution {client!r}" if client else ""
         raise DesignError(
             f"{width:,} design columns{where}, made of {len(read)} for {n:,} entities; expected more "
             "entities than columns. Use fewer terms, levels or degrees of freedom."
@@ -300,7 +300,7 @@ def _require_finite(value: Any, what: str, where: str) -> Any:
 
 
 def _factor_values(factor: Expression, columns: Columns, state: TransformStates, client: str) -> Any:
-    where = f"{factor.text!r}" + (f" at client {client!r}" if client else "")
+    where = f"{factor.text!r}" + (f" at institution {client!r}" if client else "")
     match factor.tree:
         case Column(name=name) if name in columns.numbers:
             return columns.numbers[name]

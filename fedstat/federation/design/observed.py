@@ -56,8 +56,8 @@ def find_rows(
         counts = zip(series, missing[some].sum(axis=0).tolist(), strict=True)
         listed = ", ".join(f"{name!r} ({count:,})" for name, count in counts if count)
         raise DesignError(
-            f"client {client!r} has {n_partial:,} entities with some but not all of its columns; missing: "
-            f"{listed}. Fill them in, or use partial='condition', partial='drop' or partial='mean'."
+            f"institution {client!r} has {n_partial:,} entities with some but not all of its columns; "
+            f"missing: {listed}. Fill them in, or use partial='condition', partial='drop' or partial='mean'."
         )
     seen: Bools = used & ~missing.any(axis=1)
     lacking: Bools = np.zeros((n_rows, len(terms)), dtype=bool)

@@ -74,7 +74,7 @@ def _whole(frame: pd.DataFrame, series: dict[str, pd.Series]) -> Bools:
 
 def _where(what: str, expression: Expression, client: str) -> str:
     names = ", ".join(map(repr, expression.columns))
-    return f"the {what} {expression.text!r} (of {names}) at client {client!r}"
+    return f"the {what} {expression.text!r} (of {names}) at institution {client!r}"
 
 
 def _values(series: dict[str, pd.Series], expression: Expression, client: str) -> Floats | Bools:

@@ -71,8 +71,8 @@ class BlockSpec:
             whole &= all(_has_knots(transforms[text], state) for text, state in self.state.items())
         if found != expected or not whole or len(self.names) != len(self.term_names):
             raise DesignError(
-                f"block specification of client {self.client!r}: terms, levels and transform state do not "
-                "belong together; build it again."
+                f"block specification of institution {self.client!r}: terms, levels and transform state do "
+                "not belong together; build it again."
             )
 
 

@@ -5,9 +5,9 @@ asker's making, one after the other, or sums by a second division without the fi
 for a step which of its steps may stand directly before it; steps that begin something, and those that read
 nothing, may come at any time, since a fit may be broken off and another one begun.
 
-With the random table of a client, what it opened is its columns. The other client is shown what it opened,
-and whoever deals knows the table: so the dealer is a third party, and one that does not carry the messages
-where an owner wants more than a coordinator's word.
+With the random table of an institution, what it opened is its columns. The other institution is shown what it
+opened, and whoever deals knows the table: so the dealer is a third party, and one that does not carry the
+messages where an owner wants more than a coordinator's word.
 
 What all sites are to be told alike, means and deviations to standardise by for instance, is bound into the
 masks of their sums: a coordinator that tells all sites but one a scale at which their parts vanish would have
@@ -74,7 +74,7 @@ def check_dealer(data: SiteData, fact: facts.DealtBy) -> None:
     Raises
     ------
     SecurityError
-        One of the two clients deals.
+        One of the two institutions deals.
     DescriptionError
         The coordinator deals; names the line of the policy that would allow it.
     """

@@ -180,7 +180,7 @@ class Rehearsal:
             self._refused.setdefault((ask.site, ask.step), {}).update(dict.fromkeys(site.refused))
         for name, declared in FAMILIES[ask.family][ask.step].given.items():
             self._declared[ask.site, ask.step, name] = (declared, site.owners)
-        # The coordinator's own dealing is no message; who deals stands in the questions to both clients.
+        # The coordinator's own dealing is no message; who deals stands in the questions to both institutions.
         if ask.step == OPEN_PRODUCT:
             part = read_part(ask.text)
             self._dealers[part.product.client_a, part.product.client_b] = part.dealer

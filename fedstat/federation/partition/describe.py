@@ -171,7 +171,7 @@ def describe_blocks(
             {client: rows[client][_complete(frames[client], tables[client].columns)] for client in tables},
             n_entities,
         )
-        # What becomes of the entities with some of a client's columns.
+        # What becomes of the entities with some of an institution's columns.
         taken = {"drop": (whole, whole), "mean": (presence, presence)}.get(partial, (presence, whole))
         use = count_patterns(np.concatenate(taken, axis=1), [*tables, *[f"all {k}" for k in tables]])
         use = _in_words(use, list(tables))
@@ -266,7 +266,7 @@ def _count_rows(table: Table) -> dict[str, Any]:
 
 def _unique_rows(presence: Bools) -> tuple[Bools, Array]:
     """Distinct rows and their counts, from all present to none."""
-    # eight clients to a byte: rows of bytes are sorted much faster than rows of bool
+    # eight institutions to a byte: rows of bytes are sorted much faster than rows of bool
     packed = np.packbits(presence, axis=1)
     _, first, counts = np.unique(packed, axis=0, return_index=True, return_counts=True)
     # sorted from none to all present, and wanted the other way round

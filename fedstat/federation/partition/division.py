@@ -50,6 +50,6 @@ class Division:
         return np.column_stack([np.isin(entities, of) for of in gone])
 
     def seen(self, client: str, entities: Ints) -> Bools:
-        """Whether records of these entities count as seen at a client: (n,)."""
+        """Whether records of these entities count as seen at an institution: (n,)."""
         aside = np.union1d(self.without.get(client, NOBODY), self.left_out)
         return np.asarray(~np.isin(entities, aside))

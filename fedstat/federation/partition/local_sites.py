@@ -52,7 +52,9 @@ class PartitionOptions:
     def settled(self, clients: Sequence[str]) -> PartitionOptions:
         """Read what files say, and draw the shared secret, so that sites can be opened alike again."""
         given = dict(self.published or {})
-        check.refuse(f"published names '{name}', which is no client" for name in given if name not in clients)
+        check.refuse(
+            f"published names '{name}', which is no institution" for name in given if name not in clients
+        )
         return replace(
             self,
             policy=None,
@@ -62,7 +64,7 @@ class PartitionOptions:
         )
 
     def open_sites(self, tables: Mapping[str, Table], site_column: str = "") -> dict[str, Site]:
-        """One site per client, all with the same shared secret and each other's fingerprints."""
+        """One site per institution, all with the same shared secret and each other's fingerprints."""
         rules = site_policies(tuple(tables), self.policy, self.policies)
         given = self.published or {}
         sites = {
@@ -85,7 +87,7 @@ class PartitionOptions:
     def align_privately(
         self, tables: Mapping[str, pd.DataFrame], key: Sequence[str]
     ) -> tuple[pd.Index[Any], dict[str, Ints]]:
-        """Let sites that hold the clients' keys, and nothing else, number their entities."""
+        """Let sites that hold the institutions' keys, and nothing else, number their entities."""
         # sites that hold keys and no column: nothing else can leave while entities are numbered
         keys = {client: KeyTable(client, frame, key) for client, frame in tables.items()}
         sites = replace(self, published=None).settled(tuple(keys)).open_sites(keys)

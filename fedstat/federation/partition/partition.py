@@ -164,7 +164,7 @@ class ClientPartition(PartitionViews):
         published : mapping of str to path or mapping, optional
             By institution, what its owner publishes of its columns: a ``columns.toml``, or what such a file
             says. By default proposed from the institution's table where its policy judges questions from it.
-        curves : mapping of str to Curve, LongCurve, or mapping of str to these by client, optional
+        curves : mapping of str to Curve, LongCurve, or mapping of str to these by institution, optional
             By name, the columns of each table that hold a curve, such as
             ``{"ecg": fs.Curve("ecg_*", domain=(0, 24))}``; vertical: of the one table that has them. A curve
             takes the place of its columns; models of curves ask for it by its name.

@@ -52,9 +52,9 @@ def with_site_curves(
         if isinstance(table, CurveTable) or not own:
             made[site] = table
         elif isinstance(table, pd.DataFrame):
-            made[site] = with_curves(f"client {site!r}", table, own, key)
+            made[site] = with_curves(f"institution {site!r}", table, own, key)
         else:
-            made[site] = CurveTable(f"client {site!r}", table, own)
+            made[site] = CurveTable(f"institution {site!r}", table, own)
     held = {
         site: held_curves(FrameTable(table) if isinstance(table, pd.DataFrame) else table)
         for site, table in made.items()
@@ -97,15 +97,16 @@ def row_problems(
         yield from _key_problems(site, table, key)
         if site_column in columns[site]:
             yield (
-                f"client {site!r} has a column {site_column!r} of its own, and this name is to stand for the "
-                "client. Rename or drop the column, or give site_column='another name'."
+                f"institution {site!r} has a column {site_column!r} of its own, and this name is to stand "
+                "for the institution. Rename or drop the column, or give site_column='another name'."
             )
         yield from _content_problems(site, table, columns[site], new_data=new_data)
     common = common_columns(columns.values())
     if not common and all(columns.values()):
         yield (
-            "no column is at every client. In the horizontal layout all tables hold the same columns: check "
-            "that they are spelt in the same way, or link different columns by on=... in the vertical layout."
+            "no column is at every institution. In the horizontal layout all tables hold the same columns: "
+            "check that they are spelt in the same way, or link different columns by on=... in the vertical "
+            "layout."
         )
     for name in (*key, *common):
         having = {site: table for site, table in tables.items() if _has(table, name)}
@@ -116,22 +117,22 @@ def _key_problems(site: str, table: HeldTable, key: Sequence[str]) -> Iterator[s
     absent = [name for name in key if not _has(table, name)]
     if absent:
         yield (
-            f"client {site!r} has no key column {', '.join(map(repr, absent))}. Rename its key, change `on`, "
-            "or leave `on` out: rows need no key here."
+            f"institution {site!r} has no key column {', '.join(map(repr, absent))}. Rename its key, change "
+            "`on`, or leave `on` out: rows need no key here."
         )
     elif streams_query(table) and set(key) & set(table.columns):
         yield (
-            f"client {site!r}: its table shows the key. Open it without, by "
+            f"institution {site!r}: its table shows the key. Open it without, by "
             "fedstat.federation.tables.sources.open_source or SqlTable(..., leave_out=key)."
         )
     elif key and isinstance(table, pd.DataFrame):
-        yield from check.unfit_key_problems(f"client {site!r}", table, key)
+        yield from check.unfit_key_problems(f"institution {site!r}", table, key)
 
 
 def _content_problems(
     site: str, table: HeldTable, columns: Sequence[str], *, new_data: bool
 ) -> Iterator[str]:
-    where = f"client {site!r}"
+    where = f"institution {site!r}"
     if isinstance(table, pd.DataFrame):
         for name in columns:
             yield from check.infinity_problems(where, table[name], name)

@@ -135,7 +135,7 @@ def _agreed(replies: Sequence[Reply]) -> dict[str, int]:
         if a != b:
             texts = (", ".join(f"{name!r} ({kind})" for name, kind in x) for x in (a, b))
             raise PartitionError(
-                f"client {site!r}: its key is not made as that of client {first!r}: expected "
+                f"institution {site!r}: its key is not made as that of institution {first!r}: expected "
                 f"{next(texts)}, found {next(texts)}. Convert or rename the columns of one of them."
             )
     return {site: told.rows for site, told in described.items()}

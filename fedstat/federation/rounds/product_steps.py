@@ -240,7 +240,7 @@ def open_product(
         encoded = encode(X[rows], part.bits)[0]
     opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
     channel = Channel(keys, part.peer, f"open {part.number}")
-    # Both clients derive one mask, which cancels in the sum of their shares and hides each of them.
+    # Both institutions derive one mask, which cancels in the sum of their shares and hides each of them.
     mask = keys.secret(part.peer, f"mask {part.number}")
     check = keys.secret(part.peer, f"check {part.number}")
     checked = Checked.of(part.product, part.first, seed, encoded, check)
@@ -305,7 +305,7 @@ def share_product(
     """
     name = f"{OPENED}{json.loads(text)}"
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
-    # A share is of the entities that both have, and may rest on fewer than the client's columns do.
+    # A share is of the entities that both have, and may rest on fewer than the institution's columns do.
     state.rest_on(held.entities)
     shown = held.read(opened)
     facts, enter = behind(data, state, held.part, held.rows, held.group, held.own.both, shown.marks)

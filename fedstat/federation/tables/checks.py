@@ -1,7 +1,7 @@
 """Checks of the tables of a partition, each with what the analyst is told to do about it.
 
 Every check yields one line per problem; :func:`refuse` raises them together, so that one run
-shows all that is to be mended. Lines name clients, columns and counts, never a value.
+shows all that is to be mended. Lines name institutions, columns and counts, never a value.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def key_names(on: str | Sequence[str] | None) -> tuple[str, ...]:
 def linked_problems(
     tables: Mapping[str, pd.DataFrame], key: Sequence[str], *, new_data: bool
 ) -> Iterator[str]:
-    """Problems of one table per client that are to be linked by a key."""
+    """Problems of one table per institution that are to be linked by a key."""
     columns = {client: columns_besides(frame, key) for client, frame in tables.items()}
     yield from key_problems(tables, key)
     yield from shared_column_problems(columns)
@@ -73,7 +73,7 @@ def linked_problems(
 def column_split_problems(
     table: pd.DataFrame, columns: Mapping[str, Sequence[str]], key: Sequence[str], *, new_data: bool
 ) -> Iterator[str]:
-    """Problems of one table whose columns are to be split among clients."""
+    """Problems of one table whose columns are to be split among institutions."""
     problems = [*client_problems(columns), *one_key_problems(table, key)]
     for client, names in columns.items():
         problems += listed_column_problems(client, names, table, key)
@@ -84,15 +84,18 @@ def column_split_problems(
 
 
 def row_split_problems(table: pd.DataFrame, by: str, key: Sequence[str], *, new_data: bool) -> Iterator[str]:
-    """Problems of one table whose rows are to be split among clients."""
+    """Problems of one table whose rows are to be split among institutions."""
     if by not in table.columns:
         yield f"the table has no column {by!r} to split by. It has {_listed(table.columns)}."
         return
     if by in key:
-        yield f"column {by!r} cannot name the client and be part of the key. Leave it out of `on`."
+        yield f"column {by!r} cannot name the institution and be part of the key. Leave it out of `on`."
     unnamed = int(table[by].isna().sum())
     if unnamed:
-        yield f"column {by!r}: {unnamed:,} rows name no client. Drop these rows or fill the client in."
+        yield (
+            f"column {by!r}: {unnamed:,} rows name no institution. Drop these rows or fill the institution "
+            "in."
+        )
     yield from _absent_key_problems("the table", table, key)
     names = columns_besides(table, [*key, by])
     yield from content_problems({"": table}, {"": names}, new_data=new_data)
@@ -111,19 +114,22 @@ def one_key_problems(table: pd.DataFrame, key: Sequence[str]) -> Iterator[str]:
 def listed_column_problems(
     client: str, names: Sequence[str], table: pd.DataFrame, key: Sequence[str]
 ) -> Iterator[str]:
-    """Problems of the list of columns that a client is to be given."""
+    """Problems of the list of columns that an institution is to be given."""
     if isinstance(names, str):
-        yield f"client {client!r}: expected a list of column names, received text. Write [{names!r}]."
+        yield f"institution {client!r}: expected a list of column names, received text. Write [{names!r}]."
         return
     absent = [name for name in names if name not in table.columns]
     if absent:
-        yield f"client {client!r}: the table has no column {_listed(absent)}. Check the spelling."
+        yield f"institution {client!r}: the table has no column {_listed(absent)}. Check the spelling."
     keys = [name for name in names if name in key]
     if keys:
-        yield f"client {client!r}: column {_listed(keys)} is the key, which every client has. Do not list it."
+        yield (
+            f"institution {client!r}: column {_listed(keys)} is the key, which every institution has. Do "
+            "not list it."
+        )
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        yield f"client {client!r}: column {_listed(repeated)} is listed twice. Name it once."
+        yield f"institution {client!r}: column {_listed(repeated)} is listed twice. Name it once."
 
 
 def content_problems(
@@ -139,7 +145,7 @@ def content_problems(
 
 
 def _where(client: str) -> str:
-    return f"client {client!r}" if client else "the table"
+    return f"institution {client!r}" if client else "the table"
 
 
 def option_problems(partial: object, min_count: object) -> Iterator[str]:
@@ -174,13 +180,13 @@ def _unknown(option: str, value: object, known: Sequence[str]) -> Iterator[str]:
 
 
 def client_problems(clients: Mapping[Any, object]) -> Iterator[str]:
-    """No clients, or clients without a proper name."""
+    """No institutions, or institutions without a proper name."""
     if not clients:
-        yield "there are no clients: expected at least one table under a client's name."
+        yield "there are no institutions: expected at least one table under an institution's name."
     for client in clients:
         if not isinstance(client, str) or not client.strip():
             yield (
-                f"a client's name is empty or of type {type(client).__name__}: "
+                f"an institution's name is empty or of type {type(client).__name__}: "
                 "expected text, such as 'Laboratory'."
             )
 
@@ -199,7 +205,7 @@ def name_problems(where: str, columns: Iterable[Any]) -> Iterator[str]:
 
 
 def shared_column_problems(columns: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Find columns at two clients."""
+    """Find columns at two institutions."""
     owners: dict[str, list[str]] = {}
     for client, names in columns.items():
         for name in names:
@@ -207,8 +213,8 @@ def shared_column_problems(columns: Mapping[str, Sequence[str]]) -> Iterator[str
     for name, clients in owners.items():
         if len(clients) > 1:
             yield (
-                f"column {name!r} is at {len(clients)} clients ({', '.join(map(repr, clients))}). Keep it at "
-                "one of them, rename it, or add it to `on` if it belongs to the key."
+                f"column {name!r} is at {len(clients)} institutions ({', '.join(map(repr, clients))}). Keep "
+                "it at one of them, rename it, or add it to `on` if it belongs to the key."
             )
 
 
@@ -216,9 +222,9 @@ def key_problems(frames: Mapping[str, pd.DataFrame], key: Sequence[str]) -> Iter
     """Key columns absent, incomplete, of different types, or repeated."""
     for client, frame in frames.items():
         absent = list(
-            _absent_key_problems(f"client {client!r}", frame, key, " Rename its key, or change `on`.")
+            _absent_key_problems(f"institution {client!r}", frame, key, " Rename its key, or change `on`.")
         )
-        yield from absent or unfit_key_problems(f"client {client!r}", frame, key)
+        yield from absent or unfit_key_problems(f"institution {client!r}", frame, key)
     for name in key:
         yield from _kind_problems({c: f[name] for c, f in frames.items() if name in f.columns}, name)
 
@@ -268,8 +274,8 @@ def _kind_problems(columns: Mapping[str, pd.Series[Any]], name: str) -> Iterator
         if kind != usual:
             first = next(c for c in single if single[c] == usual)
             yield (
-                f"client {client!r}, key column {name!r}: the key holds {kind}, while at client {first!r} "
-                f"it holds {usual}. Convert one of them{_cast_hint(name, usual)}."
+                f"institution {client!r}, key column {name!r}: the key holds {kind}, while at institution "
+                f"{first!r} it holds {usual}. Convert one of them{_cast_hint(name, usual)}."
             )
 
 
@@ -282,15 +288,18 @@ def emptiness_problems(where: str, frame: pd.DataFrame, names: Sequence[str]) ->
     size = list(size_problems(where, len(frame), names))
     yield from size
     if not size and all(frame[name].isna().all() for name in names):
-        yield f"{where} has no value in any of its {len(names)} columns. Leave the client out."
+        yield f"{where} has no value in any of its {len(names)} columns. Leave the institution out."
 
 
 def size_problems(where: str, n_rows: int, names: Sequence[str]) -> Iterator[str]:
     """Find a table without rows, or without a column besides its key."""
     if n_rows == 0:
-        yield f"{where} has no rows. Leave the client out, or check how its table was read."
+        yield f"{where} has no rows. Leave the institution out, or check how its table was read."
     elif not names:
-        yield f"{where} has no column besides the key. Leave the client out, or check how its table was read."
+        yield (
+            f"{where} has no column besides the key. Leave the institution out, or check how its table was "
+            "read."
+        )
 
 
 def infinity_problems(where: str, column: pd.Series[Any], name: str) -> Iterator[str]:

@@ -35,7 +35,7 @@ class Columns:
 
 def at_column(client: str, column: str) -> str:
     """Say where: the column and, unless it is empty, the institution."""
-    return f"column {column!r}" + (f" at client {client!r}" if client else "")
+    return f"column {column!r}" + (f" at institution {client!r}" if client else "")
 
 
 def pick_columns(frame: pd.DataFrame, names: Iterable[str], client: str) -> dict[str, pd.Series]:

@@ -19,7 +19,7 @@ DTYPE_OF_KIND: dict[str, Any] = {"whole numbers": "int64", "text": "str"}
 
 @dataclass(frozen=True, slots=True)
 class AlignedBlock:
-    """One client's records in the order of the entities: `frame` (m, p) without the key, and positions.
+    """One institution's records in the order of the entities: `frame` (m, p) without the key, and positions.
 
     `rows` (m,) int64 is the position of each record's entity, ascending; `n_empty` counts the rows of the
     table that held a key and nothing else.
@@ -111,7 +111,7 @@ def _key_index(levels: list[pd.Index[Any]], codes: list[Any]) -> pd.Index[Any]:
 
 
 def _code_key(frames: Mapping[str, pd.DataFrame], name: str) -> tuple[Ints, pd.Index[Any]]:
-    """Code all clients' values of one key column by its sorted values."""
+    """Code all institutions' values of one key column by its sorted values."""
     # a table without rows tells no type, and would turn the keys of the others into objects
     filled = [frame for frame in frames.values() if len(frame)] or list(frames.values())
     stacked = pd.concat([plain_key(frame[name]) for frame in filled], ignore_index=True)
@@ -120,7 +120,7 @@ def _code_key(frames: Mapping[str, pd.DataFrame], name: str) -> tuple[Ints, pd.I
 
 
 def plain_key(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Give a key the one dtype of its kind, so that equal keys of two clients are equal."""
+    """Give a key the one dtype of its kind, so that equal keys of two institutions are equal."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(column.cat.categories.dtype)
     dtype = DTYPE_OF_KIND.get(key_kind(column) or "")

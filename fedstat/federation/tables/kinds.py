@@ -42,8 +42,8 @@ def kind_problems(tables: Mapping[str, HeldTable], name: str) -> Iterator[str]:
     for a, b in pairwise(kinds):
         if kinds[a] != kinds[b]:
             yield (
-                f"column {name!r} holds {kinds[a]} at client {a!r} and {kinds[b]} at client {b!r}. Convert "
-                "it at one of them, or drop it there."
+                f"column {name!r} holds {kinds[a]} at institution {a!r} and {kinds[b]} at institution {b!r}. "
+                "Convert it at one of them, or drop it there."
             )
             return
 

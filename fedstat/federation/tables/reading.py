@@ -54,7 +54,7 @@ def with_key_columns(frame: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
 
 
 def read_table(client: str, path: str | Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
-    """Read one client's file by the ending of its name, into memory."""
+    """Read one institution's file by the ending of its name, into memory."""
     reader = _reader_of(client, Path(path))
     return _guarded(client, Path(path), lambda file: reader(file, na_values, dtype))
 
@@ -62,7 +62,7 @@ def read_table(client: str, path: str | Path, na_values: Sequence[str], dtype: A
 def open_table(
     client: str, path: str | Path, na_values: Sequence[str], dtype: Any
 ) -> pd.DataFrame | ParquetTable:
-    """Open one client's file: Parquet is left where it is and streamed, text is read."""
+    """Open one institution's file: Parquet is left where it is and streamed, text is read."""
     if _reader_of(client, Path(path)) is _read_parquet:
         return _guarded(client, Path(path), ParquetTable)
     return read_table(client, path, na_values, dtype)
@@ -71,9 +71,11 @@ def open_table(
 def _reader_of(client: str, file: Path) -> Reader:
     reader = next((read for end, read in READERS.items() if file.name.lower().endswith(end)), None)
     if reader is None:
-        raise PartitionError(f"client {client!r}: expected a file ending in {', '.join(READERS)}: {file}")
+        raise PartitionError(
+            f"institution {client!r}: expected a file ending in {', '.join(READERS)}: {file}"
+        )
     if not file.is_file():
-        raise PartitionError(f"client {client!r}: there is no file {file}")
+        raise PartitionError(f"institution {client!r}: there is no file {file}")
     return reader
 
 
@@ -87,8 +89,8 @@ def _guarded(client: str, file: Path, read: Callable[[Path], T]) -> T:
         # the reader's own message may quote a cell of the file
         kind = type(error).__name__
     raise PartitionError(
-        f"client {client!r}: {file} could not be read ({kind}). Check its separator, encoding and `dtype`, "
-        "or read it yourself and use from_frames."
+        f"institution {client!r}: {file} could not be read ({kind}). Check its separator, encoding and "
+        "`dtype`, or read it yourself and use from_frames."
     )
 
 
@@ -126,17 +128,17 @@ def named_row_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dic
     for client, table in streamed.items():
         # of a file also the columns that are left out, which a reader would have to tell apart
         names = table.schema.names if isinstance(table, ParquetTable) else table.columns
-        refuse(name_problems(f"client {client!r}", names))
+        refuse(name_problems(f"institution {client!r}", names))
     held = {client: table for client, table in frames.items() if client not in streamed}
     tables = streamed | (named_tables(held, key) if held else {})
     return {client: tables[client] for client in frames}
 
 
 def named_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """All clients' tables as pandas frames whose columns have names of their own."""
+    """All institutions' tables as pandas frames whose columns have names of their own."""
     refuse(client_problems(frames))
-    tables = {c: with_key_columns(to_pandas(f"client {c!r}", frame), key) for c, frame in frames.items()}
-    refuse(line for c, frame in tables.items() for line in name_problems(f"client {c!r}", frame.columns))
+    tables = {c: with_key_columns(to_pandas(f"institution {c!r}", frame), key) for c, frame in frames.items()}
+    refuse(line for c, frame in tables.items() for line in name_problems(f"institution {c!r}", frame.columns))
     return tables
 
 

@@ -223,7 +223,7 @@ class NoisePlan:
         return rho * OF_MARGINS / p
 
     def margins_asked(self, client: str) -> MarginsAsked:
-        """Ask a client for its margins."""
+        """Ask an institution for its margins."""
         bins, each = self.columns[client], self.of_column(self.rho, self.p)
         depth = max((one.depth for one in bins), default=1) or 1
         # A column's cost is squared / (2 variance), and whole numbers on the safe side make draws fast.
@@ -233,7 +233,7 @@ class NoisePlan:
     def gram_variance(self) -> int:
         """Variance of one institution's noise on every sum of products, in squared units of the products.
 
-        As small as the budget lets it be, whoever looks: the coordinator, or all others at one client.
+        As small as the budget lets it be, whoever looks: the coordinator, or all others at one institution.
         """
         views = [self._whole() / (self.rho - self.all_margins_cost())]
         views += [self._charged(client) / (self.rho - self.margins_cost(client)) for client in self.columns]
@@ -244,19 +244,19 @@ class NoisePlan:
         return gram_sensitivity([self.radius(client) * 4**PLACES for client in self.columns]).coordinator
 
     def gram_asked(self, client: str, groups: int) -> GramAsked:
-        """Ask a client for its part of the Gram matrix."""
+        """Ask an institution for its part of the Gram matrix."""
         return GramAsked(self._peers(client), groups, self.gram_variance)
 
     def width(self, client: str) -> int:
-        """Return how many scores a client has."""
+        """Return how many scores an institution has."""
         return len(self.columns[client])
 
     def radius(self, client: str) -> Fraction:
-        """Return R^2 of the scores of a client."""
+        """Return R^2 of the scores of an institution."""
         return squared_radius(self.width(client))
 
     def places(self) -> dict[str, slice]:
-        """Where the scores of each client stand among all."""
+        """Where the scores of each institution stand among all."""
         ends = np.cumsum([0, *map(self.width, self.columns)]).tolist()
         return {client: slice(a, b) for client, (a, b) in zip(self.columns, pairwise(ends), strict=True)}
 
@@ -264,7 +264,7 @@ class NoisePlan:
         return {name: self.width(name) for name in self.columns if name != client}
 
     def _charged(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        """Sum of the squared sensitivities of all sums of products to which a client adds its noise."""
+        """Sum of the squared sensitivities of all sums of products to which an institution adds its noise."""
         own = self.radius(client)
         crosses = (
             squared_of_cross(own, self.radius(peer)) / (2 if peer in unknown else 1)
@@ -275,22 +275,22 @@ class NoisePlan:
     # ---- what it costs ---------------------------------------------------------------------------
 
     def margins_cost(self, client: str) -> Fraction:
-        """Return what a client's margins cost it."""
+        """Return what an institution's margins cost it."""
         asked = self.margins_asked(client)
         variances = [asked.of_levels if one.levels else asked.of_trees for one in asked.bins]
         costs = map(Fraction, [one.squared_sensitivity for one in asked.bins], [2 * v for v in variances])
         return sum(costs, Fraction(0))
 
     def all_margins_cost(self) -> Fraction:
-        """Return what the margins of all clients cost."""
+        """Return what the margins of all institutions cost."""
         return sum(map(self.margins_cost, self.columns), Fraction(0))
 
     def products_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        """Return what a client's part of the products costs it."""
+        """Return what an institution's part of the products costs it."""
         return self._charged(client, unknown) / (2 * self.gram_variance)
 
     def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        """Return what a client is charged: against all others, whose noise is known but for some."""
+        """Return what an institution is charged: against all others, whose noise is known but for some."""
         return self.margins_cost(client) + self.products_cost(client, unknown)
 
     def coordinator_cost(self) -> Fraction:
@@ -304,11 +304,11 @@ class NoisePlan:
 
 @dataclass(frozen=True)
 class GramPlan:
-    """The noise on sums of products by missing pattern: each a tuple of clients, in their order.
+    """The noise on sums of products by missing pattern: each a tuple of institutions, in their order.
 
     It is as small as the budget lets it be, whoever looks: the coordinator at a whole record, or all others
-    together at the part of it at one client. Patterns are disjoint sets of entities, so that each has what
-    margins leave of the whole budget.
+    together at the part of it at one institution. Patterns are disjoint sets of entities, so that each has
+    what margins leave of the whole budget.
     """
 
     noise: NoisePlan
@@ -317,12 +317,12 @@ class GramPlan:
 
     @classmethod
     def of_all(cls, noise: NoisePlan) -> GramPlan:
-        """Plan sums over all entities that two clients have, whatever else is missing."""
+        """Plan sums over all entities that two institutions have, whatever else is missing."""
         return cls(noise, (tuple(noise.columns),))
 
     @cached_property
     def needed(self) -> tuple[Fraction, ...]:
-        """Variance of one client's noise that each pattern needs, in squares of 4^-PLACES."""
+        """Variance of one institution's noise that each pattern needs, in squares of 4^-PLACES."""
         plan = self.noise
         out = []
         for g, pattern in enumerate(self.patterns):
@@ -358,7 +358,7 @@ class GramPlan:
         )
 
     def asked(self, client: str) -> SumsAsked:
-        """Ask a client for its part of the sums."""
+        """Ask an institution for its part of the sums."""
         return self._asked(client, self.variance, self.scales)
 
     def _asked(self, client: str, variance: int, scales: Sequence[int]) -> SumsAsked:
@@ -382,12 +382,12 @@ class GramPlan:
         return self.noise.columns
 
     def products_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        """Return what a client's part of the sums costs it."""
+        """Return what an institution's part of the sums costs it."""
         held = [g for g, pattern in enumerate(self.patterns) if client in pattern]
         return self.asked(client).squared(self.noise.width(client), held, unknown) / (2 * self.variance)
 
     def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        """Return what a client is charged; as :meth:`NoisePlan.site_cost`."""
+        """Return what an institution is charged; as :meth:`NoisePlan.site_cost`."""
         return self.noise.margins_cost(client) + self.products_cost(client, unknown)
 
     def coordinator_cost(self) -> Fraction:

@@ -280,7 +280,7 @@ class CopulaSynthesizer(PrivateRelease):
 
     @staticmethod
     def _choose(partition: ClientPartition, columns: Sequence[str] | None) -> dict[str, list[str]]:
-        """Names of the columns by client, of clients that have some."""
+        """Names of the columns by institution, of institutions that have some."""
         held = partition.columns
         wanted = None if columns is None else list(columns)
         known = {name for names in held.values() for name in names}

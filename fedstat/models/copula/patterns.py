@@ -53,18 +53,18 @@ class SummedPatterns:
         return np.bincount(self.group[self.group >= 0], minlength=len(self.plan.patterns))
 
     def of_client(self, client: str, held: Bools) -> Ints:
-        """Return the group of each entity at a client, -1 where it takes no part: (n,)."""
+        """Return the group of each entity at an institution, -1 where it takes no part: (n,)."""
         member = np.array([client in pattern for pattern in self.plan.patterns])
         return np.where(held & (self.group >= 0) & member[self.group], self.group, -1)
 
     def behind(self, table: Bools) -> Ints:
-        """Count the entities behind products of two clients: (K, K), from who has whom (n, K)."""
+        """Count the entities behind products of two institutions: (K, K), from who has whom (n, K)."""
         clients = list(self.plan.noise.columns)
         held = np.column_stack([self.of_client(c, table[:, k]) >= 0 for k, c in enumerate(clients)])
         return held.T.astype(np.int64) @ held.astype(np.int64)
 
     def noise(self, table: Bools) -> Floats:
-        """Return the deviation of one client's noise on products of two, over all groups: (K, K)."""
+        """Return the deviation of one institution's noise on products of two, over all groups: (K, K)."""
         clients = list(self.plan.noise.columns)
         variance = np.zeros((len(clients), len(clients)))
         for g, pattern in enumerate(self.plan.patterns):
@@ -109,7 +109,7 @@ def _rarest_noise(groups: SummedPatterns, table: Bools) -> float:
 
 
 def merge_patterns(noise: NoisePlan, clients: Sequence[str], table: Bools) -> SummedPatterns:
-    """Let small patterns lose their rarest client, until each is large beside the noise on its sums."""
+    """Let small patterns lose their rarest institution, until each is large beside the noise on its sums."""
     patterns, code = np.unique(table, axis=0, return_inverse=True)
     code = code.ravel()
     counts = dict(zip(map(tuple, patterns.tolist()), np.bincount(code).tolist(), strict=True))

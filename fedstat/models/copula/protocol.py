@@ -47,14 +47,14 @@ class Present:
     seen: Mapping[str, Bools]
 
     def table(self, clients: Sequence[str]) -> Bools:
-        """Which entities each client has, complete: (n_entities, K)."""
+        """Which entities each institution has, complete: (n_entities, K)."""
         out = np.zeros((self.n_entities, len(clients)), dtype=np.bool_)
         for k, client in enumerate(clients):
             out[self.rows[client][self.seen[client]], k] = True
         return out
 
     def count(self, client: str) -> int:
-        """Complete entities of a client."""
+        """Complete entities of an institution."""
         return int(np.count_nonzero(self.seen[client]))
 
     def everywhere(self) -> tuple[Bools, Present]:
@@ -96,7 +96,7 @@ class SumsByGroup:
 def plan_columns(
     bounds: Mapping[str, Mapping[str, PublishedColumn]], counts: Mapping[str, int], rho: Fraction
 ) -> NoisePlan:
-    """Choose the bins of all columns, by client, from bounds and numbers of entities."""
+    """Choose the bins of all columns, by institution, from bounds and numbers of entities."""
     p = sum(map(len, bounds.values()))
     each = float(NoisePlan.of_column(rho, p))
     columns = {
@@ -111,7 +111,7 @@ def plan_columns(
 def ask_present(
     asking: Conversation, asked: Mapping[str, str], rows: Mapping[str, Ints], n_entities: int
 ) -> Rounds[Present]:
-    """Ask every client, by a text, which of its rows are complete."""
+    """Ask every institution, by a text, which of its rows are complete."""
     replies = yield [asking.ask(client, "find_complete", text) for client, text in asked.items()]
     return Present(n_entities, rows, {reply.site: reply.arrays["seen"] for reply in replies})
 
@@ -131,11 +131,11 @@ def fit_copula(
     ----------
     asking : Conversation
     bounds : mapping
-        Public descriptions of the columns of each client.
+        Public descriptions of the columns of each institution.
     rows : mapping of str to (n_k,) array
-        Positions of each client's records among all entities.
+        Positions of each institution's records among all entities.
     sites : sequence of str
-        Those that may deal, the clients among them.
+        Those that may deal, the institutions among them.
     n_entities : int
     rho : Fraction
         The budget.
@@ -175,13 +175,13 @@ def fit_copula(
 
 
 def _of_columns(plan: NoisePlan, of_clients: Array) -> Array:
-    """Give every pair of columns what its clients have: (K, K) -> (p, p)."""
+    """Give every pair of columns what its institutions have: (K, K) -> (p, p)."""
     widths = list(map(plan.width, plan.columns))
     return np.repeat(np.repeat(of_clients, widths, axis=0), widths, axis=1)
 
 
 def _shares(plan: NoisePlan) -> Ints:
-    """Of how many clients each product of columns has noise: (q, q)."""
+    """Of how many institutions each product of columns has noise: (q, q)."""
     owners = np.repeat(np.arange(len(plan.columns)), list(map(plan.width, plan.columns)))
     return np.where(owners[:, None] == owners, 1, 2)
 
@@ -198,7 +198,7 @@ def _covariance(plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup) -> F
 
 
 def ask_margins(asking: Conversation, plan: NoisePlan, present: Present) -> Rounds[dict[str, list[Margin]]]:
-    """Ask every client for its margins, and make them of the noisy counts."""
+    """Ask every institution for its margins, and make them of the noisy counts."""
     asks = {client: plan.margins_asked(client) for client in plan.columns}
     replies = yield [
         asking.ask(client, "release_margins", to_json(asked), keep=present.seen[client])
@@ -261,7 +261,7 @@ def ask_sums(
     margins: Mapping[str, Sequence[Margin]],
     sites: Sequence[str],
 ) -> Rounds[SumsByGroup]:
-    """Ask for sums of products by group; `asks` are for each client, `group` (n_k,) -1 for no part."""
+    """Ask for sums of products by group; `asks` are for each institution, `group` (n_k,) -1 for no part."""
     clients = list(plan.columns)
     replies = yield [
         asking.ask(

@@ -1,9 +1,9 @@
 """The published synthesis by randomised comparisons, as a simulation: VCDS, EVCDS and IEVCDS.
 
-Columns of all clients are in one place and the noise is that of numpy's generator: nothing is private here.
-It shows what the mechanism gives, and the budget of a whole record that it really spends. Comparisons of the
-values of two entities are flipped with probability 1 / (1 + e^a), a = epsilon / 2, and their debiased sums
-are perturbed ranks; margins are noisy counts of levels or Bernstein polynomials of a noisy distribution
+Columns of all institutions are in one place and the noise is that of numpy's generator: nothing is private
+here. It shows what the mechanism gives, and the budget of a whole record that it really spends. Comparisons
+of the values of two entities are flipped with probability 1 / (1 + e^a), a = epsilon / 2, and their debiased
+sums are perturbed ranks; margins are noisy counts of levels or Bernstein polynomials of a noisy distribution
 function, of columns brought to [0, 1] by their own smallest and largest value, with epsilon / 2 each.
 
 * VCDS draws rows of the normal copula: for blocks that are missing completely at random.
@@ -68,8 +68,8 @@ class PublishedSynthesis:
         As published: of one comparison and one margin together.
     delta : float
     record_epsilon : Series
-        By client, of one record of it at this delta: of all comparisons that it takes part in, and of the
-        margins of its columns. The smallest and largest values that columns are scaled with are released
+        By institution, of one record of it at this delta: of all comparisons that it takes part in, and of
+        the margins of its columns. The smallest and largest values that columns are scaled with are released
         without noise, and have no epsilon.
 
     Examples
@@ -109,8 +109,8 @@ def table_of(partition: ClientPartition, columns: Mapping[str, Sequence[str]]) -
     frames = partition.frames
     if len(frames) < len(partition.clients):
         raise ModelError(
-            "mechanism='published' is a simulation: it needs the rows of all clients in one place, and these "
-            "are in processes of their own"
+            "mechanism='published' is a simulation: it needs the rows of all institutions in one place, and "
+            "these are in processes of their own"
         )
     parts = []
     for client, names in columns.items():

@@ -50,9 +50,9 @@ def rehearse(
     Returns
     -------
     ClientPartition
-        In one process, with as many entities. Each client has records of as many as it has, together with
-        whom it has them; but who lacks a record does not depend on any value, and no cell is missing within
-        a record. Keys are numbers.
+        In one process, with as many entities. Each institution has records of as many as it has, together
+        with whom it has them; but who lacks a record does not depend on any value, and no cell is missing
+        within a record. Keys are numbers.
 
     Raises
     ------

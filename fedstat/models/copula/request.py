@@ -30,9 +30,9 @@ ROUNDING = Fraction(1, 2**40)
 
 
 class PrivateRelease(Explainable):
-    """A model of one release with noise, of some columns of the clients of a vertical partition.
+    """A model of one release with noise, of some columns of the institutions of a vertical partition.
 
-    `columns` are their names by client, `bounds` what is public of them; by default what owners have
+    `columns` are their names by institution, `bounds` what is public of them; by default what owners have
     published.
     """
 
@@ -73,7 +73,7 @@ class PrivateRelease(Explainable):
 
     @property
     def _counts(self) -> dict[str, int]:
-        """Records of every client."""
+        """Records of every institution."""
         return {client: len(rows) for client, rows in self.rows.items()}
 
     def _new_ledger(self) -> Ledger:
@@ -101,7 +101,7 @@ class PrivateRelease(Explainable):
                 )
 
     def _describe(self, bounds: Bounds | Mapping[str, IntoBound] | None) -> dict[str, Published]:
-        """Public descriptions of the columns of every client."""
+        """Public descriptions of the columns of every institution."""
         if bounds is None:
             bounds = Bounds.from_sites(self.partition)
         elif not isinstance(bounds, Bounds):

@@ -22,7 +22,7 @@ TAKEN = "a column, C(x), log(x), sqrt(x) or exp(x)"
 
 
 def columns_by_client(formula: Formula, clients: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Columns of the data of each client that takes part; the response is the last of its holder."""
+    """Columns of the data of each institution that takes part; the response is the last of its holder."""
     held = {terms.client: terms.columns for terms in formula.clients}
     held[str(formula.response_client)] = (
         *held.get(str(formula.response_client), ()),
@@ -32,7 +32,7 @@ def columns_by_client(formula: Formula, clients: Sequence[str]) -> dict[str, tup
 
 
 def score_columns(formula: Formula, described: Described) -> dict[str, tuple[ScoredColumn, ...]]:
-    """Describe the columns of the design of each client, in the order of its columns of the data.
+    """Describe the columns of the design of each institution, in the order of its columns of the data.
 
     A ModelError names a term that is more than a function of one column, or has no values within the bounds.
     """

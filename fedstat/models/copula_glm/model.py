@@ -145,8 +145,8 @@ class PrivateCopulaGLM(PrivateRelease):
         Parameters
         ----------
         formula : str
-            ``response ~ terms``; ``.`` is every other column of every client. A term is a column, ``C(x)``,
-            ``log(x)``, ``sqrt(x)`` or ``exp(x)``.
+            ``response ~ terms``; ``.`` is every other column of every institution. A term is a column,
+            ``C(x)``, ``log(x)``, ``sqrt(x)`` or ``exp(x)``.
         partition, epsilon, family, bounds, delta, coordinator
             As for the class.
 

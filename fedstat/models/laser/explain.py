@@ -17,16 +17,17 @@ class LASERPlan(ForecastPlan):
             yield (
                 "coordinator",
                 "sums of products of all columns, and the leading singular vectors of every entity that all "
-                "clients have: together these are the columns, up to what the other vectors have of them",
+                "institutions have: together these are the columns, up to what the other vectors have of "
+                "them",
             )
             yield (
-                "each client",
+                "each institution",
                 "the same singular vectors, without the weights of others' columns: who knows these for "
                 "a few entities predicts them for the rest",
             )
         epsilon = self.given["label_epsilon"]
         yield (
-            "each client",
+            "each institution",
             "the labels of the entities that it learns from: the gradients of one batch tell them apart, "
             "without a label known"
             if not epsilon
@@ -35,6 +36,6 @@ class LASERPlan(ForecastPlan):
         )
         yield (
             "holder of the response",
-            "much of each client's columns from its networks' outputs, given a few hundred entities whose "
-            "columns it knows; masked sums slow that down, and do not prevent it",
+            "much of each institution's columns from its networks' outputs, given a few hundred entities "
+            "whose columns it knows; masked sums slow that down, and do not prevent it",
         )

@@ -68,9 +68,9 @@ INVENTED = {
 class LASER(VerticalModel):
     """Networks of several institutions' columns that learn from, and predict with, any set of institutions.
 
-    Each client has a network on its own columns; the holder of the response has a head that takes the mean of
-    the networks' outputs over a set of clients. The loss of an entity is the sum over all sets of clients
-    that have it, so that the head predicts with whichever of them are there.
+    Each institution has a network on its own columns; the holder of the response has a head that takes the
+    mean of the networks' outputs over a set of institutions. The loss of an entity is the sum over all sets
+    of institutions that have it, so that the head predicts with whichever of them are there.
 
     Make one with :meth:`from_formula`.
 
@@ -83,25 +83,25 @@ class LASER(VerticalModel):
     outcome : {"binary", "multiclass", "normal"}
         What the response is.
     hidden : sequence of int
-        Units of the hidden layers of every client's network; rectified.
+        Units of the hidden layers of every institution's network; rectified.
     width : int
-        Outputs of every client's network.
+        Outputs of every institution's network.
     head_hidden : sequence of int
-        Units of hidden layers of the head, none by default: the scores are then sums over clients.
+        Units of hidden layers of the head, none by default: the scores are then sums over institutions.
     heads : {"one", "client"}
-        Whether one head predicts for a set of clients, or one of each of its clients, as published, of which
-        the probabilities are averaged.
+        Whether one head predicts for a set of institutions, or one of each of its institutions, as published,
+        of which the probabilities are averaged.
     representations : mapping of str to torch.nn.Module, optional
-        Modules in the place of the networks of some clients, from (rows, columns) to (rows, `width`); they
-        are run where they were made, in double precision, and begin with the parameters that they have. It
-        needs ``fedstat[torch]``.
+        Modules in the place of the networks of some institutions, from (rows, columns) to (rows, `width`);
+        they are run where they were made, in double precision, and begin with the parameters that they have.
+        It needs ``fedstat[torch]``.
     **kwargs
         ``missing`` and ``coordinator``, as in :meth:`from_formula`.
 
     Raises
     ------
     ModelError
-        An argument has no meaning here, or no entity has a response and a client.
+        An argument has no meaning here, or no entity has a response and an institution.
 
     References
     ----------
@@ -166,16 +166,19 @@ class LASER(VerticalModel):
         if not blocks:
             raise ModelError(f"'{self.formula.text}' has no columns; a network needs some")
         if len(blocks) > MOST_CLIENTS:
-            raise ModelError(f"expected at most {MOST_CLIENTS} clients with columns, received {len(blocks)}")
+            raise ModelError(
+                f"expected at most {MOST_CLIENTS} institutions with columns, received {len(blocks)}"
+            )
         seen = np.zeros(self.design.n, dtype=np.bool_)
         for block in blocks:
             seen[block.rows[block.whole]] = True
         if not seen.any():
-            raise EstimationError("no entity with a response has a client with all of its columns")
+            raise EstimationError("no entity with a response has an institution with all of its columns")
         nobody = int((~seen).sum())
         if nobody:
             warn(
-                f"{nobody:,} entities have a response and no client's columns, and take no part", DataWarning
+                f"{nobody:,} entities have a response and no institution's columns, and take no part",
+                DataWarning,
             )
         return lay_out(self.design, blocks, seen)
 
@@ -204,22 +207,22 @@ class LASER(VerticalModel):
         Parameters
         ----------
         method : {"laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"}
-            "laser", or what it is compared with: "local", each client by itself; "ensemble", a vote of
-            these; "standard", one network of all clients, learned from complete entities, which guesses
-            where one is missing; "combinatorial", networks of their own for each set of clients;
-            "vfedtrans" (Huang, Wang and Han 2023), each client by itself, from its columns and from what
-            these tell of the leading singular vectors of all clients' columns, `width` of them. These come
-            from secure products over the complete entities, and are handed to every client: with their
-            weights, which the coordinator has, they are the columns themselves, up to what the
+            "laser", or what it is compared with: "local", each institution by itself; "ensemble", a vote of
+            these; "standard", one network of all institutions, learned from complete entities, which guesses
+            where one is missing; "combinatorial", networks of their own for each set of institutions;
+            "vfedtrans" (Huang, Wang and Han 2023), each institution by itself, from its columns and from what
+            these tell of the leading singular vectors of all institutions' columns, `width` of them. These
+            come from secure products over the complete entities, and are handed to every institution: with
+            their weights, which the coordinator has, they are the columns themselves, up to what the
             vectors that are left out have of them.
         paper : bool
             Take the defaults of the publication in the place of ours: 100 epochs in batches of 128, a rate of
             1e-4, a penalty of 1e-3, and classes of the same weight. It takes a hundred times the rounds.
         exchange : {"masked", "clear"}, optional
-            "masked": the outputs of the clients' networks are added up under pairwise masks, over one random
-            set of clients for each entity of a batch, which stands for all of its sets; by default with three
-            clients or more and a method of one network a client. "clear": the holder of the response is
-            handed the outputs of each client, and takes all sets.
+            "masked": the outputs of the institutions' networks are added up under pairwise masks, over one
+            random set of institutions for each entity of a batch, which stands for all of its sets; by
+            default with three institutions or more and a method of one network an institution. "clear": the
+            holder of the response is handed the outputs of each institution, and takes all sets.
         epochs, batch_size : int
             How often each entity is learned from, and how many at once: 12 times 1,024, or an eighth of
             the entities to learn from where these are fewer than 8,192.
@@ -234,8 +237,9 @@ class LASER(VerticalModel):
             Share of the entities from which nothing is learned; their loss chooses the epoch.
         calibration : float
             Share of the entities that only sets and intervals of predictions rest on. With a masked exchange
-            each of them stands for one set of clients, since sums over two sets would tell their difference:
-            of 4,800 that four clients have, each of 15 sets has 320. With "clear" all stand for every set.
+            each of them stands for one set of institutions, since sums over two sets would tell their
+            difference: of 4,800 that four institutions have, each of 15 sets has 320. With "clear" all stand
+            for every set.
         label_epsilon : float, optional
             Randomise the labels once, at their holder, so that all that follows is private by label: from
             what leaves, the odds of two labels of one entity change by exp(label_epsilon) at most, whoever
@@ -266,7 +270,7 @@ class LASER(VerticalModel):
         Warns
         -----
         DisclosureWarning
-            Two clients under masks: each part of a sum follows from the other.
+            Two institutions under masks: each part of a sum follows from the other.
 
         Examples
         --------
@@ -306,11 +310,11 @@ class LASER(VerticalModel):
             batch_size = min(plain.batch_size, max(SMALLEST_BATCH, len(learned) // BATCHES))
         if self._begun and method in ("combinatorial", "vfedtrans"):
             raise ModelError(
-                f"representations: a client has one module, of its own columns; use another method than "
-                f"{method!r}"
+                "representations: an institution has one module, of its own columns; use another method "
+                f"than {method!r}"
             )
         if method == "vfedtrans" and K < 2:
-            raise ModelError("method='vfedtrans' is of two clients or more; use method='local'")
+            raise ModelError("method='vfedtrans' is of two institutions or more; use method='local'")
         columns = dict(zip(self.layout.clients, self.layout.sizes, strict=True))
         for k, name in self._modules.items():
             check_module(k, self._begun[k], int(columns[k]), self.width)
@@ -362,8 +366,9 @@ class LASER(VerticalModel):
         check_choice("exchange", exchange, ("masked", "clear"))
         if exchange == "masked" and (K < 2 or method not in ("laser", "standard")):
             raise ModelError(
-                "exchange='masked' adds up one network of each of several clients, and has method='laser' or "
-                f"'standard'; received {K} clients and method={method!r}. Use exchange='clear'"
+                "exchange='masked' adds up one network of each of several institutions, and has "
+                f"method='laser' or 'standard'; received {K} institutions and method={method!r}. Use "
+                "exchange='clear'"
             )
         if exchange == "masked" and not hides(K):
             warn(TWO_SITES, DisclosureWarning)

@@ -1,4 +1,4 @@
-"""Training of a split network: batches, one round to the clients and one to the holder of each."""
+"""Training of a split network: batches, one round to the institutions and one to the holder of each."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from fedstat.records import from_json, to_json
 from fedstat.typing import Floats, Ints
 
 OF_HEADS = 2**32
-"""Number of the random parameters of heads, beside those of clients."""
+"""Number of the random parameters of heads, beside those of institutions."""
 DISTIL_EPOCHS, DISTIL_BATCH = 50, 128
-"""Of what a client learns by itself, which takes no rounds."""
+"""Of what an institution learns by itself, which takes no rounds."""
 
 
 @dataclass(slots=True, eq=False)
 class Trainer:
     """The course of one training.
 
-    `sets` (G,) are the clients that each missing pattern has, as bits; `pending` are gradients by client that
-    have not yet been handed over. What is drawn does not depend on the order of the clients: `rank` (K,) has
-    the place of each by its name, `named` the client at each place, and `turns` the patterns in this order.
-    `distilled` are networks that learned `joint` columns.
+    `sets` (G,) are the institutions that each missing pattern has, as bits; `pending` are gradients by
+    institution that have not yet been handed over. What is drawn does not depend on the order of the
+    institutions: `rank` (K,) has the place of each by its name, `named` the institution at each place, and
+    `turns` the patterns in this order. `distilled` are networks that learned `joint` columns.
     """
 
     layout: Layout
@@ -129,7 +129,7 @@ class Trainer:
 
     @property
     def settings(self) -> str:
-        """Digest of what shapes the course: entities, clients, columns, and all arguments."""
+        """Digest of what shapes the course: entities, institutions, columns, and all arguments."""
         t, layout = self.training, self.layout
         # Another model has other names for the same modules.
         t = replace(t, modules=dict.fromkeys(t.modules, ""))
@@ -158,7 +158,7 @@ class Trainer:
 
     def _networks(self, client: str, count: int, width: int) -> NetworksAsked:
         t = self.training
-        # By its name: in which order a partition lists its clients does not matter.
+        # By its name: in which order a partition lists its institutions does not matter.
         number = crc32(client.encode())
         return NetworksAsked(
             count, t.hidden, width, t.optimiser, t.seed, number, t.raw, t.modules.get(client, "")
@@ -203,7 +203,7 @@ class Trainer:
         return float(reply.arrays.get("loss", np.array(np.nan)))
 
     def _held_back(self) -> Rounds[float]:
-        """Loss of the entities held back, of each from all clients that have it; nan without any."""
+        """Loss of the entities held back, of each from all institutions that have it; nan without any."""
         entities = self.training.validation
         if not len(entities):
             return float("nan")
@@ -213,7 +213,7 @@ class Trainer:
         return float(reply.arrays["loss"])
 
     def _calibrate(self) -> Rounds[ScoreCounts | None]:
-        """Count how well each set of clients predicts entities from which nothing was learned."""
+        """Count how well each set of institutions predicts entities from which nothing was learned."""
         entities, t = self.training.calibration, self.training
         if not len(entities):
             return None
@@ -310,7 +310,7 @@ class Trainer:
         return self._ask(self.layout.active, step, **arrays, **more)
 
     def _hand_over(self, reply: Reply, serving: Serving) -> None:
-        """Keep the gradients for the clients' next asks."""
+        """Keep the gradients for the institutions' next asks."""
         gradient = reply.arrays["gradient"]
         for k, client in enumerate(self.layout.clients):
             at = serving.rows[client]

@@ -56,7 +56,7 @@ class NoCoefficients:
 
 
 class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRecord):
-    """Trained networks of every client, and the heads.
+    """Trained networks of every institution, and the heads.
 
     Attributes
     ----------
@@ -152,28 +152,28 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         return self._record.fitted.trained.outcome.classes
 
     def predict_proba(self, partition: ClientPartition, at: str = "average") -> pd.DataFrame:
-        """Predict the probabilities of the classes of every entity, from the clients that have it.
+        """Predict the probabilities of the classes of every entity, from the institutions that have it.
 
         Parameters
         ----------
         partition : ClientPartition
-            With one of the clients of the fit or more. A client that has left is one that has no entity.
+            With one of the institutions of the fit or more. One that has left has no entity.
         at : str
-            Where clients have heads of their own (``heads="client"``, "local" and the like): the client whose
-            head predicts, or "average" over the heads that can. One head has one prediction for a set of
-            clients, and nothing to average.
+            Where institutions have heads of their own (``heads="client"``, "local" and the like): the
+            institution whose head predicts, or "average" over the heads that can. One head has one prediction
+            for a set of institutions, and nothing to average.
 
         Returns
         -------
         DataFrame
-            (n, classes); nan for an entity that no client has, or for which the head of `at` has nothing.
+            (n, classes); nan where no institution has the entity, or the head of `at` has nothing for it.
 
         Raises
         ------
         NotAvailableError
             The response is normal.
         ModelError
-            The partition has no client of the fit, or `at` no head of its own.
+            The partition has no institution of the fit, or `at` no head of its own.
         """
         if not self.classes:
             raise NotAvailableError("predict_proba: the response is normal; use predict")
@@ -182,7 +182,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         return pd.DataFrame(found.predicted, index=partition.entities, columns=list(self.classes))
 
     def _head(self, at: str) -> int | None:
-        """Find the number of the head of a client; None for the average."""
+        """Find the number of the head of an institution; None for the average."""
         fitted = self._record.fitted
         if at == "average":
             return None
@@ -190,7 +190,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
             own = fitted.clients if fitted.assembly.heads == len(fitted.clients) else ()
             words = ", ".join(map(repr, ("average", *own)))
             raise ModelError(
-                f"at: expected {words}, received {at!r}; clients have heads of their own where "
+                f"at: expected {words}, received {at!r}; institutions have heads of their own where "
                 "heads='client', or method='local'"
             )
         return fitted.clients.index(at)
@@ -213,8 +213,8 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         """Predict sets of classes, or intervals, that hold the response with probability 1 - alpha or more.
 
         Split conformal prediction, from the entities of the fit from which nothing was learned, by set of
-        clients (Vovk, Gammerman and Shafer 2005, section 2.2). It holds whatever the networks are worth, for
-        entities that are exchangeable with these, on average over fits.
+        institutions (Vovk, Gammerman and Shafer 2005, section 2.2). It holds whatever the networks are worth,
+        for entities that are exchangeable with these, on average over fits.
 
         Parameters
         ----------
@@ -227,7 +227,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         -------
         DataFrame
             Of classes one column each, of bool; of a normal response ``mean``, ``low`` and ``high``. Where
-            too few entities calibrate a set of clients it has all classes, or an infinite interval;
+            too few entities calibrate a set of institutions it has all classes, or an infinite interval;
             ``frame.attrs["note"]`` names these sets.
 
         Raises
@@ -255,11 +255,11 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
 
     @property
     def calibration(self) -> SetEvaluation:
-        """How well each set of clients predicts the entities from which nothing was learned."""
+        """How well each set of institutions predicts the entities from which nothing was learned."""
         return self._evaluation(self._scores())
 
     def evaluate(self, partition: ClientPartition) -> SetEvaluation:
-        """Count how well predictions agree with the response of another partition, by set of clients.
+        """Count how well predictions agree with the response of another partition, by set of institutions.
 
         The holder of the response is handed the predictions, and counts; no response leaves it. One that
         answers a single evaluation averages them over a few entities first, which moves figures little. For a
@@ -268,12 +268,12 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         Parameters
         ----------
         partition : ClientPartition
-            With the response, at the client that had it in the fit.
+            With the response, at the institution that had it in the fit.
 
         Raises
         ------
         ModelError
-            It lacks the response, or all clients.
+            It lacks the response, or all institutions.
         """
         fitted = self._record.fitted
         (scores,) = count_predictions(fitted, self._record.response, partition)
@@ -283,28 +283,28 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     def importance(
         self, partition: ClientPartition, repeats: int = 10, *, alpha: float = 0.05
     ) -> pd.DataFrame:
-        """Say what predictions lose where one client's columns are those of other entities.
+        """Say what predictions lose where one institution's columns are those of other entities.
 
-        Each client exchanges its rows, with all their columns, between the entities that it has, `repeats`
-        times, by permutations that nobody else knows; the response's holder counts as for :meth:`evaluate`.
-        A site that answers one evaluation only refuses it, and every repeat is further outputs for each
-        entity, which a limit on these (per_entity) counts: their differences tell of single clients' outputs.
+        Each institution exchanges its rows, with all their columns, between the entities that it has,
+        `repeats` times, by permutations that nobody else knows; the response's holder counts as for
+        :meth:`evaluate`. A site that answers one evaluation only refuses it, and every repeat is further
+        outputs for each entity, which a limit on these (per_entity) counts: differences tell of single ones.
 
         Parameters
         ----------
         partition : ClientPartition
-            With the response, at the client that had it in the fit.
+            With the response, at the institution that had it in the fit.
         repeats : int
-            Permutations of each client.
+            Permutations of each institution.
         alpha : float
             One minus the level of the intervals, which are of the mean over permutations of these entities.
 
         Returns
         -------
         DataFrame
-            By client: ``importance``, the mean loss over permutations, among the entities that have the
-            client, of the area under the ROC curve, of the accuracy where there are more than two classes, or
-            of R-squared; its ``std_error``, and ``low`` and ``high``, by Student's t.
+            By institution: ``importance``, the mean loss over permutations, among the entities that have the
+            institution, of the area under the ROC curve, of the accuracy where there are more than two
+            classes, or of R-squared; its ``std_error``, and ``low`` and ``high``, by Student's t.
 
         Raises
         ------
@@ -331,24 +331,24 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
 
     @property
     def figures(self) -> dict[str, float]:
-        """How well the largest set of clients predicts, of the entities from which nothing was learned."""
+        """How well the largest set of institutions predicts, of entities from which nothing was learned."""
         return {} if self._record.fitted.trained.scores is None else self.calibration.figures
 
     judged = (
-        "Figures are of entities from which nothing was learned, and that all clients of the largest set "
-        "counted have. Under masks each entity counts for one set, so that few may be left for this one: "
+        "Figures are of entities from which nothing was learned, and that all institutions of the largest "
+        "set counted have. Under masks each entity counts for one set, so that few may be left for this one: "
         "compare what evaluate() returns of the same entities."
     )
     """Of which entities the figures are, for a comparison."""
 
     def clients(self) -> pd.DataFrame:
-        """Say what every client brought, and what it is worth to predictions.
+        """Say what every institution brought, and what it is worth to predictions.
 
         Returns
         -------
         DataFrame
-            By client: ``columns``, ``entities``, ``missing`` (share), and its Shapley ``value`` (see
-            :meth:`SetEvaluation.values`), nan where not every set of clients has entities to count.
+            By institution: ``columns``, ``entities``, ``missing`` (share), and its Shapley ``value`` (see
+            :meth:`SetEvaluation.values`), nan where not every set of institutions has entities to count.
         """
         rows = [(b.client, b.columns, b.entities, b.missing) for b in self._record.blocks if b.columns]
         frame = pd.DataFrame(rows, columns=["client", "columns", "entities", "missing"]).set_index("client")
@@ -360,7 +360,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     # -- printed ---------------------------------------------------------------------------------
 
     def summary(self, alpha: float = 0.1) -> SheetSummary:
-        """Training and exchange, how well each set of clients predicts, what each client brought, notes.
+        """Training and exchange, how well sets of institutions predict, what each institution brought, notes.
 
         Parameters
         ----------

@@ -10,7 +10,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.models.m2sem.client.asked import CovariatesTold
 from fedstat.models.m2sem.modalities import Chosen
 
-HELD_THERE = "Covariates stand at the client whose columns they adjust"
+HELD_THERE = "Covariates stand at the institution whose columns they adjust"
 
 
 def read_adjust(adjust: str | Mapping[str, str] | None, partition: ClientPartition) -> dict[str, ClientTerms]:
@@ -25,14 +25,15 @@ def read_adjust(adjust: str | Mapping[str, str] | None, partition: ClientPartiti
         return {terms.client: terms for terms in _parsed(adjust, partition.columns)}
     if not isinstance(adjust, Mapping):
         raise ModelError(
-            f"adjust: expected a formula such as '~ age', or one by client, received {type(adjust).__name__}"
+            "adjust: expected a formula such as '~ age', or one by institution, received "
+            f"{type(adjust).__name__}"
         )
     return {client: _of_client(client, text, partition.columns) for client, text in adjust.items()}
 
 
 def _of_client(client: str, text: str, held: Mapping[str, Sequence[str]]) -> ClientTerms:
     if client not in held:
-        raise ModelError(f"adjust: expected clients {', '.join(held)}, received {client!r}")
+        raise ModelError(f"adjust: expected institutions {', '.join(held)}, received {client!r}")
     terms = _parsed(text, held)
     if lacking := [name for one in terms for name in one.columns if name not in held[client]]:
         (own,) = lacking[:1]
@@ -67,14 +68,14 @@ def check_adjusted(terms: Mapping[str, ClientTerms], chosen: Chosen, *, one_for_
     if one_for_all and left:
         warn(
             f"adjust: columns of {', '.join(map(repr, left))} stay as they are, since no covariate stands "
-            "there, and clusters may be due to it. Let that client take it into its table under a name of "
-            "its own, leave its columns out, or say by adjust={client: '~ ...'} that this is meant",
+            "there, and clusters may be due to it. Let that institution take it into its table under a name "
+            "of its own, leave its columns out, or say by adjust={client: '~ ...'} that this is meant",
             DataWarning,
         )
 
 
 def warn_of_lacking(told: Mapping[str, CovariatesTold]) -> None:
-    """Warn of entities that count as missing at a client for want of a covariate."""
+    """Warn of entities that count as missing at an institution for want of a covariate."""
     counts = [f"{one.without:,} at '{client}'" for client, one in told.items() if one.without]
     if counts:
         warn(

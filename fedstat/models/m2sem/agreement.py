@@ -17,7 +17,7 @@ from fedstat.records import from_json, to_json
 from fedstat.typing import Bools, Ints
 
 PER_FACTOR, PER_CLUSTER = 5, 10
-"""Fewest entities of a client for each factor, and in all for each cluster."""
+"""Fewest entities of an institution for each factor, and in all for each cluster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,12 +30,12 @@ class Agreed:
 
     @property
     def columns(self) -> int:
-        """Number of columns of all clients."""
+        """Number of columns of all institutions."""
         return sum(len(one.columns) for some in self.modalities.values() for one in some)
 
 
 def agree_columns(asking: Conversation, chosen: Chosen) -> Rounds[Agreed]:
-    """Agree with every client on its columns."""
+    """Agree with every institution on its columns."""
     clients = list(chosen.columns)
     replies = yield [asking.ask(c, "describe_columns", to_json(chosen.asked(c))) for c in clients]
     told = {
@@ -62,7 +62,7 @@ def who_has_whom(
     *,
     nobody: bool = False,
 ) -> tuple[Subjects, Ints]:
-    """Find the entities that some client has, and their positions among all.
+    """Find the entities that some institution has, and their positions among all.
 
     An EstimationError where nobody has a value of some entities, unless that may be.
     """
@@ -75,7 +75,7 @@ def who_has_whom(
         with_covariates = ", or lack a covariate of adjust=" if agreed.covariates else ""
         raise EstimationError(
             f"{n_entities - len(here):,} of {n_entities:,} entities have no value in any of these columns at "
-            f"any client{with_covariates}; nothing is known of "
+            f"any institution{with_covariates}; nothing is known of "
             "their clusters. Leave them out of the partition, or take more columns"
         )
     members, pattern = np.unique(table[here], axis=0, return_inverse=True)

@@ -70,28 +70,29 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
     """Say who learns what, in the words of whoever is asked."""
     clients, sums = model.subjects.clients, model.subjects.members.sum(axis=1)
     yield (
-        "each client",
+        "each institution",
         "the probability of each cluster for each of its own entities, after every round. Clusters are made "
-        "of all clients' columns, so this tells it something of what the others hold: of an entity in a "
+        "of all institutions' columns, so this tells it something of what the others hold: of an entity in a "
         "cluster of the ill, that it is probably ill",
     )
     yield (
         "coordinator",
-        "for every entity, the sum over clients of differences of its log densities between clusters, of "
-        "every round. For continuous columns they are linear in the values: over many rounds they span "
+        "for every entity, the sum over institutions of differences of its log densities between clusters, "
+        "of every round. For continuous columns they are linear in the values: over many rounds they span "
         "the joint factor scores of each entity (as many directions as factors of all modalities), and with "
-        "these the sums of what clients' columns say along them. They do not tell how odd an entity is. "
-        "Whoever knows some clients' columns has the others' part",
+        "these the sums of what institutions' columns say along them. They do not tell how odd an entity is. "
+        "Whoever knows some institutions' columns has the others' part",
     )
     yield (
         "coordinator that departs from a fit",
         "sums along directions of its choice, from posteriors that it makes up, or from parameters that are "
-        "asked for predictions. Clients take posteriors only that all are told alike, and that leave the "
-        "owner's minimum count of entities to every cluster. These sums have as many directions as clients "
-        "have columns: with as many numbers, every row, up to one unknown combination of the columns that is "
-        "the same for all. Sums of log densities and selected columns are not held against one another: two "
-        "under posteriors that differ in one entity tell what it adds. Estimates leave of one mixture a fit, "
-        "and are held against those of the session, or of all fits where the owner has them remembered "
+        "asked for predictions. Institutions take posteriors only that all are told alike, and that leave "
+        "the owner's minimum count of entities to every cluster. These sums have as many directions as "
+        "institutions have columns: with as many numbers, every row, up to one unknown combination of the "
+        "columns that is the same for all. Sums of log densities and selected columns are not held against "
+        "one another: two under posteriors that differ in one entity tell what it adds. Estimates leave of "
+        "one mixture a fit, and are held against those of the session, or of all fits where the owner has "
+        "them remembered "
         '(remember = "all"), by the posteriors of their last EM steps; what steps before these leave is not '
         "held against anything, and tells of an entity in which two fits differ there",
     )
@@ -106,30 +107,31 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
             "and deviations, the coding with what transforms keep, and effects on every column",
         )
     if len(clients) == 1:
-        yield "coordinator", f"all sums are '{clients[0]}''s own parts: it is the only client"
+        yield "coordinator", f"all sums are '{clients[0]}''s own parts: it is the only institution"
     elif len(clients) == 2:
         yield (
-            "each client",
+            "each institution",
             "the other's part, from a sum and its own part, if the coordinator passes sums on: with two "
-            "clients no masks help",
+            "institutions no masks help",
         )
     if alone and len(clients) > 1:
         yield (
             "coordinator",
-            f"of {alone:,} entities that one client alone has, that client's own part of every sum: the "
-            "others add zeros",
+            f"of {alone:,} entities that one institution alone has, that institution's own part of every "
+            "sum: the others add zeros",
         )
     if two and len(clients) > 2:
         yield (
-            "each client",
-            f"of {two:,} entities that two clients have, the other's part, if the coordinator passes sums on",
+            "each institution",
+            f"of {two:,} entities that two institutions have, the other's part, if the coordinator passes "
+            "sums on",
         )
     if own:
         yield (
-            "coordinator and all clients",
-            "each client's clusters of its own entities by its own columns, from which some starts begin; "
-            "starts='sum' leaves them out. Asked for other numbers of clusters, they tell more of which "
-            "entities have like factor scores; asked for the same again, nothing new",
+            "coordinator and all institutions",
+            "each institution's clusters of its own entities by its own columns, from which some starts "
+            "begin; starts='sum' leaves them out. Asked for other numbers of clusters, they tell more of "
+            "which entities have like factor scores; asked for the same again, nothing new",
         )
 
 
@@ -137,24 +139,24 @@ def products_told(clients: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Say what standard errors tell."""
     yield (
         "coordinator",
-        "for standard errors, the information of each client's parameters, and of every two clients sums "
-        "over all entities that both have of products of their scores, by secure multiplication: no score of "
-        "an entity. Whoever knows all scores of one client has as many equations about each score of another "
-        "as that client has scores; there are twice as many entities as scores at least. cov_type=None "
-        "leaves them out",
+        "for standard errors, the information of each institution's parameters, and of every two "
+        "institutions sums over all entities that both have of products of their scores, by secure "
+        "multiplication: no score of an entity. Whoever knows all scores of one institution has as many "
+        "equations about each score of another as that institution has scores; there are twice as many "
+        "entities as scores at least. cov_type=None leaves them out",
     )
     if len(clients) == 2:
         yield (
             "coordinator",
-            "the random numbers of these products, which it deals: together with what one client shows the "
-            "other they are that client's scores, so it must collude with neither",
+            "the random numbers of these products, which it deals: together with what one institution shows "
+            "the other they are that institution's scores, so it must collude with neither",
         )
 
 
 def invent_clients(
     agreed: Agreed, rows: Mapping[str, Ints], policies: Mapping[str, Policy], session: str
 ) -> dict[str, DrySite]:
-    """Let every client have opened columns of the agreed kinds and levels, with drawn values."""
+    """Let every institution have opened columns of the agreed kinds and levels, with drawn values."""
     rng, sites = generator(), {}
     for name, policy in policies.items():
         site = DrySite(name, policy, len(rows[name]), entities=rows[name])

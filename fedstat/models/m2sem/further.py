@@ -1,4 +1,4 @@
-"""What results ask of clients beside the fit: analyses of their own, to which owners consent."""
+"""What results ask of institutions beside the fit: analyses of their own, to which owners consent."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _answer(shapes: Mapping[str, tuple[int, ...]], with_text: bool) -> Callable[
 
 
 def ask_scores(model: Any, client: str, slot: int) -> Floats:
-    """Ask a client for the factor scores of its entities in a mixture of a model's session."""
+    """Ask an institution for the factor scores of its entities in a mixture of a model's session."""
 
     def protocol() -> Rounds[Floats]:
         (reply,) = yield [model._asking.ask(client, "release_scores", slot=np.array(slot))]
@@ -84,7 +84,7 @@ def ask_scores(model: Any, client: str, slot: int) -> Floats:
 def ask_sums_outside(
     model: Any, client: str, variable: str, cluster: Ints, ledger: Ledger
 ) -> tuple[tuple[str, ...], ModalSums]:
-    """Ask a client for sums of a variable by cluster (n_rows,), in a model's session."""
+    """Ask an institution for sums of a variable by cluster (n_rows,), in a model's session."""
     step, K = "sum_outside", model.n_clusters
     ask = partial(ask_outside, model._asking, client, variable, cluster, K)
     shapes = {client: {"entities": (K,), "means": (K, 1), "products": (K, 1, 1)}}

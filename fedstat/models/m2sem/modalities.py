@@ -1,4 +1,4 @@
-"""Which columns of which clients are clustered, and which share factors: from what a user names."""
+"""Which columns of which institutions are clustered, and which share factors: from what a user names."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Chosen:
     adjust: Mapping[str, ClientTerms] = field(default_factory=dict)
 
     def covariates(self, client: str) -> CovariatesAsked | None:
-        """Return the covariates that a client's columns are adjusted for."""
+        """Return the covariates that an institution's columns are adjusted for."""
         terms = self.adjust.get(client)
         return None if terms is None else CovariatesAsked(terms.terms, terms.columns)
 
     def asked(self, client: str) -> ColumnsAsked:
-        """Return what a client is asked about its columns."""
+        """Return what an institution is asked about its columns."""
         own = self.columns[client]
         said = (self.continuous, self.ordinal, self.nominal)
         return ColumnsAsked(own, *(tuple(name for name in names if name in own) for names in said))
 
     def modalities(self, client: str, told: Mapping[str, ColumnTold]) -> tuple[ModalityAsked, ...]:
-        """Divide a client's columns into modalities: named groups, then the others, each by kind."""
+        """Divide an institution's columns into modalities: named groups, then the others, each by kind."""
         own, out = self.columns[client], []
         grouped = {name for names in self.groups.values() for name in names}
         groups = {name: [one for one in names if one in own] for name, names in self.groups.items()}
@@ -83,8 +83,8 @@ def choose_columns(
         if not names or len({owner[one] for one in names}) > 1:
             clients = ", ".join(sorted({owner[one] for one in names})) or "none"
             raise ModelError(
-                f"modalities['{name}']: expected columns of one client, received columns of {clients}; "
-                "columns of two clients share no factors"
+                f"modalities['{name}']: expected columns of one institution, received columns of {clients}; "
+                "columns of two institutions share no factors"
             )
     if len(columns or ()) == 0 and columns is not None:
         raise ModelError("columns: expected names of columns, received none")
@@ -138,7 +138,7 @@ def check_counted(told: Mapping[str, Mapping[str, ColumnTold]]) -> None:
         return
     listed = "; ".join(
         f"{', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''} at "
-        f"client '{client}'"
+        f"institution '{client}'"
         for client, names in unclear.items()
     )
     raise DesignError(

@@ -50,9 +50,9 @@ FITTED_BEFORE = (
 class M2SEM(Explainable):
     """Clusters of entities whose columns, of mixed type, are at several institutions.
 
-    The columns of one kind at one client, a *modality*, are measured on a few factors of their own, of which
-    the clusters move the means. Entities that a client lacks cost nothing: the likelihood is that of what
-    there is. By penalties it is found which modalities tell clusters apart, and by which columns.
+    The columns of one kind at one institution, a *modality*, are measured on a few factors of their own, of
+    which the clusters move the means. Entities that an institution lacks cost nothing: the likelihood is that
+    of what there is. By penalties it is found which modalities tell clusters apart, and by which columns.
 
     Parameters
     ----------
@@ -65,15 +65,16 @@ class M2SEM(Explainable):
     columns : sequence of str, optional
         To be clustered by; by default all.
     modalities : mapping of str to sequence of str, optional
-        Columns of one client that share factors, by the modality's name. By default a client's continuous
-        columns are one, and its categorical columns another.
+        Columns of one institution that share factors, by the modality's name. By default an institution's
+        continuous columns are one, and its categorical columns another.
     adjust : str or mapping of str to str, optional
         Known covariates, as a formula without a response such as ``"~ age + C(sex)"``; its language is that
         of regression formulas. Columns are regressed on them within clusters, so that clusters are not due to
-        these, and they are not clustered themselves. A covariate stands at the client whose columns it
-        adjusts, under a name of its own: of ``"~ age_a + age_b"`` each client has the terms in its columns,
-        and a warning names clients without any, whose columns stay as they are; ``{"A": "~ age_a"}`` says of
-        each client what it is adjusted for. An entity without a covariate counts as missing at its client.
+        these, and they are not clustered themselves. A covariate stands at the institution whose columns it
+        adjusts, under a name of its own: of ``"~ age_a + age_b"`` each institution has the terms in its
+        columns, and a warning names institutions without any, whose columns stay as they are;
+        ``{"A": "~ age_a"}`` says of each institution what it is adjusted for. An entity without a covariate
+        counts as missing at its institution.
     continuous, ordinal, nominal : sequence of str
         What columns of whole numbers with few values are, which else is asked for; or of others. Floats are
         continuous, ordered categories ordinal, other categories nominal, and columns of two values binary.
@@ -83,16 +84,16 @@ class M2SEM(Explainable):
     Raises
     ------
     ModelError, DesignError
-        An argument has no meaning, or it is not clear what a column is; a client lacks a covariate.
+        An argument has no meaning, or it is not clear what a column is; an institution lacks a covariate.
     FormulaError
         `adjust` is no formula of the language, or names a column that nobody has.
     EstimationError
-        No client has any value of some entities.
+        No institution has any value of some entities.
 
     Warns
     -----
     DataWarning
-        Columns of some clients are not adjusted; entities lack covariates.
+        Columns of some institutions are not adjusted; entities lack covariates.
 
     References
     ----------
@@ -179,7 +180,7 @@ class M2SEM(Explainable):
             if wrong:
                 raise FormulaError(
                     f"formula: expected columns by their names, received '{wrong[0]}'; transform it at its "
-                    "client, before the partition is made"
+                    "institution, before the partition is made"
                 )
             names += terms.columns
         return cls(partition, columns=names, **options)
@@ -227,17 +228,17 @@ class M2SEM(Explainable):
         select : {"bic", "ebic", "icl"} or None
             By what supports are judged that penalties lead to, each refitted without; None: no selection.
         n_init : int
-            Starts by k-means of the factor scores of all clients.
+            Starts by k-means of the factor scores of all institutions.
         starts : {"all", "sum"}
-            Whether each client's own clusters are starts as well; they are shown to the coordinator, and to
-            the other clients.
+            Whether each institution's own clusters are starts as well; they are shown to the coordinator, and
+            to the other institutions.
         local_steps : int
-            EM steps over its factors that a client takes between two messages.
+            EM steps over its factors that an institution takes between two messages.
         masked : bool, optional
-            Whether clients' parts of sums are hidden by pairwise masks; by default with three clients or
-            more.
+            Whether institutions' parts of sums are hidden by pairwise masks; by default with three
+            institutions or more.
         cov_type : {"observed"} or None
-            Standard errors from the observed information, for which every two clients multiply scores of
+            Standard errors from the observed information, for which every two institutions multiply scores of
             their parameters securely; None for none. There are none either, as the summary says, where a
             policy has sums judged by bits of columns of few values.
         half_samples : int
@@ -257,7 +258,7 @@ class M2SEM(Explainable):
         Raises
         ------
         EstimationError
-            A cluster has too few entities at some client, whatever the start.
+            A cluster has too few entities at some institution, whatever the start.
         PolicyError
             An institution refuses a release; also one of posteriors that differ from those of an earlier fit
             in hardly more than one entity.
@@ -265,7 +266,7 @@ class M2SEM(Explainable):
         Warns
         -----
         DisclosureWarning
-            Two clients: each part of a sum follows from the other.
+            Two institutions: each part of a sum follows from the other.
         """
         check_choice("cov_type", cov_type, ("observed", None))
         plan = self._plan_fit(select, n_init, starts, local_steps, max_rounds, seed)
@@ -307,7 +308,7 @@ class M2SEM(Explainable):
         n_clusters, n_factors : sequence of int, or int
             Every pair of them is fitted, without selection of columns.
         n_init, starts, local_steps, masked, max_rounds, seed, progress
-            As for :meth:`fit`; by default no client's own clusters are starts.
+            As for :meth:`fit`; by default no institution's own clusters are starts.
         **options
             As for the class.
 

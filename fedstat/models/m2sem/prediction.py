@@ -54,31 +54,31 @@ def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.Data
 
 
 def present(record: M2SEMRecord, partition: ClientPartition) -> dict[str, FittedClient]:
-    """Clients of the fit that the partition has, each with all of its columns."""
+    """Institutions of the fit that the partition has, each with all of its columns."""
     fitted = {client: held for client, held in record.clients.items() if client in partition.columns}
     if not fitted:
         raise ModelError(
-            f"predict(): expected a partition with some of the clients {', '.join(record.clients)}; it has "
-            f"{', '.join(partition.clients)}"
+            f"predict(): expected a partition with some of the institutions {', '.join(record.clients)}; it "
+            f"has {', '.join(partition.clients)}"
         )
     for client, held in fitted.items():
         absent = [name for name in _columns_of(held) if name not in partition.columns[client]]
         if absent:
             raise ModelError(
-                f"predict(): '{client}' lacks column {', '.join(map(repr, absent[:8]))} of the fit; a client "
-                "has all of its columns, with cells missing where need be, or is left out"
+                f"predict(): '{client}' lacks column {', '.join(map(repr, absent[:8]))} of the fit; an "
+                "institution has all of its columns, with cells missing where need be, or is left out"
             )
     return fitted
 
 
 def _columns_of(held: FittedClient) -> list[str]:
-    """Columns of a client, and those that its covariates are made of."""
+    """Columns of an institution, and those that its covariates are made of."""
     adjust = BlockSpec.from_json(held.coding).columns if held.coding else ()
     return [*(name for one in held.modalities for name in one.names), *adjust]
 
 
 def _opening(held: FittedClient) -> tuple[str, str]:
-    """Step by which a client opens its columns, and its text."""
+    """Step by which an institution opens its columns, and its text."""
     if held.coding:
         return "open_new_columns", to_json(OpenNewAsked(held.modalities, held.coding))
     return "open_columns", to_json(OpenAsked(held.modalities))
@@ -87,7 +87,7 @@ def _opening(held: FittedClient) -> tuple[str, str]:
 def open_modalities(
     asking: Conversation, fitted: Mapping[str, FittedClient], partition: ClientPartition
 ) -> Rounds[tuple[Subjects, Ints]]:
-    """Open columns of all clients; return who has whom, and the entities that somebody has."""
+    """Open columns of all institutions; return who has whom, and the entities that somebody has."""
     modalities = {client: fitted[client].modalities for client in sorted(fitted)}
     replies = yield [asking.ask(c, *_opening(fitted[c])) for c in modalities]
     agreed = Agreed(modalities, {reply.site: reply.arrays["seen"] for reply in replies})

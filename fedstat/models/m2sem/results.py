@@ -128,8 +128,9 @@ class M2SEMResults(
         Parameters
         ----------
         partition : ClientPartition
-            With some of the clients of the fit or all; entities that a client lacks, and missing cells, are
-            no hindrance. Sums are masked with three clients or more; else parts come in clear.
+            With some of the institutions of the fit or all; entities that an institution lacks, and missing
+            cells, are no hindrance. Sums are masked with three institutions or more; else parts come in
+            clear.
 
         Returns
         -------
@@ -139,25 +140,26 @@ class M2SEMResults(
         Raises
         ------
         ModelError
-            No client of the fit is there, or one lacks some of its columns.
+            No institution of the fit is there, or one lacks some of its columns.
         DesignError
             A column has a level that the fit did not know.
         """
         return predict_clusters(self._record, partition)
 
     def factor_scores(self, client: str) -> pd.DataFrame:
-        """Ask a client for the factor scores of its entities, (n, Q of every modality).
+        """Ask an institution for the factor scores of its entities, (n, Q of every modality).
 
-        They are numbers for each entity of one client alone, unmasked; factors are known up to a rotation.
+        They are numbers for each entity of one institution alone, unmasked; factors are known up to a
+        rotation.
 
         Raises
         ------
         ModelError
-            The fit has no such client.
+            The fit has no such institution.
         NotAvailableError
             The results come from a file.
         PolicyError
-            The client's owner lets no numbers for each entity leave.
+            The institution's owner lets no numbers for each entity leave.
         """
         live = self._alive("factor_scores")
         if client not in self._record.clients:
@@ -192,7 +194,7 @@ class M2SEMResults(
     def profiles(self) -> pd.DataFrame:
         """Means of continuous columns and probabilities of levels by cluster.
 
-        Where columns are adjusted they are those at the means of the client's covariates.
+        Where columns are adjusted they are those at the means of the institution's covariates.
 
         Returns
         -------
@@ -299,7 +301,9 @@ class M2SEMResults(
             holders = [name for name in holders if name == client]
         if len(holders) != 1:
             who = f"{', '.join(map(repr, holders))} have; name one by client=" if holders else "nobody has"
-            raise ModelError(f"outside: expected a column of one client, received {variable!r}, which {who}")
+            raise ModelError(
+                f"outside: expected a column of one institution, received {variable!r}, which {who}"
+            )
         (holder,) = holders
         if variable in model.chosen.columns.get(holder, ()):
             raise ModelError(
@@ -348,7 +352,7 @@ class M2SEMResults(
 
 
 def fitted_client(model: Any, reply: Reply, entities: int) -> FittedClient:
-    """Take what a client has released."""
+    """Take what an institution has released."""
     arrays, modalities = dict(reply.arrays), model.agreed.modalities[reply.site]
     told, adjust = model.agreed.covariates.get(reply.site), model.chosen.adjust.get(reply.site)
     return FittedClient(

@@ -32,7 +32,7 @@ class HeldScores:
 
 
 def withheld(client: str, policy: Policy, modalities: Sequence[ModalityAsked], adjusted: bool) -> str:
-    """Say why a client gives no information of its parameters; empty where it does."""
+    """Say why an institution gives no information of its parameters; empty where it does."""
     if policy.discrete != "bits" or not (adjusted or any(not one.continuous for one in modalities)):
         return ""
     return (

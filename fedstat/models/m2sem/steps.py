@@ -1,9 +1,10 @@
-"""Steps of one client of a mixture: local factor analyses, EM steps with posteriors held, log densities.
+"""Steps of one institution of a mixture: local factor analyses, EM steps with posteriors held, log densities.
 
-Only differences of log densities leave for an entity, to be added up over clients under masks. The posteriors
-come from outside: whoever makes them could let a cluster be one entity, and its means then are that entity's.
-So a client takes no posteriors that leave a cluster to few entities; and since who tells one client more than
-the others would learn that client's part of a sum, all that shapes a mixture is bound into the masks.
+Only differences of log densities leave for an entity, to be added up over institutions under masks. The
+posteriors come from outside: whoever makes them could let a cluster be one entity, and its means then are
+that entity's. So an institution takes no posteriors that leave a cluster to few entities; and since who tells
+one institution more than the others would learn that institution's part of a sum, all that shapes a mixture
+is bound into the masks.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ NOT_BEGUN = "this fit was not begun here; ask 'begin' first"
 
 
 def held_mixtures(state: State) -> HeldMixtures:
-    """Return what the client holds of the fit."""
+    """Return what the institution holds of the fit."""
     return state.use(MIXTURES, HeldMixtures, NOT_BEGUN)
 
 
@@ -54,15 +55,16 @@ def begin(
 ) -> tuple[dict[str, Array], str]:
     """Analyse the factors of every modality, of one cluster; nothing leaves.
 
-    `place` (n,) are the positions of the client's rows with some value among all entities, of which `pattern`
-    (N,) tells the clients that have them: those that `members` (G, M) names, of whom it is number `client`.
+    `place` (n,) are the positions of the institution's rows with some value among all entities, of which
+    `pattern` (N,) tells the institutions that have them: those that `members` (G, M) names, of whom it is
+    number `client`.
     """
     asked = from_json(BeginAsked, text, f"{data.name}: the question about factors")
     opened = state.use(ITEM, OpenedModalities, "its columns are not open; make the model again")
     total, (groups, clients) = len(pattern), members.shape
     check_lengths(data.name, place=(place, int(opened.seen.sum())))
     if not 0 <= int(client) < clients or (total and not 0 <= pattern.min() <= pattern.max() < groups):
-        raise MessageError(f"{data.name}: expected a client and patterns that are among the members")
+        raise MessageError(f"{data.name}: expected an institution and patterns that are among the members")
     mine = members[:, int(client)]
     # Else sites could be told different patterns for one entity, and different posteriors with them.
     if not np.array_equal(place, np.flatnonzero(mine[pattern])):
@@ -92,9 +94,9 @@ def held_numbers(opened: OpenedModalities, factors: int, nodes: int) -> int:
 
 
 def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array) -> dict[str, Array]:
-    """Cluster the client's rows by their own factor scores alone: ``labels`` (n,).
+    """Cluster the institution's rows by their own factor scores alone: ``labels`` (n,).
 
-    The first centres are drawn by the client's name: however often it is asked, this is its answer.
+    The first centres are drawn by the institution's name: however often it is asked, this is its answer.
     """
     held = held_mixtures(state)
     analysis = held.analyses.get(int(factors))
@@ -124,8 +126,8 @@ def improve(
 
     Posteriors r (n, sum of K) and shares of the clusters, (sum of K,), stand side by side for the mixtures
     asked for; `salts` (G, w) go into the digests of the posteriors. Released are ``differences``
-    (N, sum of K - 1) of log densities from the last cluster's, zero for entities that the client lacks, and
-    ``totals`` (S, 3): the sum of log densities given the last cluster, the penalty, the free parameters;
+    (N, sum of K - 1) of log densities from the last cluster's, zero for entities that the institution lacks,
+    and ``totals`` (S, 3): the sum of log densities given the last cluster, the penalty, the free parameters;
     ``support``, for mixtures of which it is asked, which columns load and which modalities differ by cluster.
     """
     asked = from_json(RoundAsked, text, f"{data.name}: the question about mixtures")
@@ -165,7 +167,7 @@ def check_posteriors(state: State, r: Floats) -> None:
 def _check_told(
     site: str, held: HeldMixtures, asked: RoundAsked, r: Floats, shares: Floats, salts: Array, width: int
 ) -> None:
-    """Require posteriors that all clients were told alike, after all that was told alike before."""
+    """Require posteriors that all institutions were told alike, after all that was told alike before."""
     check_lengths(site, r=(r, len(held.place)), shares=(shares, width), salts=(salts, len(asked.posteriors)))
     if r.shape[1] != width or (r.size and not (r.min() >= 0.0 and r.max() <= 1.0)):
         raise MessageError(f"{site}: expected posteriors between 0 and 1, of {width} clusters")
@@ -174,8 +176,9 @@ def _check_told(
         same &= digest_posteriors(salts[g].tobytes(), r[rows]) == asked.posteriors[g]
     if not same:
         raise DescriptionError(
-            f"{site}: these posteriors, or earlier ones, are not those that all clients are told. Whoever "
-            "tells clients different ones would read one client's part off the sum; nothing was computed"
+            f"{site}: these posteriors, or earlier ones, are not those that all institutions are told. "
+            "Whoever tells institutions different ones would read one institution's part off the sum; "
+            "nothing was computed"
         )
 
 
@@ -231,7 +234,7 @@ def release_modalities(
 
 
 def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
-    """Release the factor scores of one mixture, (n, sum of Q), of the client's entities."""
+    """Release the factor scores of one mixture, (n, sum of Q), of the institution's entities."""
     held = held_mixtures(state)
     found, r = one_mixture(data, held, slot)
     bench = held.bench(found.factors, found.nodes)

@@ -18,8 +18,8 @@ from fedstat.typing import Floats
 def information_inverse(fit: MomentsFit, *, expected: bool = False) -> Floats:
     """Covariance of (a, s2, beta_1, mu_1, beta_2, mu_2, ...) in the units of the data.
 
-    The fit has to have converged. With `expected`, cross-products between clients are at their expectation,
-    zero. An EstimationError where the information is not positive definite.
+    The fit has to have converged. With `expected`, cross-products between institutions are at their
+    expectation, zero. An EstimationError where the information is not positive definite.
     """
     information = centred_information(fit)
     if expected:

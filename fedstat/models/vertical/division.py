@@ -19,8 +19,8 @@ def divide_as_before(
 ) -> Layout:
     """Leave out of a fit what earlier fits of the partition set aside; `complete`: whole entities only.
 
-    Where single values of an entity were set aside it counts as missing at that client, unless entities take
-    part `partly`.
+    Where single values of an entity were set aside it counts as missing at that institution, unless entities
+    take part `partly`.
     """
     entities, division = _entities(layout, partition), partition.division
     shown = {k: division.seen(k, entities[layout.kept[k]]) for k in layout.clients}
@@ -49,7 +49,7 @@ def keep_division(
 ) -> None:
     """Let later fits set aside what a plan of merges did, where a site holds them against it.
 
-    `released` tells which of the entities that a client brought count as seen, and `columns` with which
+    `released` tells which of the entities that an institution brought count as seen, and `columns` with which
     columns those of which it has some.
     """
     if all(site.policy.remember != "all" for site in partition.sites.values()) or layout.filled:
@@ -74,7 +74,7 @@ def division_notes(layout: Layout) -> Iterator[str]:
 
 
 def _read(layout: Layout, client: str) -> list[tuple[str, ...]]:
-    """Columns of the client's table that each of its design columns reads."""
+    """Columns of the institution's table that each of its design columns reads."""
     terms = layout.terms[layout.places()[client]]
     return [term_columns(parse_terms(term).terms[0]) for term in terms]
 

@@ -43,8 +43,8 @@ class MomentsFit:
     `standard` and `point` are the moments that were fitted and the estimates of standardised columns; `a` is
     the centred intercept, `s2` the residual variance; beta and mu are (P,), Sigma (P, P) block diagonal, t
     (K,) is beta_k' Sigma_k beta_k. The log-likelihood is less the largest value that the likelihood of the
-    clients' own blocks can take. The score of the trace is the Newton decrement, the distance to the optimum
-    in standard errors, over the root of the number of entities.
+    institutions' own blocks can take. The score of the trace is the Newton decrement, the distance to the
+    optimum in standard errors, over the root of the number of entities.
     """
 
     standard: Standard
@@ -88,11 +88,13 @@ def fit_moments(
     It stops when the optimum is nearer than `tol` standard errors (the Newton decrement), or with
     ``converged=False`` after `maxiter` steps. It starts from no effects and every block at its own moments,
     as the iterative exchange does with ``init="zero"``. An EstimationError where the moments determine no
-    estimate, a ModelError where entities have some of a client's columns only.
+    estimate, a ModelError where entities have some of an institution's columns only.
     """
     standard = moments if isinstance(moments, Standard) else Standard(moments)
     if not standard.moments.whole:
-        raise ModelError("fit_moments: entities with some of a client's columns have the law of all columns")
+        raise ModelError(
+            "fit_moments: entities with some of an institution's columns have the law of all columns"
+        )
     ascent = Ascent(
         standard.moments.nobs,
         partial(evaluate, standard),
@@ -110,7 +112,7 @@ def ascent_direction(at: LikelihoodDerivatives) -> tuple[str, Floats]:
         raise EstimationError(
             "the information on the coefficients is not positive; the columns are probably collinear across "
             "institutions, or the entities that several of them share are too few: "
-            "leave out columns or clients"
+            "leave out columns or institutions"
         ) from None
 
 
@@ -150,7 +152,7 @@ def vanishing_message(moments: PatternMoments) -> str:
     return (
         f"a variance goes to zero, where the likelihood has no maximum: {moments.n_complete} of the "
         f"{int(moments.nobs)} entities are complete, and the coefficients may reproduce their "
-        "response without error; leave out columns or clients"
+        "response without error; leave out columns or institutions"
     )
 
 

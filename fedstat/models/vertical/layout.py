@@ -23,13 +23,13 @@ class Layout:
     """Who takes part with what: agreed before anything is computed.
 
     `clients` are the institutions with columns in the model, in partition order; `active` holds the response.
-    `names` and `terms` (p,) are columns in the order of the clients, `sizes` the columns of each. There are
-    `n` entities in the fit, `n_design` with a response. `keep` tells which rows of a client's opened block
-    take part, `kept` their ascending positions among the n entities, `response_keep` which rows of the active
-    institution. Where entities take part with some of a client's columns, `has` (m, p_k) of that client tells
-    with which. `absent` counts entities with a response that a client lacks. With `filled`, missing blocks
-    count as seen at their mean, so that nothing is missing. `aside` records are left out as in an earlier
-    fit. `details` of each client and that of the response
+    `names` and `terms` (p,) are columns in the order of the institutions, `sizes` the columns of each. There
+    are `n` entities in the fit, `n_design` with a response. `keep` tells which rows of an institution's
+    opened block take part, `kept` their ascending positions among the n entities, `response_keep` which rows
+    of the active institution. Where entities take part with some of an institution's columns, `has` (m, p_k)
+    of that institution tells with which. `absent` counts entities with a response that an institution lacks.
+    With `filled`, missing blocks count as seen at their mean, so that nothing is missing. `aside` records are
+    left out as in an earlier fit. `details` of each institution and that of the response
     have the columns of few values, None where the site's owner does not have them judged. `bystanders` are
     sites of the partition without columns in the model that deal where two institutions have no third.
     `weights` (n,) are those of the entities, if they have any: `frequencies`, or inverse variances.
@@ -59,22 +59,22 @@ class Layout:
 
     @property
     def p(self) -> int:
-        """Columns of all clients."""
+        """Columns of all institutions."""
         return sum(self.sizes)
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Client of each column."""
+        """Institution of each column."""
         return tuple(np.repeat(self.clients, self.sizes).tolist())
 
     def places(self, first: int = 0) -> dict[str, slice]:
-        """Where each client's columns stand, counted from `first`."""
+        """Where each institution's columns stand, counted from `first`."""
         ends = first + np.cumsum(self.sizes)
         pairs = zip(self.clients, self.sizes, ends.tolist(), strict=True)
         return {client: slice(end - size, end) for client, size, end in pairs}
 
     def split(self, values: Floats) -> dict[str, Floats]:
-        """Split a vector of all columns, (p,), by client."""
+        """Split a vector of all columns, (p,), by institution."""
         return {client: np.ascontiguousarray(values[at]) for client, at in self.places().items()}
 
     # ---- entities ------------------------------------------------------------------------------
@@ -95,12 +95,12 @@ class Layout:
         return dict.fromkeys(self.clients, np.arange(self.n)) if self.filled else self.kept
 
     def own(self, client: str) -> Bools | None:
-        """Which of the entities in :attr:`rows` a client has a record of; None for all."""
+        """Which of the entities in :attr:`rows` an institution has a record of; None for all."""
         return np.isin(self.rows[client], self.kept[client]) if self.filled else None
 
     @cached_property
     def unit(self) -> Ints:
-        """Number of the unit of each column, (p,): those of one client that are missing together."""
+        """Number of the unit of each column, (p,): those of one institution that are missing together."""
         each: list[Ints] = []
         for client, size in zip(self.clients, self.sizes, strict=True):
             own = np.zeros(size, dtype=np.int64)
@@ -110,7 +110,7 @@ class Layout:
 
     @property
     def units(self) -> ColumnUnits:
-        """Client and columns of each unit."""
+        """Institution and columns of each unit."""
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         _, first, sizes = np.unique(self.unit, return_index=True, return_counts=True)
         return ColumnUnits(tuple(owner[first].tolist()), tuple(sizes.tolist()))
@@ -130,7 +130,7 @@ class Layout:
 
     @property
     def missing(self) -> Bools:
-        """Which unit misses in which pattern: (G, U), by client where each is one unit."""
+        """Which unit misses in which pattern: (G, U), by institution where each is one unit."""
         return self._patterns[0]
 
     @property
@@ -192,7 +192,7 @@ def lay_out(
 ) -> Layout:
     """Lay out a fit of some of the entities, (n_design,) of bool, and of some of the blocks of a design.
 
-    Entities with some of a client's columns count as missing there, unless they take part `partly`.
+    Entities with some of an institution's columns count as missing there, unless they take part `partly`.
     """
     place = np.cumsum(use) - 1
     keep = {block.client: use[block.rows] & (block.whole | partly) for block in blocks}
@@ -227,7 +227,7 @@ def complete_at(blocks: Sequence[BlockDesign], n: int) -> Bools:
 
 
 def client_blocks(layout: Layout) -> tuple[ClientBlock, ...]:
-    """List what each client brought, the response holder first where it holds no columns."""
+    """List what each institution brought, the response holder first where it holds no columns."""
     rows = [] if layout.active in layout.clients else [ClientBlock(layout.active, 0, layout.n, 0.0)]
     pairs = zip(layout.clients, layout.sizes, strict=True)
     has = {client: len(layout.kept[client]) for client in layout.clients}

@@ -3,7 +3,7 @@
 Sigma_k enters the likelihood of y through t_k = beta_k'Sigma_k beta_k alone. Given beta_k, mu_k and t_k, the
 likelihood of the block splits into that of c = x'beta_k ~ N(m_k, t_k), m_k = mu_k'beta_k, and a
 regression of x on c that is free; its maximum over Sigma_k is in closed form. With columns centred at the
-means of their own clients, S_k their covariance, q_k = beta_k'(S_k + mu_k mu_k')beta_k and
+means of their own institutions, S_k their covariance, q_k = beta_k'(S_k + mu_k mu_k')beta_k and
 t_k = exp(lambda_k) q_k,
 
     l(b, s2, beta, mu, lambda) = sum_g [ -n_g log(2 pi v_g)/2 - SS_g / (2 v_g) ]
@@ -53,7 +53,8 @@ class Standard:
     """Standardised moments, with what the likelihood needs of them once.
 
     They are given in any units; the likelihood of this module is that of moments which are `whole`. An
-    EstimationError where a client has fewer than two entities, or its columns are constant or collinear.
+    EstimationError where an institution has fewer than two entities, or its columns are constant or
+    collinear.
     """
 
     def __init__(self, moments: PatternMoments) -> None:
@@ -236,7 +237,7 @@ def block_terms(standard: Standard, point: LikelihoodPoint) -> tuple[Floats, Flo
     """Score and informations of the blocks' own likelihood."""
     _, mu, lam = standard.places
     member, n_seen = standard.member, standard.moments.n_seen
-    # n_k/2 log(1 + mu'S^-1 mu) of each client; the expected information leaves out what may be negative.
+    # n_k/2 log(1 + mu'S^-1 mu) of each institution; the expected information leaves out what may be negative.
     u = standard.precision @ point.mu
     spread = 1.0 + member @ ((point.mu * u) @ member)
     size = 2 + 2 * standard.P + len(n_seen)

@@ -9,7 +9,7 @@ equations, :func:`least_entities`, so that half of every column stays undetermin
 is no bound on what columns of few distinct values disclose: where an owner has these judged by their bits, a
 pattern needs as many entities as :func:`~fedstat.federation.tables.bits.least_for_bits` says as well.
 
-An entity may always be treated as if a client lacked it, or columns of it: that is exact when these are
+An entity may always be treated as if an institution lacked it, or columns of it: that is exact when these are
 missing completely at random, and costs the information of what is left out. The plan follows from the
 counts of the patterns alone, so that the sites can sum over the coarser patterns in the first place; Gram
 matrices of finer ones must never be released beside them, or the difference would show the few.
@@ -40,10 +40,11 @@ Pattern: TypeAlias = tuple[bool, ...]
 class MergePlan:
     """Which pattern counts as which.
 
-    `patterns` (H, U) are released, ascending, by unit: columns of a client that are missing together.
+    `patterns` (H, U) are released, ascending, by unit: columns of an institution that are missing together.
     `target` (G,) is the place among them of every pattern that there was, -1 where its entities are left
-    out, because too few would lack every block. `moved` entities count as missing at a client of which they
-    have all columns; `trimmed` ones lose a part of a client's columns, or all of the part that they have.
+    out, because too few would lack every block. `moved` entities count as missing at an institution of which
+    they have all columns; `trimmed` ones lose a part of an institution's columns, or all of the part that
+    they have.
     """
 
     patterns: Bools
@@ -71,22 +72,22 @@ def least_entities(columns: int, min_count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ColumnUnits:
-    """Columns that are missing together: the client of each unit, and how many columns it has."""
+    """Columns that are missing together: the institution of each unit, and how many columns it has."""
 
     owner: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @property
     def whole(self) -> bool:
-        """Whether every client is one unit."""
+        """Whether every institution is one unit."""
         return len(set(self.owner)) == len(self.owner)
 
     def any_of(self, patterns: Bools) -> Bools:
-        """Which clients have some of their columns seen, (G, K), of units (G, U)."""
+        """Which institutions have some of their columns seen, (G, K), of units (G, U)."""
         return np.asarray(self._count(patterns) > 0)
 
     def all_of(self, patterns: Bools) -> Bools:
-        """Which clients have all columns seen, (G, K)."""
+        """Which institutions have all columns seen, (G, K)."""
         return np.asarray(self._count(patterns) == np.bincount(self.owner))
 
     def _count(self, patterns: Bools) -> Ints:
@@ -96,11 +97,11 @@ class ColumnUnits:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How many entities a released pattern needs: `sizes` are the columns of each of K clients.
+    """How many entities a released pattern needs: `sizes` are the columns of each of K institutions.
 
-    `units` are what a pattern is told by; by default every client is one. A client of which a part is seen
-    counts with all its columns, as its door counts them. `details` of each client and that of the response
-    have the columns of few values where the sites' owners have sums judged by their bits; see
+    `units` are what a pattern is told by; by default every institution is one. An institution of which a part
+    is seen counts with all its columns, as its door counts them. `details` of each institution and that of
+    the response have the columns of few values where the sites' owners have sums judged by their bits; see
     :mod:`fedstat.federation.tables.bits`.
     """
 
@@ -149,10 +150,10 @@ def plan_merges(
     """Find a coarser pattern for the entities of every pattern (G, U) that has too few, of n (G,).
 
     Leaving unit u out of n_g entities loses n_g / n_u of what is known of it, n_u the entities that have it,
-    in proportion to its columns among those of its client; the units with the smallest sum of these are left
-    out. Patterns with more units are moved first, since their entities may fill a coarser one. An
+    in proportion to its columns among those of its institution; the units with the smallest sum of these are
+    left out. Patterns with more units are moved first, since their entities may fill a coarser one. An
     EstimationError, which ends with `otherwise`, where more than `largest_share` of the entities would have
-    to count as missing at a client of which they have all columns, or be left out.
+    to count as missing at an institution of which they have all columns, or be left out.
     """
     if rule.min_count < 1:
         raise ModelError(f"plan_merges: expected min_count of at least 1, received {rule.min_count}")
@@ -247,7 +248,7 @@ class Merging:
 
         Enough: with these entities, and those of other small patterns that could join. Candidates are
         the patterns that there are and what this one has in common with another; where entities have parts of
-        a client, what it has in common with so many small ones as are enough.
+        an institution, what it has in common with so many small ones as are enough.
         """
         row, small = self.rows[place], self.small
         common = np.unique(self.rows[self.there] & row, axis=0)
@@ -263,9 +264,10 @@ class Merging:
         return (False,) * len(row)
 
     def joining(self, place: int, coarser: Pattern) -> list[int]:
-        """List what goes there: this pattern, and where entities have parts of a client what is needed.
+        """List what goes there: this pattern, and where entities have parts of an institution what is needed.
 
-        Of a few clients the other small ones have a choice of their own; of many units they would go apart.
+        Of a few institutions the other small ones have a choice of their own; of many units they would go
+        apart.
         """
         if self.rule.parts.whole:
             return [place]
@@ -312,7 +314,7 @@ def check_share(plan: MergePlan, n: Floats, largest_share: float, otherwise: str
             f"{changed:,} of {int(total):,} entities ({100 * changed / total:.1f} %) are in missing patterns "
             "that have too few to be released (min_count, and twice as many as columns and response), and at "
             f"most {100 * largest_share:g} % may count as missing instead (max_moved); leave out columns or "
-            f"a client, or allow more (exact where records are missing completely at random){otherwise}"
+            f"an institution, or allow more (exact where records are missing completely at random){otherwise}"
         )
 
 

@@ -43,7 +43,7 @@ class VerticalModel(Explainable):
 
     family: ClassVar[str]
     _conditions: ClassVar[bool] = False
-    """Whether fits may take entities with some of a client's columns as they are."""
+    """Whether fits may take entities with some of an institution's columns as they are."""
     _roles: Mapping[str, str] = {}
     """Columns beside the response, by the argument that names them."""
 
@@ -91,7 +91,7 @@ class VerticalModel(Explainable):
         Parameters
         ----------
         formula : str
-            ``response ~ terms``; ``.`` is every other column of every client. Allowed are ``+ - : * ^``,
+            ``response ~ terms``; ``.`` is every other column of every institution. Allowed are ``+ - : * ^``,
             ``C()``, also ``C(x, Sum)``, ``Helmert``, ``Diff`` or ``Poly``, ``log``, ``exp``, ``sqrt``,
             ``scale``, ``center``, ``bs``, ``cr``, ``cc``, ``poly``, ``I(x > 3)`` and ``Q()``.
         partition : ClientPartition
@@ -111,7 +111,7 @@ class VerticalModel(Explainable):
         ------
         FormulaError
             The formula holds something that is not allowed, an unknown column, or a term that needs
-            columns of two clients.
+            columns of two institutions.
         DesignError
             The columns that it names cannot enter a model; see the message.
 
@@ -147,7 +147,7 @@ class VerticalModel(Explainable):
 
     @property
     def param_names(self) -> list[str]:
-        """Names of the coefficients, the intercept first, then by client."""
+        """Names of the coefficients, the intercept first, then by institution."""
         return ["Intercept", *[name for block in self.design.blocks for name in block.names]]
 
     def _new_ledger(self) -> Ledger:
@@ -184,14 +184,15 @@ class VerticalModel(Explainable):
         return invent_columns(self.design, rows, policies, self.distribution, session)
 
     def _warn_of_partial_blocks(self, which: str) -> None:
-        """Warn of entities that lack some of a client's columns, and count as missing there in a fit."""
+        """Warn of entities with some of an institution's columns, which count as missing there in a fit."""
         if self.partition.partial not in ("condition", "drop"):
             return
         counts = [f"{b.n_partial:,} at '{b.client}'" for b in self.design.blocks if b.n_partial]
         if not counts:
             return
         told = (
-            f"entities with only some of a client's columns were taken as missing there: {', '.join(counts)}."
+            "entities with only some of an institution's columns were taken as missing there: "
+            f"{', '.join(counts)}."
         )
         if self.partition.partial == "condition":
             lost = ", ".join(f"'{term}' {m:,}" for term, m in values_of_parts(self.design).items())
@@ -200,7 +201,7 @@ class VerticalModel(Explainable):
 
 
 def values_of_parts(design: Design) -> dict[str, int]:
-    """Count by term the values of entities that have some of a client's columns only."""
+    """Count by term the values of entities that have some of an institution's columns only."""
     counts: dict[str, int] = {}
     for block in design.blocks:
         if block.has is not None:

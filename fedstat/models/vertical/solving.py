@@ -12,7 +12,7 @@ PREDICTOR = "linear_predictor"
 
 
 def rounds_of_predictors(ledger: Ledger, clients: Sequence[str]) -> int:
-    """Most linear predictors of the same entities that one of the clients released, masked or not."""
+    """Most linear predictors of the same entities that one of the institutions released, masked or not."""
     given = [one.sender for one in ledger.entries if one.array == PREDICTOR and one.kind == "per entity"]
     return max((given.count(client) for client in clients), default=0)
 

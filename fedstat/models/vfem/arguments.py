@@ -32,10 +32,10 @@ def check_roles(roles: Mapping[str, str], formula: Formula, partition: Any) -> N
     for role, name in roles.items():
         there = [client for client, columns in partition.columns.items() if name in columns]
         if there != [holder]:
-            found = f"is at '{there[0]}'" if there else "is at no client"
+            found = f"is at '{there[0]}'" if there else "is at no institution"
             raise ModelError(
                 f"{role}: column {name!r} {found}, and has to stand beside the response "
-                f"'{formula.response}', at '{holder}': add it to that client's table"
+                f"'{formula.response}', at '{holder}': add it to that institution's table"
             )
         if name in formula.response_columns:
             raise ModelError(f"{role}: column {name!r} is the response")

@@ -94,7 +94,7 @@ class VFEMModel(VerticalModel):
         check_choice("cross_products", cross_products, get_args(CrossSource))
         check_choice("sketch", sketch, get_args(SketchKind))
         check_whole("sketch_size", sketch_size, 1)
-        # Neither needs products of two clients: no round asks for them, and nobody need deal.
+        # Neither needs products of two institutions: no round asks for them, and nobody need deal.
         how = "none" if cov_type in ("expected", "none") else cross_products
         at, min_count = self._agreement.at, self.partition.min_count
         return CovarianceOptions(

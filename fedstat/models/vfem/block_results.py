@@ -49,7 +49,7 @@ METHODS = {
 class VFEMRecord:
     """What results are made of, and what a file holds of them: no value per entity.
 
-    `specs` say how each client's columns are coded, with means and knots of transforms, empty before the
+    `specs` say how each institution's columns are coded, with means and knots of transforms, empty before the
     sites were asked; the ledger is that of a file.
     """
 
@@ -145,7 +145,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
 
     @property
     def names(self) -> Mapping[str, tuple[str, ...]]:
-        """Columns of the fit by client."""
+        """Columns of the fit by institution."""
         clients, names = self.estimate.clients, self.estimate.names
         return {
             client: tuple(name for name, of in zip(names, clients, strict=True) if of == client)
@@ -154,7 +154,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
 
     @property
     def nobs_by_client(self) -> pd.Series:
-        """Entities of the fit that each client has."""
+        """Entities of the fit that each institution has."""
         return pd.Series({b.client: b.entities for b in self.estimate.blocks if b.columns}, dtype=np.int64)
 
     @property
@@ -233,7 +233,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
         Parameters
         ----------
         partition : ClientPartition, optional
-            New entities, with any pattern of missing blocks; clients may be absent, and the response
+            New entities, with any pattern of missing blocks; institutions may be absent, and the response
             is not needed (see ``new_data=True`` of its constructors). By default :attr:`fittedvalues`,
             where the fit has them.
 
@@ -250,7 +250,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
         """Predict the mean response with intervals, which are wider for entities that lack more.
 
         They account for all estimated parameters. Beside the linear predictor of each entity, the standard
-        error of the mean needs projections of every client's columns on the covariance of the estimates.
+        error of the mean needs projections of every institution's columns on the covariance of the estimates.
         These leave the institution too, and disclose its columns of these entities to the coordinator;
         :meth:`predict` does without.
 
@@ -288,7 +288,7 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
 
     @property
     def specs(self) -> Mapping[str, str]:
-        """How each client's columns are coded, with means and knots of transforms."""
+        """How each institution's columns are coded, with means and knots of transforms."""
         if self._specs is None:
             self._specs = released_specs(self._need_model("prediction"), tuple(self.names))
         return self._specs

@@ -37,12 +37,12 @@ class VFEMGLM(VFEMModel):
 
     The response is binary (logit or probit link) or a count (log link; Poisson or negative binomial),
     with linear predictor beta0 + sum_k x_k'beta_k; columns are jointly normal, with a covariance that is free
-    between clients (``between="free"``) or zero (``"independent"``), as in :class:`fedstat.VFEMRegression`.
-    What an entity lacks enters its likelihood through one normal variable, the sum of the missing linear
-    predictors, so that the likelihood of what is observed is an integral over one dimension. Estimates
-    maximise the joint likelihood of response and columns in all parameters, those of the law of the columns
-    included, and are valid when missingness depends on observed values only (MAR), those of the response
-    included. With nothing missing they are those of the generalised linear model.
+    between institutions (``between="free"``) or zero (``"independent"``), as in
+    :class:`fedstat.VFEMRegression`. What an entity lacks enters its likelihood through one normal variable,
+    the sum of the missing linear predictors, so that the likelihood of what is observed is an integral over
+    one dimension. Estimates maximise the joint likelihood of response and columns in all parameters, those of
+    the law of the columns included, and are valid when missingness depends on observed values only (MAR),
+    those of the response included. With nothing missing they are those of the generalised linear model.
 
     Make one with ``fedstat.VFEMRegression.from_formula(formula, partition, family=...)``.
 
@@ -115,7 +115,7 @@ class VFEMGLM(VFEMModel):
         Parameters
         ----------
         method : {"vfem", "cc", "impute", "single"}
-            All entities; those that every client has; all, with the client's mean in the place of a
+            All entities; those that every institution has; all, with the institution's mean in the place of a
             missing block; or the columns of the response holder alone.
         cov_type : {"observed", "robust", "none"}
             Inverse observed information of all parameters, means and covariances included; the sandwich of
@@ -129,8 +129,8 @@ class VFEMGLM(VFEMModel):
             Whether institutions hide their linear predictors, likelihoods and scores by pairwise masks;
             as in :meth:`fedstat.VFEMRegression.fit`.
         cross_products : {"secure", "sketch", "exact"}
-            Of between="independent": where products of two clients' columns come from, which the covariance
-            needs; as in :meth:`fedstat.VFEMRegression.fit`. With between="free" they are secure.
+            Of between="independent": where products of two institutions' columns come from, which the
+            covariance needs; as in :meth:`fedstat.VFEMRegression.fit`. With between="free" they are secure.
         sketch : {"structured", "gaussian"}
             Kind of projection.
         sketch_size : int

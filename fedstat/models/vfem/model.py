@@ -63,13 +63,13 @@ INSTEAD = ", or fit with exchange='iterative', which releases values per entity"
 class VFEMRegression(VFEMModel):
     """Linear regression with client-wise missing blocks.
 
-    Clients hold different columns of the same entities, and an entity that a client never saw lacks
-    that client's whole block. The model is y = beta0 + sum_k x_k'beta_k + eps with normal errors and jointly
-    normal columns, whose covariance is free between clients as well as within (``between="free"``), or, in
-    the publication's model, zero between clients (``between="independent"``): there coefficients are biased
-    where blocks correlate, however their records are missing. Estimates maximise the likelihood of what
-    is observed, and are valid when missingness depends on observed values only (MAR). With nothing missing
-    they are those of ordinary least squares.
+    Institutions hold different columns of the same entities, and an entity that an institution never saw
+    lacks that institution's whole block. The model is y = beta0 + sum_k x_k'beta_k + eps with normal errors
+    and jointly normal columns, whose covariance is free between institutions as well as within
+    (``between="free"``), or, in the publication's model, zero between institutions
+    (``between="independent"``): there coefficients are biased where blocks correlate, however their records
+    are missing. Estimates maximise the likelihood of what is observed, and are valid when missingness depends
+    on observed values only (MAR). With nothing missing they are those of ordinary least squares.
 
     Make one with :meth:`from_formula`.
 
@@ -138,21 +138,22 @@ class VFEMRegression(VFEMModel):
             Of the response; normal by default. ``Binomial()``, with the logit or the probit link,
             ``Poisson()`` and ``NegativeBinomial(alpha=...)`` make a model of that family.
         between : {"free", "independent"}
-            Covariance of the columns of two clients: estimated, the default, or zero, as in the publication.
-            Clients that share hardly any entity count as independent given all other columns; the summary
-            names them. ``exchange="iterative"`` has "independent" alone.
+            Covariance of the columns of two institutions: estimated, the default, or zero, as in the
+            publication. Institutions that share hardly any entity count as independent given all other
+            columns; the summary names them. ``exchange="iterative"`` has "independent" alone.
         missing, coordinator
             As in :meth:`VerticalModel.from_formula`.
         offset : str, optional
-            Column of the response's client, added to the linear predictor with coefficient one. It is taken
-            as independent of missing columns. Predictions are those at an offset of zero, as statsmodels' for
-            new data; entities without one count as without a response.
+            Column of the response's institution, added to the linear predictor with coefficient one. It is
+            taken as independent of missing columns. Predictions are those at an offset of zero, as
+            statsmodels' for new data; entities without one count as without a response.
         freq_weights : str, optional
-            Column of the response's client: an entity stands for so many. Every client that takes part is
-            told the weights of its entities. A weight of zero counts as no response.
+            Column of the response's institution: an entity stands for so many. Every institution that takes
+            part is told the weights of its entities. A weight of zero counts as no response.
         var_weights : str, optional
-            Column of the response's client: the variance of the response is the residual variance over the
-            weight, as in weighted least squares. Where entities lack blocks it belongs to ``method="cc"``.
+            Column of the response's institution: the variance of the response is the residual variance over
+            the weight, as in weighted least squares. Where entities lack blocks it belongs to
+            ``method="cc"``.
 
         Raises
         ------
@@ -160,7 +161,7 @@ class VFEMRegression(VFEMModel):
             As :meth:`VerticalGLM.from_formula`.
         ModelError
             The family is another one, or an argument has no meaning; weights beside another family; a column
-            of weights or offset that is not at the response's client.
+            of weights or offset that is not at the response's institution.
 
         Examples
         --------
@@ -213,7 +214,7 @@ class VFEMRegression(VFEMModel):
         method
             As in :meth:`VFEMGLM.fit`.
         cov_type : {"observed", "expected", "sem", "robust", "none"}
-            Inverse observed information; the same with cross-products between clients at their
+            Inverse observed information; the same with cross-products between institutions at their
             expectation, zero, so that none are asked for (needs missingness completely at random);
             supplemented EM; sandwich; or none. All but "none" account for the estimated means,
             covariances and residual variance.
@@ -233,14 +234,14 @@ class VFEMRegression(VFEMModel):
             receiver, has a record the sum is its own part (the summary counts them). With two institutions
             each knows the other's part. ``False`` sends every institution's own.
         cross_products : {"secure", "sketch", "exact"}
-            Of exchange="iterative": where products of two clients' columns come from. Secure multiplication,
-            exact, of which nobody sees more than the products; it needs a third institution, or a
-            coordinator apart, to deal random numbers. Random projections that the clients draw from a seed
-            they share. Or a plain exchange of columns, which discloses them.
+            Of exchange="iterative": where products of two institutions' columns come from. Secure
+            multiplication, exact, of which nobody sees more than the products; it needs a third institution,
+            or a coordinator apart, to deal random numbers. Random projections that the institutions draw from
+            a seed they share. Or a plain exchange of columns, which discloses them.
         sketch, sketch_size
             As in :meth:`VFEMGLM.fit`.
         step : {"gradient", "local-newton"}
-            M-step for the coefficients: TWFL (8), or Newton's with the client's own covariance.
+            M-step for the coefficients: TWFL (8), or Newton's with the institution's own covariance.
         acceleration : {"anderson", None}
             Mix the last `memory` steps (Anderson 1965), falling back to plain steps where the
             likelihood would fall.

@@ -44,7 +44,7 @@ class VFEMResults(
     """Results of :meth:`fedstat.VFEMRegression.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
-    the clients' own blocks can take: with nothing missing it is that of ordinary least squares, and
+    the institutions' own blocks can take: with nothing missing it is that of ordinary least squares, and
     differences between nested fits are likelihood ratios. ``rsquared`` is the share of variance
     explained for a fully observed entity, 1 - s2 / Var(y), with Var(y) = s2 + sum t_k under the model (the
     variance of the response itself for the methods without missing blocks).
@@ -76,7 +76,7 @@ class VFEMResults(
 
     @property
     def between(self) -> Between:
-        """Whether columns of two clients were free to depend, or independent."""
+        """Whether columns of two institutions were free to depend, or independent."""
         return as_between(self._record.outcome)
 
     @property
@@ -169,12 +169,12 @@ class VFEMResults(
         return PredictionResults(self._linear(partition, mean_only=mean_only), self.scale)
 
     def prediction_rsquared(self, partition: ClientPartition) -> float:
-        """Empirical R-squared on new entities that every client has.
+        """Empirical R-squared on new entities that every institution has.
 
         Parameters
         ----------
         partition : ClientPartition
-            With every client of the fit and the response.
+            With every institution of the fit and the response.
 
         Returns
         -------
@@ -216,8 +216,8 @@ class VFEMGLMResults(
     """Results of :meth:`fedstat.models.vfem.glm_model.VFEMGLM.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
-    the clients' own blocks can take: with nothing missing it is that of the generalised linear model, and
-    differences between nested fits are likelihood ratios.
+    the institutions' own blocks can take: with nothing missing it is that of the generalised linear model,
+    and differences between nested fits are likelihood ratios.
 
     Attributes
     ----------
@@ -248,7 +248,7 @@ class VFEMGLMResults(
 
     @property
     def between(self) -> Between:
-        """Whether columns of two clients were free to depend, or independent."""
+        """Whether columns of two institutions were free to depend, or independent."""
         return as_between(self._record.outcome)
 
     @property
@@ -346,19 +346,19 @@ class VFEMGLMResults(
         Parameters
         ----------
         partition : ClientPartition, optional
-            With the response, at the client that had it in the fit; by default that of the fit, on which the
-            figures flatter.
+            With the response, at the institution that had it in the fit; by default that of the fit, on which
+            the figures flatter.
 
         Returns
         -------
         Evaluation
-            By set of clients that entities have, and of all: AUC, ``roc()``, ``confusion(threshold)``,
+            By set of institutions that entities have, and of all: AUC, ``roc()``, ``confusion(threshold)``,
             ``brier``, ``recalibration``, ``plot_calibration()``.
 
         Raises
         ------
         ModelError
-            The partition lacks the response, or all clients.
+            The partition lacks the response, or all institutions.
         NotAvailableError
             The response is not binary, or there is no partition: the results were read from a file.
         """

@@ -288,7 +288,7 @@ class VerticalGLMResults(
     # -- hooks -----------------------------------------------------------------------------------
 
     def summary(self, alpha: float = 0.05) -> SheetSummary:
-        """Estimate, federation, selected columns by client, notes.
+        """Estimate, federation, selected columns by institution, notes.
 
         The coefficients are those of the selected columns with standard errors: the estimates themselves for
         SCAD, MCP and no penalty, those of :attr:`refit` for the lasso and the elastic net, and with

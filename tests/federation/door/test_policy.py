@@ -328,7 +328,7 @@ def test_every_way_to_a_partition_takes_policies(kind, tmp_path):
         (
             None,
             {"C": Policy()},
-            "policies name clients that are not in the partition: 'C'. Its clients are 'A'",
+            "policies name institutions that are not in the partition: 'C'. Its institutions are 'A'",
         ),
         (
             None,

@@ -254,35 +254,41 @@ REFUSED = {
     "no columns": ({"B": table()[["id"]]}, "'B' has no column besides the key"),
     "no values": ({"B": table(x=[NAN] * 4)}, "'B' has no value in any of its 1 columns"),
     "infinite": ({"B": table(x=[INF, 1, 2, -INF])}, "'B', column 'x': 2 infinite values"),
-    "nothing in common": ({"B": table().rename(columns={"x": "X"})}, "no column is at every client"),
-    "other type": ({"B": table(x=list("abcd"))}, "'x' holds numbers at client 'A' and text at client 'B'"),
+    "nothing in common": ({"B": table().rename(columns={"x": "X"})}, "no column is at every institution"),
+    "other type": (
+        {"B": table(x=list("abcd"))},
+        "'x' holds numbers at institution 'A' and text at institution 'B'",
+    ),
     "true and false": (
         {"B": table(x=[True, False] * 2)},
-        "'x' holds numbers at .* and true/false at client 'B'",
+        "'x' holds numbers at .* and true/false at institution 'B'",
     ),
     "dates": (
         {"B": table(x=pd.date_range("2020", periods=4))},
-        "'x' holds numbers .* and dates at client 'B'",
+        "'x' holds numbers .* and dates at institution 'B'",
     ),
     "codes": (
         {"B": table(x=pd.Categorical([1, 2, 3, 1]))},
-        "numbers at .* and numbers as categories at client 'B'",
+        "numbers at .* and numbers as categories at institution 'B'",
     ),
     "objects": (
         {"B": table(x=pd.Series(["a", 1, 2, 3], dtype=object))},
-        "values of other types at client 'B'",
+        "values of other types at institution 'B'",
     ),
     "no key": ({"B": table().rename(columns={"id": "ID"})}, "'B' has no key column 'id'"),
     "repeated key": ({"B": table(id=[1, 2, 2, 2])}, "'B': 2 of 4 rows repeat a key"),
     "missing key": ({"B": table(id=[1, 2, NAN, NAN])}, "'B', key column 'id': 2 rows have no key"),
-    "key of text": ({"B": table(id=list("abcd"))}, "'id' holds numbers at client 'A' and text at client 'B'"),
+    "key of text": (
+        {"B": table(id=list("abcd"))},
+        "'id' holds numbers at institution 'A' and text at institution 'B'",
+    ),
     "site column": (
         {"B": table(site=list("uvwx"))},
         "'B' has a column 'site' of its own.*site_column='another",
     ),
     "a site's name": ({1: table()}, "of type int"),
     "a column's name": ({"B": table().rename(columns={"x": 0})}, "'B': 1 column names are not text"),
-    "not a table": ({"B": [1, 2]}, "client 'B'.*received list"),
+    "not a table": ({"B": [1, 2]}, "institution 'B'.*received list"),
 }
 
 
@@ -323,7 +329,7 @@ def test_a_streamed_table_is_refused_for_what_its_metadata_tell(case, tmp_path):
 def test_all_problems_are_told_at_once():
     frames = {"A": table(), "B": table(x=[INF, 1, 2, 3], site=1.5), "C": table(x=list("abcd"))}
     message = refusal(frames)
-    for part in ("3 problems", "'B', column 'x': 1 infinite", "'site' of its own", "text at client 'C'"):
+    for part in ("3 problems", "'B', column 'x': 1 infinite", "'site' of its own", "text at institution 'C'"):
         assert part in message
 
 

@@ -39,7 +39,7 @@ def test_one_class_only(kind):
 def test_a_constant_column():
     tables = customers(300)
     tables["shop"]["shop1"] = 4.0
-    with pytest.raises(DesignError, match=r"column 'shop1' at client 'shop' is constant.*Leave it out"):
+    with pytest.raises(DesignError, match=r"column 'shop1' at institution 'shop' is constant.*Leave it out"):
         model(from_tables(tables))
 
 
@@ -65,7 +65,7 @@ def test_masks_of_two_clients():
     tables = {k: frame for k, frame in customers(300).items() if k != "telecom"}
     with pytest.warns(DisclosureWarning, match="two institutions hides neither .* Add a third institution"):
         model(from_tables(tables)).fit(**QUICK, exchange="masked")
-    with pytest.raises(ModelError, match=r"received 1 clients .* Use exchange='clear'"):
+    with pytest.raises(ModelError, match=r"received 1 institutions .* Use exchange='clear'"):
         model(from_tables({"bank": tables["bank"]})).fit(**QUICK, exchange="masked")
 
 

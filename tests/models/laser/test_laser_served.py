@@ -113,7 +113,7 @@ def test_a_client_that_has_left_is_one_that_never_had_an_entity(both, federation
         pd.testing.assert_frame_equal(
             theirs.evaluate(left).to_frame(), ours.evaluate(known).to_frame(), check_exact=True
         )
-    with pytest.raises(ModelError, match="lacks client 'bank', which has the response"):
+    with pytest.raises(ModelError, match="lacks institution 'bank', which has the response"):
         theirs.evaluate(fs.ClientPartition.connect(federation["study"], without=["bank"]))
 
 

@@ -102,10 +102,10 @@ def test_what_it_discloses_is_said_before_and_after(fitted, part):
 
 def test_what_it_cannot_do_is_said(part):
     alone = fs.ClientPartition.from_frames({"bank": TABLES["bank"]}, on="id")
-    with pytest.raises(ModelError, match="two clients or more"):
+    with pytest.raises(ModelError, match="two institutions or more"):
         model(alone).fit(**QUICK)
     apart = {k: t[t["id"] % 2 == (k == "shop")] if k != "bank" else t for k, t in TABLES.items()}
-    with pytest.raises(EstimationError, match="entities that all clients have; there are 0"):
+    with pytest.raises(EstimationError, match="entities that all institutions have; there are 0"):
         model(fs.ClientPartition.from_frames(apart, on="id")).fit(**QUICK)
     with pytest.raises(ModelError, match="another method than 'vfedtrans'"):
         model(part, representations={"shop": object()}).fit(**QUICK)

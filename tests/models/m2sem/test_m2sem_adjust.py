@@ -284,8 +284,12 @@ def test_a_missing_covariate_is_a_missing_record():
     [
         ({"B": "~ age"}, ModelError, "'B' lacks 'age'.*let 'B' take it into its table.*'age_B'"),
         ("~ agee", FormulaError, "no column 'agee'. Did you mean 'age'"),
-        ("~ age:b0", FormulaError, "needs column 'age' at client 'A' and column 'b0' at client 'B'"),
-        ({"C": "~ age"}, ModelError, "expected clients A, B, received 'C'"),
+        (
+            "~ age:b0",
+            FormulaError,
+            "needs column 'age' at institution 'A' and column 'b0' at institution 'B'",
+        ),
+        ({"C": "~ age"}, ModelError, "expected institutions A, B, received 'C'"),
         ("age", FormulaError, "one '~'"),
         ("y ~ age", FormulaError, "left side"),
         ("~ 0 + age", FormulaError, "intercepts of their own"),

@@ -47,7 +47,7 @@ def new():
 
 
 def partition_of(study, clients=("Bank", "Court", "Tax"), **options):
-    """A partition of covariates alone; entities that no client has are not in it."""
+    """A partition of covariates alone; entities that no institution has are not in it."""
     frames = study.frames()
     return fs.ClientPartition.from_frames({k: frames[k] for k in clients}, on="id", new_data=True, **options)
 
@@ -205,7 +205,7 @@ def test_new_rows_are_coded_as_those_of_the_fit(by_region):
 
 
 def test_an_unknown_level_is_named(by_region):
-    with pytest.raises(DesignError, match=r"column 'region' at client 'Office': .*'south'"):
+    with pytest.raises(DesignError, match=r"column 'region' at institution 'Office': .*'south'"):
         by_region[1].predict(office(id=[1], x=[5.0], region=["south"]))
 
 
@@ -235,7 +235,7 @@ def test_a_partition_that_does_not_fit_is_refused(fitted):
     table = pd.DataFrame({"bank0": [1.0, 2.0], "bank1": [1.0, 2.0], "hospital": ["a", "b"]})
     with pytest.raises(ModelError, match="vertical"):
         fitted.result.predict(fs.ClientPartition.from_frame(table, by="hospital", new_data=True))
-    with pytest.raises(ModelError, match="at least one of the clients Bank, Court, Tax"):
+    with pytest.raises(ModelError, match="at least one of the institutions Bank, Court, Tax"):
         fitted.result.predict(office(id=[1], x=[1.0]))
 
 

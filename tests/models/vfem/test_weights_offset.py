@@ -187,7 +187,7 @@ def test_the_score_of_the_joint_likelihood_with_an_offset_is_zero(response):
     [
         ({"freq_weights": "w", "var_weights": "v"}, "give one of them"),
         ({"freq_weights": "b1"}, "stand beside the response 'y', at 'A': add it"),
-        ({"offset": "zz"}, "is at no client"),
+        ({"offset": "zz"}, "is at no institution"),
         ({"offset": "y"}, "is the response"),
         ({"weights": "w"}, 'freq_weights="column"'),
         ({"freq_weights": "w", "formula": "d ~ a1 + b1", "family": sm.families.Binomial()}, "as yet"),

@@ -91,7 +91,8 @@ def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str]
       ``x - x`` or a ``.`` without columns, is refused.
 
     Columns in `extra` may be named, but ``.`` does not stand for them, such as the name of the site. There is
-    one `ClientTerms`, whose client is empty (without terms for an intercept alone), and no `response_client`.
+    one `ClientTerms`, whose institution is empty (without terms for an intercept alone), and no
+    `response_client`.
     """
     own = [name for name in columns if name not in extra]
     return _parse(text, _Holdings.of({"": [*own, *extra]}), pooled=True, extra=extra)
@@ -116,8 +117,8 @@ class _Holdings:
                     )
                 if name in owner:
                     raise FormulaError(
-                        f"column {name!r} is held by client {owner[name]!r} and by client {client!r}; "
-                        "rename one of the two or leave one out."
+                        f"column {name!r} is held by institution {owner[name]!r} and by institution "
+                        f"{client!r}; rename one of the two or leave one out."
                     )
                 owner[name] = client
         return cls(columns, owner)
@@ -184,7 +185,7 @@ def _response_client(response: Expression, holdings: _Holdings) -> str:
     if len(holders) > 1:
         raise FormulaError(
             f"formula: the response {response.text!r} needs {_owners(response.columns, holdings)}; "
-            "all columns of the response must be at one client."
+            "all columns of the response must be at one institution."
         )
     return holders[0]
 
@@ -258,4 +259,4 @@ def _owners(names: Iterable[str], holdings: _Holdings) -> str:
 
 
 def _at(client: str) -> str:
-    return f" at client {client!r}" if client else ""
+    return f" at institution {client!r}" if client else ""

@@ -371,8 +371,8 @@ def site_policies(
     unknown = [site for site in own if site not in sites]
     if unknown:
         raise PartitionError(
-            f"policies name clients that are not in the partition: {', '.join(map(repr, unknown))}. "
-            f"Its clients are {', '.join(map(repr, sites))}."
+            f"policies name institutions that are not in the partition: {', '.join(map(repr, unknown))}. "
+            f"Its institutions are {', '.join(map(repr, sites))}."
         )
     rules = Policy() if common is None else _read(common)
     return {site: _read(own[site]) if site in own else rules for site in sites}

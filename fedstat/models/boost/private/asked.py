@@ -132,16 +132,16 @@ class CurvesPlan(NoisePlan):
         return sum(map(self.width, self.parts)) - self.response
 
     def width(self, client: str) -> int:
-        """Return how many scores a client has."""
+        """Return how many scores an institution has."""
         return sum(part.width for part in self.parts[client])
 
     def radius(self, client: str) -> Fraction:
-        """Return R^2 of the scores of a client."""
+        """Return R^2 of the scores of an institution."""
         response = self.response * (client == self.holder)
         return radius_with(self.width(client) - response, self.others, response)
 
     def gram_asked(self, client: str, groups: int) -> CurvesSummed:
-        """Ask a client for its part of the sums."""
+        """Ask an institution for its part of the sums."""
         return self._asked(client, self.gram_variance)
 
     def _asked(self, client: str, variance: int) -> CurvesSummed:

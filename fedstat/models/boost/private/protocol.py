@@ -69,8 +69,8 @@ def _products(plan: CurvesPlan, sums: SumsByGroup, n: int) -> Floats:
 def sort_sums(released: ReleasedCurves, owners: Sequence[str], widths: Sequence[int]) -> NoisySums:
     """Sort products into those of learners, the intercept first, and of the response.
 
-    `owners` (P,) and `widths` (P,) are of the learners in the order of the formula; at each client its own
-    stand in that order.
+    `owners` (P,) and `widths` (P,) are of the learners in the order of the formula; at each institution its
+    own stand in that order.
     """
     plan, first = released.plan, {k: place.start + 1 for k, place in released.plan.places().items()}
     columns = [0]

@@ -95,8 +95,8 @@ def agree_columns(
     for client, own in use.items():
         if not own.any():
             raise DesignError(
-                f"clients '{holder}' (the response) and '{client}' have no entity in common that has all of "
-                "the formula; check that both write the key alike, or leave that client out"
+                f"institutions '{holder}' (the response) and '{client}' have no entity in common that has "
+                "all of the formula; check that both write the key alike, or leave that institution out"
             )
     levels = {name for one in coded.values() for name in one.levels}
     counts = Counter(term for one in coded.values() for term in one.term_names)
@@ -160,13 +160,15 @@ def _check_entities(apart: LearnersApart, n_entities: int, n: int, missing: Miss
     without = n_entities - n
     if without and missing == "raise":
         raise DesignError(
-            f"the response '{apart.formula.response}' at client '{apart.holder}' is missing, or not measured "
+            f"the response '{apart.formula.response}' at institution '{apart.holder}' is missing, or not "
+            "measured "
             f'at all points, for {without:,} of {n_entities:,} entities; pass missing="drop" to leave them '
             "out (they will be counted)"
         )
     if n < 2:
         raise DesignError(
-            f"the response '{apart.formula.response}' at client '{apart.holder}' is there for {n} entities"
+            f"the response '{apart.formula.response}' at institution '{apart.holder}' is there for {n} "
+            "entities"
         )
 
 

@@ -52,7 +52,7 @@ def audit(
     model : CopulaSynthesizer or PrivateCopulaGLM
         With ``missing="em"`` of one pattern of records, the squares and sums of scores included.
     view : str
-        Who looks: ``"coordinator"``, at a whole record; a client, at whose part of a record all others
+        Who looks: ``"coordinator"``, at a whole record; an institution, at whose part of a record all others
         together look, whose own noise hides nothing from them; or ``"table"``, whoever has one synthetic
         table, which is a demonstration and no evidence.
     releases : int

@@ -30,15 +30,15 @@ class WholeSums:
         return self.noise.columns
 
     def asked(self, client: str) -> GramAsked:
-        """Ask a client for its part of the sums."""
+        """Ask an institution for its part of the sums."""
         return self.noise.gram_asked(client, 1)
 
     def deviation(self, group: int, shares: int) -> float:
-        """Return the deviation of the noise on a sum of products, of so many clients' shares."""
+        """Return the deviation of the noise on a sum of products, of so many institutions' shares."""
         return self.noise.product_deviation(shares)
 
     def site_cost(self, client: str) -> Fraction:
-        """Return what a client is charged."""
+        """Return what an institution is charged."""
         return self.noise.site_cost(client)
 
     def coordinator_cost(self) -> Fraction:

@@ -194,7 +194,7 @@ class AuditResults:
             yield (
                 "A demonstration on synthetic tables, of one simple attack. That it guesses badly is no "
                 "evidence of privacy; what is evidence are audits of the release itself, view='coordinator' "
-                "or a client."
+                "or an institution."
             )
         else:
             yield (

@@ -116,7 +116,7 @@ class MomentPlan(NoisePlan):
     of_step: Fraction = Fraction(0)
 
     def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        """Return what a client is charged, with what is kept for a step."""
+        """Return what an institution is charged, with what is kept for a step."""
         return super().site_cost(client, unknown) + self.of_step
 
     def coordinator_cost(self) -> Fraction:
@@ -124,15 +124,15 @@ class MomentPlan(NoisePlan):
         return super().coordinator_cost() + self.of_step
 
     def width(self, client: str) -> int:
-        """Return how many scores a client has."""
+        """Return how many scores an institution has."""
         return len(self.design[client]) + (client == self.holder)
 
     def radius(self, client: str) -> Fraction:
-        """Return R^2 of the scores of a client."""
+        """Return R^2 of the scores of an institution."""
         return radius_of(len(self.design[client]), self.response if client == self.holder else "")
 
     def gram_asked(self, client: str, groups: int) -> MomentsAsked:
-        """Ask a client for its part of the Gram matrix."""
+        """Ask an institution for its part of the Gram matrix."""
         return MomentsAsked(
             peers=self._peers(client),
             groups=groups,
@@ -144,6 +144,6 @@ class MomentPlan(NoisePlan):
         )
 
     def count_deviation(self, client: str, place: int) -> float:
-        """Return the deviation of the noise on the counts of a client's column."""
+        """Return the deviation of the noise on the counts of an institution's column."""
         asked = self.margins_asked(client)
         return math.sqrt(asked.of_levels if asked.bins[place].levels else asked.of_trees)

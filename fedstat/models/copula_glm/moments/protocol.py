@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MomentQuestion:
-    """What is to be released: public descriptions of columns by client, scores of these, the response.
+    """What is to be released: public descriptions of columns by institution, scores of these, the response.
 
     Of the columns of the data of its `holder` the response is the last. `rho` is the budget of the moments,
     `of_step` that of a step on the score.
@@ -42,7 +42,7 @@ class MomentQuestion:
     of_step: Fraction = Fraction(0)
 
     def plan(self, counts: Mapping[str, int]) -> MomentPlan:
-        """Plan the noise for so many complete entities of each client."""
+        """Plan the noise for so many complete entities of each institution."""
         found = plan_columns(self.bounds, counts, self.rho)
         design = {client: self.design.get(client, ()) for client in self.bounds}
         return MomentPlan(found.rho, found.columns, design, self.holder, self.response, self.of_step)
@@ -52,7 +52,7 @@ class MomentQuestion:
 class ReleasedMoments:
     """What `n` complete entities have released, the noise on it, and the plan by which it was asked for.
 
-    `entities` are the complete ones of each client, `used` positions of those of the fit among all.
+    `entities` are the complete ones of each institution, `used` positions of those of the fit among all.
     """
 
     plan: MomentPlan
@@ -71,9 +71,9 @@ def release_moments(
     sites: Sequence[str],
     n_entities: int,
 ) -> Rounds[ReleasedMoments]:
-    """Ask for all that the estimator takes, of the entities that are complete at every client.
+    """Ask for all that the estimator takes, of the entities that are complete at every institution.
 
-    `rows` are positions of each client's records among all entities, `sites` those that may deal.
+    `rows` are positions of each institution's records among all entities, `sites` those that may deal.
     """
     clients = list(question.bounds)
     asked = {client: to_json(tuple(question.bounds[client])) for client in clients}
@@ -128,7 +128,7 @@ def require_complete(table: Bools, clients: Sequence[str], holder: str) -> None:
 
 
 def whole_design(plan: MomentPlan) -> ScoredDesign:
-    """Put the columns of all clients with some one after the other."""
+    """Put the columns of all institutions with some one after the other."""
     clients = [client for client, columns in plan.design.items() if columns]
     bins: list[Bins] = []
     columns: list[ScoredColumn] = []
@@ -142,6 +142,6 @@ def whole_design(plan: MomentPlan) -> ScoredDesign:
 
 
 def _in_order(held: Mapping[str, Sequence[T]], holder: str) -> list[T]:
-    """List what clients have of each column of the data, that of the response last."""
+    """List what institutions have of each column of the data, that of the response last."""
     *own, last = held[holder]
     return [*chain.from_iterable(own if client == holder else some for client, some in held.items()), last]

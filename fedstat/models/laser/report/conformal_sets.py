@@ -1,4 +1,4 @@
-"""Sets of classes and intervals that hold a response with a probability, by set of clients."""
+"""Sets of classes and intervals that hold a response with a probability, by set of institutions."""
 
 from __future__ import annotations
 

@@ -28,13 +28,13 @@ def count_predictions(
     call: str = "evaluate()",
     permuted: Sequence[tuple[str, int] | None] = (None,),
 ) -> list[ScoreCounts]:
-    """Count how well predictions agree with the response of a partition, by set of clients.
+    """Count how well predictions agree with the response of a partition, by set of institutions.
 
-    Once for each client whose columns are `permuted`, by a number, and once for None, as they are.
+    Once for each institution whose columns are `permuted`, by a number, and once for None, as they are.
     """
     holder = response.client
     if holder not in partition.sites:
-        raise ModelError(f"{call}: the partition lacks client '{holder}', which has the response")
+        raise ModelError(f"{call}: the partition lacks institution '{holder}', which has the response")
 
     def asking() -> Rounds[list[ScoreCounts]]:
         opened = yield from open_networks(fitted, partition)

@@ -1,4 +1,4 @@
-"""How well each set of clients predicts: from counts of scores, not from rows."""
+"""How well each set of institutions predicts: from counts of scores, not from rows."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def check_threshold(threshold: float, classes: int) -> None:
 
 
 def set_name(clients: int, names: Sequence[str]) -> str:
-    """Write a set of clients, as in "A + B"."""
+    """Write a set of institutions, as in "A + B"."""
     return " + ".join(names[k] for k in members_of(clients))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SetEvaluation:
-    """How well predictions agree with a response, by set of clients.
+    """How well predictions agree with a response, by set of institutions.
 
     Parameters
     ----------
@@ -82,11 +82,11 @@ class SetEvaluation:
 
     @property
     def names(self) -> list[str]:
-        """Sets of clients, as in "A + B"."""
+        """Sets of institutions, as in "A + B"."""
         return [set_name(s, self.clients) for s in self.scores.sets.tolist()]
 
     def to_frame(self, threshold: float | None = None) -> pd.DataFrame:
-        """One row per set of clients.
+        """One row per set of institutions.
 
         Parameters
         ----------
@@ -140,7 +140,7 @@ class SetEvaluation:
         Parameters
         ----------
         of : str, optional
-            A set of clients, by default the largest that was counted.
+            A set of institutions, by default the largest that was counted.
         by : {"f1", "youden"}
             What is largest there: F1 of the second class, or sensitivity plus specificity (Youden 1950).
 
@@ -173,7 +173,7 @@ class SetEvaluation:
         return events[None], others[None]
 
     def evaluation(self, of: str | None = None) -> Evaluation:
-        """Discrimination and calibration of one set of clients, by default the largest that was counted.
+        """Discrimination and calibration of one set of institutions, by default the largest that was counted.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class SetEvaluation:
         )
 
     def _counted(self, of: str | None) -> int:
-        """Find the number of a set of clients, by default of the largest that was counted."""
+        """Find the number of a set of institutions, by default of the largest that was counted."""
         if len(self.classes) != 2:
             raise NotAvailableError(
                 "no AUC, calibration or threshold: the response does not have two classes"
@@ -211,23 +211,23 @@ class SetEvaluation:
         return self.names.index(of or max(counted, key=lambda name: name.count(" + ")))
 
     def values(self) -> pd.Series:
-        """Shapley values of the clients.
+        """Shapley values of the institutions.
 
         Of the area under the ROC curve beyond one half, of the accuracy beyond that of the most frequent
-        class, or of R-squared; by client, over all orders in which clients may join (Shapley 1953).
+        class, or of R-squared; by institution, over all orders in which institutions may join (Shapley 1953).
 
         Raises
         ------
         NotAvailableError
-            Not all sets of clients were counted.
+            Not all sets of institutions were counted.
         """
         K = len(self.clients)
         worth = {0: 0.0, **dict(zip(self.scores.sets.tolist(), self._worth(), strict=True))}
         absent = [s for s in range(1, 1 << K) if not np.isfinite(worth.get(s, np.nan))]
         if absent:
             raise NotAvailableError(
-                f"values of clients need every set of them counted; of {(1 << K) - 1} sets {len(absent)} "
-                f"have too few entities, such as {set_name(absent[0], self.clients)}"
+                f"values of institutions need every set of them counted; of {(1 << K) - 1} sets "
+                f"{len(absent)} have too few entities, such as {set_name(absent[0], self.clients)}"
             )
         share = [factorial(j) * factorial(K - j - 1) / factorial(K) for j in range(K)]
         values = [
@@ -249,7 +249,7 @@ class SetEvaluation:
 
     @property
     def figures(self) -> dict[str, float]:
-        """How well the largest set of clients that was counted predicts; empty where none was."""
+        """How well the largest set of institutions that was counted predicts; empty where none was."""
         frame = self.to_frame()
         size = [str(name).count(" + ") if n else -1 for name, n in frame["n"].items()]
         if max(size, default=-1) < 0:
@@ -264,7 +264,7 @@ class SetEvaluation:
     def summary(self) -> SheetSummary:
         """Print one line per set."""
         frame = self.to_frame()
-        heads = ("clients", *frame.columns)
+        heads = ("institutions", *frame.columns)
         rows = tuple(
             (str(name), f"{int(row.iloc[0]):,}", *("-" if np.isnan(v) else f"{v:.3f}" for v in row.iloc[1:]))
             for name, row in frame.iterrows()
@@ -277,12 +277,17 @@ class SetEvaluation:
                 "they were counted, by the policy of that institution."
             )
         sheet = Sheet(
-            heads, rows, "l" + "r" * len(frame.columns), widths, "Predictions by set of clients", wrap=True
+            heads,
+            rows,
+            "l" + "r" * len(frame.columns),
+            widths,
+            "Predictions by set of institutions",
+            wrap=True,
         )
         return SheetSummary([sheet], notes)
 
     def __repr__(self) -> str:
-        return f"<SetEvaluation: {len(self.scores.sets)} sets of clients; see .summary()>"
+        return f"<SetEvaluation: {len(self.scores.sets)} sets of institutions; see .summary()>"
 
     def _repr_html_(self) -> str:
         return self.summary().as_html()

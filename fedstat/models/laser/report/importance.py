@@ -1,4 +1,4 @@
-"""What predictions lose where a client's columns are exchanged between entities."""
+"""What predictions lose where an institution's columns are exchanged between entities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedstat.models.vertical.prediction.coding import ResponseSource
 def permutation_importance(
     fitted: FittedNetworks, response: ResponseSource, partition: ClientPartition, repeats: int, alpha: float
 ) -> pd.DataFrame:
-    """Loss of AUC, accuracy or R-squared by client, over permutations of its columns (Breiman 2001)."""
+    """Loss of AUC, accuracy or R-squared by institution, over permutations of its columns (Breiman 2001)."""
     clients = [k for k in fitted.clients if k in partition.sites]
     permuted = [(k, number) for k in clients for number in range(1, repeats + 1)]
     first, *counts = count_predictions(

@@ -30,16 +30,16 @@ class LASERRecord:
 def notes_of(r: LASERRecord) -> list[str]:
     """Say what was disclosed, and what intervals rest on."""
     hidden = (
-        "The holder of the response was handed masked sums of the clients' outputs, over one random set "
-        "of clients for each entity and batch; the sets change, so that differences of sums tell of "
-        "single clients. "
+        "The holder of the response was handed masked sums of the institutions' outputs, over one random set "
+        "of institutions for each entity and batch; the sets change, so that differences of sums tell of "
+        "single institutions. "
         if r.masked
-        else "The holder of the response was handed the outputs of every client for each entity. "
+        else "The holder of the response was handed the outputs of every institution for each entity. "
     )
     if r.fitted.trained.joint:
         hidden = (
-            f"The coordinator and every client were handed {r.fitted.trained.joint} singular vectors of "
-            f"all clients' columns, for each entity that all have. {hidden}"
+            f"The coordinator and every institution were handed {r.fitted.trained.joint} singular vectors of "
+            f"all institutions' columns, for each entity that all have. {hidden}"
         )
     held = r.fitted.trained.history[:, 1]
     if held[r.fitted.trained.epoch] > HARDLY * held[0]:
@@ -51,18 +51,18 @@ def notes_of(r: LASERRecord) -> list[str]:
         notes = []
     notes += [
         "There are no standard errors: weights of networks are not identified.",
-        f"{hidden}From such numbers most of the variation of a client's columns can be predicted by who "
-        f"knows them for a few hundred entities. {_of_labels(r)}",
+        f"{hidden}From such numbers most of the variation of an institution's columns can be predicted by "
+        f"who knows them for a few hundred entities. {_of_labels(r)}",
     ]
     if r.fitted.trained.scores is not None:
         spread = (
-            " Under masks each entity calibrates one of the sets of clients that it could, so that the "
+            " Under masks each entity calibrates one of the sets of institutions that it could, so that the "
             "entities to calibrate by are divided among these."
         )
         notes.append(
-            "Sets and intervals of predict_set() are calibrated by set of clients, and hold for entities "
-            "that are exchangeable with those that calibrate; a set of few entities rules out nothing."
-            f"{spread if r.masked else ''}"
+            "Sets and intervals of predict_set() are calibrated by set of institutions, and hold for "
+            "entities that are exchangeable with those that calibrate; a set of few entities rules out "
+            f"nothing.{spread if r.masked else ''}"
         )
     return notes
 
@@ -71,8 +71,8 @@ def _of_labels(r: LASERRecord) -> str:
     epsilon, total = r.label_epsilon, r.fitted.trained.outcome.label_epsilon
     if not epsilon:
         return (
-            "Each client learned the labels of the entities that it has: the gradients of one batch tell "
-            "them apart."
+            "Each institution learned the labels of the entities that it has: the gradients of one batch "
+            "tell them apart."
         )
     return (
         "Labels were randomised before anything else: whoever looks, the odds of two labels of one "

@@ -1,4 +1,4 @@
-"""Predictions of new entities by the networks of the clients that have them."""
+"""Predictions of new entities by the networks of the institutions that have them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class FittedNetworks:
 
     @property
     def one_each(self) -> bool:
-        """Whether predictions need the sum of one network of each client, and no more."""
+        """Whether predictions need the sum of one network of each institution, and no more."""
         return self.method in ("laser", "standard")
 
     def analysis(self, call: str, partition: ClientPartition) -> FurtherAnalysis:
@@ -91,7 +91,7 @@ class FittedNetworks:
 
     @property
     def blocks(self) -> FittedBlocks:
-        """Clients and codings, for the opening of blocks."""
+        """Institutions and codings, for the opening of blocks."""
         return FittedBlocks(self.clients, self.specs, {}, 0.0, {})
 
 
@@ -104,7 +104,7 @@ class PredictedSets:
     clients: tuple[str, ...]
 
     def name_of(self, clients: int) -> str:
-        """Write a set of clients."""
+        """Write a set of institutions."""
         return " + ".join(self.clients[k] for k in members_of(clients))
 
 
@@ -122,12 +122,12 @@ def predict_networks(
 
 
 def open_networks(fitted: FittedNetworks, partition: ClientPartition) -> Rounds[OpenedBlocks]:
-    """Open the columns of the clients that a partition has."""
+    """Open the columns of the institutions that a partition has."""
     present = present_clients(fitted.clients, partition)
     if not present:
         raise ModelError(
-            f"predict: expected at least one of the clients {', '.join(fitted.clients)}; the partition has "
-            f"{', '.join(partition.clients)}"
+            f"predict: expected at least one of the institutions {', '.join(fitted.clients)}; the partition "
+            f"has {', '.join(partition.clients)}"
         )
     return (yield from open_blocks(fitted.blocks, present, partition, FAMILY))
 
@@ -148,7 +148,7 @@ def predicted(
     permuted: tuple[str, int] | None = None,
     head: int | None = None,
 ) -> Rounds[PredictedSets]:
-    """Ask the clients for the outputs of their networks; of one that is `permuted`, by a number.
+    """Ask the institutions for the outputs of their networks; of one that is `permuted`, by a number.
 
     Its columns are exchanged between the entities that it has.
     """
@@ -180,9 +180,9 @@ def predicted(
 
 
 def predict_sets(fitted: FittedNetworks, outputs: Floats, sets: Ints, head: int | None = None) -> Floats:
-    """Predict each entity, with outputs (I, n, d), from the clients of its set (n,); nan without any.
+    """Predict each entity, with outputs (I, n, d), from the institutions of its set (n,); nan without any.
 
-    By one `head`, nan for entities that its client lacks, or by the average of those of the set.
+    By one `head`, nan for entities that its institution lacks, or by the average of those of the set.
     """
     classes = max(len(fitted.trained.outcome.classes), 1)
     out = np.full((len(sets), classes), np.nan)

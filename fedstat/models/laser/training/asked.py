@@ -1,4 +1,4 @@
-"""What the coordinator asks of clients and response holder of a split network, as JSON."""
+"""What the coordinator asks of institutions and response holder of a split network, as JSON."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Steps of a client of a split network: it learns from the gradients that come back.
+"""Steps of an institution of a split network: it learns from the gradients that come back.
 
-An ask for a batch carries the gradients of the batch before, by which the client's networks move, and the
-answer has their outputs for the new one. With masks every client answers for every entity of a batch, with
-zeros where it has no part in it.
+An ask for a batch carries the gradients of the batch before, by which the institution's networks move, and
+the answer has their outputs for the new one. With masks every institution answers for every entity of a
+batch, with zeros where it has no part in it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ITEM, DISTILLED = "laser networks", "laser distilled"
 
 @dataclass(slots=True)
 class TrainingClient:
-    """A client's networks in training.
+    """An institution's networks in training.
 
     X (p, n) are its standardised columns; `activations` those of the latest batch, by network. `seen` are the
     parameters at the latest look at entities that are held back, `best` those of the best look.
@@ -90,7 +90,7 @@ def _client(state: State) -> TrainingClient:
 def start_networks(
     data: SiteData, state: State, text: str, training: Floats | None = None
 ) -> tuple[dict[str, Array], str]:
-    """Draw the parameters of the client's networks, or go on with a `training`; nothing leaves."""
+    """Draw the parameters of the institution's networks, or go on with a `training`; nothing leaves."""
     asked = from_json(NetworksAsked, text, f"{data.name}: the question about networks")
     X = input_columns(state, asked.raw)
     if DISTILLED in state:
@@ -182,7 +182,7 @@ def release_training(data: SiteData, state: State, gradient: Floats | None = Non
 def release_networks(
     data: SiteData, state: State, best: Array, gradient: Floats | None = None
 ) -> dict[str, Array]:
-    """Release the parameters (m, q) of the client's networks, as they are or at the `best` look."""
+    """Release the parameters (m, q) of the institution's networks, as they are or at the `best` look."""
     client = _client(state)
     client.take(data.name, gradient)
     theta = client.best if bool(best) else client.networks.theta
@@ -208,7 +208,7 @@ def represent(
     joint: Array | None = None,
     permuted: Array | None = None,
 ) -> tuple[dict[str, Array], str]:
-    """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the client has none.
+    """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the institution has none.
 
     `shift` and `scale` (p,) are those of the columns in the fit, `rows` where the entities stand among `n`;
     `text` is the name of a module in the place of the networks, or empty. `distilled` (1, q) has the network

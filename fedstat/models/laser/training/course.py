@@ -16,9 +16,9 @@ class Training:
     """How networks are trained: layers, batches, epochs, Adam; and what is random.
 
     Nothing is learned from the entities `validation`, which choose among epochs, and `calibration`;
-    `masked` as in the fit, and `vote`: predictions of a set are the votes of its clients. `raw`: see
-    :class:`NetworksAsked`. With `transfer` clients learn a joint representation first. `modules` are names by
-    client.
+    `masked` as in the fit, and `vote`: predictions of a set are the votes of its institutions. `raw`: see
+    :class:`NetworksAsked`. With `transfer` institutions learn a joint representation first. `modules` are
+    names by institution.
     """
 
     hidden: tuple[int, ...]
@@ -40,11 +40,11 @@ class Training:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """Parameters of every client's networks (m, q), and of the heads (H, q); units of columns; losses.
+    """Parameters of every institution's networks (m, q), and of the heads (H, q); units of columns; losses.
 
     `history` has the mean loss of every epoch, and that of the entities held back, nan without any; `epoch`
     is the one whose networks are taken; `scores` are those of the entities to calibrate by. `distilled` are
-    parameters by client of the networks (1, q) that learned the `joint` columns of a representation.
+    parameters by institution of the networks (1, q) that learned the `joint` columns of a representation.
     """
 
     networks: dict[str, Floats]

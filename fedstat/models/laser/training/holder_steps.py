@@ -1,4 +1,4 @@
-"""Steps of the institution that holds the response: heads, losses, and gradients for the clients."""
+"""Steps of the institution that holds the response: heads, losses, and gradients for the institutions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StagedOutcome:
 
 @dataclass(slots=True)
 class Heads:
-    """Heads in training; `seen` and `best` as those of a client's networks."""
+    """Heads in training; `seen` and `best` as those of an institution's networks."""
 
     networks: Networks
     seen: Floats | None = None

@@ -22,7 +22,8 @@ from fedstat.typing import Array, Bools, Floats, Ints
 def calibrate(data: SiteData, state: State, group: Ints, vote: Array, **arrays: Array) -> dict[str, Array]:
     """Count how well trained heads predict entities from which nothing was learned, by group (T,) of tasks.
 
-    Predictions of the tasks of a group, which are of one set of clients, are averaged; or each has a `vote`.
+    Predictions of the tasks of a group, which are of one set of institutions, are averaged; or each has a
+    `vote`.
     """
     batch, outcome, heads = read_batch(data, state, arrays)
     check_lengths(data.name, group=(group, len(batch.head)))

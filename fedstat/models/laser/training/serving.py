@@ -17,9 +17,9 @@ from fedstat.typing import Bools, Floats, Ints
 class Serving:
     """Which networks serve which predictions of a batch; see the holder's step for the arrays.
 
-    `sets` (b,) are the clients that are asked for each entity where outputs are masked; None: all that have
-    it. `group` numbers the sets `judged` behind the predictions, where it matters. `rows` are places in the
-    batch of the entities that each client answered for.
+    `sets` (b,) are the institutions that are asked for each entity where outputs are masked; None: all that
+    have it. `group` numbers the sets `judged` behind the predictions, where it matters. `rows` are places in
+    the batch of the entities that each institution answered for.
     """
 
     assembly: Assembly
@@ -84,13 +84,13 @@ class Serving:
         )
 
     def part(self, client: int, kept: Ints, entities: Ints) -> Bools:
-        """For which entities a client is asked, (b,)."""
+        """For which entities an institution is asked, (b,)."""
         if self.sets is not None:
             return np.asarray(self.sets >> client & 1, dtype=np.bool_)
         return np.isin(entities, kept)
 
     def collect(self, replies: Sequence[Reply], batch: int, width: int) -> Floats:
-        """Put the answers of the clients together."""
+        """Put the answers of the institutions together."""
         if self.sets is not None:
             return np.asarray(np.sum([reply.arrays["outputs"] for reply in replies], axis=0))[None]
         out = np.zeros((len(self.assembly.networks), batch, width))

@@ -15,22 +15,22 @@ from fedstat.typing import Bools, Floats, Ints
 Method: TypeAlias = Literal["laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"]
 Heads: TypeAlias = Literal["one", "client"]
 METHODS: Mapping[str, str] = {
-    "laser": "one network a client, heads over all sets of clients",
-    "local": "each client by itself",
-    "standard": "one network over all clients; an entity that one lacks is guessed",
-    "ensemble": "each client by itself, and a vote",
-    "combinatorial": "a network for every set of clients",
-    "vfedtrans": "each client by itself, with a joint representation that it learned",
+    "laser": "one network an institution, heads over all sets of institutions",
+    "local": "each institution by itself",
+    "standard": "one network over all institutions; an entity that one lacks is guessed",
+    "ensemble": "each institution by itself, and a vote",
+    "combinatorial": "a network for every set of institutions",
+    "vfedtrans": "each institution by itself, with a joint representation that it learned",
 }
 MOST_COMBINED = 8
-"""Clients of which every set has networks of its own."""
+"""Institutions of which every set has networks of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """A prediction from the networks `members`, by the head number `head`, for entities that `clients` have.
 
-    `members` are numbers of networks, and `clients` a set: bits of clients.
+    `members` are numbers of networks, and `clients` a set: bits of institutions.
     """
 
     head: int
@@ -40,18 +40,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Networks by the client that has each, heads, and tasks."""
+    """Networks by the institution that has each, heads, and tasks."""
 
     networks: tuple[int, ...]
     heads: int
     tasks: tuple[Task, ...]
 
     def at(self, client: int) -> list[int]:
-        """Numbers of a client's networks."""
+        """Numbers of an institution's networks."""
         return [i for i, owner in enumerate(self.networks) if owner == client]
 
     def of_set(self, clients: int) -> list[int]:
-        """Numbers of the tasks of a set of clients."""
+        """Numbers of the tasks of a set of institutions."""
         return [t for t, task in enumerate(self.tasks) if task.clients == clients]
 
     def predicting(self, clients: int) -> list[int]:
@@ -74,17 +74,17 @@ class Assembly:
 
 
 def members_of(clients: int) -> list[int]:
-    """Clients in a set."""
+    """Institutions in a set."""
     return [k for k in range(clients.bit_length()) if clients >> k & 1]
 
 
 def moved(clients: int, to: Sequence[int]) -> int:
-    """Write a set for other places `to` (K,) of the clients."""
+    """Write a set for other places `to` (K,) of the institutions."""
     return sum(1 << to[k] for k in members_of(clients))
 
 
 def assemble(method: Method, K: int, heads: Heads) -> Assembly:
-    """Say which networks and heads a method has for K clients; a ModelError where it has none."""
+    """Say which networks and heads a method has for K institutions; a ModelError where it has none."""
     every, one_each = (1 << K) - 1, tuple(range(K))
     match method:
         case "laser" if heads == "one":
@@ -98,8 +98,8 @@ def assemble(method: Method, K: int, heads: Heads) -> Assembly:
         case "combinatorial":
             if K > MOST_COMBINED:
                 raise ModelError(
-                    f"method='combinatorial' trains a network for each of {every:,} sets of clients; "
-                    f"expected {MOST_COMBINED} clients at most. Use method='laser'"
+                    f"method='combinatorial' trains a network for each of {every:,} sets of institutions; "
+                    f"expected {MOST_COMBINED} institutions at most. Use method='laser'"
                 )
             networks: list[int] = []
             tasks = []
@@ -114,7 +114,7 @@ def assemble(method: Method, K: int, heads: Heads) -> Assembly:
 
 
 def table_of_weights(assembly: Assembly, seen: Sequence[int], drawn: Sequence[Mapping[int, float]]) -> Floats:
-    """Weight of every task for every pattern of clients, (patterns, tasks).
+    """Weight of every task for every pattern of institutions, (patterns, tasks).
 
     `drawn` are the sets that stand for all, by pattern, with their weights. The heads of a set share its.
     """

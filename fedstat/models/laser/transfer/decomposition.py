@@ -52,12 +52,12 @@ def singular_weights(gram: Floats, m: int, width: int) -> Floats:
 def decompose(
     layout: Layout, entities: Ints, width: int, conversation: Conversation
 ) -> Rounds[JointRepresentation]:
-    """Decompose the staged columns over those of some entities that every client has (Chai et al. 2022).
+    """Decompose the staged columns over those of some entities that every institution has (Chai et al. 2022).
 
     Raises
     ------
     EstimationError
-        Fewer than two entities have all clients.
+        Fewer than two entities have all institutions.
     ModelError
         Nobody can deal for two institutions.
     """
@@ -67,7 +67,7 @@ def decompose(
     common, p = np.flatnonzero(chosen), layout.p
     if len(common) < 2:
         raise EstimationError(
-            f"method='vfedtrans' decomposes the columns of entities that all clients have; there are "
+            f"method='vfedtrans' decomposes the columns of entities that all institutions have; there are "
             f"{len(common)} to learn from. Use method='laser' or 'local'"
         )
     every = np.ones((1, len(layout.clients)), dtype=np.bool_)
@@ -85,7 +85,7 @@ def decompose(
 
 
 def _project(layout: Layout, common: Ints, weights: Floats, conversation: Conversation) -> Rounds[Floats]:
-    """Add up the clients' projections of their columns, (m, r)."""
+    """Add up the institutions' projections of their columns, (m, r)."""
     replies = yield [
         conversation.ask(
             k, "project_columns", rows=np.searchsorted(layout.kept[k], common), weights=weights[at]

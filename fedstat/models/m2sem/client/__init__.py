@@ -1,1 +1,1 @@
-"""What one client holds and does in a mixture."""
+"""What one institution holds and does in a mixture."""

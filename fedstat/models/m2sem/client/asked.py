@@ -1,4 +1,4 @@
-"""What the coordinator of a mixture asks of its clients, as JSON."""
+"""What the coordinator of a mixture asks of its institutions, as JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class ColumnsAsked:
-    """Columns of a client, and those of which the analyst says what they are."""
+    """Columns of an institution, and those of which the analyst says what they are."""
 
     columns: tuple[str, ...]
     continuous: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class CovariatesAsked:
 
 @dataclass(frozen=True, slots=True)
 class OpenAsked:
-    """Modalities of a client, and the covariates that all of their columns are adjusted for."""
+    """Modalities of an institution, and the covariates that all of their columns are adjusted for."""
 
     modalities: tuple[ModalityAsked, ...]
     adjust: CovariatesAsked | None = None
@@ -170,8 +170,8 @@ class SlotAsked:
 class RoundAsked:
     """Mixtures that are improved side by side; others than these and the `kept` are forgotten.
 
-    All clients are told alike: `posteriors` are digests of those of every presence pattern, and `past` of all
-    that was told before in this fit.
+    All institutions are told alike: `posteriors` are digests of those of every presence pattern, and `past`
+    of all that was told before in this fit.
     """
 
     slots: tuple[SlotAsked, ...]

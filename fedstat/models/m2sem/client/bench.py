@@ -1,4 +1,4 @@
-"""The modalities of one client in a fit: mixtures side by side, improved with posteriors held."""
+"""The modalities of one institution in a fit: mixtures side by side, improved with posteriors held."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HeldModality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """A mixture as a client holds it: its modalities, and the posteriors (n, K) that it was given last.
+    """A mixture as an institution holds it: its modalities, and the posteriors (n, K) that it was given last.
 
     `shaped` (n, K) are those of the last EM steps, from which its
     parameters are, or of its first means.
@@ -117,12 +117,12 @@ class Improved:
 
 @dataclass(slots=True, eq=False)
 class HeldMixtures:
-    """What a client holds of a fit.
+    """What an institution holds of a fit.
 
     `place` (n,) are the positions of its entities among `total`, `groups` those of its rows that have each
     presence pattern, by pattern. `benches` are by factors and nodes, `analyses` the mixtures of one cluster
-    by factors; `past` is a digest of all that clients were told alike. `told` is the mixture whose estimates
-    have left, after which no other's do.
+    by factors; `past` is a digest of all that institutions were told alike. `told` is the mixture whose
+    estimates have left, after which no other's do.
     """
 
     opened: OpenedModalities

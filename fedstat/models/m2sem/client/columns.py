@@ -1,4 +1,4 @@
-"""Columns of one client as a mixture takes them: what they are, and their values."""
+"""Columns of one institution as a mixture takes them: what they are, and their values."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _of_levels(
 
 
 def open_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Open the columns of a client's modalities; ``seen`` (n_rows,) tells which rows have any value.
+    """Open the columns of an institution's modalities; ``seen`` (n_rows,) tells which rows have any value.
 
     A row that lacks a covariate is not seen: of its columns it is not known what is due to the covariate.
     """

@@ -1,4 +1,4 @@
-"""Known covariates at the client whose columns they adjust: coded as in a design, and standardised."""
+"""Known covariates at the institution whose columns they adjust: coded as in a design, and standardised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the columns that a client opened to modalities that can be improved."""
+"""From the columns that an institution opened to modalities that can be improved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedstat.typing import Floats
 def make_modality(
     opened: OpenedModality, factors: int, nodes: int, covariates: Floats | None, units: Floats | None = None
 ) -> Modality:
-    """Make a modality of one client's columns, with a number of factors and nodes for each.
+    """Make a modality of one institution's columns, with a number of factors and nodes for each.
 
     Of new rows `units` are those of the columns in the fit.
     """

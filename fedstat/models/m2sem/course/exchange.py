@@ -24,7 +24,7 @@ RESTARTS = 2
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """What passes between coordinator and clients of one fit, round by round."""
+    """What passes between coordinator and institutions of one fit, round by round."""
 
     asking: Conversation
     subjects: Subjects
@@ -42,7 +42,7 @@ class Exchange:
         return max(self.most - self.rounds, 0)
 
     def begin(self, factors: Sequence[int]) -> Rounds[None]:
-        """Let every client analyse the factors of its modalities."""
+        """Let every institution analyse the factors of its modalities."""
         asked = to_json(BeginAsked(tuple(factors), self.nodes))
         s = self.subjects
         self.past = ""
@@ -93,7 +93,7 @@ class Exchange:
         table = np.frombuffer(b"".join(salts), dtype=np.uint8).reshape(-1, SALT)
         asks = []
         for number, client in enumerate(s.clients):
-            # The salts of patterns without a client are not for it: it could try posteriors out.
+            # The salts of patterns without an institution are not for it: it could try posteriors out.
             own = np.where(s.members[:, number, None], table, 0).astype(np.uint8)
             asks.append(
                 self.asking.ask(client, "improve", text, r=r[s.place[client]], shares=shares, salts=own)
@@ -101,7 +101,7 @@ class Exchange:
         return asks
 
     def _settle(self, courses: Sequence[Course], replies: Sequence[Reply], scores: bool) -> None:
-        """Add up what came, whichever order clients are in, and give every mixture its part."""
+        """Add up what came, whichever order institutions are in, and give every mixture its part."""
         D = add_exactly([reply.arrays["differences"] for reply in replies])
         totals = add_exactly([reply.arrays["totals"] for reply in replies])
         first = told = 0
@@ -134,7 +134,7 @@ class Exchange:
             yield from self.improve(active, steps, kept=[*kept, *done])
 
     def _refill(self, one: Course) -> None:
-        """Begin anew with a cluster that has too few entities at a client; give up after some times."""
+        """Begin anew with a cluster that has too few entities at an institution; give up after some times."""
         while not one.failed and (found := self.subjects.too_few(one.sent)) is not None:
             client, k = found
             if len(one.emptied) >= RESTARTS or one.fixed or one.penalties.lam1 or one.half is not None:

@@ -37,10 +37,10 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subjects:
-    """Who has whom: clients in the order of their names, positions of their entities among `total`.
+    """Who has whom: institutions in the order of their names, positions of their entities among `total`.
 
-    `pattern` (N,) are the presence patterns, whose clients `members` (G, M) tell; `least` the fewest entities
-    that each client wants behind a cluster, and the largest share that one may have.
+    `pattern` (N,) are the presence patterns, whose institutions `members` (G, M) tell; `least` the fewest
+    entities that each institution wants behind a cluster, and the largest share that one may have.
     """
 
     clients: tuple[str, ...]
@@ -75,9 +75,9 @@ class Subjects:
 class Course:
     """A mixture of K clusters and Q factors that is improved: posteriors r (N, K), shares w, what it reached.
 
-    `slot` names it at the clients, `source` what it goes on from. `trace` has the penalised log-likelihood
-    after every round; `change` is the largest of a posterior in the latest one. `half` (N,) are the entities
-    that weigh, all where it is None.
+    `slot` names it at the institutions, `source` what it goes on from. `trace` has the penalised
+    log-likelihood after every round; `change` is the largest of a posterior in the latest one. `half` (N,)
+    are the entities that weigh, all where it is None.
     """
 
     clusters: int
@@ -144,7 +144,7 @@ class Course:
         return icl(twice, self.free, n, self.r) if select == "icl" else float(bic(twice, self.free, n))
 
     def settle(self, D: Floats, totals: Floats) -> None:
-        """Take differences of log densities (N, K - 1), summed over clients, and the three totals."""
+        """Take differences of log densities (N, K - 1), summed over institutions, and the three totals."""
         a = np.log(np.maximum(self.w, 1e-300)) + np.column_stack([D, np.zeros(len(D))])
         top = logsumexp(a, axis=1)
         r = np.exp(a - top[:, None])

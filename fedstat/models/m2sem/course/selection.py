@@ -48,7 +48,7 @@ class SupportPath:
     left: set[bytes] = field(default_factory=set)
 
     def kept(self) -> list[Course]:
-        """List the mixtures that clients are to keep."""
+        """List the mixtures that institutions are to keep."""
         return [one for one in (*self.refits.values(), *self.penalised.values()) if one.slot >= 0]
 
     def criterion(self, one: Course) -> float:
@@ -98,7 +98,7 @@ class SupportPath:
 
 
 def support_of(one: Course) -> bytes:
-    """Support of a mixture, of all clients in the order of their names."""
+    """Support of a mixture, of all institutions in the order of their names."""
     return np.concatenate([one.support[client] for client in sorted(one.support)]).astype(np.uint8).tobytes()
 
 
@@ -201,7 +201,7 @@ def _penalise(
 def select_in_halves(
     exchange: Exchange, path: SupportPath, count: int, kept: Sequence[Course]
 ) -> Rounds[dict[str, Floats] | None]:
-    """Return the share of random half-samples that select each column and modality, by client.
+    """Return the share of random half-samples that select each column and modality, by institution.
 
     All go on from the mixture at the best penalties, side by side (Meinshausen and Buehlmann 2010); what had
     left before these were adapted stays out. None where none could be taken.

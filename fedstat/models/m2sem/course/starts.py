@@ -22,7 +22,7 @@ FAR_BEHIND = 5
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """How many starts by k-means, whether clients' own clusters too, local steps while many go on."""
+    """How many starts by k-means, whether institutions' own clusters too, local steps while many go on."""
 
     means: int
     own: bool
@@ -71,7 +71,7 @@ def _near(some: Sequence[Course]) -> list[Course]:
 
 
 def _first(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan) -> Rounds[list[Course]]:
-    """Cluster factor scores: squared distances add over clients."""
+    """Cluster factor scores: squared distances add over institutions."""
     rng, n = exchange.rng, exchange.subjects.total
     moving = [
         Course(K, Q, hard(rng.random((n, K))), f"start {number + 1}", nodes=exchange.nodes)
@@ -116,7 +116,7 @@ def _filled(r: Floats, exchange: Exchange) -> Floats:
 def _own_clusters(
     exchange: Exchange, sizes: Sequence[tuple[int, int]]
 ) -> Rounds[list[tuple[int, int, Ints, str]]]:
-    """Ask every client for clusters of its entities by its own columns."""
+    """Ask every institution for clusters of its entities by its own columns."""
     s, pairs = exchange.subjects, []
     asks = []
     for K, Q in sizes:

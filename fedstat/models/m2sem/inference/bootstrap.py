@@ -1,8 +1,8 @@
 """Parametric bootstrap of a mixture: drawn from released parameters, and so without any institution.
 
-A sample needs one cluster for each entity at all clients, which is no datum: labels are drawn by the shares,
-and columns of every client from what it has released. Of entities it is used which clients have them; cells
-that are missing at a client that has the entity are drawn as if they were there.
+A sample needs one cluster for each entity at all institutions, which is no datum: labels are drawn by the
+shares, and columns of every institution from what it has released. Of entities it is used which institutions
+have them; cells that are missing at an institution that has the entity are drawn as if they were there.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def draw_refits(
 def refit(
     clients: Mapping[str, Drawable], labels: Ints, K: int, rng: np.random.Generator
 ) -> tuple[Floats, dict[str, Floats]]:
-    """Draw columns of entities with labels (n,), and fit: shares (K,) and profiles by client."""
+    """Draw columns of entities with labels (n,), and fit: shares (K,) and profiles by institution."""
     drawn = {client: redraw(one, labels[one.place], rng) for client, one in clients.items()}
     place = {client: one.place for client, one in clients.items()}
     r = ascend(drawn, place, soft(labels, K))
@@ -130,7 +130,7 @@ def as_drawn(r: Floats, labels: Ints) -> Ints:
 
 
 def redraw(one: Drawable, labels: Ints, rng: np.random.Generator) -> list[Modality]:
-    """Draw the columns of a client's modalities, on which their support may be fitted again."""
+    """Draw the columns of an institution's modalities, on which their support may be fitted again."""
     out, z = [], None
     if one.covariates:
         # Few different ones: rows of categorical columns are counted for each.

@@ -33,9 +33,9 @@ class ClientInformation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservedInformation:
-    """Inverse (p, p) of the information of K - 1 shares and all clients' coordinates, in their order.
+    """Inverse (p, p) of the information of K - 1 shares and all institutions' coordinates, in their order.
 
-    `jacobians` (s, d) are those of each client's statements, `communalities` (sum of P,) of its columns.
+    `jacobians` (s, d) are those of each institution's statements, `communalities` (sum of P,) of its columns.
     `problem` says why there is no inverse.
     """
 
@@ -56,7 +56,7 @@ class ObservedInformation:
         return not self.problem
 
     def of_client(self, client: str) -> Floats:
-        """Covariance (s, s) of a client's statements."""
+        """Covariance (s, s) of an institution's statements."""
         at = self.clusters - 1
         for name, jacobian in self.jacobians.items():
             d = jacobian.shape[1]
@@ -66,7 +66,7 @@ class ObservedInformation:
         raise KeyError(client)
 
     def of_effects(self, client: str, rows: int) -> Floats:
-        """Covariance (t, t) of a client's effects of covariates, its last so many statements."""
+        """Covariance (t, t) of an institution's effects of covariates, its last so many statements."""
         first = len(self.jacobians[client]) - rows
         return self.of_client(client)[first:, first:]
 
@@ -84,7 +84,7 @@ def ask_information(
     w: Floats,
     place: Mapping[str, Ints],
 ) -> Rounds[ObservedInformation]:
-    """Ask all clients, who have entities at `place`, and multiply the scores of every two.
+    """Ask all institutions, who have entities at `place`, and multiply the scores of every two.
 
     Posteriors r (N, K) and shares w (K,) are those at the present parameters.
     """
@@ -132,7 +132,7 @@ def _few(who: str, entities: int, columns: int) -> str:
 
 
 def sides_of(parts: Mapping[str, ClientInformation], place: Mapping[str, Ints], n: int, K: int) -> list[Side]:
-    """Name the columns that clients multiply: of every entity one row for each cluster."""
+    """Name the columns that institutions multiply: of every entity one row for each cluster."""
     sides, start = [], 0
     for client, part in parts.items():
         q = part.crossing

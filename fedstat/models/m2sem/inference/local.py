@@ -1,4 +1,4 @@
-"""Observed information of one client's modalities, but for what it shares with others (Louis 1982).
+"""Observed information of one institution's modalities, but for what it shares with others (Louis 1982).
 
 The factors of different modalities are independent given the cluster. So the information of two modalities'
 parameters is what their scores, expected given row and cluster, have in common between clusters:
@@ -32,7 +32,7 @@ NEGLIGIBLE = 1e-10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalInformation:
-    """Of a client's d coordinates, the first q of which have scores that depend on the cluster.
+    """Of an institution's d coordinates, the first q of which have scores that depend on the cluster.
 
     `own` (d, d) is their information, `with_shares` (K, d) the sums of r c by cluster, `columns` (n, K, q)
     are the centred scores by the root of the posterior. `jacobian` (s, d) is that of its statements: by
@@ -51,7 +51,7 @@ class LocalInformation:
 def local_information(
     modalities: Sequence[Modality], r: Floats, scale: Floats | None = None
 ) -> LocalInformation:
-    """Information of all modalities of a client, at their present parameters and posteriors r (n, K).
+    """Information of all modalities of an institution, at their present parameters and posteriors r (n, K).
 
     Effects are those of a unit of covariates, of which a deviation is `scale` (q,).
     """
@@ -61,7 +61,7 @@ def local_information(
     own = block_diag(*(part.own for part in parts))
     first = np.cumsum([0, *(len(part.own) for part in parts)])
     at = np.concatenate([np.arange(f, f + w) for f, w in zip(first, q, strict=False)]).astype(np.int64)
-    # Between modalities of one client as between those of two.
+    # Between modalities of one institution as between those of two.
     own[np.ix_(at, at)] -= np.einsum("ikp,ikq->pq", columns, columns)
     order = np.concatenate([at, np.setdiff1d(np.arange(len(own)), at)])
     return LocalInformation(

@@ -39,7 +39,7 @@ MOST_CLUSTERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class OutsideAsked:
-    """A variable of a client, by so many clusters."""
+    """A variable of an institution, by so many clusters."""
 
     variable: str
     clusters: int
@@ -96,7 +96,7 @@ def sums_by_cluster(values: Floats, code: Ints, K: int) -> ModalSums:
 def ask_outside(
     asking: Conversation, client: str, variable: str, cluster: Ints, K: int
 ) -> Rounds[tuple[tuple[str, ...], ModalSums]]:
-    """Ask a client for sums of a variable by cluster (n_rows,), and its levels, none of numbers."""
+    """Ask an institution for sums of a variable by cluster (n_rows,), and its levels, none of numbers."""
     asked = to_json(OutsideAsked(variable, K))
     (reply,) = yield [asking.ask(client, "sum_outside", asked, cluster=cluster)]
     levels = from_json(tuple[LevelValue, ...], reply.text or "[]", f"{client}: levels of {variable}")

@@ -1,4 +1,4 @@
-"""One block of columns at one client, measured on factors of its own that the clusters move.
+"""One block of columns at one institution, measured on factors of its own that the clusters move.
 
 Given its cluster k a row has factors eta ~ N(mu_k, I) of Q dimensions. Posteriors of the clusters come from
 outside; the rest of an EM step is at home.

@@ -23,8 +23,8 @@ from fedstat.typing import Array, Floats, Ints
 
 COVARIATES = (
     "Covariates were drawn as normal ones that do not depend on one another or on clusters: how they are "
-    "distributed is known to their clients alone. Where clusters differ in them, errors of the information "
-    "are those to go by."
+    "distributed is known to their institutions alone. Where clusters differ in them, errors of the "
+    "information are those to go by."
 )
 
 
@@ -101,14 +101,14 @@ class BootstrapResults:
 def bootstrap(
     record: M2SEMRecord, place: Mapping[str, Ints], samples: int, alpha: float, rng: np.random.Generator
 ) -> BootstrapResults:
-    """Draw samples from a fit whose clients have entities at `place`, and fit each."""
+    """Draw samples from a fit whose institutions have entities at `place`, and fit each."""
     check_alpha(alpha)
     clients = {client: drawable(record, held, place[client]) for client, held in record.clients.items()}
     return BootstrapResults(record, draw_refits(clients, record.shares, record.n, samples, rng), alpha)
 
 
 def drawable(record: M2SEMRecord, held: FittedClient, place: Ints) -> Drawable:
-    """Rebuild the modalities of a client from what it has released."""
+    """Rebuild the modalities of an institution from what it has released."""
     q = len(held.covariates)
     empty = tuple(OpenedModality(one, _no_rows(one)) for one in held.modalities)
     asked = PredictAsked(len(record.shares), record.factors, record.nodes)
@@ -119,7 +119,7 @@ def drawable(record: M2SEMRecord, held: FittedClient, place: Ints) -> Drawable:
 
 
 def with_level(held: FittedClient) -> list[int]:
-    """Places, among a client's profiles, of means and of levels that columns have."""
+    """Places, among an institution's profiles, of means and of levels that columns have."""
     out: list[int] = []
     at = 0
     for one in held.modalities:

@@ -167,8 +167,8 @@ def notes(r: M2SEMRecord) -> Iterator[str]:
         dropped = len(r.features) - MOST_COLUMNS
         more = "; the others are in tidy() and tests()" if dropped > 0 else ""
         yield (
-            f"Standard errors are from the observed information of all clients together (Louis 1982){more}. "
-            "P is of Wald's test that all clusters are the same in a column."
+            "Standard errors are from the observed information of all institutions together (Louis "
+            f"1982){more}. P is of Wald's test that all clusters are the same in a column."
         )
     if r.entropy < OVERLAP and len(r.shares) > 1:
         yield (
@@ -207,23 +207,24 @@ def disclosed(r: M2SEMRecord) -> Iterator[str]:
     """Say what the exchange has told whom."""
     few = len(r.clients) < 3
     hidden = (
-        "under masks, so that each part is hidden where three clients or more have an entity"
+        "under masks, so that each part is hidden where three institutions or more have an entity"
         if r.masked and not few
-        else "which with two clients give each part away to the other"
+        else "which with two institutions give each part away to the other"
         if r.masked
-        else "as each client's own part, in clear"
+        else "as each institution's own part, in clear"
     )
     yield (
-        "The coordinator was handed, for every entity and round, sums over clients of differences of log "
-        f"densities, {hidden}. They span the joint factor scores. Each client was told the probabilities of "
-        "clusters of its own entities, which say something of the columns that others hold."
+        "The coordinator was handed, for every entity and round, sums over institutions of differences of "
+        f"log densities, {hidden}. They span the joint factor scores. Each institution was told the "
+        "probabilities of clusters of its own entities, which say something of the columns that others hold."
     )
     if r.own:
-        yield "Clusters of each client's own columns were shown, from which some starts began."
+        yield "Clusters of each institution's own columns were shown, from which some starts began."
     count = int(np.sum([held.entities for held in r.clients.values()]))
     if count < r.n * len(r.clients):
         share = 1.0 - count / (r.n * len(r.clients))
         yield (
-            f"{share:.0%} of entities and clients are pairs without a record: such entities are clustered by "
-            "what there is, which is right where lacking a record depends on nothing that is not there."
+            f"{share:.0%} of entities and institutions are pairs without a record: such entities are "
+            "clustered by what there is, which is right where lacking a record depends on nothing that is "
+            "not there."
         )

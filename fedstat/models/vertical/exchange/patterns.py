@@ -1,7 +1,7 @@
 """The exchange by missing pattern: everything after it happens at the coordinator.
 
-Patterns with few entities are never released: their entities count as missing at a client that has them, or
-are left out (:mod:`fedstat.models.vertical.merges`).
+Patterns with few entities are never released: their entities count as missing at an institution that has
+them, or are left out (:mod:`fedstat.models.vertical.merges`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class PatternExchange:
     """What the exchange handed over: the moments, which patterns were released, and who dealt.
 
     `dealers` has a site for each pair of institutions, '' for the coordinator; `released` which of the
-    entities that a client brought count as seen, (m,), and `columns` of clients of whose columns entities
-    have a part with which, (m, p_k); `lost` are the values that count as missing since small patterns were
-    merged, by what they are; `numbers` how many different numbers, each a sum over
+    entities that an institution brought count as seen, (m,), and `columns` of institutions of whose columns
+    entities have a part with which, (m, p_k); `lost` are the values that count as missing since small
+    patterns were merged, by what they are; `numbers` how many different numbers, each a sum over
     the entities of a pattern, hold columns of an institution; `smallest` the entities behind the smallest of
     these sums. `by_bits` says what it cost that columns of few values are judged by their bits.
     """
@@ -52,9 +52,9 @@ class PatternExchange:
 class CostOfBits:
     """What merging cost because sums were judged by the bits of columns of few values.
 
-    `lost` are entities that count as missing for it, by client that has them; `short` how many more entities
-    the patterns that were merged for it would need, in all; `sites` whose policies ask for it, and of these
-    `exact` whose sums are not dithered.
+    `lost` are entities that count as missing for it, by institution that has them; `short` how many more
+    entities the patterns that were merged for it would need, in all; `sites` whose policies ask for it, and
+    of these `exact` whose sums are not dithered.
     """
 
     lost: Mapping[str, int]
@@ -83,8 +83,8 @@ def exchange_patterns(
 ) -> Rounds[PatternExchange]:
     """Obtain the moments of a fit by missing pattern.
 
-    An EstimationError where too many entities have a pattern with too few, or those of a client all have; a
-    ModelError where there is nobody to deal for two institutions.
+    An EstimationError where too many entities have a pattern with too few, or those of an institution all
+    have; a ModelError where there is nobody to deal for two institutions.
     """
     parts, unit = layout.units, layout.unit
     rule = Rule(small.min_count, layout.sizes, layout.details, layout.response_detail, parts)
@@ -97,7 +97,7 @@ def exchange_patterns(
     if never:
         raise EstimationError(
             f"the entities of {', '.join(never)} all have missing patterns with too few to be released: "
-            f"leave out columns{', or this client' if parts.whole else ''}"
+            f"leave out columns{', or this institution' if parts.whole else ''}"
         )
     # Sites sum over the coarser patterns in the first place: finer sums never exist, and no difference of
     # two releases shows the few.

@@ -73,7 +73,7 @@ def stage(layout: Layout, distribution: DistributionSpec, conversation: Conversa
 
 
 def _stage_ask(layout: Layout, client: str, conversation: Conversation) -> Ask:
-    """Ask a client to stage its block; it is told which entities it lacks where means stand for them.
+    """Ask an institution to stage its block; it is told which entities it lacks where means stand for them.
 
     And which columns count as seen where entities take part with some of them.
     """
@@ -91,8 +91,8 @@ def exchange_grams(
     """Obtain the sums of products by fold or missing pattern, of columns that :func:`stage` standardised.
 
     `code` (n,) is the group of each entity, -1 of those that are left out; `shown` (groups, K) tells which
-    clients' columns, or some of them, count as seen in a group. A ModelError where nobody can deal for two
-    institutions.
+    institutions' columns, or some of them, count as seen in a group. A ModelError where nobody can deal for
+    two institutions.
     """
     groups, p, last = len(shown), layout.p, layout.p + 1
     products = np.zeros((groups, p + 2, p + 2))
@@ -122,7 +122,7 @@ def own_ask(layout: Layout, side: Side, groups: int, conversation: Conversation)
 
 
 def list_sides(layout: Layout, columns: str, code: Ints, shown: Bools) -> list[Side]:
-    """Let every client take part with the entities of the groups in which its columns count as seen."""
+    """Let every institution take part with the entities of the groups in which its columns count as seen."""
     sides = []
     for (client, place), seen in zip(layout.places(1).items(), shown.T, strict=True):
         rows = layout.rows[client]

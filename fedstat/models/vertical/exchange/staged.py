@@ -239,7 +239,7 @@ def detail_of(state: State, what: str) -> ColumnsDetail:
 
 
 def fill_with_mean(X: Floats, rows: Ints, n: int) -> Floats:
-    """Give every entity that the client lacks the mean, which is zero after standardising."""
+    """Give every entity that the institution lacks the mean, which is zero after standardising."""
     filled = np.zeros((n, X.shape[1]))
     filled[rows] = X
     return filled

@@ -265,8 +265,9 @@ def behind_product(
 ) -> tuple[tuple[GroupSums, GroupSums, DivisionOfRows], Callable[[], None]]:
     """Tell what the products of some rows by group rest on; one of the columns may be the response.
 
-    They are sums over the rows of which `both` clients have records, also where means are filled in. `marks`
-    (groups, q, bytes) are those of the other's columns; what is returned second enters them into the account.
+    They are sums over the rows of which `both` institutions have records, also where means are filled in.
+    `marks` (groups, q, bytes) are those of the other's columns; what is returned second enters them into the
+    account.
     """
     every, times_there = table_rows(rules, state, part.columns), rules.times_there(part.columns)
     # Where entities stand in the columns several times, each counts once.

@@ -63,7 +63,7 @@ class LittleTest(NamedTuple):
 
 
 class BlockIndependence(NamedTuple):
-    """Wilks' test that two clients' blocks are uncorrelated, on the n entities that both have.
+    """Wilks' test that two institutions' blocks are uncorrelated, on the n entities that both have.
 
     Bartlett's chi-square, nan where n is too small; the largest canonical correlation; and the mean absolute
     correlation of a column of the one with a column of the other.
@@ -92,7 +92,7 @@ def joint_law(fit: MomentsFit | LawFit) -> Normal:
 
 
 def unrestricted_law(fit: MomentsFit | LawFit) -> Normal:
-    """Law of standardised (x, y) with all covariances free, where clients share enough entities."""
+    """Law of standardised (x, y) with all covariances free, where institutions share enough entities."""
     edges = edges_between(fit.moments, "free")
     if not isinstance(fit, LawFit) or (fit.moves.edges != edges).any():
         fit = fit_law(fit.moments, edges)
@@ -106,8 +106,8 @@ def little_test(fit: MomentsFit | LawFit, law: Normal | None = None) -> LittleTe
     g sees, chi-square with sum_g p_g - p degrees of freedom under MCAR. Sigma is the maximum likelihood
     estimate, as in R's naniar; a factor n / (n - 1) for it would make d2 smaller by the share 1 / n. Mean and
     covariance under the null, `law`, are by default those of the model, :func:`joint_law`. Where its blocks
-    are independent between clients correlation between them may make it reject as well; Little's own test has
-    all covariances free, as :func:`unrestricted_law`.
+    are independent between institutions correlation between them may make it reject as well; Little's own
+    test has all covariances free, as :func:`unrestricted_law`.
 
     References
     ----------
@@ -129,17 +129,17 @@ def little_test(fit: MomentsFit | LawFit, law: Normal | None = None) -> LittleTe
 
 
 def independence_lr_test(fit: MomentsFit | LawFit, restricted: MomentsFit | LawFit | None = None) -> LRTest:
-    """Likelihood ratio of all covariances free against blocks independent between clients.
+    """Likelihood ratio of all covariances free against blocks independent between institutions.
 
     Unlike the pairwise tests it is valid when missingness depends on what is seen (MAR). Its degrees of
-    freedom are the pairs of columns of two clients that share enough entities. `restricted` is the fit
+    freedom are the pairs of columns of two institutions that share enough entities. `restricted` is the fit
     with independent blocks, where it is at hand.
     """
     moments = fit.moments
     free, own = (edges_between(moments, law) for law in ("free", "independent"))
     df = (free & ~own).sum() // 2
     if not df:
-        raise NotAvailableError("no two clients share enough entities, so no correlation can be seen")
+        raise NotAvailableError("no two institutions share enough entities, so no correlation can be seen")
     if restricted is None:
         within = not isinstance(fit, LawFit) or (fit.moves.edges == own).all()
         restricted = fit if within else fit_between(moments, "independent")
@@ -183,7 +183,7 @@ def warn_of_dependence(
 
 
 def independence_tests(moments: PatternMoments) -> list[BlockIndependence]:
-    """Test every pair of clients for correlation between their blocks.
+    """Test every pair of institutions for correlation between their blocks.
 
     Wilks' Lambda = |S| / (|S_jj| |S_kk|) of the entities that both have, by Bartlett's approximation
     -(n - 1 - (p_j + p_k + 1)/2) log Lambda ~ chi-square with p_j p_k degrees of freedom. Where missingness
@@ -194,7 +194,7 @@ def independence_tests(moments: PatternMoments) -> list[BlockIndependence]:
 
 
 def wilks(moments: PatternMoments, j: int, k: int) -> BlockIndependence:
-    """Wilks' test of one pair of clients."""
+    """Wilks' test of one pair of institutions."""
     p, q = moments.sizes[j], moments.sizes[k]
     n, S = covariance_of_shared(moments, j, k)
     names = moments.clients[j], moments.clients[k]
@@ -212,7 +212,7 @@ def wilks(moments: PatternMoments, j: int, k: int) -> BlockIndependence:
 
 
 def covariance_of_shared(moments: PatternMoments, j: int, k: int) -> tuple[float, Floats]:
-    """Count and covariance of two clients' columns over the entities that have all of them."""
+    """Count and covariance of two institutions' columns over the entities that have all of them."""
     columns = 1 + np.flatnonzero(np.isin(moments.owner, (j, k)))
     both = moments.seen[:, columns - 1].all(axis=1)
     total = moments.grams[both].sum(axis=0)

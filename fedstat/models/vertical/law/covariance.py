@@ -63,7 +63,7 @@ def leading_inverse(fit: LawFit, information: Floats, head: int) -> Floats:
 
 
 def in_psi(fit: LawFit, cov: Floats) -> Floats:
-    """Bring a covariance of (a, s2, beta, mu, Q) of standardised columns to client order and units."""
+    """Bring a covariance of (a, s2, beta, mu, Q) of standardised columns to institution order and units."""
     moments = fit.moments
     i, j = fit.moves.entries
     x, y = moments.scale[:-1], moments.scale[-1]

@@ -84,7 +84,7 @@ class LawFit:
 
     @property
     def t(self) -> Floats:
-        """Variance of each client's own linear predictor, (K,)."""
+        """Variance of each institution's own linear predictor, (K,)."""
         member = self.moments.owner == np.arange(len(self.moments.sizes))[:, None]
         own = member * self.beta
         return np.asarray(np.einsum("ki,ij,kj->k", own, self.cov[:-1, :-1], own))
@@ -211,5 +211,5 @@ def not_determined(moments: PatternMoments) -> str:
     return (
         f"the covariance of all columns is not determined: {names[j]} and {names[k]} share "
         f"{int(both[j, k]):,} of {int(moments.nobs):,} entities, and columns may be collinear across "
-        "institutions; leave out columns or clients, or fit with between='independent'"
+        "institutions; leave out columns or institutions, or fit with between='independent'"
     )

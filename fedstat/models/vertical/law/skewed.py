@@ -119,7 +119,7 @@ def estimated(fit: LawFit, law: SkewedLaw, moments: PatternMoments) -> SkewedLaw
     except (EstimationError, np.linalg.LinAlgError):
         raise EstimationError(
             f"correction='skewness': {int(moments.nobs):,} simulated entities do not determine the estimate; "
-            "leave out columns or clients that hardly any entity has"
+            "leave out columns or institutions that hardly any entity has"
         ) from None
     return SkewedLaw(found.point, log_sd_of(moments.shape))
 

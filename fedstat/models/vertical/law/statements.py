@@ -20,7 +20,7 @@ from fedstat.models.vertical.law.fit import LawFit
 
 
 class AssumptionStatements:
-    """Tests of missingness completely at random, and of blocks that are independent between clients.
+    """Tests of missingness completely at random, and of blocks that are independent between institutions.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class AssumptionStatements:
         Parameters
         ----------
         structure : {"model", "unrestricted"}
-            Covariance under the null: that of the model, or free between clients whatever the model.
+            Covariance under the null: that of the model, or free between institutions whatever the model.
 
         Returns
         -------
@@ -50,7 +50,7 @@ class AssumptionStatements:
         return little_test(fit, unrestricted_law(fit) if structure == "unrestricted" else None)
 
     def independence_tests(self) -> pd.DataFrame:
-        """Test every pair of clients for correlation between their blocks.
+        """Test every pair of institutions for correlation between their blocks.
 
         Returns
         -------
@@ -61,7 +61,7 @@ class AssumptionStatements:
         return pd.DataFrame(independence_tests(self._moments().moments))
 
     def independence_lr_test(self) -> LRTest:
-        """Likelihood ratio of columns that depend between clients against independent blocks.
+        """Likelihood ratio of columns that depend between institutions against independent blocks.
 
         Unlike :meth:`independence_tests` it is valid where missingness depends on what is seen.
 
@@ -72,7 +72,7 @@ class AssumptionStatements:
         Raises
         ------
         NotAvailableError
-            No two clients share enough entities; or the fit has no moments.
+            No two institutions share enough entities; or the fit has no moments.
         """
         return independence_lr_test(self._moments())
 

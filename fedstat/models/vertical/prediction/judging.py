@@ -141,7 +141,7 @@ def evaluate_predictions(
         )
     holder = response.client
     if holder not in partition.sites:
-        raise ModelError(f"evaluate: the partition lacks client '{holder}', which has the response")
+        raise ModelError(f"evaluate: the partition lacks institution '{holder}', which has the response")
     rows, known = partition.rows[holder], predict().to_numpy(dtype=np.float64)
     has = np.zeros(len(known), dtype=np.int64)
     for k, client in enumerate(clients):
@@ -185,7 +185,7 @@ def evaluate_predictions(
     names = [" + ".join(k for i, k in enumerate(clients) if s >> i & 1) or "none" for s in sets.tolist()]
     if not there.all():
         few = ", ".join(name for name, fine in zip(names, there, strict=True) if not fine)
-        warn(f"evaluate: entities of too small sets of clients are not counted: {few}", DataWarning)
+        warn(f"evaluate: entities of too small sets of institutions are not counted: {few}", DataWarning)
     edges = np.concatenate([[-np.inf], bin_edges(distribution, 0.0, 1.0), [np.inf]])
     squares = told["squares"][there]
     return Evaluation(

@@ -26,7 +26,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class FittedBlocks:
-    """Coefficients of a fit by client, and how its columns are coded.
+    """Coefficients of a fit by institution, and how its columns are coded.
 
     `mean` is the linear predictor of an entity without any block; `means` has what each block adds to it on
     average, zero where left out.
@@ -41,10 +41,10 @@ class FittedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class OpenedBlocks:
-    """Columns of clients, coded as in a fit, in an open session.
+    """Columns of institutions, coded as in a fit, in an open session.
 
-    `rows` are the entities of each client that was asked, `missing` (n, K) the blocks that entities lack;
-    `has` says with which columns entities take part of which a client has some only, (rows, p_k).
+    `rows` are the entities of each institution that was asked, `missing` (n, K) the blocks that entities
+    lack; `has` says with which columns entities take part of which an institution has some only, (rows, p_k).
     """
 
     missing: Bools
@@ -67,7 +67,7 @@ class PredictedBlocks:
 
 
 def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple[str, ...]:
-    """Clients of a fit that a partition has, too; a ModelError where it is horizontal."""
+    """Institutions of a fit that a partition has, too; a ModelError where it is horizontal."""
     check_layout("a prediction", partition, "vertical")
     return tuple(k for k in clients if k in partition.sites)
 
@@ -101,10 +101,10 @@ def open_blocks(
     *,
     partly: bool = False,
 ) -> Rounds[OpenedBlocks]:
-    """Code the columns of some clients as in the fit.
+    """Code the columns of some institutions as in the fit.
 
-    Entities with some of a client's columns count as missing there, unless they may take part `partly`.
-    A DesignError where a client's columns cannot be coded so.
+    Entities with some of an institution's columns count as missing there, unless they may take part `partly`.
+    A DesignError where an institution's columns cannot be coded so.
     """
     asking = Conversation(family, partition._new_session(), None)
     missing = np.ones((partition.n_entities, len(blocks.clients)), dtype=bool)
@@ -126,7 +126,7 @@ def open_blocks(
 def predict_blocks(
     blocks: FittedBlocks, asked: Sequence[str], partition: ClientPartition, family: str
 ) -> Rounds[PredictedBlocks]:
-    """Add up the linear predictors of some clients; a DesignError as in :func:`open_blocks`."""
+    """Add up the linear predictors of some institutions; a DesignError as in :func:`open_blocks`."""
     linear = np.full(partition.n_entities, blocks.mean)
     opened = yield from open_blocks(blocks, asked, partition, family)
     if not asked:

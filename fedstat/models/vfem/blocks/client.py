@@ -1,6 +1,6 @@
 """One institution's block during a fit: its standardised rows, and the sums that stay fixed.
 
-Notation of Tang, Wang, Feng and Li (TWFL): a client k holds x_i^k in R^{p_k} for n_k of n entities,
+Notation of Tang, Wang, Feng and Li (TWFL): an institution k holds x_i^k in R^{p_k} for n_k of n entities,
 beta_k, mu_k and Sigma_k. Columns are standardised at their institution once; the maximum likelihood estimate
 moves along with them.
 """
@@ -25,7 +25,7 @@ from fedstat.models.vertical.moments import COLLINEAR
 from fedstat.typing import Array, Bools, Floats, Ints
 
 ITEM = "vfem"
-"""The one item of a fit that a client keeps: what goes back after a refusal goes back as a whole."""
+"""The one item of a fit that an institution keeps: what goes back after a refusal goes back as a whole."""
 MOST_STEPS_KEPT = 100
 OWN_PART = 1e-4
 """Entry of a vector of length one above which its column takes part in a collinearity."""
@@ -33,7 +33,7 @@ OWN_PART = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Theta:
-    """One client's parameters: beta (p,), mu (p,), Sigma (p, p), of standardised columns."""
+    """One institution's parameters: beta (p,), mu (p,), Sigma (p, p), of standardised columns."""
 
     beta: Floats
     mu: Floats
@@ -56,7 +56,7 @@ class Client:
 
     Its standardised columns X (n_k, p) of the entities it has, at positions `rows` among the n of the fit,
     ascending; `shift` and `scale` (p,) are their means and standard deviations in the units of the data.
-    `padded`: values per entity go out for all n entities, zero where the client lacks them. `table_rows`
+    `padded`: values per entity go out for all n entities, zero where the institution lacks them. `table_rows`
     (n_k,) are the rows of the site's table, -1 for those that are filled in with their mean.
     """
 
@@ -115,7 +115,7 @@ class Client:
         return GivenWeights(values[self.held], what)
 
     def pad(self, values: Floats) -> Floats:
-        """Values of the client's entities, (n_k,), as they go out: (n_k,), or padded (n,)."""
+        """Values of the institution's entities, (n_k,), as they go out: (n_k,), or padded (n,)."""
         if not self.padded:
             return values
         out = np.zeros(self.n)
@@ -124,7 +124,7 @@ class Client:
 
 
 def client_of(state: State) -> Client:
-    """Return this fit's client, or say that the fit was not started here."""
+    """Return this fit's institution, or say that the fit was not started here."""
     return state.use(ITEM, Client, "this fit was not started here; ask 'start' first").block
 
 
@@ -134,7 +134,7 @@ OPENING: Mapping[str, Declared] = {
     "n": Declared("control", "number of entities", 0),
     "filled": Declared("control", "whether missing blocks count as their mean", 0),
 }
-"""What a client is told of a fit: which rows of its block take part, and where they stand."""
+"""What an institution is told of a fit: which rows of its block take part, and where they stand."""
 
 
 def stage_client(
@@ -142,7 +142,7 @@ def stage_client(
 ) -> Client:
     """Standardise the rows of a fit, `keep` (n_seen,) of the opened block, at positions `rows` (n_k,) of n.
 
-    `filled`: the entities that the client does not have are mean-imputed (the "impute" baseline), and it
+    `filled`: the entities that the institution does not have are mean-imputed (the "impute" baseline), and it
     counts as having them all.
     """
     check_lengths(data.name, rows=(rows, int(np.count_nonzero(keep))))
@@ -153,7 +153,7 @@ def stage_client(
     staged = standardise_block(data, state, keep, rows if filled else None, n)
     check_collinear(data.name, block_of(state).spec.names, staged.X, len(rows))
     client = summarise(staged, np.arange(n) if filled else rows, n, memory)
-    # Filled in, the block has as many rows as the fit; what it rests on are the client's own.
+    # Filled in, the block has as many rows as the fit; what it rests on are the institution's own.
     state.keep(ITEM, client, len(rows))
     return client
 

@@ -12,7 +12,7 @@ from fedstat.models.vertical.layout import Layout, complete_at, lay_out
 def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
     """Lay out a fit by one of the methods "vfem", "cc", "impute" and "single".
 
-    Entities with some of a client's columns take part with these where the fit may have them `partly`.
+    Entities with some of an institution's columns take part with these where the fit may have them `partly`.
 
     Raises ModelError for "single" where the response holder has no columns, EstimationError where complete
     entities are too few.
@@ -31,6 +31,6 @@ def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
     if layout.n <= layout.p + 1:
         raise EstimationError(
             f"method='{method}': {layout.n} entities are complete at {', '.join(layout.clients)}, and "
-            f"{layout.p + 1} coefficients need more; use method='vfem', or leave clients out"
+            f"{layout.p + 1} coefficients need more; use method='vfem', or leave institutions out"
         )
     return layout

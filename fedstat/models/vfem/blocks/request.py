@@ -8,7 +8,7 @@ from fedstat.federation.message import Ask
 
 FAMILY = "vfem"
 BLOCK, SQUARES = "block", "squares"
-"""Columns that a client opens for sums with what stays at the response holder."""
+"""Columns that an institution opens for sums with what stays at the response holder."""
 
 
 def ask(site: str, step: str, session: str, text: str = "", **arrays: object) -> Ask:

@@ -47,7 +47,7 @@ class Elimination:
 
 
 def local_scatter(client: Client, mu: Floats) -> tuple[Floats, Floats]:
-    """Mean of (x - mu) and of (x - mu)(x - mu)' over the rows that the client has."""
+    """Mean of (x - mu) and of (x - mu)(x - mu)' over the rows that the institution has."""
     n = client.n_seen
     mean = client.s1 / n
     d = mean - mu

@@ -62,8 +62,8 @@ def moments_covariance(fit: MomentsFit | LawFit, cov_type: CovType = "observed")
     """Covariance of (a, s2, beta_1, mu_1, beta_2, mu_2, ...) in the units of the data, after convergence.
 
     "observed" inverts the observed information; "expected" that of data missing completely at random, where
-    blocks are independent between clients with cross-products of two clients at zero; "sem" is supplemented
-    EM.
+    blocks are independent between institutions with cross-products of two institutions at zero; "sem" is
+    supplemented EM.
     """
     check_cov_type(cov_type)
     expected = cov_type == "expected"
@@ -118,13 +118,13 @@ def em_jacobian(standard: Standard, at: EMPoint) -> Floats:
 
 
 def split(moments: PatternMoments, at: EMPoint) -> SEMPoint:
-    """Parameters of all columns by client."""
+    """Parameters of all columns by institution."""
     places = [moments.places(k) for k in range(len(moments.sizes))]
     beta, mu = ([values[here] for here in places] for values in (at.beta, at.mu))
     return SEMPoint(at.beta0, at.s2, beta, mu, [at.Sigma[here, here] for here in places])
 
 
 def join(point: SEMPoint) -> EMPoint:
-    """Parameters of all columns from those by client."""
+    """Parameters of all columns from those by institution."""
     beta, mu = np.concatenate(point.beta), np.concatenate(point.mu)
     return EMPoint(point.beta0, point.s2, beta, mu, np.asarray(block_diag(*point.Sigma)))

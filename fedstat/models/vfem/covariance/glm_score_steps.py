@@ -1,6 +1,6 @@
 """Products of effective scores where derivatives of the likelihood stay at the response holder.
 
-The score of entity i at client k is ``z_i C_i + V_i`` (:class:`ScoreParts`), z known to the response
+The score of entity i at institution k is ``z_i C_i + V_i`` (:class:`ScoreParts`), z known to the response
 holder H, C and V to k. What leaves are sums over entities, each by one secure product of stacked columns:
 
     within k:   sum z^2 CC' + z (CV' + VC') + VV'    H [z^2; z; 1],   k [CC'; CV' + VC'; VV']
@@ -71,13 +71,13 @@ class ResponseScores:
     own: Floats
 
     def rows(self, client: str) -> Ints:
-        """Entities that a client has, among those of the fit."""
+        """Entities that an institution has, among those of the fit."""
         return np.flatnonzero(~self.missing[:, self.clients.index(client)])
 
     def columns(self, client: str) -> Floats:
-        """Return R (n, 2 + K + 2p + 1): z, score of the scale, L_v by absent client, the own block."""
+        """Return R (n, 2 + K + 2p + 1): z, score of the scale, L_v by absent institution, the own block."""
         absent, rows = np.zeros(self.missing.shape), self.rows(client)
-        # Sums over the few that a client has and another lacks would tell of these.
+        # Sums over the few that an institution has and another lacks would tell of these.
         kept = kept_weights(self.by_v[rows], self.missing[rows], self.least)[1:]
         absent[rows] = np.column_stack(kept)
         return np.column_stack([self.z, self.by_scale, absent, self.own])
@@ -90,7 +90,7 @@ class ResponseScores:
 
 
 def glm_scores_openly(data: SiteData, state: State, derivatives: Floats | None = None) -> dict[str, Array]:
-    """Stage the effective scores from derivatives of the client's entities, (3, n_k).
+    """Stage the effective scores from derivatives of the institution's entities, (3, n_k).
 
     The response holder has them, see :func:`first_derivatives`. Released are the local products, as those
     of a normal response.
@@ -156,7 +156,7 @@ def staged_for_products(state: State, response: GLMResponse) -> StagedResponse:
 def shares(
     data: SiteData, state: State, held: ResponseScores, response: GLMResponse, told: Sequence[str]
 ) -> list[Array]:
-    """Seal for each client the unit of z, z less a mask that later ones are told, and earlier masks."""
+    """Seal for each institution the unit of z, z less a mask that later ones are told, and earlier masks."""
     if not told:
         return []
     keys, entities = keys_of(state), entities_of(data.table)[response.rows]
@@ -186,7 +186,7 @@ def mask_of(data: SiteData, client: str, z: Floats) -> Floats:
 def glm_scores(data: SiteData, state: State, text: str, shown: Array) -> tuple[dict[str, Array], str]:
     """Stage the columns of which products make those of the effective scores; nothing leaves.
 
-    `text` names the response holder, the clients before this one, and says whether others come after it;
+    `text` names the response holder, the institutions before this one, and says whether others come after it;
     `shown` is what the response holder sealed.
     """
     holder, before, last = json.loads(text)
@@ -227,7 +227,7 @@ def open_shares(
 
 
 def staged_scores(name: str, data: SiteData, state: State, of: str = "") -> Floats:
-    """Columns of a client that are multiplied."""
+    """Columns of an institution that are multiplied."""
     found = glm_client(state).block.staged.get(f"{name}:{of}" if of else name)
     if found is None:
         raise MessageError(f"{data.name}: has no columns '{name}' in this session")
@@ -235,7 +235,7 @@ def staged_scores(name: str, data: SiteData, state: State, of: str = "") -> Floa
 
 
 def response_scores(data: SiteData, state: State, of: str) -> Floats:
-    """[z R; R], for products with a client."""
+    """[z R; R], for products with an institution."""
     held = response_of_scores(state)
     R = held.columns(of)
     return np.vstack([held.z[:, None] * R, R])

@@ -1,6 +1,6 @@
 """Products of effective scores where the response is not normal, as a protocol: who is asked what.
 
-Where a fit sends columns openly, or nobody can deal, clients are told derivatives of the log-likelihood;
+Where a fit sends columns openly, or nobody can deal, institutions are told derivatives of the log-likelihood;
 elsewhere these stay at the response holder, and all products are secure
 (:mod:`fedstat.models.vfem.covariance.glm_score_steps`).
 """
@@ -60,7 +60,7 @@ def glm_score_products(
 
 
 def ask_openly(iteration: QuasiNewtonIteration, options: CrossOptions) -> Rounds[Floats]:
-    """Tell every client the derivatives of its entities."""
+    """Tell every institution the derivatives of its entities."""
     lay = iteration.layout
     (reply,) = yield [iteration.ask(lay.active, "glm_derivatives_openly")]
     derivatives = reply.arrays["derivatives"]
@@ -80,7 +80,7 @@ def ask_openly(iteration: QuasiNewtonIteration, options: CrossOptions) -> Rounds
 
 
 def ask_response(iteration: QuasiNewtonIteration, told: Sequence[str]) -> Rounds[dict[str, Floats]]:
-    """Ask the response holder for products of its own, and what hides derivatives from some clients."""
+    """Ask the response holder for products of its own, and what hides derivatives from some institutions."""
     lay = iteration.layout
     text = json.dumps([list(lay.clients), list(told)])
     (reply,) = yield [iteration.ask(lay.active, "glm_response_scores", text, missing=lay.missing)]

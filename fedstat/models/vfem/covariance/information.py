@@ -53,7 +53,7 @@ class PatternCurvatures:
 class ScaleSums:
     """Second derivatives by a scale r that is no variance: -L_mr, -L_vr and -L_rr by pattern, each (G,).
 
-    And by client the sums of its columns with -L_mr.
+    And by institution the sums of its columns with -L_mr.
     """
 
     m: Floats
@@ -73,12 +73,12 @@ class InformationSums:
 
     @cached_property
     def places(self) -> Places:
-        """Where each client's parameters stand in psi."""
+        """Where each institution's parameters stand in psi."""
         return Places(tuple(len(part["beta"]) for part in self.parts))
 
     @cached_property
     def missing(self) -> Floats:
-        """One where a client misses in a pattern, (G, K)."""
+        """One where an institution misses in a pattern, (G, K)."""
         return self.layout.missing.astype(float)
 
     @cached_property
@@ -88,7 +88,7 @@ class InformationSums:
 
 
 def assemble(within: Sequence[Floats], between: Mapping[tuple[int, int], Floats]) -> Floats:
-    """Put a symmetric matrix together from blocks within clients and, for j < k, between them."""
+    """Put a symmetric matrix together from blocks within institutions and, for j < k, between them."""
     places = block_places(within)
     whole = np.zeros((places[-1].stop, places[-1].stop))
     for here, block in zip(places, within, strict=True):
@@ -106,7 +106,8 @@ def block_places(within: Sequence[Floats]) -> list[slice]:
 def project(within: Sequence[Floats], products: CrossProducts) -> tuple[dict[tuple[int, int], Floats], float]:
     """Bring cross-products to the nearest positive semi-definite matrix, at unit diagonal.
 
-    Returns the blocks between clients, and how far they moved; those within clients are exact and stay.
+    Returns the blocks between institutions, and how far they moved; those within institutions are exact and
+    stay.
     """
     if not products.blocks:
         return {}, 0.0
@@ -149,7 +150,7 @@ def fill_scale(H: Floats, at: InformationSums, scale: ScaleSums) -> None:
 
 
 def fill_pair(H: Floats, pair: tuple[int, int], at: InformationSums, uu: Floats) -> None:
-    """Enter the block of clients j < k, with products `uu` of their columns, above the diagonal of H."""
+    """Enter the block of institutions j < k, with products `uu` of their columns, above the diagonal of H."""
     (j, k), places, sums = pair, at.places, at.curvatures
     mis, seen, one, two = at.missing, at.seen, at.parts[pair[0]], at.parts[pair[1]]
     both = (mis[:, j] * mis[:, k]) @ sums.kappa
@@ -255,7 +256,7 @@ def score_of_spreads(at: InformationSums, share: Floats) -> Floats:
 
 
 def effective_score_map(at: InformationSums, Q: Floats) -> Floats:
-    """Map from the staged columns [F_1 .. F_K, z, -e, -e by absent client] to the score of psi."""
+    """Map from the staged columns [F_1 .. F_K, z, -e, -e by absent institution] to the score of psi."""
     places = at.places
     starts = np.cumsum([0, *[2 * p + 1 for p in places.sizes]])
     last, K = starts[-1], len(at.parts)

@@ -1,4 +1,4 @@
-"""Supplemented EM where columns are free to depend between clients: the Jacobian by complex steps."""
+"""Supplemented EM where columns are free to depend between institutions: the Jacobian by complex steps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ COMPLEX_STEP = 1e-30
 def sem_of_law(fit: LawFit) -> tuple[Floats, float]:
     """Covariance as :func:`~fedstat.models.vertical.law.covariance.law_covariance` has it, and its asymmetry.
 
-    A NotAvailableError where pairs of clients have no covariance of their own: the M-step is not in closed
-    form then. An EstimationError where the map does not contract.
+    A NotAvailableError where pairs of institutions have no covariance of their own: the M-step is not in
+    closed form then. An EstimationError where the map does not contract.
     """
     if not fit.moves.edges.all():
         raise NotAvailableError(

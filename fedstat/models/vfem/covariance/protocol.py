@@ -1,7 +1,8 @@
 """The covariance of the estimates from the observed information, as a protocol: who is asked what.
 
-One round for the clients' sums (before it, where the response is not normal, one for the response holder's
-curvatures), cross-products between clients, and for the robust covariance products of the scores.
+One round for the institutions' sums (before it, where the response is not normal, one for the response
+holder's curvatures), cross-products between institutions, and for the robust covariance products of the
+scores.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class CovarianceOptions:
 def ask_information(
     iteration: Iteration, step: str, curvatures: PatternCurvatures, weights: Mapping[str, Mapping[str, Any]]
 ) -> Rounds[InformationSums]:
-    """Ask every client for its sums, given what tells it of the weights of its entities."""
+    """Ask every institution for its sums, given what tells it of the weights of its entities."""
     lay, seen, asks = iteration.layout, ~iteration.layout.missing, []
     for j, k in enumerate(lay.clients):
         rows, mis, has = lay.rows[k], lay.missing[:, j], seen[:, j]
@@ -139,9 +140,10 @@ def ask_openly(iteration: QuasiNewtonIteration) -> Rounds[InformationSums]:
 
 
 def ask_sealed(iteration: QuasiNewtonIteration) -> Rounds[InformationSums]:
-    """Seal sums with the curvatures, and send those of entities that two clients or more have.
+    """Seal sums with the curvatures, and send those of entities that two institutions or more have.
 
-    They are sent as well where a client alone has so few entities that sums over these would tell as much.
+    They are sent as well where an institution alone has so few entities that sums over these would tell as
+    much.
     """
     lay, remote = iteration.layout, list(iteration.dealers or ())
     squares = [one.site for one in iteration.openings if one.columns == SQUARES]
@@ -174,7 +176,7 @@ def score_products(
     within = [reply.arrays["gram"] for reply in clients]
     wanted = StagedColumns("scores", tuple(len(gram) for gram in within))
     products = yield from cross_products(lay, iteration.session, wanted, options)
-    # The response holder stands last, as a client whose products with all others are known exactly.
+    # The response holder stands last, as an institution whose products with all others are known exactly.
     last = {(k, len(clients)): reply.arrays["with_response"] for k, reply in enumerate(clients)}
     whole = assemble([*within, response.arrays["gram"]], {**products.blocks, **last})
     return delta_method(nearest_psd(whole)[0], effective_score_map(sums, eliminated.Q))

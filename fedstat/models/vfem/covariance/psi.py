@@ -18,8 +18,8 @@ class Covariance:
 
     `how` says where cross-products came from, `size` and `error` the rows and the relative error of a sketch,
     `moved` how far the products went, relatively, to be positive semi-definite, and `dealers` who dealt for
-    secure ones; `left_out` counts the pairs of clients with too few common entities to be asked. `asymmetry`
-    is that of supplemented EM before it was made symmetric.
+    secure ones; `left_out` counts the pairs of institutions with too few common entities to be asked.
+    `asymmetry` is that of supplemented EM before it was made symmetric.
     """
 
     psi: Floats
@@ -48,7 +48,7 @@ class Covariance:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where each client's beta and mu stand in psi."""
+    """Where each institution's beta and mu stand in psi."""
 
     sizes: tuple[int, ...]
 
@@ -58,7 +58,7 @@ class Places:
         return 2 + 2 * sum(self.sizes)
 
     def start(self, k: int) -> int:
-        """First place of client k."""
+        """First place of institution k."""
         return 2 + 2 * sum(self.sizes[:k])
 
     def beta(self, k: int) -> slice:

@@ -1,6 +1,6 @@
 """Information on the alpha of a negative binomial response, beside that on the other parameters.
 
-In log alpha, r: the response holder has -L_mr, -L_vr and -L_rr, and every client learns the sums of its
+In log alpha, r: the response holder has -L_mr, -L_vr and -L_rr, and every institution learns the sums of its
 columns with -L_mr, sealed; where nobody can deal, -L_mr is sent.
 """
 
@@ -58,7 +58,7 @@ def glm_scale_curvature(
 def glm_scale_information(
     data: SiteData, state: State, shown: Array | None = None, cross: Floats | None = None
 ) -> dict[str, Array]:
-    """Release the sums of the columns, less their means, with -L_mr of the client's entities: (p,)."""
+    """Release the sums of the columns, less their means, with -L_mr of the institution's entities: (p,)."""
     client = glm_client(state)
     block, mu = client.block, client.accepted.mu
     if shown is not None:

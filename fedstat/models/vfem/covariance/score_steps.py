@@ -2,7 +2,7 @@
 
 Effective means that the estimation of Sigma_k is accounted for. The score of entity i is ``z_i C_i + V_i``,
 z = L_m the derivative of the log-likelihood by the linear predictor, which stays at the response holder where
-the response is not normal; C and V are of the client's own columns and parameters.
+the response is not normal; C and V are of the institution's own columns and parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedstat.typing import Array, Bools, Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreParts:
-    """C and V of the client's entities, (n_k, 2p + 1): beta (p), mu (p), and Sigma_k's score along v."""
+    """C and V of the institution's entities, (n_k, 2p + 1): beta (p), mu (p), and Sigma_k's score along v."""
 
     C: Floats
     V: Floats
@@ -55,9 +55,9 @@ def quadratic(Y: Floats, A: Floats) -> Floats:
 
 
 def scores(data: SiteData, state: State) -> dict[str, Array]:
-    """Stage the client's part F of every entity's effective score, and release its local products.
+    """Stage the institution's part F of every entity's effective score, and release its local products.
 
-    Released: ``gram`` F'F and ``with_response`` F'[z, -e, -e by absent client], e = (1/v - z^2)/2.
+    Released: ``gram`` F'F and ``with_response`` F'[z, -e, -e by absent institution], e = (1/v - z^2)/2.
     """
     client = client_of(state)
     F = ScoreParts.of(state, client, client.estimate).scores(client.z)
@@ -69,7 +69,7 @@ def scores(data: SiteData, state: State) -> dict[str, Array]:
 def local_products(data: SiteData, client: Client, of_response: Floats, by_v: Floats) -> dict[str, Array]:
     """Multiply the staged scores F with themselves, with the scores of (a, scale), (n_k, 2), and with L_v.
 
-    Released: ``gram`` F'F and ``with_response`` (2p + 1, 2 + K), with L_v by absent client.
+    Released: ``gram`` F'F and ``with_response`` (2p + 1, 2 + K), with L_v by absent institution.
     """
     F = client.staged["scores"]
     absent = weighted_sums(F, by_v, ~client.staged["others"], data.min_count)[1:]

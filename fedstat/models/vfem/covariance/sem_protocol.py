@@ -63,8 +63,8 @@ class SEMPoint:
 class EvaluatedSEM:
     """A point with what the sites answered there.
 
-    a is the mean of the linear predictor and w (p_k,) Sigma_k beta_k by client; v (G,) and `sums` (G, 3) are
-    the variance, and the sums of z, z^2 and 1/v, by pattern; `parts` the answers of the clients.
+    a is the mean of the linear predictor and w (p_k,) Sigma_k beta_k by institution; v (G,) and `sums` (G, 3)
+    are the variance, and the sums of z, z^2 and 1/v, by pattern; `parts` the answers of the institutions.
     """
 
     point: SEMPoint
@@ -79,8 +79,8 @@ class EvaluatedSEM:
 class EMMap:
     """What stays fixed between evaluations of the exact EM map.
 
-    Per client the sums of its columns by presence of the others (1 + K, p_k), and their cross-products `S2`;
-    `cross` are those between clients, on entities that both have.
+    Per institution the sums of its columns by presence of the others (1 + K, p_k), and their cross-products
+    `S2`; `cross` are those between institutions, on entities that both have.
     """
 
     iteration: EMIteration
@@ -95,12 +95,12 @@ class EMMap:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Columns of each client."""
+        """Columns of each institution."""
         return tuple(len(S) for S in self.S2)
 
     @property
     def places(self) -> list[slice]:
-        """Where each client's columns stand behind the constant."""
+        """Where each institution's columns stand behind the constant."""
         return block_places([np.ones(1), *self.S2])[1:]
 
     def evaluate(self, point: SEMPoint) -> Rounds[tuple[SEMPoint, Floats]]:
@@ -120,7 +120,7 @@ class EMMap:
         return self.image(at, P), P
 
     def predict(self, point: SEMPoint) -> Rounds[Floats]:
-        """Sum of the clients' linear predictors about their means: (n,)."""
+        """Sum of the institutions' linear predictors about their means: (n,)."""
         lay, ask = self.layout, self.iteration.ask
         replies = yield [
             ask(name, "sem_predictor", beta=point.beta[k], mu=point.mu[k])
@@ -129,12 +129,12 @@ class EMMap:
         eta = np.zeros(lay.n)
         for name, reply in zip(lay.clients, replies, strict=True):
             part = reply.arrays["linear_predictor"]
-            # Under masks every client sends all entities, zero where it lacks them.
+            # Under masks every institution sends all entities, zero where it lacks them.
             eta[slice(None) if self.iteration.masked else lay.rows[name]] += part
         return eta
 
     def ask_sums(self, point: SEMPoint, z: Floats, sums: Floats) -> Rounds[list[Mapping[str, Array]]]:
-        """Each client's part of the expected cross-products: residuals z (n,), their sums by pattern."""
+        """Each institution's part of the expected cross-products: residuals z (n,), their sums by pattern."""
         lay, ask = self.layout, self.iteration.ask
         replies = yield [
             ask(
@@ -186,11 +186,11 @@ class EMMap:
         return np.asarray(seen + mixed + (z2 - h) * np.outer(w[j], w[k]))
 
     def image(self, at: EvaluatedSEM, P: Floats) -> SEMPoint:
-        """M-step: regression of the expected response, TWFL (5), and the clients' own moments (6)."""
+        """M-step: regression of the expected response, TWFL (5), and the institutions' own moments (6)."""
         n, s2, counts = self.layout.n, at.point.s2, self.layout.counts
         point, v, sums, parts = at.point, at.v, at.sums, at.parts
         gradient = np.concatenate([[s2 * sums[:, 0].sum()], *[part["gradient"] for part in parts]])
-        # One regression over all blocks: the clients know their own parts of the gradient only.
+        # One regression over all blocks: the institutions know their own parts of the gradient only.
         step = np.linalg.solve(P, gradient)
         error = s2 * s2 * sums[:, 1].sum() + np.sum(counts * (v - s2) * s2 / v)
         beta = [b + step[here] for here, b in zip(self.places, point.beta, strict=True)]

@@ -1,7 +1,7 @@
 """An institution's part of the supplemented EM algorithm.
 
-The exact EM map is evaluated at points near the estimate, in standardised columns; nothing of the client's
-own fit changes.
+The exact EM map is evaluated at points near the estimate, in standardised columns; nothing of the
+institution's own fit changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
     """Release the estimates and the sums that the EM map needs once; `others` (n_k, K) have each entity.
 
     beta, mu, Sigma of standardised columns; ``scale``; ``s1`` sums of the columns, over all rows and over
-    those that each other client has; ``S2`` their cross-products.
+    those that each other institution has; ``S2`` their cross-products.
     """
     client = client_of(state)
     theta = client.estimate
@@ -62,7 +62,7 @@ def em_sums(
     """Local part of the exact M-step at another point.
 
     Released: ``gradient`` of s2 Q by beta; ``mu`` and ``Sigma``, TWFL (6); ``u_z``, sums of (x - mu) z over
-    the entities that each other client lacks, (K, p).
+    the entities that each other institution lacks, (K, p).
     """
     client = client_of(state)
     p = len(client.scale)
@@ -72,7 +72,7 @@ def em_sums(
     factor = cho_factor(Sigma, lower=True)
     image, direction, _ = m_step(client, theta, factor, z, missing, float(s2))
     u_z = weighted_sums(client.X - mu, z, ~client.staged["others"], data.min_count)[1:]
-    # The coordinator solves for beta at all clients at once, from the gradients behind their directions.
+    # The coordinator solves for beta at all institutions at once, from the gradients behind their directions.
     gradient = client.n * image.Sigma @ direction if not client.eta else direction * client.n / client.eta
     return {"gradient": gradient, "mu": image.mu, "Sigma": image.Sigma, "u_z": u_z}
 

@@ -1,7 +1,7 @@
 """An institution's sums for the information on the estimates.
 
-Sigma_k enters the likelihood of y only through t_k = beta_k'Sigma_k beta_k, so each client can eliminate its
-own Sigma_k, up to a K by K system at the coordinator (:mod:`fedstat.models.vfem.covariance.information`).
+Sigma_k enters the likelihood of y only through t_k = beta_k'Sigma_k beta_k, so each institution can eliminate
+its own Sigma_k, up to a K by K system at the coordinator (:mod:`fedstat.models.vfem.covariance.information`).
 Everything that is released here is in the units of the data.
 """
 
@@ -77,10 +77,10 @@ def glm_information(
 ) -> dict[str, Array]:
     """Local sums of the information of another response.
 
-    Of the entities that another client has as well comes `h` (n_k,), -L_mm; of those that no other has the
-    mean, `alone`, and unless they are few the sums of the columns' products with -L_mm; and of -L_mv the sums
-    of the columns by absent client, sealed in `shown`, of these `lengths`. Where nobody can deal, `h` and
-    `cross`, -L_mv, are those of all entities; the response holder has them.
+    Of the entities that another institution has as well comes `h` (n_k,), -L_mm; of those that no other has
+    the mean, `alone`, and unless they are few the sums of the columns' products with -L_mm; and of -L_mv the
+    sums of the columns by absent institution, sealed in `shown`, of these `lengths`. Where nobody can deal,
+    `h` and `cross`, -L_mv, are those of all entities; the response holder has them.
     """
     client = glm_client(state)
     block, theta = client.block, client.accepted
@@ -111,8 +111,8 @@ def sealed_rows(
 ) -> WeightedRows:
     """Put the response holder's sums in the place of those of rows of which it keeps what they weigh.
 
-    `boxes` have those of -L_mv by absent client, and unless these are few those of -L_mm at entities that no
-    other client has.
+    `boxes` have those of -L_mv by absent institution, and unless these are few those of -L_mm at entities
+    that no other institution has.
     """
     mu, p = client.accepted.mu, len(client.accepted.mu)
     K, alone = rows.others.shape[1], rows.others.sum(axis=1) == 1
@@ -138,16 +138,16 @@ def sum_information(
 ) -> dict[str, Array]:
     """Eliminate Sigma_k from the information, and stage the weighted columns for products with others.
 
-    `totals` are four: of -L_vv and -L_v over the entities that the client lacks, of -L_mm and L_m over those
-    that it has. Returns beta, w = Sigma beta; ``gram`` sum of h uu', u = x - mu; ``own`` the diagonal block
-    of (beta, mu) without it; weighted sums of u in all and by the presence (``by_v``) or absence (``by_z``)
-    of every other client; and what the elimination leaves.
+    `totals` are four: of -L_vv and -L_v over the entities that the institution lacks, of -L_mm and L_m over
+    those that it has. Returns beta, w = Sigma beta; ``gram`` sum of h uu', u = x - mu; ``own`` the diagonal
+    block of (beta, mu) without it; weighted sums of u in all and by the presence (``by_v``) or absence
+    (``by_z``) of every other institution; and what the elimination leaves.
     """
     n, p, scale = client.n_seen, len(theta.mu), units(client)
     check_lengths(state.site, sums=(totals, 4))
     kappa, e, h_seen, z_seen = totals
     U, w, beta = client.X - theta.mu, theta.Sigma @ theta.beta, theta.beta
-    # Products of these with another client's are the sums over common entities of h u_j u_k'.
+    # Products of these with another institution's are the sums over common entities of h u_j u_k'.
     root = np.sqrt(rows.h)[:, None] * U * client.scale
     client.staged = {"U": U, "weights": rows.h, "others": rows.others, "root": root}
     elimination = eliminate_sigma(client, theta, float(e))

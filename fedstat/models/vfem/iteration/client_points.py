@@ -1,4 +1,4 @@
-"""The coordinator's account of the clients' points that may be mixed."""
+"""The coordinator's account of the institutions' points that may be mixed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedstat.typing import Floats
 class Points:
     """What the coordinator knows of the points that may be mixed.
 
-    Of linear predictors it needs the sum over clients only; those of the points stand in a ring of rows,
+    Of linear predictors it needs the sum over institutions only; those of the points stand in a ring of rows,
     `predictors` (memory + 2, n), of which `newest` is the latest; `padded` where they come for all entities.
-    Per client `centres` (q, q) are products mu'beta of its points, `spreads` (q, q, q) beta'Sigma beta.
+    Per institution `centres` (q, q) are products mu'beta of its points, `spreads` (q, q, q) beta'Sigma beta.
     """
 
     predictors: Floats
@@ -29,7 +29,7 @@ class Points:
     spreads: list[Floats] = field(default_factory=list)
 
     def take(self, layout: Layout, replies: Sequence[Reply]) -> None:
-        """Enter the newest point of every client."""
+        """Enter the newest point of every institution."""
         self.newest = (self.newest + 1) % len(self.predictors)
         total = self.predictors[self.newest]
         total[:] = 0.0

@@ -1,4 +1,4 @@
-"""Estimates of all clients where the maximisation ended, whatever the distribution of the response."""
+"""Estimates of all institutions where the maximisation ended, whatever the distribution of the response."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ class VFEMFit:
     """Maximum likelihood estimates, in the units of the data.
 
     a is the mean of the linear predictor, beta0 + sum_k mu_k'beta_k; s2 the residual variance, 1 where the
-    response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k go by client. `response_moments`
-    (2,) are mean and variance of a normal response, `null` the log-likelihood of the intercept alone for
-    another one. `reason` says why the iteration ended. `law` is that of columns and response where blocks
-    are not independent between clients, or entities have parts of them. `estimates_alpha`: that of a negative
-    binomial distribution. `dispersion` of counts are Pearson's statistic per entity, and its standard error.
+    response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k go by institution.
+    `response_moments` (2,) are mean and variance of a normal response, `null` the log-likelihood of the
+    intercept alone for another one. `reason` says why the iteration ended. `law` is that of columns and
+    response where blocks are not independent between institutions, or entities have parts of them.
+    `estimates_alpha`: that of a negative binomial distribution. `dispersion` of counts are Pearson's
+    statistic per entity, and its standard error.
     """
 
     a: float

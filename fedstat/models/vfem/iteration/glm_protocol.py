@@ -1,10 +1,11 @@
 """VFEM where the response is not normal, as a protocol: who is asked what, and when it ends.
 
-The observed-data likelihood is maximised by a quasi-Newton method of which every client keeps its own part
-(:mod:`fedstat.models.vfem.iteration.quasi_newton`). One iteration is two round trips to the clients: down,
-what shows each the sums of its columns with the derivatives at the response holder, and up, inner products;
-down, the coefficients of a direction, and up, the linear predictors there. Of linear predictors, inner
-products and log-likelihoods sums over the clients are needed only, so that masks may hide each client's part.
+The observed-data likelihood is maximised by a quasi-Newton method of which every institution keeps its own
+part (:mod:`fedstat.models.vfem.iteration.quasi_newton`). One iteration is two round trips to the
+institutions: down, what shows each the sums of its columns with the derivatives at the response holder, and
+up, inner products; down, the coefficients of a direction, and up, the linear predictors there. Of linear
+predictors, inner products and log-likelihoods sums over the institutions are needed only, so that masks may
+hide each institution's part.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ SEPARATED = (
 
 @dataclass(frozen=True, slots=True)
 class GLMPoint:
-    """An evaluated point: intercept, likelihood, and what the clients are sent of it.
+    """An evaluated point: intercept, likelihood, and what the institutions are sent of it.
 
     `own` is the intercept, of standardised columns, and where the alpha of a negative binomial is estimated
     its logarithm, of which `of_alpha` (2,) has the score and the sum of its squares. The log-likelihood is
     that of response and blocks, `change` the largest since the accepted point; `sums` (G, 4) are those of
     L_m, L_v, -L_mm and L_v^2 by pattern, and
-    `shown` is what the response holder has sealed for a client.
+    `shown` is what the response holder has sealed for an institution.
     """
 
     own: Floats
@@ -92,11 +93,11 @@ class GLMPoint:
 class QuasiNewtonIteration(Iteration):
     """Steps of a quasi-Newton method, for a response that is not normal.
 
-    The intercept belongs to no client: `memory` is the coordinator's own part of the method. `edges` counts
-    the iterations in a row that were cut short because a linear predictor left all bounds. The coordinator
-    sits `at` an institution or at none; it has log alpha beside the intercept where that is estimated
-    (`estimates_alpha`). `curved`: curvatures will be asked for, as sums over `min_count`
-    entities or more. `dealers` deal for each client and the response holder, None where
+    The intercept belongs to no institution: `memory` is the coordinator's own part of the method. `edges`
+    counts the iterations in a row that were cut short because a linear predictor left all bounds. The
+    coordinator sits `at` an institution or at none; it has log alpha beside the intercept where that is
+    estimated (`estimates_alpha`). `curved`: curvatures will be asked for, as sums over `min_count`
+    entities or more. `dealers` deal for each institution and the response holder, None where
     nobody can, and what stays at the response holder elsewhere is sent.
     """
 
@@ -149,7 +150,7 @@ class QuasiNewtonIteration(Iteration):
         return RunningSums(Conversation(FAMILY, self.session, self.at), lay.active, self._openings(), lay.n)
 
     def _openings(self) -> list[Opening]:
-        """Say what all clients but the response holder open for sums with what it keeps."""
+        """Say what all institutions but the response holder open for sums with what it keeps."""
         lay, openings = self.layout, []
         for k, p in zip(lay.clients, lay.sizes, strict=True):
             if k == lay.active:
@@ -166,11 +167,11 @@ class QuasiNewtonIteration(Iteration):
 
     @property
     def sealed(self) -> list[tuple[str, str]]:
-        """Columns, as they were opened, and the client of each of the sums that an evaluation seals."""
+        """Columns, as they were opened, and the institution of each of the sums that an evaluation seals."""
         return [(BLOCK, k) for k in self.dealers or ()]
 
     def alone(self, client: str) -> Bools:
-        """Which patterns have this client's columns and no others: (G,)."""
+        """Which patterns have this institution's columns and no others: (G,)."""
         seen = ~self.layout.missing
         return np.asarray(seen[:, self.layout.clients.index(client)] & (seen.sum(axis=1) == 1))
 
@@ -239,7 +240,7 @@ class QuasiNewtonIteration(Iteration):
         )
 
     def _residuals(self) -> Rounds[dict[str, dict[str, Any]]]:
-        """Tell every client the sums of its columns: sealed, or where nobody can deal by the numbers."""
+        """Tell every institution the sums of its columns: sealed, or where nobody can deal by the numbers."""
         lay = self.layout
         if self.dealers is not None:
             return {k: {"shown": shown} for k, shown in self.point.shown.items()}
@@ -293,7 +294,7 @@ class QuasiNewtonIteration(Iteration):
                 self.edges = self.edges + 1 if self.at_the_edge else 0
                 return True
             length /= 2.0
-        # The clients hold the last point that was tried; the estimates are those of the accepted one.
+        # The institutions hold the last point that was tried; the estimates are those of the accepted one.
         yield from self._evaluate(before.own, [weights] * len(self.layout.clients), 0.0, np.inf)
         return False
 

@@ -1,7 +1,7 @@
 """Steps of the response holder in the iterations of VFEM where the response is not normal.
 
 Released while iterating: sums by missing pattern and scalars. Derivatives of the log-likelihood per entity
-stay here: what every client needs of them, the sums of its columns times these, it learns alone, by
+stay here: what every institution needs of them, the sums of its columns times these, it learns alone, by
 :mod:`fedstat.federation.rounds.running_steps`. Only where nobody can deal for that are they sent.
 """
 
@@ -93,14 +93,14 @@ def glm_evaluate(
 ) -> tuple[dict[str, Array], str]:
     """Evaluate the likelihood of the response given what is seen of each entity.
 
-    `predictor` (n,) is the intercept plus the clients' linear predictors of the blocks that an entity has;
-    `centre` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the clients that miss in
-    each pattern. `text` names the columns whose clients learn their sums with L_m; `alpha` is that of a
-    negative binomial response, where it is estimated. Released:
+    `predictor` (n,) is the intercept plus the institutions' linear predictors of the blocks that an entity
+    has; `centre` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the institutions that
+    miss in each pattern. `text` names the columns whose institutions learn their sums with L_m; `alpha` is
+    that of a negative binomial response, where it is estimated. Released:
     ``inside``, which is 0, and nothing else comes, when a linear predictor is too large to compute with;
     ``log_likelihood``, and unless it is below `lowest`: ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by
     pattern, ``of_alpha`` (2,) of its score and the squares, and ``shown``, of the ``lengths`` (K,), for each
-    client.
+    institution.
     """
     response = glm_response_of(state)
     if alpha is not None:
@@ -142,7 +142,7 @@ def with_alpha(site: str, spec: DistributionSpec, alpha: float) -> DistributionS
 
 
 def seal_of(data: SiteData, state: State, columns: str, client: str, values: Floats) -> Array:
-    """Seal the sums of columns that a client opened with some numbers, (n,) of all entities."""
+    """Seal the sums of columns that an institution opened with some numbers, (n,) of all entities."""
     taken = taken_of(state, columns, client, rows_of_numbers(state))
     return seal_sums(data, state, taken, values[taken.rows])
 
@@ -165,10 +165,11 @@ def glm_curvature(
 ) -> tuple[dict[str, Array], str]:
     """Release what the observed information needs of the last evaluation.
 
-    `missing` (G, K) tells which client misses in which pattern, `each` (G,) of which patterns curvatures
-    leave one by one; `text` lists the clients that learn sums, of block and of squares. Released: ``sums``
-    (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by missing pattern; ``h`` -L_mm per entity, and ``shown``, of
-    the ``lengths``: by client, sums of the block with -L_mv by absent client, and of the squares with -L_mm.
+    `missing` (G, K) tells which institution misses in which pattern, `each` (G,) of which patterns curvatures
+    leave one by one; `text` lists the institutions that learn sums, of block and of squares. Released:
+    ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by missing pattern; ``h`` -L_mm per entity, and
+    ``shown``, of the ``lengths``: by institution, sums of the block with -L_mv by absent institution, and of
+    the squares with -L_mm.
     """
     response = glm_response_of(state)
     told = {"sums": sum_curvatures(data, response, len(missing))}

@@ -6,7 +6,7 @@ The linear predictor of entity i given what is seen of it is normal with mean an
     v_i = sum_{k missing} beta_k' Sigma_k beta_k.
 
 The response holder turns m_i and v_i into the likelihood and its derivatives L_m and L_v; the score of
-(beta_k, mu_k, Sigma_k) is a sum over the client's own rows, of which it learns no more than that sum.
+(beta_k, mu_k, Sigma_k) is a sum over the institution's own rows, of which it learns no more than that sum.
 Columns are standardised at their institution.
 """
 
@@ -80,7 +80,7 @@ def unpack(vector: Floats, p: int) -> Theta:
 
 
 def glm_client(state: State) -> GLMClient:
-    """Return this fit's client, or say that the fit was not started here."""
+    """Return this fit's institution, or say that the fit was not started here."""
     client = state.use(ITEM, GLMClient, NOT_STARTED)
     if not isinstance(client, GLMClient):  # a fit by another algorithm was
         raise MessageError(f"{state.site}: {NOT_STARTED}")
@@ -111,10 +111,10 @@ def glm_score(
 ) -> dict[str, Array]:
     """Accept the latest point, and release products of the local score and of the latest steps.
 
-    `missing` (4,) are the sums of L_m, L_v, -L_mm and L_v^2 over entities that the client lacks, `h` that of
-    -L_mm over those that it has. Of L_m at these it learns the sums with its columns, which `shown` brings;
-    where nobody can deal, z (n_k,) is L_m itself, and the response holder has it. Released: ``sy`` S'[Y, g]
-    and ``yhy`` [Y, g]'H[Y, g]; see :class:`~fedstat.models.vfem.iteration.quasi_newton.Memory`.
+    `missing` (4,) are the sums of L_m, L_v, -L_mm and L_v^2 over entities that the institution lacks, `h`
+    that of -L_mm over those that it has. Of L_m at these it learns the sums with its columns, which `shown`
+    brings; where nobody can deal, z (n_k,) is L_m itself, and the response holder has it. Released: ``sy``
+    S'[Y, g] and ``yhy`` [Y, g]'H[Y, g]; see :class:`~fedstat.models.vfem.iteration.quasi_newton.Memory`.
     """
     client = glm_client(state)
     block = client.block
@@ -168,8 +168,8 @@ def glm_move(
 
     `of_steps` (q,) and `of_scores` (q + 1,) are the coefficients of the direction; a length of 0 stays.
     Released: ``inside``, which is 0, and nothing else comes, when Sigma has left the positive cone; the
-    linear predictor of all n entities, zero where the client lacks them; ``centre`` mu'beta and ``spread``
-    beta'Sigma beta; the log-likelihood of the block less its maximum; the largest change.
+    linear predictor of all n entities, zero where the institution lacks them; ``centre`` mu'beta and
+    ``spread`` beta'Sigma beta; the log-likelihood of the block less its maximum; the largest change.
     """
     client = glm_client(state)
     kept, p = len(client.memory.steps), len(client.trial.mu)

@@ -1,12 +1,12 @@
 """The VFEM iteration as a protocol: who is asked what, and when it ends.
 
-One iteration is one round trip: up, per client, the linear predictors of its entities and a few
+One iteration is one round trip: up, per institution, the linear predictors of its entities and a few
 scalars; down, their standardised residuals z and three sums over the entities it lacks. Between the two
 stands one question to the active institution, answered in place where the coordinator sits there.
 
-Of linear predictors, likelihoods, scores and products of moves only sums over clients enter. With
-:attr:`IterationOptions.masked` the clients hide their own parts of them: linear predictors then go out over
-all entities of the fit, zero where a client lacks them. What that does not hide is said in
+Of linear predictors, likelihoods, scores and products of moves only sums over institutions enter. With
+:attr:`IterationOptions.masked` the institutions hide their own parts of them: linear predictors then go out
+over all entities of the fit, zero where an institution lacks them. What that does not hide is said in
 :mod:`fedstat.models.vfem.statements.exposure`.
 """
 
@@ -36,7 +36,7 @@ SMALLEST_STEP = 2.0**-20
 
 @dataclass(slots=True)
 class EMIteration(Iteration):
-    """Accelerated steps of EM, for a normal response, from coefficients of zero or `first` by client.
+    """Accelerated steps of EM, for a normal response, from coefficients of zero or `first` by institution.
 
     `gram` holds the inner products of the moves that may be mixed, `weights` those of the next mixture;
     `accepted` is the place of the last accepted point among them, `best` its log-likelihood. `omega` is the
@@ -90,7 +90,7 @@ class EMIteration(Iteration):
             return None
         (reply,) = yield [self.ask(lay.active, "residuals", a=a, s2=s2, eta=eta, t_missing=lay.missing @ t)]
         z, z1, z2 = (reply.arrays[name] for name in ("z", "z1", "z2"))
-        # Of the entities that it lacks a client is told three sums by pattern, and no value.
+        # Of the entities that it lacks an institution is told three sums by pattern, and no value.
         sums = np.column_stack([z1, z2, lay.counts / v])
         replies = yield [
             self.ask(
@@ -108,7 +108,7 @@ class EMIteration(Iteration):
         self.forget = not all(reply.arrays["inside"] for reply in replies)
         if self.forget:
             return None
-        # Only now: a point that one client refuses must never be mixed.
+        # Only now: a point that one institution refuses must never be mixed.
         self.points.take(lay, replies)
         self.latest = EvaluatedResponse(a, s2, v, z1, z2)
         return replies
@@ -150,7 +150,7 @@ class EMIteration(Iteration):
                 self.move = "plain"
             return "go"
         # A mixture is a guess, and given up for the plain step. That one falls only where the steps of beta,
-        # which the clients make side by side, add up to too long a one.
+        # which the institutions make side by side, add up to too long a one.
         if self.move != "mixed":
             return "shorten"
         self.weights, self.move = one_hot(self.accepted, size), "plain"
@@ -219,5 +219,5 @@ def vanishing_message(layout: Layout) -> str:
     return (
         f"a variance goes to zero, where the likelihood has no maximum: {complete} of the {layout.n} "
         "entities are complete, and the coefficients may reproduce their response without error; leave "
-        "out columns or clients, or start elsewhere (init=)"
+        "out columns or institutions, or start elsewhere (init=)"
     )

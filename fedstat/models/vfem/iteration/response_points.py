@@ -42,7 +42,7 @@ class ResponseScore:
 
 @dataclass(slots=True)
 class ResponsePoints:
-    """Points (a, s2), aligned with those of the clients.
+    """Points (a, s2), aligned with those of the institutions.
 
     `counts` (G,) are the entities of each pattern, `memory` the earlier points that may be mixed; mean and
     variance of the response, `moments` (2,), are the first point.
@@ -92,7 +92,7 @@ class ResponsePoints:
         """Enter the M-step of an evaluated point, and return the products of its move with the others.
 
         `omega` is the length of the step of the regression; `recentring` how far the centred intercept goes
-        along with the means of the clients' blocks.
+        along with the means of the institutions' blocks.
         """
         a_move, s2_move = self._moves(evaluated)
         at = np.array([evaluated.a, evaluated.s2])
@@ -103,7 +103,7 @@ class ResponsePoints:
             del self.points[0], self.evaluated[0]
         self.reference = self.reference or evaluated.s2
         n = self.counts.sum()
-        # The complete-data information of (a, s2), held fixed as that of the clients is.
+        # The complete-data information of (a, s2), held fixed as that of the institutions is.
         metric = np.array([n / self.reference, 0.5 * n / self.reference**2])
         moves = [e.image - e.at for e in self.evaluated if e is not None]
         return np.array([np.sum(moves[-1] * metric * move) for move in moves])

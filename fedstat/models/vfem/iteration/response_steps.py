@@ -1,7 +1,8 @@
 """Steps of the response holder in the iterations of VFEM: its start, residuals, fitted values.
 
 Released while iterating: one standardised residual per entity, sums by missing pattern and scalars. Where the
-coordinator sits at this institution nothing of it leaves, but for the residuals that the clients are sent.
+coordinator sits at this institution nothing of it leaves, but for the residuals that the institutions are
+sent.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def residuals(
 ) -> dict[str, Array]:
     """E-step of the response: z_i = (y_i - a - eta_i) / v_g(i).
 
-    eta (n,) is the sum of the clients' centred linear predictors over the blocks that an entity has,
-    `t_missing` (G,) that of t_k over the clients that miss in each pattern; v is s2 more.
+    eta (n,) is the sum of the institutions' centred linear predictors over the blocks that an entity has,
+    `t_missing` (G,) that of t_k over the institutions that miss in each pattern; v is s2 more.
     """
     active = active_of(state)
     patterns = int(active.code.max()) + 1

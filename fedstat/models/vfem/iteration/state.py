@@ -58,11 +58,11 @@ class Iteration:
 
     @property
     def masked(self) -> bool:
-        """Whether clients hide their parts of sums; a single client's part is the sum."""
+        """Whether institutions hide their parts of sums; a single institution's part is the sum."""
         return self.options.masked and len(self.layout.clients) > 1
 
     def hide(self, protocol: Rounds[Fit]) -> Rounds[Fit]:
-        """Run rounds in which all clients are asked alike, under masks where they are wanted."""
+        """Run rounds in which all institutions are asked alike, under masks where they are wanted."""
         return masked(protocol, self.layout.clients, self.session) if self.masked else protocol
 
     def ask(self, site: str, step: str, text: str = "", **arrays: object) -> Ask:
@@ -70,17 +70,17 @@ class Iteration:
         return ask(site, step, self.session, text, **arrays)
 
     def opening(self, client: str) -> dict[str, Any]:
-        """Tell a client which rows of its block take part, and where they stand."""
+        """Tell an institution which rows of its block take part, and where they stand."""
         lay = self.layout
         return {"keep": lay.keep[client], "rows": lay.kept[client], "n": lay.n, "filled": lay.filled}
 
     def ask_estimates(self, step: str) -> Rounds[dict[str, Mapping[str, Array]]]:
-        """Ask every client for its estimates."""
+        """Ask every institution for its estimates."""
         replies = yield [self.ask(k, step) for k in self.layout.clients]
         return {k: reply.arrays for k, reply in zip(self.layout.clients, replies, strict=True)}
 
     def make_fit(self, by_client: Mapping[str, Mapping[str, Array]], **own: Any) -> VFEMFit:
-        """Put the clients' estimates together with those that belong to no client."""
+        """Put the institutions' estimates together with those that belong to no institution."""
         return VFEMFit(
             beta={k: a["beta"] for k, a in by_client.items()},
             mu={k: a["mu"] for k, a in by_client.items()},

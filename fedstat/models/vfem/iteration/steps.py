@@ -1,6 +1,6 @@
 """Steps of an institution in the iterations of VFEM with a normal response.
 
-Notation of Tang, Wang, Feng and Li (TWFL): a client k holds x_i^k in R^{p_k} for n_k of n entities,
+Notation of Tang, Wang, Feng and Li (TWFL): an institution k holds x_i^k in R^{p_k} for n_k of n entities,
 beta_k, mu_k and Sigma_k; the active institution holds y_i, a and s2. Columns are standardised at their
 institution once; the maximum likelihood estimate moves along with them.
 
@@ -8,9 +8,9 @@ Released while iterating: one linear predictor per entity, scalars of the iterat
 estimates. Under `z`, the other direction, stands (y_i - E[y_i | seen blocks]) / v_g(i).
 
 Of linear predictors, log-likelihoods, squared scores, products of moves and recentrings only sums over
-clients are needed, and masks may hide each client's own. Needed by client, and clear, are the scalars of its
-points (mu'beta and beta'Sigma beta, which weigh by missing pattern), its largest change, and whether a point
-is admissible.
+institutions are needed, and masks may hide each institution's own. Needed by institution, and clear, are the
+scalars of its points (mu'beta and beta'Sigma beta, which weigh by missing pattern), its largest change, and
+whether a point is admissible.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def start(
     """Standardise the block and set the first point.
 
     `keep`, `rows`, `n` and `filled` are those of :func:`stage_client`; `memory` earlier points may be mixed;
-    `padded` linear predictors go out for all n entities, zero where the client lacks them, since only so can
-    they be added up under masks; `beta` (p,) are starting coefficients in the units of the data. Released:
-    the first linear predictor and scalars, and the extreme eigenvalues of the local covariance.
+    `padded` linear predictors go out for all n entities, zero where the institution lacks them, since only so
+    can they be added up under masks; `beta` (p,) are starting coefficients in the units of the data.
+    Released: the first linear predictor and scalars, and the extreme eigenvalues of the local covariance.
     """
     client = stage_client(data, state, keep, rows, int(n), bool(filled), int(memory))
     if padded:
@@ -104,9 +104,9 @@ def step(
 ) -> dict[str, Array]:
     """Evaluate likelihood and score at a mixture of the points, and make the local M-step there.
 
-    `weights` (q,) of the points sum to one; z (n_k,) are standardised residuals of the client's entities,
-    `missing` (3,) the sums of z, z^2 and 1/v over those that it lacks, `omega` the length of the step of
-    beta. `forget`: drop the previous evaluation first, which another client found inadmissible.
+    `weights` (q,) of the points sum to one; z (n_k,) are standardised residuals of the institution's
+    entities, `missing` (3,) the sums of z, z^2 and 1/v over those that it lacks, `omega` the length of the
+    step of beta. `forget`: drop the previous evaluation first, which another institution found inadmissible.
 
     Released: ``inside``, which is 0, and nothing else comes, when the mixed Sigma has left the positive cone;
     the M-step's linear predictor and its scalars, the log-likelihood of the block less its maximum, the
@@ -117,7 +117,7 @@ def step(
     state.tell(client.weights(z, "residuals"))
     if forget:
         client.points, client.evaluated = client.previous
-    # Another client may find the point inadmissible: this evaluation is then taken back.
+    # Another institution may find the point inadmissible: this evaluation is then taken back.
     client.previous = list(client.points), list(client.evaluated)
     client.omega = float(omega)
     theta = mix(client.points, weights)

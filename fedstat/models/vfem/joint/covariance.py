@@ -89,7 +89,7 @@ def told_each(iteration: JointIteration) -> Bools:
 
 
 def multiply_weighted(iteration: JointIteration, out: Floats) -> Rounds[None]:
-    """Enter products of two clients' weighted columns by pattern above the diagonal."""
+    """Enter products of two institutions' weighted columns by pattern above the diagonal."""
     lay, seen = iteration.layout, ~iteration.layout.missing
     together, places = seen.sum(axis=1) > 1, lay.places(1)
     sides = []

@@ -1,10 +1,10 @@
 """Joint maximum likelihood where columns depend between institutions and the response is not normal.
 
 The coordinator has the moments of the columns by missing pattern, and all parameters. One iteration is three
-round trips: to the clients with the coefficients of every pattern, to the response holder with the sum of the
-linear predictors, and to the clients for the sums of their columns with the derivatives there, by pattern.
-The method is that of :mod:`fedstat.models.vfem.iteration.quasi_newton` with one party, from the information
-at the mean weight of each pattern. It starts from the normal law of columns and response.
+round trips: to the institutions with the coefficients of every pattern, to the response holder with the sum
+of the linear predictors, and to the institutions for the sums of their columns with the derivatives there, by
+pattern. The method is that of :mod:`fedstat.models.vfem.iteration.quasi_newton` with one party, from the
+information at the mean weight of each pattern. It starts from the normal law of columns and response.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class JointIteration(QuasiNewtonIteration):
 
     @property
     def sealed(self) -> list[tuple[str, str]]:
-        """Columns, as they were opened, and the client of each of the sums that an evaluation seals."""
+        """Columns, as they were opened, and the institution of each of the sums that an evaluation seals."""
         return [(one.columns, one.site) for one in self.openings if not is_squares(one.columns)]
 
     def start(self) -> Rounds[None]:
@@ -207,7 +207,7 @@ class JointIteration(QuasiNewtonIteration):
             self.converged, self.reason = self.trace[-1].score <= NEAR, self.bears
 
     def _sums(self) -> Rounds[ResponseSums]:
-        """Ask every client for the sums of its columns with L_m by pattern."""
+        """Ask every institution for the sums of its columns with L_m by pattern."""
         lay, at, places = self.layout, self.joint, self.layout.places(1)
         asks = []
         for k in lay.clients:
@@ -317,7 +317,7 @@ def is_squares(columns: str) -> bool:
 def boxes_of(
     client: str, sealed: Sequence[tuple[str, str]], boxes: Sequence[Array]
 ) -> tuple[str, dict[str, Array]]:
-    """Take what was sealed for a client, with the names of the columns; nothing where nothing was."""
+    """Take what was sealed for an institution, with the names of the columns; nothing where nothing was."""
     own = [(columns, box) for (columns, k), box in zip(sealed, boxes, strict=True) if k == client]
     shown = {} if not own else seal_all(box for _, box in own)
     return json.dumps([columns for columns, _ in own]), shown

@@ -1,4 +1,4 @@
-"""Sums over entities of products of two clients' columns: four ways to get them.
+"""Sums over entities of products of two institutions' columns: four ways to get them.
 
 Each way is a protocol with one signature, named in ``CROSS_PRODUCTS``.
 """
@@ -27,7 +27,7 @@ OTHERWISE = ", or exchange='iterative' with cov_type='expected' or cross_product
 
 @dataclass(frozen=True, slots=True)
 class CrossOptions:
-    """How cross-products between clients are had; see :meth:`fedstat.VFEMRegression.fit`.
+    """How cross-products between institutions are had; see :meth:`fedstat.VFEMRegression.fit`.
 
     A sketch has `size` rows; a secure product rests on `min_count` entities at least, and where the
     coordinator sits, `at`, matters for who may deal.
@@ -42,7 +42,7 @@ class CrossOptions:
 
 @dataclass(frozen=True, slots=True)
 class StagedColumns:
-    """What products are wanted of: one of ``STAGES``, and how many columns each client has of it."""
+    """What products are wanted of: one of ``STAGES``, and how many columns each institution has of it."""
 
     stage: str
     widths: tuple[int, ...]
@@ -84,10 +84,10 @@ def no_products(
 def multiplied_products(
     layout: Layout, session: str, columns: StagedColumns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
-    """Multiply in secret: exact, and neither client nor the coordinator sees anything but the products.
+    """Multiply in secret: exact, and neither institution nor the coordinator sees anything but the products.
 
-    Rows are weighted by their client, who knows 1/v of its own entities. A product over few entities would
-    disclose rows to who knows one of the two blocks; it is not asked for, and counts as zero, its
+    Rows are weighted by their institution, who knows 1/v of its own entities. A product over few entities
+    would disclose rows to who knows one of the two blocks; it is not asked for, and counts as zero, its
     expectation.
     """
     edges = np.cumsum([0, *columns.widths])
@@ -119,7 +119,7 @@ def conversation(session: str, at: str | None) -> Conversation:
 
 
 def check_dealers(layout: Layout, options: CrossOptions) -> None:
-    """Require somebody to deal for every two clients, before anything is computed."""
+    """Require somebody to deal for every two institutions, before anything is computed."""
     if options.how == "secure":
         for a, b in combinations(layout.clients, 2):
             conversation("", options.at).dealer(a, b, dealing_sites(layout))
@@ -128,9 +128,9 @@ def check_dealers(layout: Layout, options: CrossOptions) -> None:
 def sketched_products(
     layout: Layout, session: str, columns: StagedColumns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
-    """Multiply random projections that the clients draw from a seed which only they share.
+    """Multiply random projections that the institutions draw from a seed which only they share.
 
-    TWFL Algorithm 2, mended: the clients must use the same projection; independent ones would
+    TWFL Algorithm 2, mended: the institutions must use the same projection; independent ones would
     make every cross-product zero on average.
     """
     replies = yield [
@@ -154,7 +154,7 @@ def sketched_products(
 def exchanged_products(
     layout: Layout, session: str, columns: StagedColumns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
-    """Hand each client's columns to the clients after it, which multiply: it discloses them."""
+    """Hand each institution's columns to the institutions after it, which multiply: it discloses them."""
     number = columns.number
     replies = yield [ask(k, "release_columns", session, stage=number) for k in layout.clients[:-1]]
     released = [reply.arrays["columns"] for reply in replies]
@@ -185,6 +185,6 @@ CROSS_PRODUCTS: Mapping[str, ProductsProtocol] = {
 def cross_products(
     layout: Layout, session: str, columns: StagedColumns, options: CrossOptions
 ) -> Rounds[CrossProducts]:
-    """Obtain X_j'X_k for every pair of clients, as `options` say; a single client needs none."""
+    """Obtain X_j'X_k for every pair of institutions, as `options` say; a single institution needs none."""
     how = options.how if len(layout.clients) > 1 else "none"
     return (yield from CROSS_PRODUCTS[how](layout, session, columns, options))

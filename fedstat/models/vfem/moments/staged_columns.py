@@ -44,7 +44,7 @@ def staged_weights(data: SiteData, state: State) -> tuple[Floats | None, int]:
 
 
 def seed_of_stage(shared: int, stage: int) -> int:
-    """Seed of the projection of one stage, which is as hard to find as the one that clients share."""
+    """Seed of the projection of one stage, which is as hard to find as the one that institutions share."""
     # A short seed makes no longer one, and draws what it always drew.
     words = 2 if shared.bit_length() > 64 else 1
     return int.from_bytes(
@@ -53,17 +53,17 @@ def seed_of_stage(shared: int, stage: int) -> int:
 
 
 def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array) -> dict[str, Array]:
-    """Release a random projection of the staged columns, the same one at every client.
+    """Release a random projection of the staged columns, the same one at every institution.
 
     `stage` is a place in ``STAGES``, `kind` in ``SKETCH_KINDS``. Released: ``sketch`` (size, q), and
-    ``error``, the root mean squared error of the client's own products by it, relative to the columns'
+    ``error``, the root mean squared error of the institution's own products by it, relative to the columns'
     lengths.
     """
     client, columns = client_of(state), staged(data, state, int(stage))
     # Structured sketches come in whole ones, of half the entities at most.
     check_room(data.name, (int(size) + client.n) * columns.shape[1], columns.size)
     seed = seed_of_stage(data.common_seed, int(stage))
-    # A projection of its own at every client would make each product zero on average.
+    # A projection of its own at every institution would make each product zero on average.
     draw = SKETCHES[SKETCH_KINDS[int(kind)]]
     projected = draw(columns, client.rows, client.n, int(size), seed)
     exact = columns.T @ columns
@@ -73,7 +73,7 @@ def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array)
 
 
 def release_columns(data: SiteData, state: State, stage: Array) -> dict[str, Array]:
-    """Release the staged columns themselves, for another client to multiply with its own."""
+    """Release the staged columns themselves, for another institution to multiply with its own."""
     return {"columns": np.ascontiguousarray(staged(data, state, int(stage)))}
 
 

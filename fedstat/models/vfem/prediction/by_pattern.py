@@ -1,4 +1,4 @@
-"""Prediction where columns depend between clients: coefficients for every set of columns that is seen.
+"""Prediction where columns depend between institutions: coefficients for every set of columns that is seen.
 
 Of the columns M that an entity lacks, the mean given those that it has, S, is linear in them, with slopes
 C = Sigma_MS Sigma_SS^-1. The mean of the response is a + b'(x_S - mu_S), b = beta_S + C'beta_M, its variance
@@ -83,7 +83,7 @@ class LawPrediction:
 def predict_by_pattern(
     fit: VFEMFit, clients: tuple[str, ...], psi: Floats | None, opened: OpenedBlocks
 ) -> Rounds[LawPrediction]:
-    """Ask every client for one linear predictor of each entity, by the columns that the entity has."""
+    """Ask every institution for one linear predictor of each entity, by the columns that the entity has."""
     law = fit.law
     assert law is not None
     places = block_places(fit, clients)
@@ -128,7 +128,7 @@ def predict_by_pattern(
 
 
 def block_places(fit: VFEMFit, clients: tuple[str, ...]) -> Mapping[str, slice]:
-    """Where each client's columns stand in the law."""
+    """Where each institution's columns stand in the law."""
     ends = np.cumsum([len(fit.beta[k]) for k in clients]).tolist()
     return {k: slice(end - len(fit.beta[k]), end) for k, end in zip(clients, ends, strict=True)}
 

@@ -36,7 +36,7 @@ class VFEMPredictor:
     """What prediction needs of a fit.
 
     `psi` is the covariance of (a, s2, beta_1, mu_1, ...), (2 + 2p, 2 + 2p); where the response is not normal
-    t_1, ..., t_K follow. `specs` say how each client's columns are coded.
+    t_1, ..., t_K follow. `specs` say how each institution's columns are coded.
     """
 
     fit: VFEMFit
@@ -47,7 +47,7 @@ class VFEMPredictor:
 
     @property
     def blocks(self) -> FittedBlocks:
-        """Coefficients by client, blocks centred at their means."""
+        """Coefficients by institution, blocks centred at their means."""
         beta, mu = self.fit.beta, self.fit.mu
         means = {k: float(mu[k] @ beta[k]) for k in self.clients}
         return FittedBlocks(self.clients, self.specs, beta, self.fit.a, means)
@@ -58,7 +58,7 @@ class VFEMPredictor:
 
     @property
     def places(self) -> Places:
-        """Where each client's beta and mu stand in psi."""
+        """Where each institution's beta and mu stand in psi."""
         return Places(tuple(len(self.fit.beta[k]) for k in self.clients))
 
 
@@ -77,8 +77,8 @@ class Gradients:
 class LinearPredictors:
     """Linear predictors given what an entity has, by entity (n,), and the ledger of what passed for them.
 
-    The variance is that of what is missing, zero for an entity with every block; `blocks` counts the clients
-    of the fit that have the entity.
+    The variance is that of what is missing, zero for an entity with every block; `blocks` counts the
+    institutions of the fit that have the entity.
     """
 
     mean: pd.Series
@@ -93,13 +93,13 @@ def predict_linear(
 ) -> LinearPredictors:
     """Ask the institutions for the linear predictors of every entity of a partition.
 
-    Raises ModelError where the partition is horizontal, or shares no client with the fit.
+    Raises ModelError where the partition is horizontal, or shares no institution with the fit.
     """
     present = present_clients(predictor.clients, partition)
     if not present:
         raise ModelError(
-            f"predict: expected at least one of the clients {', '.join(predictor.clients)}; the partition "
-            f"has {', '.join(partition.clients)}"
+            f"predict: expected at least one of the institutions {', '.join(predictor.clients)}; the "
+            f"partition has {', '.join(partition.clients)}"
         )
     ledger, by_mean = new_ledger(partition, predictor.response.client), mean_only or predictor.psi is None
     how = _by_block if predictor.fit.law is None else _by_pattern
@@ -174,14 +174,14 @@ def covariance_factor(predictor: VFEMPredictor) -> Floats:
 
 
 def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) -> float:
-    """R-squared of the predictions for the entities of a partition that every client has.
+    """R-squared of the predictions for the entities of a partition that every institution has.
 
-    Raises ModelError where it lacks a client or the response, or fewer than two entities are complete.
+    Raises ModelError where it lacks an institution or the response, or fewer than two entities are complete.
     """
     holder = predictor.response.client
     lacking = [k for k in (*predictor.clients, holder) if k not in partition.sites]
     if lacking:
-        raise ModelError(f"R-squared of predictions: the partition lacks client {', '.join(lacking)}")
+        raise ModelError(f"R-squared of predictions: the partition lacks institution {', '.join(lacking)}")
     rows, response = partition.rows[holder], predictor.response
     question = {"response": response.text, "columns": response.columns}
 

@@ -1,14 +1,14 @@
 """Numbers and sentences on what masks and secure products do not hide in the iterations of VFEM.
 
-The coordinator learns the sum of the linear predictors over clients, entity by entity, and tells it to the
-response holder. Who has a record is agreed, so that at an entity of which one client alone has a record the
-sum *is* that client's part; a receiver with a block of its own subtracts its own part first.
+The coordinator learns the sum of the linear predictors over institutions, entity by entity, and tells it to
+the response holder. Who has a record is agreed, so that at an entity of which one institution alone has a
+record the sum *is* that institution's part; a receiver with a block of its own subtracts its own part first.
 
-Where two clients or more add up, no round gives any of them away. Many rounds together tell more: a round
-changes the sum by X P X' z, with the blocks of all clients side by side in X and residuals z that the
-receiver knows, so that after about as many rounds as there are columns their joint column space shows, and
-with it approximate inner products between entities. Fewer rounds tell less; exchange="moments" has no value
-per entity.
+Where two institutions or more add up, no round gives any of them away. Many rounds together tell more: a
+round changes the sum by X P X' z, with the blocks of all institutions side by side in X and residuals z that
+the receiver knows, so that after about as many rounds as there are columns their joint column space shows,
+and with it approximate inner products between entities. Fewer rounds tell less; exchange="moments" has no
+value per entity.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class LeaveOneOut:
 def leave_one_out(fit: MomentsFit | LawFit) -> LeaveOneOut:
     """Fit without each column in turn.
 
-    Where columns depend between clients the column stays in their law: it has no coefficient, and tells of
-    those that are missing; of one without which the likelihood has no maximum the row is nan.
+    Where columns depend between institutions the column stays in their law: it has no coefficient, and tells
+    of those that are missing; of one without which the likelihood has no maximum the row is nan.
 
     Raises ModelError where there is one only, EstimationError where a smaller fit has no maximum.
     """

@@ -55,7 +55,7 @@ class MomentStatements(AssumptionStatements):
         return pd.DataFrame(rows, columns=["first", "second", "dealer"])
 
     def sensitivity(self) -> pd.DataFrame:
-        """Extremes of the coefficients where two clients share fewer entities than they have columns.
+        """Extremes of the coefficients where two institutions share fewer entities than they have columns.
 
         Such a pair counts as independent given all other columns. Nothing in the data says so: where none is
         shared every partial covariance of the two has the same likelihood. The extremes are those of a

@@ -45,7 +45,7 @@ class VFEMOutcome:
 
 
 def as_between(outcome: VFEMOutcome) -> Between:
-    """Whether columns of two clients depend in the law that was fitted.
+    """Whether columns of two institutions depend in the law that was fitted.
 
     Methods without missing blocks say "independent": nothing depends on it there.
     """
@@ -75,8 +75,8 @@ class HeldInSession:
 class EntityCounts:
     """Entities of the fit, `dropped` without a response, and `unused` with one that the method leaves out.
 
-    `partial` are those with some but not all of a client's columns; `patterns` has a digest of the entities
-    that count as seen by each client, to tell whether two fits saw the same records.
+    `partial` are those with some but not all of an institution's columns; `patterns` has a digest of the
+    entities that count as seen by each institution, to tell whether two fits saw the same records.
     """
 
     n: int

@@ -1,4 +1,4 @@
-"""Statements on pairs of clients that share too few entities for a covariance of their columns."""
+"""Statements on pairs of institutions that share too few entities for a covariance of their columns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The path by ADMM in its sharing form, with over-relaxation and a balanced penalty parameter.
 
-Every round each client sends its linear predictor, of which the sum is needed only, and gets one number per
-entity back. The coordinator sees coefficients at the end of each lambda, and not on the way.
+Every round each institution sends its linear predictor, of which the sum is needed only, and gets one number
+per entity back. The coordinator sees coefficients at the end of each lambda, and not on the way.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Sharing:
     sound: bool = True
 
     def begin(self) -> Rounds[tuple[Floats, float]]:
-        """Prepare the clients; return the lambdas, and the largest that selects."""
+        """Prepare the institutions; return the lambdas, and the largest that selects."""
         oracle, layout, setup = self.oracle, self.oracle.layout, self.setup
         text = json.dumps(asdict(setup.penalty))
         labels = np.repeat(np.arange(len(setup.groups.sizes)), setup.groups.sizes)
@@ -72,7 +72,7 @@ class Sharing:
             self.sound &= yield from self._settle(NOTHING)  # with what has no penalty alone
         (reply,) = yield [oracle.ask(layout.active, "respond_openly", eta=self.eta)]
         residual = reply.arrays["residual"]
-        # From the gradient where nothing is selected, each client tells one number: its own lambda_max.
+        # From the gradient where nothing is selected, each institution tells one number: its own lambda_max.
         replies = yield [oracle.ask(k, "admm_largest", residual=residual) for k in layout.clients]
         scale = max(float(reply.arrays["largest"]) for reply in replies)
         if setup.lambdas is not None:
@@ -105,7 +105,7 @@ class Sharing:
         return (yield from self._iterate())
 
     def _set(self, lam: float, linearise: bool) -> list[Ask]:
-        """Set lambda at the clients, and whether the penalty is linearised where they are."""
+        """Set lambda at the institutions, and whether the penalty is linearised where they are."""
         oracle = self.oracle
         return [oracle.ask(k, "admm_set", lam=lam, linearise=linearise) for k in oracle.layout.clients]
 

@@ -1,7 +1,7 @@
 """Steps of the sharing form of ADMM: penalised least squares at every institution.
 
-With N blocks (the clients' and the intercept), z the mean of their linear predictors and u the scaled dual
-(Boyd et al. 2011, section 7.3), a client moves its own part of the linear predictor by
+With N blocks (the institutions' and the intercept), z the mean of their linear predictors and u the scaled
+dual (Boyd et al. 2011, section 7.3), an institution moves its own part of the linear predictor by
 ``z - mean - u`` (n,), as far as its penalty lets it; the holder of the response moves z and u. Coefficients
 stay where they are until the end.
 
@@ -44,7 +44,7 @@ TIGHT = 1e-12
 
 @dataclass(slots=True)
 class SharingBlock:
-    """A client's part of ADMM.
+    """An institution's part of ADMM.
 
     Z (n, p) are its columns, orthonormal within groups, G (p, p) is Z'Z / n; coefficients of standardised
     columns are ``T theta``, and eta (n,) is Z theta. `terms` are the penalty at the present lambda, `lasso`

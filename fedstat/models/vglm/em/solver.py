@@ -192,7 +192,7 @@ class BlockSolver:
             return Reduced(G, score - across @ step, step, follow)
         raise EstimationError(
             "the information on the means and variances of the blocks is not positive definite: too few "
-            "entities share what several institutions hold; leave out columns or clients"
+            "entities share what several institutions hold; leave out columns or institutions"
         )
 
     # ---- (intercept, log s2, beta, the law of the columns) in two parts: theta, and what has no penalty --

@@ -23,7 +23,7 @@ def make_layout(design: Design, *, incomplete: bool = False) -> Layout:
         raise EstimationError(
             f"{layout.n:,} of {design.n:,} entities are complete at {', '.join(layout.clients)}; sums of "
             f"products of {layout.p} columns and the response are released over {least:,} or more: leave out "
-            "columns, or a client that lacks many entities"
+            "columns, or an institution that lacks many entities"
         )
     return layout
 

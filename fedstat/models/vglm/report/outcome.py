@@ -255,7 +255,7 @@ def _selected_cov(outcome: Outcome, refit: Estimate | None) -> Floats | None:
 
 
 def mean_predictors(estimate: Estimate, outcome: Outcome) -> dict[str, float]:
-    """Mean linear predictor of each client's block, of a fit with missing blocks."""
+    """Mean linear predictor of each institution's block, of a fit with missing blocks."""
     if outcome.observed is None:
         return {}
     parts = outcome.layout.split(estimate.params[1:] * outcome.observed.means)
@@ -263,7 +263,7 @@ def mean_predictors(estimate: Estimate, outcome: Outcome) -> dict[str, float]:
 
 
 def column_means(outcome: Outcome) -> dict[str, Floats]:
-    """Means of each client's columns, of a fit with missing blocks."""
+    """Means of each institution's columns, of a fit with missing blocks."""
     return {} if outcome.observed is None else dict(outcome.layout.split(outcome.observed.means))
 
 

@@ -35,7 +35,7 @@ class SelectionPictures(FederatedResults):
         raise NotImplementedError
 
     def plot_path(self, ax: Axes | None = None) -> Axes:
-        """Draw the coefficients over lambda, coloured by client; dotted where they are proposed.
+        """Draw the coefficients over lambda, coloured by institution; dotted where they are proposed.
 
         They are in units of one standard deviation of each column; of results that were read from a file,
         which has no deviations, as shares of their largest size. Names stand at the right edge, of the

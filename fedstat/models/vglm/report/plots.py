@@ -150,7 +150,7 @@ def _lines(
 
 
 def _colours(estimate: Estimate) -> dict[str, str]:
-    """Colour of each column, that of its client."""
+    """Colour of each column, that of its institution."""
     clients = list(dict.fromkeys(estimate.clients[1:]))
     named = zip(estimate.names[1:], estimate.clients[1:], strict=True)
     return {name: COLOURS[clients.index(client) % len(COLOURS)] for name, client in named}

@@ -53,9 +53,9 @@ class SelectionPredictions(FederatedResults):
         They are of the estimates that the summary shows: with the lasso, the elastic net and
         ``inference="split"`` of :attr:`refit`, so that the mean is not that of :meth:`predict`. Errors count
         those of the selected columns' coefficients; which columns were selected, and the means of blocks that
-        an entity lacks, are taken as known. Beside linear predictors, projections of every client's columns
-        on the covariance of the estimates go to the coordinator, and disclose its selected columns of these
-        entities; :meth:`predict` does without.
+        an entity lacks, are taken as known. Beside linear predictors, projections of every institution's
+        columns on the covariance of the estimates go to the coordinator, and disclose its selected columns of
+        these entities; :meth:`predict` does without.
 
         Parameters
         ----------
@@ -89,19 +89,19 @@ class SelectionPredictions(FederatedResults):
         Parameters
         ----------
         partition : ClientPartition, optional
-            With the response, at the client that had it in the fit; by default that of the fit, on which the
-            figures flatter, the more so after a selection.
+            With the response, at the institution that had it in the fit; by default that of the fit, on which
+            the figures flatter, the more so after a selection.
 
         Returns
         -------
         Evaluation
-            By set of clients that entities have, and of all: AUC, ``roc()``, ``confusion(threshold)``,
+            By set of institutions that entities have, and of all: AUC, ``roc()``, ``confusion(threshold)``,
             ``brier``, ``recalibration``, ``plot_calibration()``.
 
         Raises
         ------
         ModelError
-            The partition lacks the response, or a client of the fit.
+            The partition lacks the response, or an institution of the fit.
         NotAvailableError
             The response is not binary, or the results were read from a file, which does not tell of what
             columns the response is made.

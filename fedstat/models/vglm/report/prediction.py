@@ -29,9 +29,9 @@ from fedstat.typing import Bools, Floats, Vector
 class Predictor:
     """What prediction needs of a fit.
 
-    `specs` tell how each client's columns are coded, and are empty before the sites were asked; `holder` is
-    the institution of the response. `means`, of a fit with missing blocks, are the mean linear predictors of
-    each client's block, for entities that lack it, and `column_means` those of its columns.
+    `specs` tell how each institution's columns are coded, and are empty before the sites were asked; `holder`
+    is the institution of the response. `means`, of a fit with missing blocks, are the mean linear predictors
+    of each institution's block, for entities that lack it, and `column_means` those of its columns.
     """
 
     estimate: Estimate
@@ -43,12 +43,12 @@ class Predictor:
     column_means: Mapping[str, Vector] = field(default_factory=dict)
 
     def beta(self, client: str) -> Floats:
-        """Coefficients of a client's columns."""
+        """Coefficients of an institution's columns."""
         return np.asarray(self.estimate.params[np.array(self.estimate.clients) == client])
 
     @property
     def blocks(self) -> FittedBlocks:
-        """Coefficients by client."""
+        """Coefficients by institution."""
         beta = {k: self.beta(k) for k in self.clients}
         mean = float(self.estimate.params[0]) + sum(self.means.values())
         return FittedBlocks(self.clients, self.specs, beta, mean, self.means)
@@ -74,7 +74,7 @@ def predict_linear(
     needed = present_clients(wanted, partition)
     lacking = [k for k in wanted if k not in needed]
     if lacking and not predictor.means:
-        raise ModelError(f"predict: the partition lacks the client {', '.join(lacking)} of the fit")
+        raise ModelError(f"predict: the partition lacks the institution {', '.join(lacking)} of the fit")
     factor = None if cov is None else _factor(cov)
 
     def asking() -> Rounds[tuple[Floats, Bools, Floats | None]]:
@@ -114,11 +114,11 @@ def _factor(cov: Floats) -> Floats:
 
 
 def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series:
-    """Predict for every entity of a partition; nan where a client lacks it, unless its mean is known.
+    """Predict for every entity of a partition; nan where an institution lacks it, unless its mean is known.
 
-    A ModelError where the partition is horizontal, or lacks a client of the fit; a DesignError where a
-    client's columns cannot be coded as in the fit; a DataWarning of linear predictors that have no mean under
-    the link.
+    A ModelError where the partition is horizontal, or lacks an institution of the fit; a DesignError where an
+    institution's columns cannot be coded as in the fit; a DataWarning of linear predictors that have no mean
+    under the link.
     """
     eta = predict_linear(predictor, partition).eta
     mean = means_of(predictor.family, eta)
