@@ -41,95 +41,309 @@ PACKAGE = os.path.join(os.path.dirname(__file__), "")
 
 
 class FedstatError(Exception):
-    """Base of every error that fedstat raises on purpose."""
+    """Base of every error that fedstat raises on purpose.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> try:
+    ...     fs.FederatedGLM.from_formula("num ~ nothing", partition)
+    ... except fs.errors.FedstatError as error:
+    ...     print(type(error).__name__)
+    FormulaError
+    """
 
 
 class PartitionError(FedstatError, ValueError):
-    """The tables do not form a usable partition."""
+    """The tables do not form a usable partition.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> try:
+    ...     fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="clinic")
+    ... except fs.errors.PartitionError as error:
+    ...     print(type(error).__name__)
+    PartitionError
+    """
 
 
 class FormulaError(FedstatError, ValueError):
-    """The formula holds something outside the allowed language."""
+    """The formula holds something outside the allowed language.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> try:
+    ...     fs.FederatedGLM.from_formula("num ~ eval(age)", partition)
+    ... except fs.errors.FormulaError as error:
+    ...     print(type(error).__name__)
+    FormulaError
+    """
 
 
 class DesignError(FedstatError, ValueError):
-    """The formula is fine, but the columns it names cannot enter the model."""
+    """The formula is fine, but the columns it names cannot enter the model.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> try:
+    ...     fs.FederatedGLM.from_formula("num ~ age + I(age > 200)", partition).fit()
+    ... except fs.errors.DesignError as error:
+    ...     print(type(error).__name__)
+    DesignError
+    """
 
 
 class ModelError(FedstatError, ValueError):
-    """An argument of a model or of its fit has no meaning here."""
+    """An argument of a model or of its fit has no meaning here.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> try:
+    ...     fs.FederatedGLM.from_formula("num ~ age", partition, missing="guess")
+    ... except fs.errors.ModelError as error:
+    ...     print(type(error).__name__)
+    ModelError
+    """
 
 
 class EstimationError(FedstatError, ArithmeticError):
-    """The data do not determine the estimate."""
+    """The data do not determine the estimate.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> try:
+    ...     fs.FederatedGLM.from_formula("num ~ age + I(2 * age)", partition).fit()
+    ... except fs.errors.EstimationError as error:
+    ...     print(type(error).__name__)
+    EstimationError
+    """
 
 
 class EngineError(FedstatError):
-    """A site was not reached, or did not answer in time; the message says what is kept and how to go on."""
+    """A site was not reached, or did not answer in time; the message says what is kept and how to go on.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> issubclass(fs.errors.EngineError, fs.errors.FedstatError)
+    True
+    """
 
 
 class NotAvailableError(FedstatError, AttributeError):
-    """The result cannot make this statement; the message says why."""
+    """The result cannot make this statement; the message says why.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> try:
+    ...     fs.FederatedGLM.from_formula("num ~ age", partition).fit().heterogeneity.left_out
+    ... except fs.errors.NotAvailableError as error:
+    ...     print(type(error).__name__)
+    NotAvailableError
+    """
 
 
 class ReceiptError(FedstatError):
-    """A receipt does not verify; the message lists what is wrong."""
+    """A receipt does not verify; the message lists what is wrong.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> issubclass(fs.errors.ReceiptError, fs.errors.FedstatError)
+    True
+    """
 
 
 class DoorError(FedstatError):
-    """A message did not pass the door of a site."""
+    """A message did not pass the door of a site.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> issubclass(fs.errors.PolicyError, fs.errors.DoorError)
+    True
+    """
 
 
 class MessageError(DoorError):
-    """The message is malformed."""
+    """The message is malformed.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> issubclass(fs.errors.MessageError, fs.errors.DoorError)
+    True
+    """
 
 
 class SessionError(MessageError):
-    """The site was started again since the session began, and what it held of the fit is gone."""
+    """The site was started again since the session began, and what it held of the fit is gone.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> issubclass(fs.errors.SessionError, fs.errors.MessageError)
+    True
+    """
 
 
 class PolicyError(DoorError):
-    """The owner of the site does not allow this release."""
+    """The owner of the site does not allow this release.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> none = fs.Policy(refused_kinds=frozenset({"aggregate"}))
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital", policy=none)
+    >>> try:
+    ...     fs.FederatedGLM.from_formula("num ~ age", partition).fit()
+    ... except fs.errors.PolicyError as error:
+    ...     print(type(error).__name__)
+    PolicyError
+    """
 
 
 class DescriptionError(PolicyError):
-    """What is asked goes beyond what the site publishes of its columns; decided without a look at a row."""
+    """What is asked goes beyond what the site publishes of its columns; decided without a look at a row.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> issubclass(fs.errors.DescriptionError, fs.errors.PolicyError)
+    True
+    """
 
 
 class ConsentError(PolicyError):
-    """What is asked needs the owner's consent, or a line of the policy; decided without a look at a row."""
+    """What is asked needs the owner's consent, or a line of the policy; decided without a look at a row.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> issubclass(fs.errors.ConsentError, fs.errors.PolicyError)
+    True
+    """
 
 
 class SecurityError(DoorError):
-    """A key, a signature, a sealed message or a mask is not what it should be."""
+    """A key, a signature, a sealed message or a mask is not what it should be.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> issubclass(fs.errors.SecurityError, fs.errors.DoorError)
+    True
+    """
 
 
 class FedstatWarning(UserWarning):
-    """Base of fedstat's warnings."""
+    """Base of fedstat's warnings.
+
+    Examples
+    --------
+    >>> import fedstat as fs, warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", fs.errors.FedstatWarning)
+    ...     fs.errors.warn("told", fs.errors.FedstatWarning)
+    Traceback (most recent call last):
+    fedstat.errors.FedstatWarning: told
+    """
 
 
 class DataWarning(FedstatWarning):
-    """Something was left out of the analysis; the message counts it."""
+    """Something was left out of the analysis; the message counts it.
+
+    Examples
+    --------
+    >>> import fedstat as fs, warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", fs.errors.DataWarning)
+    ...     fs.errors.warn("told", fs.errors.DataWarning)
+    Traceback (most recent call last):
+    fedstat.errors.DataWarning: told
+    """
 
 
 class AssumptionWarning(FedstatWarning):
-    """The data contradict an assumption of the model; the message names it, and what does without it."""
+    """The data contradict an assumption of the model; the message names it, and what does without it.
+
+    Examples
+    --------
+    >>> import fedstat as fs, warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", fs.errors.AssumptionWarning)
+    ...     fs.errors.warn("told", fs.errors.AssumptionWarning)
+    Traceback (most recent call last):
+    fedstat.errors.AssumptionWarning: told
+    """
 
 
 class SpellingWarning(DataWarning):
-    """Levels of a column differ by blanks or case alone: one, perhaps, that is written in two ways."""
+    """Levels of a column differ by blanks or case alone: one, perhaps, that is written in two ways.
+
+    Examples
+    --------
+    >>> import fedstat as fs, warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", fs.errors.SpellingWarning)
+    ...     fs.errors.warn("told", fs.errors.SpellingWarning)
+    Traceback (most recent call last):
+    fedstat.errors.SpellingWarning: told
+    """
 
 
 class UnitsWarning(DataWarning):
-    """Mean or spread of a column at one institution is far from all others: other units, perhaps."""
+    """Mean or spread of a column at one institution is far from all others: other units, perhaps.
+
+    Examples
+    --------
+    >>> import fedstat as fs, warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", fs.errors.UnitsWarning)
+    ...     fs.errors.warn("told", fs.errors.UnitsWarning)
+    Traceback (most recent call last):
+    fedstat.errors.UnitsWarning: told
+    """
 
 
 class DisclosureWarning(FedstatWarning):
-    """As many numbers left an institution as it has values in play: rows may be solved for."""
+    """As many numbers left an institution as it has values in play: rows may be solved for.
+
+    Examples
+    --------
+    >>> import fedstat as fs, warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", fs.errors.DisclosureWarning)
+    ...     fs.errors.warn("told", fs.errors.DisclosureWarning)
+    Traceback (most recent call last):
+    fedstat.errors.DisclosureWarning: told
+    """
 
 
 class ConvergenceWarning(FedstatWarning):
-    """An iteration stopped before it reached its tolerance."""
+    """An iteration stopped before it reached its tolerance.
+
+    Examples
+    --------
+    >>> import fedstat as fs, warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", fs.errors.ConvergenceWarning)
+    ...     fs.errors.warn("told", fs.errors.ConvergenceWarning)
+    Traceback (most recent call last):
+    fedstat.errors.ConvergenceWarning: told
+    """
 
 
 def warn(message: str, category: type[FedstatWarning]) -> None:

@@ -7,6 +7,7 @@ import types
 
 import fedstat
 import fedstat.datasets
+import fedstat.errors
 import fedstat.results
 
 ATTRIBUTE = re.compile(r"^(\w+(?:, \w+)*)(?: : .*)?$|`(\w+)`", re.M)
@@ -16,10 +17,12 @@ SECTION = re.compile(r"^Examples\n-{8}\n(.*?)(?=^\w[\w ]*\n-{3,}\n|\Z)", re.M | 
 
 def entries():
     """Public classes and functions by the name under which a reader has them."""
+    told = [name for name in vars(fedstat.errors) if name.endswith(("Error", "Warning"))]
     spaces = {
         "": (fedstat, [name for name in fedstat.__all__ if callable(getattr(fedstat, name))]),
         "datasets.": (fedstat.datasets, fedstat.datasets.__all__),
         "curves.": (fedstat.curves, fedstat.curves.__all__),
+        "errors.": (fedstat.errors, told),
         "results.": (fedstat.results, fedstat.results.__all__),
     }
     return {

@@ -14,6 +14,11 @@ import fedstat
 ENTRIES = entries()
 CLASSES = {name: value for name, value in ENTRIES.items() if inspect.isclass(value)}
 RESULTS = {cls for name, cls in CLASSES.items() if name.startswith("results.")} | {fedstat.ClientPartition}
+MODELS = {
+    cls
+    for name, cls in CLASSES.items()
+    if "." not in name and {base.__name__ for base in cls.__mro__} & {"HorizontalModel", "VerticalModel"}
+}
 NOT_RESULTS = {
     "CurveArray",
     "Engine",
@@ -54,9 +59,9 @@ def test_example_runs(name, tmp_path, monkeypatch):
     out = []
     doctest.DocTestRunner(optionflags=FLAGS).run(made, out=out.append, clear_globs=False)
     assert not out, "".join(out)
-    # Of the results that it made, everything without an underscore is documented.
+    # Of the results and models that it made, everything without an underscore is documented.
     for value in made.globs.values():
-        if type(value) in RESULTS:
+        if type(value) in RESULTS | MODELS:
             assert not undocumented(value), type(value).__name__
 
 

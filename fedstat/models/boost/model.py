@@ -79,7 +79,7 @@ class FedFunctionBoost(HorizontalModel):
     Attributes
     ----------
     learners : tuple of Learner
-        Base learners, the intercept first.
+        Base learners, the intercept first; `boost`, `curves`, `time`, `loss` and `penalty` are as asked for.
 
     References
     ----------

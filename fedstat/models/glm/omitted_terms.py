@@ -54,7 +54,7 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
         model.partition,
         family=result.family,
         labels=model.question.labels,
-        **model.roles,
+        **model._roles,
     )
     # On fewer rows the smaller estimate is no maximum, and its own terms would add to the statistic.
     rows = {row.site: row.n for row in model.agreement.sites}

@@ -43,6 +43,36 @@ class HorizontalModel(Explainable):
         In the horizontal layout.
     **settings
         As in :meth:`from_formula`.
+
+    Attributes
+    ----------
+    formula, partition
+        As given.
+    engine : Engine
+        What asks the sites; that of the partition.
+    distribution : DistributionSpec
+        Family and link, by name.
+    family : statsmodels family
+    sites : tuple of str
+        Institutions, in the order of the partition.
+    weights : dict of str to str
+        Columns of weights and of the exposure, by their argument.
+    question : RowsQuestion
+        Columns and terms that every site is asked for.
+    agreement : RowsAgreement
+        Levels, transforms and numbers of rows that the sites agreed on.
+    model_name, method_name : str
+        Titles of the summary.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> model = fs.FederatedGLM.from_formula("num ~ age", partition)
+    >>> model.sites, str(model.distribution), model.weights
+    (('Cleveland', 'Hungary', 'Long Beach', 'Switzerland'), 'Gaussian(link=Identity)', {})
+    >>> [(row.site, row.n) for row in model.agreement.sites][0], model.question.response
+    (('Cleveland', 303), 'num')
     """
 
     model_name: ClassVar[str] = "Federated model"
@@ -70,7 +100,7 @@ class HorizontalModel(Explainable):
         self.family = self.distribution.make()
         weights = {"freq_weights": freq_weights, "var_weights": var_weights, "exposure": exposure}
         self.weights = {role: name for role, name in weights.items() if name is not None}
-        self.roles: dict[str, Any] = self.weights | ({} if offset is None else {"offset": offset})
+        self._roles: dict[str, Any] = self.weights | ({} if offset is None else {"offset": offset})
         self._check_exposure()
         self.question = self._question(offset, labels, complete)
         self.question.check()
@@ -225,7 +255,7 @@ class HorizontalModel(Explainable):
         (terms,) = formula.clients
         for name in (*formula.response_columns, *terms.columns, *formula.offset_columns):
             self._check_held("formula", name)
-        for role, name in [*self.roles.items(), *(("labels", name) for name in labels)]:
+        for role, name in [*self._roles.items(), *(("labels", name) for name in labels)]:
             self._check_held(role, name)
             if name in formula.response_columns and role != "labels":
                 raise ModelError(f"{role}: column {name!r} is the response")

@@ -32,6 +32,23 @@ class VerticalModel(Explainable):
     choices. `coordinator` is the institution at which it sits, or ``"apart"``; :meth:`from_formula` has the
     default.
 
+    Attributes
+    ----------
+    formula, partition, coordinator
+        As given.
+    engine : Engine
+        What asks the sites; that of the partition.
+    design : Design
+        Blocks of columns, by client, and the entities that each has.
+    family : str
+        Steps of the sites that the model asks for.
+    distribution : DistributionSpec
+        Family and link of the response, by name.
+    between : {"independent", "free"}
+        Whether columns of two clients may depend, of models that have the choice.
+    layout : Layout
+        Institutions, columns and entities of fits, of models that lay them out when they are made.
+
     Examples
     --------
     >>> import fedstat as fs
@@ -39,6 +56,8 @@ class VerticalModel(Explainable):
     >>> model = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition)
     >>> model.param_names
     ['Intercept', 'ROA', 'CI']
+    >>> len(model.design.blocks)
+    2
     """
 
     family: ClassVar[str]
@@ -70,7 +89,7 @@ class VerticalModel(Explainable):
         self.engine: Engine = partition.engine
         self._session = partition._new_session()
         self._account = CoordinatorAccount()
-        self.codings: dict[str, str] = {}  # as far as sites were asked for them after a fit
+        self._codings: dict[str, str] = {}  # as far as sites were asked for them after a fit
         self._agreement = self._new_ledger()
         self.design: Design = self.engine.run(self._agree(missing), self._agreement)
         if not self._conditions or partition.partial == "drop":

@@ -150,8 +150,8 @@ class VerticalGLM(VerticalModel):
             raise ModelError(f"unpenalised: expected a list, received a text; write [{unpenalised!r}]")
         if adaptive and not adaptive > 0.0:
             raise ModelError(f"adaptive: expected a power of zero or more, received {adaptive!r}")
-        self.em = missing == "em"
-        if self.em and self.distribution.name != "Gaussian":
+        self._em = missing == "em"
+        if self._em and self.distribution.name != "Gaussian":
             raise ModelError(
                 f"missing='em' is of the normal family; with {self.distribution} use 'drop', or "
                 "VFEMRegression(family=...), which has no selection"
@@ -160,12 +160,12 @@ class VerticalGLM(VerticalModel):
         self.adaptive, self.group_terms = float(adaptive), group_terms
         self.unpenalised = tuple(unpenalised)
         super().__init__(formula, partition, missing="drop" if missing == "em" else missing, **kwargs)
-        layout = make_layout(self.design, incomplete=self.em)
-        self.layout = self._with_dealer(divide_as_before(layout, partition, complete=not self.em))
-        if between == "free" and (not self.em or self.layout.p > MOST_FREE):
+        layout = make_layout(self.design, incomplete=self._em)
+        self.layout = self._with_dealer(divide_as_before(layout, partition, complete=not self._em))
+        if between == "free" and (not self._em or self.layout.p > MOST_FREE):
             raise ModelError(
                 f"between='free' has missing='em', and {MOST_FREE} columns at most; received {self.layout.p} "
-                "columns" + ("" if self.em else " and another missing=")
+                "columns" + ("" if self._em else " and another missing=")
             )
         self._groups = make_groups(self.layout, group_terms, self.unpenalised)
         warn_of_incomplete(self.layout)
@@ -314,7 +314,7 @@ class VerticalGLM(VerticalModel):
             steps=steps,
         )
         plan = self._fit_plan(choice, passing, setup, max_moved, np.random.default_rng(random_state))
-        return self._run(fit_blocks if self.em else fit_normal if normal else fit_other, plan)
+        return self._run(fit_blocks if self._em else fit_normal if normal else fit_other, plan)
 
     def _fit_plan(
         self,
@@ -359,7 +359,7 @@ class VerticalGLM(VerticalModel):
 
     def _check_together(self, choice: ChoiceOptions, passing: ExchangeOptions, normal: bool) -> None:
         """Refuse options that have no meaning together; `normal`: sums of products determine all fits."""
-        if self.em and (not normal or choice.divides):
+        if self._em and (not normal or choice.divides):
             raise ModelError(
                 "missing='em' has exchange='products', select='bic', 'ebic' or 'aic' and "
                 "inference='conditional': sums by missing pattern are not released by fold as well. Leave "

@@ -24,16 +24,16 @@ class ResponseSource:
 def released_specs(model: VerticalModel, clients: tuple[str, ...]) -> dict[str, str]:
     """Ask the sites of a fit how they coded their columns; those that it left out are left out here too."""
     # A smaller model from the moments of a larger one has the session of that, and asks for nothing twice.
-    unknown = [k for k in clients if k not in model.codings]
+    unknown = [k for k in clients if k not in model._codings]
 
     def protocol() -> Rounds[dict[str, str]]:
         replies = yield [design_ask(k, "release_spec", model._session) for k in unknown]
         return {reply.site: reply.text for reply in replies}
 
     if unknown:
-        model.codings.update(model.engine.run(protocol(), model._new_ledger()))
+        model._codings.update(model.engine.run(protocol(), model._new_ledger()))
     terms = {part.client: part for part in model.formula.clients}
-    return {k: keep_coded(model.codings[k], terms[k]) for k in clients}
+    return {k: keep_coded(model._codings[k], terms[k]) for k in clients}
 
 
 def keep_coded(spec: str, terms: ClientTerms) -> str:
