@@ -6,7 +6,7 @@ matplotlib is the optional extra ``plot``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -113,7 +113,7 @@ def _wrapped(text: str, size: float, width: float | None) -> str:
     lines = []
     for whole in text.split("\n"):
         line = ""
-        for word in whole.split(" "):
+        for word in (_cut(word, size, width) for word in whole.split(" ")):
             longer = f"{line} {word}" if line else word
             if line and text_width(longer, size) > width:
                 lines.append(line)
@@ -122,6 +122,12 @@ def _wrapped(text: str, size: float, width: float | None) -> str:
                 line = longer
         lines.append(line)
     return "\n".join(lines)
+
+
+def _cut(word: str, size: float, width: float) -> str:
+    """Cut the middle out of a word that is wider than so many points."""
+    wide = text_width(word, size)
+    return word if wide <= width else shorten(word, max(8, int(0.95 * len(word) * width / wide)))
 
 
 def text_width(text: str, size: float) -> float:
@@ -249,6 +255,26 @@ def label_rows(ax: Axes, positions: Floats, names: Sequence[str]) -> None:
     ax.set_yticks(positions, labels=names, fontsize=SMALL, parse_math=False)
     ax.set_ylim(positions.max(initial=0.0) + 0.7, -0.7)
     ax.tick_params(axis="y", length=0)
+
+
+def thin_labels(ax: Axes, axis: Literal["x", "y"] = "y", first: int = 0) -> None:
+    """Leave as many labels of the ticks as the axes have room for, the last `first` of them before others."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    one = ax.yaxis if axis == "y" else ax.xaxis
+    labels, ticks = [text.get_text() for text in one.get_ticklabels()], np.asarray(one.get_ticklocs())
+    low, high = sorted(one.get_view_interval())
+    box = ax.get_window_extent()
+    pixels = (box.height if axis == "y" else box.width) / (high - low)
+    gap = LINE * SMALL / 72.0 * figure.dpi / pixels
+    kept: list[int] = []
+    for row in [*range(len(ticks) - first, len(ticks)), *range(len(ticks) - first)]:
+        if all(abs(ticks[row] - ticks[other]) >= gap - 1e-9 for other in kept):
+            kept.append(row)
+    if len(kept) < len(ticks):
+        texts = [label if row in kept else "" for row, label in enumerate(labels)]
+        one.set_ticks(ticks, labels=texts, parse_math=False)
 
 
 def label_x(ax: Axes, text: str) -> None:

@@ -33,7 +33,8 @@ def _hidden(figure):
     """Labels of ticks that no axis shows: they are kept for other limits."""
     found = []
     for axis in figure.findobj(Axis):
-        ticks, shown = [*axis.majorTicks, *axis.minorTicks], axis._update_ticks()
+        ticks, seen = [*axis.majorTicks, *axis.minorTicks], axis.axes.axison and axis.axes.get_visible()
+        shown = axis._update_ticks() if seen else []
         found += [label for tick in ticks if tick not in shown for label in (tick.label1, tick.label2)]
     return found
 

@@ -25,6 +25,7 @@ from fedstat.drawing import (
     name_width,
     plain_legend,
     shorten,
+    thin_labels,
     width_of,
 )
 from fedstat.errors import ModelError
@@ -213,22 +214,33 @@ def plot_distributions(panels: Sequence[DistributionPanel]) -> Figure:
     """Draw distributions side by side, a panel a column."""
     across = min(len(panels), ACROSS)
     rows = -(-len(panels) // ACROSS)
-    whole = axes_for(None, 2.6 * across, 1.9 * rows, hidden=())
+    whole = axes_for(None, max(3.5, 1.75 * across), 1.8 * rows, hidden=())
     figure = whole.get_figure(root=True)
     assert figure is not None
     whole.remove()
     places = figure.subplots(rows, across, squeeze=False).ravel()
     for ax, panel in zip(places, panels, strict=False):
         if panel.levels:
-            ax.bar([str(level) for level in panel.levels], panel.probabilities)
-            ax.tick_params(axis="x", labelrotation=45)
+            at = np.arange(len(panel.levels))
+            ax.bar(at, panel.probabilities, color=COLOURS[0])
+            names = [shorten(str(level), 14) for level in panel.levels]
+            ax.set_xticks(at, names, rotation=90, fontsize="x-small", parse_math=False)
+            thin_labels(ax, "x")
         else:
-            ax.stairs(panel.probabilities, panel.edges, fill=True)
+            ax.stairs(panel.probabilities, panel.edges, fill=True, color=COLOURS[0])
             if panel.scale == "log":
                 ax.set_xscale("log")
             elif panel.scale == "asinh":
                 ax.set_xscale("asinh", linear_width=panel.linear)
-        ax.set_title(panel.name, fontsize="small", parse_math=False)
+            if panel.scale in ("log", "asinh"):
+                ends = panel.edges[[0, -1]]
+                ticks = np.unique([*ends, 0.0] if ends[0] < 0.0 < ends[1] else ends)
+                ax.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+                ax.set_xticks([], minor=True)
+            else:
+                ax.locator_params(axis="x", nbins=3)
+        name = shorten(panel.name, name_width(ax, 0.7, 28))
+        ax.set_title(name, fontsize="small", parse_math=False)
         ax.tick_params(labelsize="x-small")
     for ax in places[len(panels) :]:
         ax.set_visible(False)
@@ -248,4 +260,6 @@ def plot_heat(correlation: pd.DataFrame, title: str, ax: Axes | None = None) -> 
     where: Any = {"location": "bottom"} if width_of(ax) < NARROW else {"shrink": 0.7}
     ax.figure.colorbar(image, ax=ax, label="correlation", **where)
     entitle(ax, title)
+    thin_labels(ax, "x")
+    thin_labels(ax, "y")
     return ax

@@ -11,6 +11,7 @@ from scipy import stats
 from fedstat.drawing import (
     COLOURS,
     INK,
+    NARROW,
     ROWS_ONLY,
     SMALL,
     axes_for,
@@ -19,11 +20,14 @@ from fedstat.drawing import (
     label_rows,
     name_width,
     shorten,
+    thin_labels,
+    width_of,
 )
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axes._secondary_axes import SecondaryAxis
 
 COMMON, RANDOM = COLOURS[0], COLOURS[1]
 LARGEST_BOX, SMALLEST_BOX = 12.0, 3.0
@@ -61,11 +65,13 @@ def plot_forest(
     most = name_width(ax, 0.3, 28)
     _label_left(ax, y, [shorten(str(site), most) for site in rows.index])
     limits = np.stack([estimate, estimate - half, estimate + half], axis=1)
-    _label_right(ax, y, np.vstack([limits, [np.nan, combined["pred_low"], combined["pred_high"]]]))
+    right = _label_right(ax, y, np.vstack([limits, [np.nan, combined["pred_low"], combined["pred_high"]]]))
     few_ticks(ax)
     ax.set_xlabel(f"coefficient with {100 * (1 - alpha):g} % interval", fontsize=SMALL)
     headline, rest = _title(combined).split("\n")
     entitle(ax, headline, rest)
+    thin_labels(ax, first=len(LABELS))
+    _follow(right, ax)
     return ax
 
 
@@ -80,8 +86,8 @@ def _draw_sites(ax: Axes, y: Floats, estimate: Floats, half: Floats) -> None:
 def _draw_absent(ax: Axes, y: Floats, reasons: pd.Series, estimate: Floats) -> None:
     """Write why there is no estimate into the row of a site."""
     for row, reason in zip(y[np.isnan(estimate)], reasons, strict=True):
-        ax.text(
-            *(0.02, row, shorten(reason, 60) if reason else "not determined here"),
+        text = ax.text(
+            *(0.02, row, shorten(reason or "not determined here", name_width(ax, 0.42, 60))),
             transform=ax.get_yaxis_transform(),
             fontsize="x-small",
             color="0.4",
@@ -89,6 +95,8 @@ def _draw_absent(ax: Axes, y: Floats, reasons: pd.Series, estimate: Floats) -> N
             parse_math=False,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
         )
+        # It is within the axes, which the layout would make small for it.
+        text.set_in_layout(False)
 
 
 def _draw_diamond(ax: Axes, y: float, centre: float, half: float, colour: str) -> None:
@@ -125,8 +133,11 @@ def _label_left(ax: Axes, y: Floats, sites: list[str]) -> None:
     ax.tick_params(axis="x", labelsize=SMALL)
 
 
-def _label_right(ax: Axes, y: Floats, numbers: Floats) -> None:
-    """Write estimate and interval of each row in columns, with two digits of the shortest interval."""
+def _label_right(ax: Axes, y: Floats, numbers: Floats) -> SecondaryAxis:
+    """Write estimate and interval of each row in columns, with two digits of the shortest interval.
+
+    In a narrow picture estimates alone: intervals are drawn, and need the room.
+    """
     shortest = float(np.nanmin(numbers[:, 2] - numbers[:, 1], initial=np.inf)) / 2.0
     # As many decimals as leave two digits to half of the shortest interval.
     digits = int(np.clip(1.0 - np.floor(np.log10(shortest)), 0, 6)) if 0.0 < shortest < np.inf else 3
@@ -134,10 +145,20 @@ def _label_right(ax: Axes, y: Floats, numbers: Floats) -> None:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     padded = [[f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)] for row in cells]
     texts = [f"{b} [{low}, {high}]" if low.strip() else "" for b, low, high in padded]
+    if width_of(ax) < NARROW:
+        texts = [b for b, _, _ in padded]
     right = ax.secondary_yaxis("right")
     right.set_yticks(y, labels=texts, fontsize="x-small", family="monospace", parse_math=False)
     right.tick_params(axis="y", length=0)
     right.spines["right"].set_visible(False)
+    return right
+
+
+def _follow(right: SecondaryAxis, ax: Axes) -> None:
+    """Leave numbers to the rows that have names."""
+    for name, number in zip(ax.get_yticklabels(), right.get_yticklabels(), strict=True):
+        if not name.get_text():
+            number.set_visible(False)
 
 
 def _title(combined: pd.Series) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 import numpy as np
 import pandas as pd
 
-from fedstat.drawing import axes_for
+from fedstat.drawing import COLOURS, axes_for, plain_legend
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
@@ -137,11 +137,11 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
     def plot_history(self, ax: Axes | None = None) -> Axes:
         """Loss by epoch, of the entities learned from and of those held back, each over its first."""
         ax = axes_for(ax, 5.6, 3.6, "Learning curve")
-        for name, loss in (self.history / self.history.iloc[0]).items():
-            ax.plot(loss.index, loss, marker="o", markersize=3, label=str(name))
+        for colour, (name, loss) in zip(COLOURS, (self.history / self.history.iloc[0]).items(), strict=False):
+            ax.plot(loss.index, loss, marker="o", markersize=3, color=colour, label=str(name))
         ax.axvline(self._record.fitted.trained.epoch + 1, color="0.6", linewidth=0.8, linestyle="--")
         ax.set(xlabel="epoch", ylabel="loss, over that of the first epoch")
-        ax.legend(frameon=False)
+        plain_legend(ax)
         return ax
 
     # -- predictions -----------------------------------------------------------------------------

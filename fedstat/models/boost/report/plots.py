@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from fedstat.drawing import (
     COLOURS,
+    NARROW,
     OPEN,
     ROWS_ONLY,
     SMALL,
@@ -22,6 +23,7 @@ from fedstat.drawing import (
     plain_legend,
     pyplot,
     shorten,
+    width_of,
 )
 from fedstat.typing import Floats
 
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def draw_surface(frame: pd.DataFrame, label: str, response: str, ax: Axes | None) -> Axes:
+def draw_surface(
+    frame: pd.DataFrame, label: str, response: str, ax: Axes | None, title: str | None = None
+) -> Axes:
     """Draw a heat map of an effect on two arguments, or lines of one on one.
 
     With intervals: shaded those of each point, dotted the band of the whole; of a heat map a line is around
@@ -37,13 +41,14 @@ def draw_surface(frame: pd.DataFrame, label: str, response: str, ax: Axes | None
     """
     of, rest = frame.columns[0], [name for name in ("s", "x", "t") if name in frame.columns]
     ax = axes_for(ax, 6.0, 4.5, hidden=OPEN if len(rest) < 2 else ())
-    entitle(ax, f"{label} on {response}")
+    title = f"{label} on {response}" if title is None else title
     if len(rest) == 2:
         table = frame.pivot_table("estimate", rest[0], rest[1])
         size = float(np.nanmax(np.abs(table.to_numpy()))) or 1.0
         x, y = table.columns.to_numpy(dtype=float), table.index.to_numpy(dtype=float)
         mesh = ax.pcolormesh(x, y, table.to_numpy(), cmap="RdBu_r", vmin=-size, vmax=size, shading="nearest")
-        ax.figure.colorbar(mesh, ax=ax, label="effect")
+        where: dict[str, Any] = {"location": "bottom"} if width_of(ax) < NARROW else {}
+        ax.figure.colorbar(mesh, ax=ax, label="effect", **where)
         if "band_lower" in frame:
             apart = (frame["band_lower"] > 0.0) | (frame["band_upper"] < 0.0)
             outside = (
@@ -53,24 +58,29 @@ def draw_surface(frame: pd.DataFrame, label: str, response: str, ax: Axes | None
                 ax.contour(x, y, outside, levels=[0.5], colors="black", linewidths=0.8)
         ax.set_xlabel(rest[1])
         ax.set_ylabel(axis_name(rest[0], label), parse_math=False)
+        entitle(ax, title)
         return ax
     ax.axhline(0.0, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
     groups = [("", frame)] if of in rest else list(frame.groupby(of, sort=False))
+    most = name_width(ax, 0.5, 28)
     for i, (name, rows) in enumerate(groups):
-        colour = COLOURS[i % len(COLOURS)]
+        colour, name = COLOURS[i % len(COLOURS)], shorten(str(name), most)
         if not rest:
-            ax.plot([i], rows["estimate"], "o", color=colour, label=str(name))
+            ax.plot([i], rows["estimate"], "o", color=colour, label=name)
             continue
         x = rows[rest[0]].to_numpy(dtype=float)
-        ax.plot(x, rows["estimate"], color=colour, label=str(name))
+        ax.plot(x, rows["estimate"], color=colour, label=name)
         if "lower" in rows:
             ax.fill_between(x, rows["lower"], rows["upper"], color=colour, alpha=0.2, linewidth=0.0)
             for side in ("band_lower", "band_upper"):
                 ax.plot(x, rows[side], color=colour, linewidth=0.8, linestyle=":")
-    if of not in rest:
-        plain_legend(ax)
     ax.set_xlabel(axis_name(rest[0], label) if rest else "", parse_math=False)
     ax.set_ylabel("effect")
+    if not rest:
+        ax.set_xticks([])
+    if of not in rest:
+        legend_below(ax)
+    entitle(ax, title)
     return ax
 
 
@@ -120,10 +130,9 @@ def draw_effects(effects: Mapping[str, pd.DataFrame], response: str) -> np.ndarr
     """Draw effects side by side, two to a row."""
     plt = pyplot()
     rows = max(1, -(-len(effects) // 2))
-    figure, axes = plt.subplots(rows, 2, figsize=(7.2, 2.7 * rows), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(rows, 2, figsize=(7.0, 3.2 * rows), layout="constrained", squeeze=False)
     for ax, (label, frame) in zip(axes.ravel(), effects.items(), strict=False):
-        draw_surface(frame, label, response, ax)
-        entitle(ax, label)
+        draw_surface(frame, label, response, ax, label)
     for ax in axes.ravel()[len(effects) :]:
         ax.set_axis_off()
     figure.suptitle(

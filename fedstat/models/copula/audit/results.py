@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr, ndtri
 
-from fedstat.drawing import COLOURS, axes_for
+from fedstat.drawing import COLOURS, axes_for, entitle, legend_below
 from fedstat.inference.summary import header_sheet
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.privacy.gaussian import epsilon_of
@@ -144,7 +144,7 @@ class AuditResults:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the ROC curve beside the trade-off that is claimed: above it no test may be."""
-        ax = axes_for(ax, 4.8, 4.6, f"Who was in? As seen by {self.view}")
+        ax = axes_for(ax, 4.8, 5.2)
         x = np.linspace(0.0, 1.0, 501)
         claimed = ndtr(ndtri(x) + self.mu)
         ax.fill_between(x, claimed, 1.0, color="0.9", linewidth=0.0)
@@ -156,7 +156,8 @@ class AuditResults:
         )
         ax.plot([0, 1], [0, 1], color="0.6", linewidth=1.0, linestyle="--", label="guessing")
         ax.set(xlabel="false positives", ylabel="true positives", xlim=(0, 1), ylim=(0, 1), aspect="equal")
-        ax.legend(frameon=False, fontsize="small", loc="lower right")
+        legend_below(ax)
+        entitle(ax, f"Who was in? As seen by {self.view}")
         return ax
 
     def summary(self) -> SheetSummary:

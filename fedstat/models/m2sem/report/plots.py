@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from fedstat.drawing import COLOURS, SMALL, axes_for, shorten
+from fedstat.drawing import (
+    COLOURS,
+    NARROW,
+    SMALL,
+    axes_for,
+    entitle,
+    name_width,
+    shorten,
+    thin_labels,
+    width_of,
+)
 from fedstat.errors import NotAvailableError
 from fedstat.models.m2sem.report.record import M2SEMRecord
 from fedstat.typing import Floats
@@ -93,13 +103,17 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
 def plot_profile_heat(r: M2SEMRecord, ax: Axes | None) -> Axes:
     """Draw a row for each column, a column for each cluster."""
     frame = places(r, bool(r.features["selected"].any())).iloc[:MOST_COLUMNS]
-    ax = axes_for(ax, 3.0 + 0.5 * len(frame.columns), 1.2 + 0.2 * len(frame), "Profiles of the clusters", ())
+    ax = axes_for(ax, 3.0 + 0.5 * len(frame.columns), 1.2 + 0.2 * len(frame), hidden=())
     values = frame.to_numpy()
     most = max(float(np.abs(values).max()), 1e-12)
     image = ax.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
-    names = [shorten(f"{client}: {name}", 40) for client, _, name in frame.index]
+    most_wide = name_width(ax, 0.4, 40)
+    names = [shorten(f"{client}: {name}", most_wide) for client, _, name in frame.index]
     ax.set_yticks(range(len(frame)), names, fontsize=SMALL, parse_math=False)
     ax.set_xticks(range(len(frame.columns)), [f"{k}" for k in frame.columns])
     ax.set_xlabel("cluster")
-    ax.figure.colorbar(image, ax=ax, label="standard deviations of the column")
+    where: dict[str, Any] = {"location": "bottom"} if width_of(ax) < NARROW else {}
+    ax.figure.colorbar(image, ax=ax, label="standard deviations of the column", **where)
+    entitle(ax, "Profiles of the clusters")
+    thin_labels(ax)
     return ax
