@@ -148,12 +148,17 @@ def main(arguments):
     if arguments[:1] == ["peer"]:
         return peer(*arguments[1:])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("experiments", nargs="*", choices=["noisy", *PUBLISHED])
+    parser.add_argument("experiments", nargs="*", help="noisy, 1, ..., 5; default: all")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
     asked = parser.parse_args(arguments)
     done = pd.read_csv(TABLE, dtype={"experiment": str}) if TABLE.exists() else None
-    for experiment in asked.experiments or ["noisy", *PUBLISHED]:
+    known = ["noisy", *PUBLISHED]
+    if unknown := set(asked.experiments) - set(known):
+        parser.error(
+            f"experiments: expected some of {', '.join(known)}, received {', '.join(sorted(unknown))}"
+        )
+    for experiment in asked.experiments or known:
         for seed in range(asked.first, asked.first + asked.runs):
             if done is not None and ((done["experiment"] == experiment) & (done["seed"] == seed)).any():
                 continue
