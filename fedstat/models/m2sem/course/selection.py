@@ -15,7 +15,7 @@ from fedstat.typing import Bools, Floats
 
 LAM1 = (1.0, 2.0, 4.0, 8.0, 12.0, 18.0)
 PATH_ROUNDS, REFIT_ROUNDS = 3, 4
-ANEW, FROM = 5, 3
+ANEW, FROM = 5, 2
 """How often penalties are adapted anew, and to how many refits."""
 NO_ROUNDS = "no rounds are left"
 SIDE_BY_SIDE = 50
