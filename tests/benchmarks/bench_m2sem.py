@@ -157,7 +157,7 @@ def main():
         ]
         parts += [
             f"## Whole fit of 400 x 160, code compiled: medians of {SETS} data sets",
-            f"Starts, penalties, refits; no standard errors. Goals: {GOALS['cpu']:g} s, {GOALS['rounds']} rounds.",
+            f"Without standard errors. Goals: {GOALS['cpu']:g} s, {GOALS['rounds']} rounds.",
             "\n".join(lines),
         ]
     text = "\n\n".join(parts) + "\n"
