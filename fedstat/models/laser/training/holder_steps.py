@@ -16,6 +16,7 @@ from fedstat.federation.design.by_columns import response_of
 from fedstat.federation.door.facts import DivisionOfRows, Entities, RowsByLevel, SummedColumns
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths, check_room
+from fedstat.kernels.glm.loops import fixed
 from fedstat.kernels.heads import heads_loss
 from fedstat.kernels.mlp import count_parameters
 from fedstat.models.laser.training.asked import NetworksAsked, OutcomeAsked, OutcomeTold
@@ -182,7 +183,7 @@ def run_heads(batch: Batch, outcome: StagedOutcome, heads: Networks) -> tuple[fl
     sizes, head, code = np.array(batch.sizes), np.array(batch.head), np.array(batch.code)
     flip = np.empty((0, 0)) if outcome.flip is None else outcome.flip
     total, of_heads, back = heads_loss(
-        heads.theta, heads.widths, R, members, sizes, head, weights, code, own, y, flip
+        fixed(heads.theta), heads.widths, R, members, sizes, head, weights, code, own, y, flip
     )
     return total, back.transpose(0, 2, 1), of_heads
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import MessageError
+from fedstat.kernels.glm.loops import fixed
 from fedstat.kernels.mlp import adam_step, count_parameters, draw_parameters, forward, gradient
 from fedstat.typing import Floats, Ints
 
@@ -67,7 +68,7 @@ class Networks:
 
     def activate(self, i: int, X: Floats) -> Floats:
         """Activations of one network on columns (p, rows), all layers below one another."""
-        return forward(self.theta[i], self.widths, X)
+        return forward(fixed(self.theta[i]), self.widths, fixed(X))
 
     def output(self, A: Floats) -> Floats:
         """Last layer of activations, (d, rows)."""
@@ -84,7 +85,7 @@ class Networks:
 
     def back(self, i: int, A: Floats, D: Floats) -> Floats:
         """Differentiate a loss by the parameters of one network; see the kernel."""
-        return gradient(self.theta[i], self.widths, A, D, False)[0]
+        return gradient(fixed(self.theta[i]), self.widths, fixed(A), fixed(D), False)[0]
 
 
 def diverged(site: str, what: str, networks: Networks) -> str:
@@ -99,6 +100,6 @@ def evaluate(theta: Floats, widths: Sequence[int], X: Floats) -> Floats:
     """Return the outputs of some networks, (m, q), on rows (n, p): (n, m, d)."""
     if theta.ndim != 2 or theta.shape[1] != count_parameters(widths) or X.shape[1] != widths[0]:
         raise MessageError("a network of other widths than its parameters or columns")
-    columns, of = np.ascontiguousarray(X.T), np.array(widths, dtype=np.int64)
-    parts = [forward(one, of, columns)[-widths[-1] :].T for one in np.ascontiguousarray(theta)]
+    columns, of = fixed(X.T), np.array(widths, dtype=np.int64)
+    parts = [forward(one, of, columns)[-widths[-1] :].T for one in fixed(theta)]
     return np.ascontiguousarray(np.stack(parts, axis=1))
