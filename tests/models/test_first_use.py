@@ -216,7 +216,7 @@ def test_sites_and_labels_are_clusters_still():
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("weights", ["g", draw()["g"]])
 def test_weights_that_a_model_has_not_are_refused_with_those_that_it_has(family, weights):
-    told = {"VFEMRegression": "VFEMRegression has no weights", "VerticalGLM": "VerticalGLM has no weights"}
+    told = {"VerticalGLM": "VerticalGLM has no weights"}
     told |= {"FedAvg": r'name of a column .*: freq_weights="column" where a row stands for several$'}
     expected = told.get(family, r'name of a column .*: freq_weights="column" .*, or var_weights="column"')
     with pytest.raises(ModelError, match=f"^weights: .*{expected}"):
