@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_both_sides_enter_what_passed_both_ways(study, receipt):
 
 
 def test_no_value_of_the_data_is_in_it(receipt):
-    text = receipt.to_json()
+    text = re.sub("[0-9a-f]{32,}", "", receipt.to_json())  # five digits may stand in a digest by chance
     assert str(SECRET)[:8] not in text and str(int(SECRET)) not in text
 
 

@@ -22,7 +22,7 @@ from fedstat.models.vertical.prediction.protocol import (
     present_clients,
 )
 from fedstat.models.vglm.response.distributions import means_of
-from fedstat.typing import Bools, Floats, Vector
+from fedstat.typing import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Predictor:
     specs: Mapping[str, str]
     holder: str
     means: Mapping[str, float] = field(default_factory=dict)
-    column_means: Mapping[str, Vector] = field(default_factory=dict)
+    column_means: Mapping[str, Floats] = field(default_factory=dict)
 
     def beta(self, client: str) -> Floats:
         """Coefficients of an institution's columns."""
