@@ -32,7 +32,8 @@ def draw_parameters(widths: Sequence[int], rng: np.random.Generator) -> Floats:
     return np.concatenate(layers)
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
+# Inlined by name: a loop from the cache is not inlined, one just compiled is, and their last bits differ.
+@njit(cache=True, nogil=True, fastmath=REORDER, inline="always")
 def add_products(
     out: Floats, w: Floats, at: int, stride: int, X: Floats, base: int, start: int, a: int
 ) -> None:
@@ -56,7 +57,7 @@ def add_products(
             out[i] += v * x[i]
 
 
-@njit(cache=True, nogil=True, fastmath=REORDER)
+@njit(cache=True, nogil=True, fastmath=REORDER, inline="always")
 def add_sums(g: Floats, at: int, d: Floats, X: Floats, base: int, start: int, a: int) -> None:
     """Add sums of d times each of a rows of X from `base`, in columns from `start`, to g from `at` on.
 
