@@ -19,6 +19,7 @@ RULES = ExchangeRules(
     remembers=False,
     fills=True,
     shapes=True,
+    weighted=True,
     columns={**staged_columns.COLUMNS, **glm_score_steps.COLUMNS},
     weights={staged_columns.STAGES[0]: staged_columns.staged_weights},
     times=glm_score_steps.TIMES,

@@ -78,10 +78,9 @@ class SupportPath:
         for one in new:
             one.failed = one.failed or ("" if one.trace else NO_ROUNDS)
 
-    def best(self, among: Sequence[Penalties] | None = None) -> Penalties:
+    def best(self) -> Penalties:
         """Return the penalties whose support has the best refit."""
-        known = [(p, key) for p, key in self.met if among is None or p in among]
-        known = [(p, key) for p, key in known if not self.refits[key].failed]
+        known = [(p, key) for p, key in self.met if not self.refits[key].failed]
         return min(known, key=lambda pair: self.criterion(self.refits[pair[1]]))[0]
 
     def refit(self, penalties: Penalties) -> Course:
@@ -126,8 +125,7 @@ def select_support(exchange: Exchange, fit: Course, path: SupportPath) -> Rounds
     first = yield from _penalise(exchange, fit, Penalties(), path, weigh=True)
     if first.failed:
         return fit
-    grid = [Penalties(lam1, 0.0) for lam1 in LAM1]
-    yield from _along(exchange, first, grid, path, [first])
+    yield from _along(exchange, first, path)
     if all(one.failed for one in path.refits.values()):
         return fit
     for number in range(ANEW):
@@ -161,20 +159,14 @@ def _anew(exchange: Exchange, path: SupportPath, number: int) -> Rounds[None]:
     yield from path.judge([one for one in made if one.trace and not one.failed])
 
 
-def _along(
-    exchange: Exchange,
-    start: Course,
-    grid: list[Penalties],
-    path: SupportPath,
-    beside: Sequence[Course] = (),
-) -> Rounds[None]:
-    """Go along a grid, each point from the one before; mixtures `beside` are judged with its points."""
-    last, made = start, list(beside)
-    for penalties in grid:
-        last = yield from _penalise(exchange, last, penalties, path, beside=made)
-        if last.failed:
+def _along(exchange: Exchange, first: Course, path: SupportPath) -> Rounds[None]:
+    """Go along the penalties of loadings, each point from the one before, and judge all with the first."""
+    made = [first]
+    for lam1 in LAM1:
+        one = yield from _penalise(exchange, made[-1], Penalties(lam1), path, beside=made)
+        if one.failed:
             break
-        made.append(last)
+        made.append(one)
     yield from path.judge(made)
 
 

@@ -58,7 +58,7 @@ class ExchangeRules:
     released; in some the rows stand below one another several `times`, and some are `of_response`.
     `constant` is the part of the log-likelihood that no parameter changes. With `shapes` one more number of
     every column leaves: how far it is from symmetric. With `flat` a column may be constant, a spline without
-    a value for instance, and is zero then.
+    a value for instance, and is zero then. With `weighted` the entities may have weights by the data.
     """
 
     remembers: bool
@@ -70,6 +70,7 @@ class ExchangeRules:
     constant: Callable[[DistributionSpec, Floats], float] = lambda distribution, y: 0.0
     shapes: bool = False
     flat: bool = False
+    weighted: bool = False
 
     def division(self, place: str, code: Ints, rows: Ints) -> DivisionOfRows:
         """Say how rows of the table are divided; within a session it counts if the family's doors say so."""
@@ -337,7 +338,7 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
     what = "means, standard deviations" + (", signed squares" if rules.shapes else "")
     units = Declared("aggregate", f"{what} of the columns", 2, behind=TAKEN)
     weights = Declared("per entity", "weights of the entities", optional=True, weighs="weights")
-    taken = {"keep": KEEP, "seen": SEEN, "weights": weights, **filled}
+    taken = {"keep": KEEP, "seen": SEEN, **({"weights": weights} if rules.weighted else {}), **filled}
     moments = Declared("aggregate", "mean and standard deviation of the response, a constant", behind=TAKEN)
     grouped = {"code": CODE, "groups": GROUPS}
     return {
