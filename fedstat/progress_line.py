@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, ParamSpec, TextIO, TypeVar
 
@@ -120,11 +120,11 @@ class ProgressLine:
             root._write(0.0 if self.done == self.total else wait)
 
     def close(self) -> None:
-        """End the line, once the outermost count is through."""
+        """End the line, and those inside it that a protocol which failed left open."""
         if self in _told.lines:
-            _told.lines.remove(self)
+            del _told.lines[_told.lines.index(self) :]
         if self._written and self._rewrites and not self._replaces:
-            print(file=self._stream, flush=True)
+            self._print("", "\n")
             self._written = False
 
     def _write(self, wait: float) -> None:
@@ -140,7 +140,12 @@ class ProgressLine:
             self._replace(text)
             return
         end, cut = ("", f"\r{text[:WIDTH]:<{WIDTH}}") if self._rewrites else ("\n", text)
-        print(cut, end=end, file=self._stream, flush=True)
+        self._print(cut, end)
+
+    def _print(self, text: str, end: str) -> None:
+        """Write; a stream that is closed or full ends no computation."""
+        with suppress(OSError, ValueError):
+            print(text, end=end, file=self._stream, flush=True)
 
     def _replace(self, text: str) -> None:
         """Show the line in the place of the one before, as one output of the notebook's cell."""

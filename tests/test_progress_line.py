@@ -10,6 +10,9 @@ from statsmodels.genmod.families import Binomial
 
 import fedstat as fs
 from fedstat import progress_line
+from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.message import Ask
+from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.progress_line import ProgressLine, counted, duration, tells_progress
 
 
@@ -234,3 +237,23 @@ def test_a_path_and_its_folds_are_counted(capsys):
 )
 def test_times_are_written_in_the_unit_in_which_they_are_read(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_failed_run_whose_traceback_is_kept_leaves_no_line_open():
+    def protocol():
+        for _ in counted([1, 2], "fold"):
+            yield [Ask("nobody", "schema", "schema")]
+
+    with pytest.raises(fs.errors.MessageError) as kept:
+        LocalEngine({}).run(protocol(), Ledger())
+    assert kept.value.__traceback__ is not None and not progress_line._told.lines
+
+
+def test_a_stream_that_was_closed_ends_no_computation():
+    stream = Terminal()
+    with fs.progress():
+        line = ProgressLine("fold", 2, stream=stream)
+        line.step()
+        stream.close()
+        line.step()
+        line.close()
