@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.carry.remote import NUMBER_LENGTH, SiteServer
@@ -44,6 +45,7 @@ class FolderCarrier:
     fingerprints: Mapping[str, str]
     timeout: float = 3600.0
     poll: float = 0.05
+    bundles: ClassVar[bool] = True
     _seen: set[str] = field(default_factory=set)
 
     def carry(self, site: str, request: bytes) -> bytes:

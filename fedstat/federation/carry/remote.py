@@ -3,23 +3,39 @@
 A carrier takes the bytes of a question to a site and brings those of the answer. What the sites answered is
 kept, where a journal is given, before the protocol sees it, and so is what the coordinator draws for a site.
 An interrupted analysis that is run again is handed what was kept, and goes on where it stopped.
+
+All questions of a round to one site travel in one message (:mod:`fedstat.federation.carry.bundle`), since a
+message may take a night. A fit of GLORE with masks is
+
+==========================================================  ============================================
+message to each site                                        questions in it
+==========================================================  ============================================
+connect                                                     schema; head of its account, where one is known
+from_formula                                                levels (one more message for ``scale(x)``)
+fit: keys                                                   identity, fresh key
+fit: opening                                                others' keys, rows, moments, response, own fit
+fit: iteration, once an evaluation                          scores and information
+fit: judgement, on its own where the last was not foreseen  likelihood
+fit: receipt                                                statement
+==========================================================  ============================================
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from fedstat.errors import ConsentError, EngineError, FedstatError, MessageError, SessionError
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.carry.bundle import bundle, unbundle
 from fedstat.federation.carry.heads import KeptHeads
 from fedstat.federation.carry.journal import Journal
-from fedstat.federation.door.site import SESSIONS_KEPT, Site
+from fedstat.federation.door.site import RECALL, RECEIPT, SESSIONS_KEPT, Site
 from fedstat.federation.message import Ask, Reply, pack_ask, pack_refusal, unpack_ask, unpack_reply
 from fedstat.federation.rounds.engine import Fit, RoundEngine, Rounds, enter
 
@@ -33,7 +49,7 @@ def number_of(request: bytes) -> str:
 
 
 class Carrier(Protocol):
-    """Brings questions to sites."""
+    """Brings questions to sites; one that has `bundles` set takes several in one message."""
 
     def carry(self, site: str, request: bytes) -> bytes:
         """Return the site's answer; EngineError where it was not reached, or did not answer in time."""
@@ -60,50 +76,84 @@ class RemoteSite:
         """Have one packed ask answered."""
         return self.carrier.carry(self.name, request)
 
+    def answer_all(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Have packed asks answered, in one message; as many answers, or fewer, of which the last refuses."""
+        return unbundle(self.carrier.carry(self.name, bundle(requests)))
+
 
 class SiteServer:
     """A site behind a carrier: answers everything, with a refusal where it must, and nothing twice."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self._last: dict[str, tuple[bytes, bytes]] = {}
+        self._last: dict[str, dict[bytes, Answered]] = {}
         self._lock = Lock()
 
     def answer(self, request: bytes, asker: str = "") -> bytes:
-        """Answer who has this fingerprint; the last question of a session again gets the same answer."""
-        digest = hashlib.sha256(request).digest()
+        """Answer who has this fingerprint; the last message of a session again gets the same answers."""
         with self._lock:
             try:
-                ask = unpack_ask(request)
-            except MessageError:
-                return self._answer(request, asker)  # the site says why, and enters it
-            asked, kept = self._last.get(ask.session, (b"", b""))
-            if asked == digest:
-                return kept
-            # what entered no account was not answered, and is computed when it comes again
-            before = self.site.account.rounds(ask.session)
-            if ask.turn is None and before:
-                return pack_refusal(self.site.name, MessageError(f"{self.site.name}: {UNNUMBERED}"))
-            answer = self._answer(request, asker)
-            if self.site.account.rounds(ask.session) > before:
-                self._keep(ask.session, digest, answer)
-            return answer
+                questions = unbundle(request)
+            except MessageError as error:
+                return pack_refusal(self.site.name, MessageError(f"{self.site.name}: {error}"))
+            answers, begun = list[bytes](), set[str]()
+            for question in questions:
+                answer = self._answer_one(question, asker, begun)
+                answers.append(answer.packed)
+                if answer.refused:
+                    break
+            return bundle(answers) if len(questions) > 1 else answers[0]
 
-    def _keep(self, session: str, digest: bytes, answer: bytes) -> None:
+    def _answer_one(self, request: bytes, asker: str, begun: set[str]) -> Answered:
+        """Answer one question of a message, which has `begun` to answer in these sessions."""
+        digest = hashlib.sha256(request).digest()
+        try:
+            ask = unpack_ask(request)
+        except MessageError:
+            return self._ask_site(request, asker)  # the site says why, and enters it
+        kept = self._last.get(ask.session, {}).get(digest)
+        if kept is not None:
+            begun.add(ask.session)
+            return kept
+        # what entered no account was not answered, and is computed when it comes again
+        before = self.site.account.rounds(ask.session)
+        if ask.turn is None and before:
+            return refusal(self.site.name, MessageError(f"{self.site.name}: {UNNUMBERED}"))
+        answer = self._ask_site(request, asker)
+        if self.site.account.rounds(ask.session) > before:
+            self._keep(ask.session, digest, answer, begun)
+        return answer
+
+    def _keep(self, session: str, digest: bytes, answer: Answered, begun: set[str]) -> None:
+        """Keep an answer, beside the others of its message, and those only."""
+        earlier = self._last.pop(session, {}) if session in begun else {}
         self._last.pop(session, None)
         while len(self._last) >= SESSIONS_KEPT:
             del self._last[next(iter(self._last))]
-        self._last[session] = (digest, answer)
+        begun.add(session)
+        self._last[session] = {**earlier, digest: answer}
 
-    def _answer(self, request: bytes, asker: str) -> bytes:
+    def _ask_site(self, request: bytes, asker: str) -> Answered:
         try:
-            return self.site.answer(request, asker)
+            return Answered(self.site.answer(request, asker))
         except FedstatError as error:
-            return pack_refusal(self.site.name, error)
+            return refusal(self.site.name, error)
         except Exception as error:
             # What went wrong may quote values: its type is all that is told.
             where = f"{self.site.name}: failed ({type(error).__name__}) outside any step; see its own log"
-            return pack_refusal(self.site.name, MessageError(where))
+            return refusal(self.site.name, MessageError(where))
+
+
+class Answered(NamedTuple):
+    """An answer as it leaves, and whether it is a refusal."""
+
+    packed: bytes
+    refused: bool = False
+
+
+def refusal(site: str, error: FedstatError) -> Answered:
+    """Answer with an error."""
+    return Answered(pack_refusal(site, error), True)
 
 
 class RemoteEngine(RoundEngine):
@@ -155,18 +205,24 @@ class RemoteEngine(RoundEngine):
 
     def _round(self, asks: Sequence[Ask], ledger: Ledger) -> list[Reply]:
         if self._journal is not None:
-            asks = self._journal.begin_round(self._number, asks)
+            kept = iter(self._journal.begin_round(self._number, [ask for ask in asks if self._keeps(ask)]))
+            asks = [next(kept) if self._keeps(ask) else ask for ask in asks]
         places = self._by_site(asks)
         outcomes: dict[int, Reply | FedstatError] = {}
 
         def visit(site: str) -> None:
             # One site's questions of a round in their order; after a failure the rest are not asked.
-            for place in places[site]:
-                try:
-                    outcomes[place] = self._one(asks[place], place)
-                except FedstatError as error:
-                    outcomes[place] = error
-                    return
+            left = deque(places[site])
+            try:
+                for place, answer, kept in self._answers(site, asks, places[site]):
+                    outcomes[place] = self._take(asks[place], place, answer, kept)
+                    left.popleft()
+                    if isinstance(outcomes[place], FedstatError):
+                        break
+            except FedstatError as error:
+                outcomes[left[0]] = error
+            else:
+                self._open.difference_update((asks[place].session, site) for place in places[site])
 
         list(self._pool.map(visit, places))
         replies, errors = list[Reply](), list[tuple[Ask, FedstatError]]()
@@ -182,6 +238,10 @@ class RemoteEngine(RoundEngine):
         self._number += 1
         return replies
 
+    def _keeps(self, ask: Ask) -> bool:
+        """Whether answers come from the journal: it would answer for a site that was put back meanwhile."""
+        return self._journal is not None and (ask.family, ask.step) != (RECEIPT, RECALL)
+
     def _by_site(self, asks: Sequence[Ask]) -> dict[str, list[int]]:
         """Places of each site's questions in a round, all of which may be asked."""
         places, left_open = dict[str, list[int]](), {session for session, _ in self._open}
@@ -196,30 +256,47 @@ class RemoteEngine(RoundEngine):
             places.setdefault(ask.site, []).append(place)
         return places
 
-    def _one(self, ask: Ask, place: int) -> Reply:
-        """Have one question answered, by the journal or by the site."""
-        key = (ask.session, ask.site)
-        kept = None if self._journal is None else self._journal.read(self._number, place)
-        # open until an answer is read whole: a failure in between leaves it unknown whether the site answered
-        self._open.add(key)
-        if kept is None:
-            answer = self._sites[ask.site].answer(pack_ask(replace(ask, turn=self._turns[key] + 1)))
-        else:
-            answer = kept
-        refusal: FedstatError | None = None
+    def _answers(
+        self, site: str, asks: Sequence[Ask], places: Sequence[int]
+    ) -> Iterator[tuple[int, bytes, bool]]:
+        """Answers of a site to its questions of a round, in their order, and whether the journal had them."""
+        new = []
+        for place in places:
+            journal = self._journal if self._keeps(asks[place]) else None
+            kept = None if journal is None else journal.read(self._number, place)
+            if kept is None:
+                new.append(place)
+            else:
+                yield place, kept, True
+        remote = self._sites[site]
+        together = [new] if getattr(remote.carrier, "bundles", False) else [[place] for place in new]
+        for message in filter(None, together):
+            turns, numbered = self._turns.copy(), []
+            for place in message:
+                key = (asks[place].session, site)
+                # open until an answer is read whole: after a failure it is unknown whether the site answered
+                self._open.add(key)
+                turns[key] += 1
+                numbered.append(pack_ask(replace(asks[place], turn=turns[key])))
+            answers = remote.answer_all(numbered)
+            yield from ((place, answer, False) for place, answer in zip(message, answers, strict=False))
+            # a refusal is the last that is read
+            if len(answers) < len(message):
+                raise MessageError(f"'{site}' gave {len(answers)} answers to {len(message)} questions")
+
+    def _take(self, ask: Ask, place: int, answer: bytes, kept: bool) -> Reply | FedstatError:
+        """Read an answer, and keep it: a reply or a refusal."""
+        outcome: Reply | FedstatError
         try:
-            reply = unpack_reply(answer)
+            outcome = unpack_reply(answer)
+        except (EngineError, SessionError):
+            raise  # the site cannot go on in this session, and would not say the same again
         except FedstatError as error:
-            if isinstance(error, EngineError | SessionError):
-                raise  # the site cannot go on in this session, and would not say the same again
-            refusal = error if self._journal is None else type(error)(f"{error} ({self._journal.kept})")
-        if kept is None and self._journal is not None:
+            outcome = error if self._journal is None else type(error)(f"{error} ({self._journal.kept})")
+        if not kept and self._journal is not None and self._keeps(ask):
             self._journal.keep(self._number, place, answer)
-        self._turns[key] += 1
-        self._open.discard(key)
-        if refusal is not None:
-            raise refusal
-        return reply
+        self._turns[ask.session, ask.site] += 1
+        return outcome
 
     def _explained(self, errors: Sequence[tuple[Ask, FedstatError]]) -> FedstatError:
         """Say of a failed round how to go on; runs in a session that a site has lost are given up."""

@@ -170,9 +170,9 @@ def pin(expected: Mapping[str, str], public: Mapping[str, PublicIdentity]) -> No
 class Agreement:
     """One site's part in agreeing on the keys of one session.
 
-    `public` are the identities of all sites of the session, its own among them, and `pinned` the fingerprints
-    that were agreed (:func:`pin`). A key that is not the pinned one is a SecurityError, and so is a list of
-    which the site is no part, or all of it.
+    `pinned` are the fingerprints that were agreed of all sites of the session, its own among them, and
+    `public` their identities, where they are known before :meth:`finish`. A key that is not the pinned one
+    (:func:`pin`) is a SecurityError, and so is a list of which the site is no part, or all of it.
     """
 
     def __init__(
@@ -180,21 +180,25 @@ class Agreement:
         identity: Identity,
         session: str,
         site: str,
-        public: Mapping[str, PublicIdentity],
+        public: Mapping[str, PublicIdentity] | None,
         pinned: Mapping[str, str],
     ) -> None:
-        pin(pinned, public)
-        if site not in public or public[site] != identity.public:
+        if public is not None:
+            pin(pinned, public)
+        digests = {name: plain_fingerprint(fingerprint) for name, fingerprint in pinned.items()}
+        if digests.get(site) != identity.public.digest.hex():
             raise SecurityError(f"{site}: the list of sites does not hold this site with its own key")
-        if len(public) < 2 or not session:
+        if len(pinned) < 2 or not session:
             raise SecurityError(f"{site}: expected a named session of at least two sites")
-        self.site, self.session, self.sites = site, session, tuple(sorted(public))
+        self.site, self.session, self.sites = site, session, tuple(sorted(pinned))
         self._identity = identity
-        self._public = dict(public)
+        self._pinned = dict(pinned)
+        self._public = dict(public or {})
         self._fresh: X25519PrivateKey | None = X25519PrivateKey.generate()
         self._lock = Lock()
-        names = [part for name in self.sites for part in (name, public[name].digest)]
-        self._roster = hashlib.sha256(encode("fedstat sites 1", session, *names)).digest()
+        # Of what is pinned, which is known before any key has arrived: sites that pinned others differ.
+        names = [part for name in self.sites for part in (name, digests[name])]
+        self._roster = hashlib.sha256(encode("fedstat sites 2", session, *names)).digest()
 
     def announce(self) -> str:
         """Sign the fresh key, for all other sites; SecurityError once the agreement is finished."""
@@ -202,14 +206,20 @@ class Agreement:
         signature = self._identity.signing.sign(self._statement(self.site, offered))
         return write_parts("fedstat agreement 1", sites=self._roster, key=offered, signature=signature)
 
-    def finish(self, announcements: Mapping[str, str | bytes]) -> PairKeys:
+    def finish(
+        self, announcements: Mapping[str, str | bytes], public: Mapping[str, PublicIdentity] | None = None
+    ) -> PairKeys:
         """Check what :meth:`announce` gave at each site, and derive the keys that are shared with each.
 
-        The site's own may be among them. SecurityError where one is missing, of an unknown site, malformed,
-        or not signed by the site's pinned key over this session, this list of sites and this key: nothing is
-        derived then, and the right announcements may still be handed in.
+        The site's own may be among them. `public` are the identities of all sites, where they were not known
+        before. SecurityError where one is not the pinned one, or an announcement is missing, of an unknown
+        site, malformed, or not signed by the site's pinned key over this session, this list of sites and this
+        key: nothing is derived then, and the right announcements may still be handed in.
         """
         fresh = self._open()
+        if public is not None:
+            pin(self._pinned, public)
+            self._public = dict(public)
         others = set(self.sites) - {self.site}
         if others - announcements.keys() or announcements.keys() - set(self.sites):
             raise SecurityError(

@@ -59,6 +59,8 @@ TOOK_ITS_PLACE = (
 NOT_COPIED = "a site is not pickled or copied, nor is a model, which asks it; results and partitions can be"
 RECEIPT = "receipt"
 """Family that asks for a site's statement on what has passed: it holds no data, and no policy refuses it."""
+RECALL = "recall_head"
+"""Its step that holds the account against an earlier head."""
 BEFORE_ALIGNING = ("schema", "secure", "align", APPROVAL)
 """Families that ask nothing of which the order of the records matters, and no part of an analysis."""
 

@@ -26,6 +26,7 @@ from fedstat.federation.partition.federation_file import (
 )
 from fedstat.federation.partition.local_sites import PartitionOptions, PartitionParts
 from fedstat.federation.partition.row_tables import RowRanges, common_columns
+from fedstat.federation.rounds.engine import side_by_side
 from fedstat.federation.rounds.schema import TableSchema, ask_schemas
 from fedstat.federation.rounds.statements import ask_heads
 from fedstat.federation.tables.checks import refuse
@@ -85,11 +86,14 @@ def connect(
         carrier = open_carrier(federation, sites=tuple(fingerprints))
     remote = {name: RemoteSite(name, carrier) for name in fingerprints}
     heads = KeptHeads(federation.folder, fingerprints)
-    if known := heads.known():
-        # Past the journal, which would answer in the place of a site that was put back meanwhile.
-        heads.keep(RemoteEngine(remote).run(ask_heads(known, secrets.token_hex(8)), Ledger()))
     engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)), heads)
-    schemas = engine.run(ask_schemas(tuple(fingerprints), secrets.token_hex(8)), Ledger())
+    # Heads last: which of them are known changes, and a journal knows the other questions by their places.
+    asked = side_by_side(
+        ask_schemas(tuple(fingerprints), secrets.token_hex(8)),
+        ask_heads(heads.known(), secrets.token_hex(8)),
+    )
+    schemas, now = engine.run(asked, Ledger())
+    heads.keep(now)
     tables = {name: ConnectedTable(name, schema) for name, schema in schemas.items()}
     sites = {name: ConnectedSite(name, key, schemas[name]) for name, key in fingerprints.items()}
     options = PartitionOptions("condition", federation.min_count)

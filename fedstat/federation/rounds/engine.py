@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from fedstat.errors import FedstatError, MessageError
 from fedstat.federation.account.ledger import Ledger
@@ -14,6 +14,7 @@ from fedstat.federation.message import Ask, Reply, pack_ask, unpack_reply
 from fedstat.progress_line import ProgressLine
 
 Fit = TypeVar("Fit")
+Other = TypeVar("Other")
 Rounds: TypeAlias = Generator[list[Ask], list[Reply], Fit]
 """A protocol: yields one round of asks, is sent the replies in the same order, returns a fit."""
 
@@ -65,6 +66,27 @@ class RoundEngine:
     def _round(self, asks: Sequence[Ask], ledger: Ledger) -> list[Reply]:
         """Have the questions of one round answered, in their order, and enter what passed."""
         raise NotImplementedError
+
+
+def side_by_side(first: Rounds[Fit], second: Rounds[Other]) -> Rounds[tuple[Fit, Other]]:
+    """Run two protocols at once, of which neither needs an answer to the other; what both return."""
+    asks, ended = [list[Ask](), list[Ask]()], [list[Any](), list[Any]()]
+
+    def go_on(which: int, protocol: Rounds[Any], replies: list[Reply] | None) -> None:
+        try:
+            asks[which] = next(protocol) if replies is None else protocol.send(replies)
+        except StopIteration as stop:
+            asks[which], ended[which] = [], [stop.value]
+
+    go_on(0, first, None)
+    go_on(1, second, None)
+    while not (ended[0] and ended[1]):
+        replies = yield asks[0] + asks[1]
+        parts = replies[: len(asks[0])], replies[len(asks[0]) :]
+        for which, protocol in enumerate((first, second)):
+            if not ended[which]:
+                go_on(which, protocol, parts[which])
+    return ended[0][0], ended[1][0]
 
 
 class Door(Protocol):

@@ -1,12 +1,13 @@
 """Agreement of a session's sites on pairwise keys through the coordinator, who learns none.
 
-Three rounds: sites show their public identities, sign fresh keys, and check each other's signatures against
-the fingerprints that their owners pinned (:mod:`fedstat.federation.crypto.keys`).
+Two rounds: sites show their public identities and sign fresh keys, over the fingerprints that their owners
+pinned; then they hold each other's identities and signatures against these fingerprints
+(:mod:`fedstat.federation.crypto.keys`). A key is signed before any other is known, which costs nothing: no
+secret comes of it before the second round, and sites whose owners pinned different keys sign different lists.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,10 +27,18 @@ FAMILY = "secure"
 
 @dataclass(frozen=True, slots=True)
 class KeysQuestion:
-    """A session that needs keys, and the public identity of every site, in JSON."""
+    """A session that needs keys, and its sites."""
 
     session: str
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeysAnnounced:
+    """By site, its public identity, in JSON, and what it announced."""
+
     public: Mapping[str, str]
+    announced: Mapping[str, str]
 
 
 def introduce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -38,26 +47,31 @@ def introduce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
 
 
 def announce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Sign a fresh key for this session, of which the text tells the name, and the identities by site.
+    """Sign a fresh key for this session, of which the text tells the name and the sites.
 
-    A SecurityError where an identity is not the one that this site's owner pinned.
+    A SecurityError where this site's owner has pinned no key of one of them.
     """
     asked = from_json(KeysQuestion, text, f"{data.name}: the question about keys")
-    public = {name: PublicIdentity.from_json(key) for name, key in asked.public.items()}
-    # The coordinator carries the identities, and could put its own in their place: only pinned ones count.
-    pinned = {name: data.trust.pinned.get(name, "") for name in public}
+    pinned = {name: data.trust.pinned.get(name, "") for name in asked.sites}
     unknown = sorted(name for name, fingerprint in pinned.items() if not fingerprint)
     if unknown:
         raise SecurityError(f"{data.name}: its owner has pinned no key of {', '.join(unknown)}")
-    agreement = Agreement(data.trust.identity, asked.session, data.name, public, pinned)
+    agreement = Agreement(data.trust.identity, asked.session, data.name, None, pinned)
     state.keep("agreement", agreement)
     return {}, agreement.announce()
 
 
 def finish(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Check what the others announced, and keep the keys that are shared with each, and a masker."""
+    """Check who the others are and what they announced, and keep the keys shared with each, and a masker.
+
+    A SecurityError where an identity is not the one that this site's owner pinned.
+    """
     absent = "no agreement on keys was begun in this session; ask 'announce' first"
-    keys = state.use("agreement", Agreement, absent).finish(json.loads(text))
+    agreement = state.use("agreement", Agreement, absent)
+    found = from_json(KeysAnnounced, text, f"{data.name}: the keys that it was told")
+    # The coordinator carries the identities, and could put its own in their place: only pinned ones count.
+    public = {name: PublicIdentity.from_json(key) for name, key in found.public.items()}
+    keys = agreement.finish(found.announced, public)
     state.keep("keys", keys)
     state.keep("masker", Masker(keys))
     return {}, ""
@@ -83,9 +97,14 @@ def agree_keys(sites: Sequence[str], session: str) -> Rounds[None]:
     def ask(site: str, step: str, content: str) -> Ask:
         return Ask(site, FAMILY, step, {}, session, content)
 
-    replies = yield [ask(site, "introduce", "{}") for site in sites]
-    public = {site: reply.text for site, reply in zip(sites, replies, strict=True)}
-    content = to_json(KeysQuestion(session, public))
-    replies = yield [ask(site, "announce", content) for site in sites]
-    announced = {site: reply.text for site, reply in zip(sites, replies, strict=True)}
-    yield [ask(site, "finish", json.dumps(announced)) for site in sites]
+    content = to_json(KeysQuestion(session, tuple(sites)))
+    introducing = [ask(site, "introduce", "{}") for site in sites]
+    replies = yield introducing + [ask(site, "announce", content) for site in sites]
+    K = len(sites)
+    public, announced = (
+        {site: reply.text for site, reply in zip(sites, half, strict=True)}
+        for half in (replies[:K], replies[K:])
+    )
+    # Packed once for all sites: it grows with their number.
+    content = to_json(KeysAnnounced(public, announced))
+    yield [ask(site, "finish", content) for site in sites]

@@ -4,7 +4,7 @@
 the step declares arrays of which only the sum is needed, the sites hide them by pairwise masks
 (:mod:`fedstat.federation.crypto.masks`), and the protocol is handed the sum in the first reply and zeros in
 the others: what it adds up is the same, and nothing that belongs to one site was in the coordinator's hands.
-Sites agree on keys in three rounds, alongside the protocol's own as far as these need no keys yet.
+Sites agree on keys in two rounds, the second alongside the protocol's own.
 """
 
 from __future__ import annotations

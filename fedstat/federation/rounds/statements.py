@@ -13,7 +13,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.account.link import NumbersPassed, canonical
 from fedstat.federation.account.receipt import LOSS, Receipt, Statement, coordinator_digest
 from fedstat.federation.door.owner.charging import budget_spent
-from fedstat.federation.door.site import FAMILIES, RECEIPT
+from fedstat.federation.door.site import FAMILIES, RECALL, RECEIPT
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Ask, Declared, Step
 from fedstat.federation.rounds.engine import Rounds
@@ -81,7 +81,7 @@ def recall_head(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
 
 
 STEPS: Mapping[str, Step] = {
-    "recall_head": Step(
+    RECALL: Step(
         recall_head,
         text_in=Declared("control", "an earlier head of the site's account"),
         text_out=Declared("control", "its head now"),
@@ -103,9 +103,7 @@ def ask_heads(heads: Mapping[str, AccountHead], session: str) -> Rounds[dict[str
     A SecurityError where the account of a site does not hold what it signed: its files were put back to an
     earlier state. A DisclosureWarning where the owner of a site has declared since that its account was lost.
     """
-    replies = yield [
-        Ask(site, RECEIPT, "recall_head", {}, session, to_json(head)) for site, head in heads.items()
-    ]
+    replies = yield [Ask(site, RECEIPT, RECALL, {}, session, to_json(head)) for site, head in heads.items()]
     now = {
         reply.site: from_json(AccountHead, reply.text, f"{reply.site}: the head of its account")
         for reply in replies

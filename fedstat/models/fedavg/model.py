@@ -118,7 +118,7 @@ class FedAvg(HorizontalModel):
             Whether sites weight their updates themselves and hide them, and their parts of all sums, by
             pairwise masks that cancel in the total: the coordinator sees no site's update. The estimate is
             the same. By default where three sites or more are drawn in every round, or all of two whose
-            owners want masks; it costs two rounds, and `site_loss` needs False.
+            owners want masks; it costs one round, and `site_loss` needs False.
         progress : bool, optional
             Tell how far the computation has come (:func:`fedstat.progress`).
 

@@ -123,7 +123,7 @@ class FederatedGLM(HorizontalModel):
             Whether sites hide their parts of all sums by pairwise masks (Bonawitz et al. 2017), which cancel
             in the total: the coordinator learns what all sites add up to, and no part. The fit is the same.
             By default where there are three sites or more; of two each can tell the other's part, and they
-            mask where an owner lets no sum leave otherwise. It costs two rounds; what compares single sites'
+            mask where an owner lets no sum leave otherwise. It costs one round; what compares single sites'
             parts (the fit without each site) needs False. Own fits are in clear all the same, and unless
             an owner lets no sum leave otherwise the sums that transforms such as ``center()`` need.
         progress : bool, optional

@@ -21,7 +21,7 @@ from fedstat.federation.door.state import Trust
 from fedstat.federation.message import unpack_ask, unpack_reply
 
 ROUNDS = 20
-"""Of :func:`analysis`: the design, three for keys, fifteen under masks, the receipt."""
+"""Questions of :func:`analysis`: the design, three for keys, fifteen under masks, the receipt."""
 
 Fault = Callable[["Study", Callable[[bytes], bytes], bytes], bytes]
 """What happens to one question on its way to site B; it may be delivered."""

@@ -118,7 +118,8 @@ def test_masks_make_up_shape_and_bytes_and_leave_the_sum():
     entry = next(entry for entry in course.entries if entry.step == "count")
     assert (entry.shape, entry.bytes, entry.masked) == ((2,), 32, True)
     assert course.n_masked == 3
-    assert {steps[0] for steps in course.rounds[:3]} == {"introduce", "announce", "finish"}
+    asked = {step for steps in course.rounds[:2] for step in steps}
+    assert asked >= {"introduce", "announce", "finish"}
 
 
 def test_every_rule_that_would_refuse_is_noted_and_the_rehearsal_goes_on():

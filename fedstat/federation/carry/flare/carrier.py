@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
+from typing import ClassVar
 
 from fedstat.errors import EngineError
 from fedstat.federation.carry.flare.kit import KEY, SOCKET, START, TIMEOUT
@@ -37,6 +38,7 @@ class FlareCarrier:
     identity: Identity
     fingerprints: Mapping[str, str]
     timeout: float | None = None
+    bundles: ClassVar[bool] = True
     _connections: threading.local = field(default_factory=threading.local)
 
     def wait(self, seconds: float = START) -> None:
