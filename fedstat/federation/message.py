@@ -186,6 +186,11 @@ class Reply:
     text: str = ""
     entities: int = 0
 
+    @property
+    def released(self) -> list[str]:
+        """Names of its arrays, and of its text where there is one."""
+        return [*self.arrays, *(["text"] if self.text else [])]
+
 
 REFUSALS: Mapping[str, type[FedstatError]] = {
     kind.__name__: kind

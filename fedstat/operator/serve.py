@@ -5,21 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedstat.errors import PartitionError
-from fedstat.federation.carry.folder import serve_folder
-from fedstat.federation.carry.site_folder import (
-    DESCRIPTION,
-    SiteDescription,
-    changed_at,
-    heed,
-    open_site,
-    read_description,
-)
-from fedstat.federation.door.site import Site
+from fedstat.federation.carry.folder import Inbox
+from fedstat.federation.carry.in_force import ClosedError
+from fedstat.federation.carry.signed import SignedSite
+from fedstat.federation.carry.site_folder import DESCRIPTION, SiteDescription, read_description
 from fedstat.operator import flare_commands
 from fedstat.operator.description_commands import plan_folder
 from fedstat.operator.screen import typed
@@ -34,33 +29,30 @@ class Service:
     """One process that serves a site; with `once` it ends when no question waits."""
 
     folder: Path
-    site: Site
+    site: SignedSite
     once: bool
     began: str = field(default_factory=now)
     passed_over: int = 0
     asked_to_stop: bool = False
     _looks: int = 0
     _told: tuple[int, int] = (-1, -1)
-    _described: int = 0
 
     def run(self, poll: float) -> None:
-        """Answer until told to stop; whom the owner trusts is read again when it changes."""
-        while not self.asked_to_stop:
-            # first the time, then the content: a change between the two is seen at the next look
-            self._described = self._changed_at()
-            description = read_description(self.folder)
-            heed(self.site, description)
-            flare_commands.require_coordinator(self.folder, description)
-            serve_folder(
-                self.site,
-                description.exchange,
-                description.coordinator,
-                poll=poll,
-                stop=self._stop,
-                refused=self._refused,
-            )
-            if self.once:
-                return
+        """Answer until told to stop, by what the owner's files say then."""
+        inbox = self._inbox()
+        while not self._stop():
+            try:
+                if self.site.heed():
+                    inbox = self._inbox()
+                busy = inbox.look(self.site.answer)
+            except ClosedError:  # its log has the reason, and what waits is answered later
+                busy = False
+            if not busy:
+                time.sleep(poll)
+
+    def _inbox(self) -> Inbox:
+        flare_commands.require_coordinator(self.folder, self.site.description)
+        return Inbox(Path(self.site.description.exchange), self.site.site.name, self._refused)
 
     def stop(self, number: int, frame: Any) -> None:
         """Finish the present question, then end."""
@@ -71,30 +63,28 @@ class Service:
         self._tell()
         # the first look answers all that waits
         done = self.once and self._looks > 1
-        return self.asked_to_stop or done or self._changed_at() != self._described
-
-    def _changed_at(self) -> int:
-        try:
-            # an editor replaces the file, so that for a moment there is none
-            return changed_at(self.folder)
-        except OSError:
-            return self._described
+        return self.asked_to_stop or done
 
     def _refused(self, why: str) -> None:
         self.passed_over += 1
-        print(f"{now()} passed over: {why}", file=sys.stderr, flush=True)
+        log(f"passed over: {why}")
 
     def _tell(self) -> None:
         """Write how it is, where that changed."""
-        count = (sum(len(chain.links) for chain in self.site.account.chains), self.passed_over)
+        count = (sum(len(chain.links) for chain in self.site.site.account.chains), self.passed_over)
         if count != self._told:
             self._told = count
             self.tell("running")
 
     def tell(self, state: str) -> None:
         """Write the status file."""
-        told = {"passed over": self.passed_over} | counts(self.site.account)
-        write_status(self.folder, state, self.site.name, self.began, told)
+        told = {"passed over": self.passed_over} | counts(self.site.site.account)
+        write_status(self.folder, state, self.site.site.name, self.began, told)
+
+
+def log(line: str) -> None:
+    """Write a line for the owner."""
+    print(f"{now()} {line}", file=sys.stderr, flush=True)
 
 
 def serve(folder: Path, once: bool, poll: float) -> int:
@@ -107,7 +97,8 @@ def serve(folder: Path, once: bool, poll: float) -> int:
             f"'{folder / DESCRIPTION}' names no folder for questions and answers; write it under 'exchange', "
             f"or join a kit for NVIDIA FLARE with 'fedstat site join-kit {typed(folder)} KIT'"
         )
-    service = Service(folder, open_site(folder), once)
+    flare_commands.require_coordinator(folder, description)
+    service = Service(folder, SignedSite(folder, tell=log), once)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, service.stop)
     print(

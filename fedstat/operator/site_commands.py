@@ -46,7 +46,7 @@ from fedstat.operator.cards import COMPARE, SITE, Card, check_name, make_folder,
 from fedstat.operator.entries import quoted, set_entry, withdraw_entry
 from fedstat.operator.flare_commands import site_problems
 from fedstat.operator.screen import columns, heading, tell_problems, typed
-from fedstat.operator.status import is_served
+from fedstat.operator.status import is_served, rule_problems
 from fedstat.operator.templates import BY_KEY, BY_ROWS
 from fedstat.operator.templates import SITE as TEMPLATE
 
@@ -188,6 +188,7 @@ def check(folder: Path) -> int:
     problems += _description_problems(folder, description.name, policy, table)
     _show_trust(description, fingerprint, problems)
     problems += mode_problems(folder)
+    problems += rule_problems(folder)
     if description.exchange:
         problems += _exchange_problems(description.exchange)
     else:

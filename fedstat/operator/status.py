@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedstat.errors import EngineError, SecurityError
+from fedstat.errors import EngineError, PartitionError, SecurityError
 from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.account.entry import REFUSAL
 from fedstat.federation.account.head import told
 from fedstat.federation.account.ledger_file import LedgerFile, read_account
+from fedstat.federation.carry.in_force import RULES, InForce
 from fedstat.federation.carry.site_folder import (
     SiteDescription,
     load_identity,
@@ -52,7 +53,10 @@ def counts(account: SiteAccount) -> dict[str, Any]:
 
 def budget(folder: Path, site: str) -> dict[str, str]:
     """Say how the privacy budget of a site stands by its account; nothing where it has none."""
-    policy = read_site_policy(folder)
+    try:
+        policy = read_site_policy(folder)
+    except PartitionError:
+        return {"privacy budget": "not known: the policy cannot be read"}
     if policy.privacy is None:
         return {}
     try:
@@ -83,9 +87,30 @@ def show_status(
         if "connected" in content:
             content["connected"] = "no"
         del content["process"]
-    content |= more(description)
+    content |= {**more(description), **rules(folder)}
     print(columns([(name, str(value)) for name, value in content.items() if name != "site"]))
     return 0 if running else 1
+
+
+def rules(folder: Path) -> dict[str, str]:
+    """Say by which rules a site is served; nothing where it is not."""
+    held = InForce.load(folder) if is_served(folder) else None
+    if held is None:
+        return {}
+    problems = list(rule_problems(folder))
+    return {"rules": "; ".join(problems) or f"those of {' and '.join(RULES)}, read {held.read}"}
+
+
+def rule_problems(folder: Path) -> Iterator[str]:
+    """Say where a site that is served goes by other rules than those in its files."""
+    held = InForce.load(folder) if is_served(folder) else None
+    if held is not None and held.problem:
+        yield f"the service that runs answers nothing: {held.problem}"
+    elif held is not None and (differing := held.differing(folder)):
+        yield (
+            f"the service that runs goes by another {' and '.join(differing)} than the folder's, read "
+            f"{held.read}; it reads them again before its next question"
+        )
 
 
 def is_served(folder: Path) -> bool:

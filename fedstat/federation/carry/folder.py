@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import IO, ClassVar
 
 from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.carry.remote import NUMBER_LENGTH, SiteServer
@@ -116,54 +116,86 @@ def serve_folder(
     once of every file that was passed over or cannot be written, and why. `stop` is asked before every look,
     with `poll` seconds between two looks.
     """
-    server, passed, told = SiteServer(site), set[tuple[str, int]](), set[str]()
-    asks, replies = (Path(folder, site.name, name) for name in ("asks", "replies"))
-    for place in (asks, replies):
-        place.mkdir(parents=True, exist_ok=True)
+    server, inbox = SiteServer(site), Inbox(Path(folder), site.name, refused)
 
-    def tell_once(name: str, problem: str) -> None:
-        # Strangers can change a file as often as they like; the log is not theirs to fill.
-        if name not in told:
-            told.add(name)
-            refused(problem)
+    def answer(question: IO[bytes], where: str, number: str) -> bytes:
+        return answer_signed(server, question, coordinator, where, number)
 
     while not stop():
-        busy = False
-        for path in _unanswered(asks, replies, tell_once):
-            try:
-                # with its time, so that a file which was mended is looked at again
-                look = (path.name, path.lstat().st_mtime_ns)
-                if look not in passed:
-                    _answer(server, path, replies / f"{path.stem}.reply", coordinator)
-                    busy = True
-            except SecurityError as error:
-                passed.add(look)
-                tell_once(path.name, str(error))
-            except OSError as error:
-                # The server holds the answer: it is written at a later look.
-                tell_once(path.name, f"'{path.name}': its answer cannot be written yet ({error.strerror})")
-        if not busy:
+        if not inbox.look(answer):
             time.sleep(poll)
 
 
-def _unanswered(asks: Path, replies: Path, tell: Callable[[str, str], None]) -> list[Path]:
-    """Questions without an answer, in the order of their numbers; none while a folder is a link elsewhere."""
-    try:
-        for place in (asks.parent, asks, replies):
-            check_folder(place)
-    except SecurityError as error:
-        tell("", str(error))
-        return []
-    answered = {path.stem for path in replies.glob("*.reply")}
-    return sorted(
-        path for path in asks.glob("*.ask") if NUMBER.fullmatch(path.stem) and path.stem not in answered
-    )
+@dataclass(slots=True)
+class Inbox:
+    """A site's part of a :class:`FolderCarrier`'s folder; `refused` is told once of every file, as above."""
 
+    folder: Path
+    site: str
+    refused: Callable[[str], None]
+    _passed: set[tuple[str, int]] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set)
 
-def _answer(server: SiteServer, path: Path, reply: Path, coordinator: str) -> None:
-    """Answer one question, unless it was answered before."""
-    if reply.exists():
-        return
-    with open_regular(path) as file:
-        answer = answer_signed(server, file, coordinator, f"'{path.name}'", path.stem)
-    write_whole(reply, answer)
+    def __post_init__(self) -> None:
+        for place in (self.asks, self.replies):
+            place.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def asks(self) -> Path:
+        """Where questions come."""
+        return self.folder / self.site / "asks"
+
+    @property
+    def replies(self) -> Path:
+        """Where answers go."""
+        return self.folder / self.site / "replies"
+
+    def look(self, answer: Callable[[IO[bytes], str, str], bytes]) -> bool:
+        """Have what waits answered, given by file, place and number; whether there was anything."""
+        busy = False
+        for path in self._unanswered():
+            try:
+                # with its time, so that a file which was mended is looked at again
+                look = (path.name, path.lstat().st_mtime_ns)
+                if look not in self._passed:
+                    self._answer(path, answer)
+                    busy = True
+            except SecurityError as error:
+                self._passed.add(look)
+                self._tell_once(path.name, str(error))
+            except OSError as error:
+                # The server holds the answer: it is written at a later look.
+                self._tell_once(
+                    path.name, f"'{path.name}': its answer cannot be written yet ({error.strerror})"
+                )
+        return busy
+
+    def _tell_once(self, name: str, problem: str) -> None:
+        # Strangers can change a file as often as they like; the log is not theirs to fill.
+        if name not in self._told:
+            self._told.add(name)
+            self.refused(problem)
+
+    def _unanswered(self) -> list[Path]:
+        """Questions without an answer, in the order of their numbers; none while a folder is a link."""
+        try:
+            for place in (self.asks.parent, self.asks, self.replies):
+                check_folder(place)
+        except SecurityError as error:
+            self._tell_once("", str(error))
+            return []
+        answered = {path.stem for path in self.replies.glob("*.reply")}
+        return sorted(
+            path
+            for path in self.asks.glob("*.ask")
+            if NUMBER.fullmatch(path.stem) and path.stem not in answered
+        )
+
+    def _answer(self, path: Path, answer: Callable[[IO[bytes], str, str], bytes]) -> None:
+        """Have one question answered, unless it was answered before."""
+        reply = self.replies / f"{path.stem}.reply"
+        if reply.exists():
+            return
+        with open_regular(path) as file:
+            content = answer(file, f"'{path.name}'", path.stem)
+        write_whole(reply, content)

@@ -35,7 +35,8 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.carry.bundle import bundle, unbundle
 from fedstat.federation.carry.heads import KeptHeads
 from fedstat.federation.carry.journal import Journal
-from fedstat.federation.door.site import RECALL, RECEIPT, SESSIONS_KEPT, Site
+from fedstat.federation.door.site import RECALL, RECEIPT, Site
+from fedstat.federation.door.state import SESSIONS_KEPT
 from fedstat.federation.message import Ask, Reply, pack_ask, pack_refusal, unpack_ask, unpack_reply
 from fedstat.federation.rounds.engine import Fit, RoundEngine, Rounds, enter
 

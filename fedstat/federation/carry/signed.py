@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import IO
 
 from fedstat.errors import PartitionError, SecurityError
 from fedstat.federation.account.entry import COORDINATOR
+from fedstat.federation.carry.in_force import OwnersWord
 from fedstat.federation.carry.remote import SiteServer, number_of
-from fedstat.federation.carry.site_folder import DESCRIPTION, changed_at, heed, open_site, read_description
+from fedstat.federation.carry.site_folder import DESCRIPTION, SiteDescription, read_description
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
 from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.door.site import Site
 
 
 def sign_question(identity: Identity, site: str, request: bytes) -> tuple[str, bytes]:
@@ -44,31 +48,42 @@ def answer_signed(
 class SignedSite:
     """A site that answers the coordinator whom it has pinned, and signs what it answers.
 
-    `name` is the one under which the site is reached.
+    `name` is the one under which the site is reached, by default its own; `tell` takes a line for its log.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._described = folder, changed_at(folder)
-        self._coordinator = read_description(folder).coordinator
-        if not self._coordinator:
+    def __init__(self, folder: Path, name: str = "", tell: Callable[[str], None] = lambda _: None) -> None:
+        if not read_description(folder).coordinator:
             raise PartitionError(
                 f"'{folder / DESCRIPTION}' pins no coordinator; write the fingerprint of its key "
                 "under 'coordinator'"
             )
-        site = open_site(folder)
-        if site.name != name:
-            raise PartitionError(f"'{folder / DESCRIPTION}' is of '{site.name}', and FLARE knows '{name}'")
-        self._site, self._server = site, SiteServer(site)
+        self._word = OwnersWord(folder, tell)
+        if name not in ("", self.site.name):
+            raise PartitionError(
+                f"'{folder / DESCRIPTION}' is of '{self.site.name}', and FLARE knows '{name}'"
+            )
+        self._server, self._lock = SiteServer(self.site), Lock()
 
-    def answer(self, question: bytes) -> bytes:
-        """Answer a question that the coordinator signed for this site; SecurityError for any other."""
-        self._heed()
-        return answer_signed(self._server, question, self._coordinator, "a question")
+    @property
+    def site(self) -> Site:
+        """The site as it is now."""
+        return self._word.site
 
-    def _heed(self) -> None:
-        """Read again whom the owner trusts, where the description has changed."""
-        changed = changed_at(self._folder)
-        if changed != self._described:
-            description = read_description(self._folder)
-            self._coordinator, self._described = description.coordinator, changed
-            heed(self._site, description)
+    @property
+    def description(self) -> SiteDescription:
+        """What its owner says of it now."""
+        return self._word.description
+
+    def heed(self) -> bool:
+        """Take over what the owner has changed; see :meth:`OwnersWord.heed`."""
+        with self._lock:
+            return self._word.heed()
+
+    def answer(self, question: bytes | IO[bytes], where: str = "a question", number: str = "") -> bytes:
+        """Answer a question that the coordinator signed for this site; SecurityError for any other.
+
+        ClosedError where nothing is answered for now.
+        """
+        with self._lock:
+            self._word.heed()
+            return answer_signed(self._server, question, self.description.coordinator, where, number)

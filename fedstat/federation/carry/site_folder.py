@@ -7,6 +7,7 @@ It is its owner's alone (mode 0700, its files 0600), and not served where others
     site.toml       name, where the data are, fingerprints of the coordinator and of the other sites
     policy.toml     what may leave (fedstat.Policy)
     columns.toml    what everybody may know of the columns; see :mod:`fedstat.federation.tables.published`
+    in_force.json   what a service goes by; see :mod:`fedstat.federation.carry.in_force`
     refusals.log    why questions were refused, for its owner alone (mode 0600)
     identity.json   the site's private keys, for its owner alone (mode 0600)
     ledger.jsonl    what left; see :mod:`fedstat.federation.account.ledger_file`
@@ -136,11 +137,6 @@ def read_entries(kind: type[T], path: Path, remedy: str) -> T:
         if wrong:
             raise PartitionError(f"'{path}', [{table}]: expected a {what} in quotes for {', '.join(wrong)}")
     return from_plain(kind, content, f"'{path}'", PartitionError, defaults=True)
-
-
-def changed_at(folder: Path) -> int:
-    """When the description was changed, in nanoseconds: its owner may do so while the site answers."""
-    return (folder / DESCRIPTION).stat().st_mtime_ns
 
 
 def heed(site: Site, description: SiteDescription) -> None:

@@ -30,17 +30,11 @@ from fedstat.federation.door.owner.question import (
     check_mask,
     check_vectors,
 )
+from fedstat.federation.door.owner.stricter import stricter_rules
 from fedstat.federation.door.refusing import Refusals
 from fedstat.federation.door.rules import AnsweredInstead, Installed, check_told, judge, tell_weights
-from fedstat.federation.door.state import SiteData, State, Trust
-from fedstat.federation.message import (
-    Ask,
-    Reply,
-    Step,
-    check_arrays,
-    pack_reply,
-    unpack_ask,
-)
+from fedstat.federation.door.state import ENDED, SESSIONS_KEPT, SiteData, State, Trust
+from fedstat.federation.message import Ask, Reply, Step, check_arrays, pack_reply, unpack_ask
 from fedstat.federation.tables.linked import LinkedTable
 from fedstat.federation.tables.published import Published, PublishedColumn
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
@@ -48,14 +42,6 @@ from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 FAMILIES = Installed()
 """Steps by family; a family enters its own when it is imported."""
 
-SESSIONS_KEPT = 32
-STARTED_AGAIN = (
-    "it was started again since this session began, and what it held of the fit is gone; its ledger goes on. "
-    "Make the model again with from_formula"
-)
-TOOK_ITS_PLACE = (
-    f"{SESSIONS_KEPT} newer sessions took the place of this one. Make the model again with from_formula"
-)
 NOT_COPIED = "a site is not pickled or copied, nor is a model, which asks it; results and partitions can be"
 RECEIPT = "receipt"
 """Family that asks for a site's statement on what has passed: it holds no data, and no policy refuses it."""
@@ -121,9 +107,8 @@ class Site:
         if site_column:
             held = LabelledTable(held, site_column, name)
         account = SiteAccount() if account is None else account
-        described = dict(published or {})
-        if site_column:  # every site has a level of its own, which is its name
-            described[site_column] = PublishedColumn("category", levels=(name,))
+        # every site has a level of its own, which is its name
+        self._label = {site_column: PublishedColumn("category", levels=(name,))} if site_column else {}
         self.approvals = Approvals(name, account, plans)
         self._data = SiteData(
             name,
@@ -132,13 +117,13 @@ class Site:
             self.policy,
             trust=trust or Trust(),
             account=account,
-            published=described,
+            published={**(published or {}), **self._label},
             approvals=self.approvals,
         )
         self._noise = NoisyAnswers(name, self.policy, account, held, lambda: self.trust.identity)
         self.refusals = Refusals(name, account, log)
         self._states: dict[str, State] = {}
-        self._put_out: set[str] = set()
+        self._put_out: dict[str, str] = {}
 
     @property
     def trust(self) -> Trust:
@@ -166,6 +151,28 @@ class Site:
     def remember(self, remembered: AnswersRemembered) -> None:
         """Hold new answers against those of an earlier process as well."""
         self._data = replace(self._data, memory=remembered)
+
+    def change_rules(self, policy: Policy, published: Published) -> tuple[str, ...]:
+        """Take over what the owner has changed; which rules are stricter now, and so end the open sessions.
+
+        What was judged when a session was opened, a formula for instance, would not be judged again. Account,
+        budget, consents and the memory of earlier answers go on.
+        """
+        stricter = stricter_rules(self.policy, policy)
+        held = {name: one for name, one in self.published.items() if name not in self._label}
+        if any(published.get(name) != one for name, one in held.items()):
+            stricter = (*stricter, "columns")
+        self.policy = self._noise.policy = policy
+        self._data = replace(self._data, policy=policy, published={**published, **self._label})
+        if stricter:
+            self._put_out |= dict.fromkeys(self._states, ENDED["rules"])
+            self._states.clear()
+        return stricter
+
+    @property
+    def table(self) -> Table:
+        """Its records, for who checks them at its owner's."""
+        return self._data.table
 
     @property
     def published(self) -> Published:
@@ -306,9 +313,9 @@ class Site:
         check_arrays(where, step.gives, reply.arrays)
         # After the step, which knows how many weights there must be: a malformed question is called that.
         tell_weights(state, step, ask.arrays)
-        check_told(where, step, state, released(reply))
+        check_told(where, step, state, reply.released)
         check_columns(self.name, self.policy, ask, state.columns)
-        check_counts(self.name, self.policy, ask, step, released(reply), state.entities)
+        check_counts(self.name, self.policy, ask, step, reply.released, state.entities)
         check_vectors(self.name, self.policy, step, reply.arrays, self.account.vectors)
         arrays, costs = self._noise.add(ask, step, state.owed, reply.arrays)
         reply = replace(reply, arrays=arrays)
@@ -334,7 +341,7 @@ class Site:
             return
         seen, resumed = self.account.rounds(ask.session), self.account.resumed(ask.session)
         if ask.turn > seen + 1 or (resumed and ask.turn == seen):
-            raise SessionError(f"{self.name}: {STARTED_AGAIN}")
+            raise SessionError(f"{self.name}: {ENDED['restart']}")
         if ask.turn <= seen:
             raise SecurityError(
                 f"{self.name}: question {ask.turn} of a session in which it has answered {seen} is not "
@@ -345,9 +352,9 @@ class Site:
         if not ask.session or ask.session in self._states:
             return
         if chain.resumed:
-            raise SessionError(f"{self.name}: {STARTED_AGAIN}")
+            raise SessionError(f"{self.name}: {ENDED['restart']}")
         if ask.session in self._put_out:
-            raise SessionError(f"{self.name}: {TOOK_ITS_PLACE}")
+            raise SessionError(f"{self.name}: {self._put_out[ask.session]}")
 
     def _check_aligned(self, ask: Ask) -> None:
         if isinstance(self._data.table, LinkedTable) and ask.family not in BEFORE_ALIGNING:
@@ -380,7 +387,7 @@ class Site:
         if session not in self._states:
             while len(self._states) >= SESSIONS_KEPT:
                 oldest = next(iter(self._states))
-                self._put_out.add(oldest)
+                self._put_out[oldest] = ENDED["newer"]
                 del self._states[oldest]
             self._states[session] = state
 
@@ -390,8 +397,3 @@ class Site:
             return Reply(self.name, arrays, text, state.entities)
         arrays = step.run(self._data, state, **ask.arrays)
         return Reply(self.name, arrays, "", state.entities)
-
-
-def released(reply: Reply) -> list[str]:
-    """Names of the arrays of an answer, and of its text where there is one."""
-    return [*reply.arrays, *(["text"] if reply.text else [])]

@@ -21,6 +21,16 @@ from fedstat.federation.tables.published import Published
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 
 Kept = TypeVar("Kept")
+SESSIONS_KEPT = 32
+ENDED = {
+    "restart": "it was started again since this session began, and what it held of the fit is gone; its "
+    "ledger goes on. Make the model again with from_formula",
+    "newer": f"{SESSIONS_KEPT} newer sessions took the place of this one. Make the model again with "
+    "from_formula",
+    "rules": "its owner has made its rules stricter since this session began. Make the model again with "
+    "from_formula",
+}
+"""Why a site no longer goes on in a session."""
 
 
 @dataclass(slots=True)

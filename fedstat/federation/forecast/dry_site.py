@@ -18,7 +18,7 @@ from fedstat.federation.account.entry import policy_rule
 from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.owner.question import Refusal, check_columns, check_counts, check_mask, refusals
-from fedstat.federation.door.site import FAMILIES, Site, released
+from fedstat.federation.door.site import FAMILIES, Site
 from fedstat.federation.door.state import State
 from fedstat.federation.message import Ask, Reply, Step, pack_ask, unpack_reply
 from fedstat.federation.tables.table import FrameTable
@@ -87,7 +87,7 @@ class DrySite(Site):
             "maximum columns", "", partial(check_columns, self.name, self.owners, ask, columns)
         ):
             self._told_of_columns = True  # refused, they are not open
-        step, there = FAMILIES[ask.family][ask.step], set(released(reply))
+        step, there = FAMILIES[ask.family][ask.step], set(reply.released)
         for name in (name for name in step.given if name in there):
             check = partial(check_counts, self.name, self.owners, ask, step, [name], reply.entities)
             self._hold("minimum count", name, check)

@@ -193,4 +193,4 @@ def test_plans_wait_in_a_job_of_flare_as_well(tmp_path, capsys):
     with pytest.raises(ConsentError, match=r"East.*pending"):
         fit(tmp_path, "y ~ scale(age)", carrier=carrier)
     for site in carrier.sites.values():
-        site._site.account.store.close()
+        site.site.account.store.close()

@@ -74,7 +74,7 @@ def test_what_the_owner_revokes_is_heeded_before_the_next_question(folder):
     path.write_text(text)
     os.utime(path, ns=(1, 1))
     site.answer(question())
-    assert set(site._site.trust.pinned) == {"east"}
+    assert set(site.site.trust.pinned) == {"east"}
     path.write_text(text.replace("coordinator = ", "coordinator = '' # "))
     os.utime(path, ns=(2, 2))
     with pytest.raises(SecurityError):

@@ -7,7 +7,8 @@ import pytest
 from fedstat.errors import DoorError, MessageError, PolicyError, SessionError
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.site import FAMILIES, SESSIONS_KEPT, Site
+from fedstat.federation.door.site import FAMILIES, Site
+from fedstat.federation.door.state import SESSIONS_KEPT
 from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
 
 

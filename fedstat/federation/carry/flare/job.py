@@ -15,6 +15,7 @@ from typing import Any
 
 from fedstat.errors import EngineError, FedstatError
 from fedstat.federation.carry.flare.kit import AGAIN_AFTER, FOLDER, IDLE, KEY, SOCKET, START, TIMEOUT
+from fedstat.federation.carry.in_force import ClosedError
 from fedstat.federation.carry.signed import SignedSite
 
 try:
@@ -196,7 +197,7 @@ class FlareExecutor(Executor):  # type: ignore[misc]
         elif event_type == EventType.START_RUN:
             folder = Path(engine.get_workspace().get_root_dir(), "local", FOLDER)
             try:
-                self._site = SignedSite(folder, fl_ctx.get_identity_name())
+                self._site = SignedSite(folder, fl_ctx.get_identity_name(), self.logger.warning)
             except Exception as error:
                 # For the site's own log; who asks is told that the folder cannot be used, and no more.
                 self.log_error(fl_ctx, f"the site cannot be opened: {type(error).__name__}: {error}")
@@ -215,6 +216,8 @@ class FlareExecutor(Executor):  # type: ignore[misc]
             return reply
         try:
             reply["payload"] = self._site.answer(request["payload"])
+        except ClosedError:
+            reply["problem"] = "it answers nothing for now, see the site's own log"
         except FedstatError as error:
             self.log_error(fl_ctx, f"a question was refused: {error}")
             reply["problem"] = "it does not take the question for the coordinator's, see the site's own log"

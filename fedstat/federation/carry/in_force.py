@@ -1,0 +1,167 @@
+"""What a site that runs goes by: its owner changes files while it answers, and need not start it again.
+
+``site.toml``, ``policy.toml`` and ``columns.toml`` are read before every question, and taken over where their
+content is another: times tell too little, since a clock may be set back and a file put back. While one of
+them cannot be used, is gone, or may be written by others, nothing is answered. So nobody is answered by rules
+that are not those in the files.
+
+What is in force stands in ``in_force.json`` (mode 0600), for the owner's commands, whoever serves the site: a
+process over a folder, or one of NVIDIA FLARE.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedstat.errors import EngineError, FedstatError
+from fedstat.federation.account.head import told
+from fedstat.federation.carry.site_folder import (
+    COLUMNS,
+    DESCRIPTION,
+    POLICY,
+    SiteDescription,
+    heed,
+    mode_problems,
+    open_site,
+    read_description,
+    read_site_columns,
+    read_site_policy,
+)
+from fedstat.federation.door.site import Site
+from fedstat.federation.files import write_whole
+from fedstat.records import from_json, to_json
+
+IN_FORCE, RULES = "in_force.json", (POLICY, COLUMNS)
+WATCHED = (DESCRIPTION, *RULES)
+SETTLED, RETRIED = 0.02, 60.0
+"""Seconds after which a file that was being written is read again, and one that could not be used."""
+
+
+class ClosedError(EngineError):
+    """A site answers nothing for now; for its own log, and not for whoever asks.
+
+    Examples
+    --------
+    >>> from fedstat.federation.carry.in_force import ClosedError
+    >>> str(ClosedError("'policy.toml' is gone"))
+    "'policy.toml' is gone"
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """The rules that a service goes by: digests of their files, when they were read, and what is wrong."""
+
+    digests: Mapping[str, str]
+    read: str
+    problem: str = ""
+
+    @classmethod
+    def load(cls, folder: Path) -> InForce | None:
+        """Read what the last service wrote; None where there is nothing to be read."""
+        try:
+            content = (folder / IN_FORCE).read_bytes()
+            return from_json(cls, content, f"'{folder / IN_FORCE}'")
+        except (OSError, FedstatError):
+            return None
+
+    def differing(self, folder: Path) -> list[str]:
+        """Names of the files that are not what is in force."""
+        found = digests_of(folder)
+        return [name for name in RULES if found[name] != self.digests.get(name, "")]
+
+
+@dataclass(slots=True)
+class OwnersWord:
+    """The files of a site's owner, and the site that goes by them; `tell` takes a line for its log."""
+
+    folder: Path
+    tell: Callable[[str], None] = lambda _: None
+    site: Site = field(init=False)
+    description: SiteDescription = field(init=False)
+    problem: str = ""
+    _held: dict[str, str] = field(init=False)
+    _failed: tuple[object, ...] = ()
+
+    def __post_init__(self) -> None:
+        # before they are read: what changes between the two is taken over at the first question
+        self._held = digests_of(self.folder)
+        self.description = read_description(self.folder)
+        self.site = open_site(self.folder)
+        self._write()
+
+    def heed(self) -> bool:
+        """Take over what has changed; whether it is whom the owner trusts, or where questions come.
+
+        Raises
+        ------
+        ClosedError
+            A file cannot be used now.
+        """
+        found = digests_of(self.folder)
+        if found == self._held and not self.problem:
+            return False
+        modes = tuple(mode_problems(self.folder))
+        # what failed is not tried again at every look: columns are held against all records
+        attempt = (*found.values(), *modes, time.monotonic() // RETRIED)
+        if attempt == self._failed:
+            raise ClosedError(self.problem)
+        try:
+            moved = self._take_over(found, modes)
+        except (FedstatError, OSError) as error:
+            self._failed = attempt
+            if str(error) != self.problem:
+                self.problem = str(error)
+                self.tell(f"answers nothing, since it cannot go by what its owner has changed: {error}")
+                self._write()
+            raise ClosedError(self.problem) from error
+        self._write()
+        return moved
+
+    def _take_over(self, found: dict[str, str], modes: tuple[str, ...]) -> bool:
+        while (again := _after_a_moment(self.folder)) != found:
+            found = again
+        gone = [name for name in WATCHED if self._held[name] and not found[name]]
+        if gone:
+            raise ClosedError(f"'{self.folder / gone[0]}' is gone, or cannot be read; put it back")
+        for problem in modes:
+            raise ClosedError(problem)
+        description, policy = read_description(self.folder), read_site_policy(self.folder)
+        published = self.site.published
+        if found[COLUMNS] != self._held[COLUMNS]:
+            published = read_site_columns(self.folder, self.site.name, self.site.table)
+        changed = [name for name in WATCHED if found[name] != self._held[name]]
+        stricter = self.site.change_rules(policy, published)
+        heed(self.site, description)
+        self.description, self._held, self.problem = description, found, ""
+        ends = f", stricter in {', '.join(stricter)}: open sessions have ended" if stricter else ""
+        self.tell(f"goes by {', '.join(changed) or 'its files'} as it is now{ends}")
+        return DESCRIPTION in changed
+
+    def _write(self) -> None:
+        rules = {name: self._held[name] for name in RULES}
+        content = to_json(InForce(rules, told(time.time_ns()), self.problem)).encode()
+        with suppress(OSError):  # a disk that is full is told of elsewhere, and is no reason to end
+            write_whole(self.folder / IN_FORCE, content)
+
+
+def digests_of(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files that an owner changes; empty for one that is absent."""
+    return {name: _digest(folder / name) for name in WATCHED}
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _after_a_moment(folder: Path) -> dict[str, str]:
+    time.sleep(SETTLED)
+    return digests_of(folder)
