@@ -29,6 +29,10 @@ TITLE, SMALL = 10.0, 8.0
 """Points of headlines, and of what is written in and beside a picture."""
 LINE = 1.3
 """Height of a line of text, in its size."""
+LEAST_LINE = 100.0
+"""Points of the shortest lines of the name of an axis."""
+LEADER = 11.0
+"""Points from the axes to names at their right, for lines that lead there."""
 
 
 def pyplot() -> Any:
@@ -148,6 +152,14 @@ def width_of(ax: Axes) -> float:
     return float(figure.get_figwidth()) / columns
 
 
+def points_across(ax: Axes) -> float:
+    """Points from the left to the right end of the axes, as they are now."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    return float(ax.get_window_extent().width / figure.dpi * 72.0)
+
+
 def shorten(text: str, width: int) -> str:
     """Cut the middle out of a text that is longer than `width`.
 
@@ -196,11 +208,7 @@ def label_log_x(ax: Axes, most: int | None = None) -> None:
 
 def few_ticks(ax: Axes) -> None:
     """Leave as few ticks to the horizontal axis as keep their labels apart."""
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()
-    width = ax.get_window_extent().width / figure.dpi
-    ax.locator_params(axis="x", nbins=int(np.clip(1.5 * width, 1, 8)))
+    ax.locator_params(axis="x", nbins=int(np.clip(1.5 * points_across(ax) / 72.0, 1, 8)))
 
 
 def spread(wanted: Floats, gap: float, low: float, high: float) -> Floats:
@@ -222,31 +230,38 @@ def spread(wanted: Floats, gap: float, low: float, high: float) -> Floats:
 def label_ends(ax: Axes, heights: Floats, names: Sequence[str], colours: Sequence[str]) -> int:
     """Write names (n,), the most important first, right of the axes beside the ends of lines at some heights.
 
-    Names keep apart; a thin line leads to each. Returns how many there was room for.
+    Names keep apart, of ends at one height the first above; a thin line leads to each. Below them stands how
+    many there was no room for. Returns how many are written.
     """
+    from matplotlib.transforms import ScaledTranslation  # noqa: PLC0415
+
     figure = ax.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
     gap = LINE * SMALL / 72.0 * figure.dpi / ax.get_window_extent().height
-    n = min(len(names), max(1, int(1.0 / gap)))
+    room = max(2, int(1.0 / gap))
+    n = len(names) if len(names) <= room else room - 1
     low, high = ax.get_ylim()
     ends = (heights[:n] - low) / (high - low)
-    for name, end, place, colour in zip(names, ends, spread(ends, gap, 0.0, 1.0), colours, strict=False):
+    # Less than half a line above the axes, where a title is; the lowest line is for the count.
+    places = spread(ends[::-1], gap, 0.0 if n == len(names) else gap, 1.0 - gap / 4.0)[::-1]
+    beside = ax.transAxes + ScaledTranslation(LEADER / 72.0, 0.0, figure.dpi_scale_trans)
+    style = {"fontsize": SMALL, "va": "center", "annotation_clip": False, "parse_math": False}
+    for name, end, place, colour in zip(names, ends, places, colours, strict=False):
         ax.annotate(
             *(name, (1.0, end)),
             xycoords="axes fraction",
-            xytext=(1.05, place),
-            textcoords="axes fraction",
-            fontsize=SMALL,
+            xytext=(1.0, place),
+            textcoords=beside,
             color=colour,
-            va="center",
             arrowprops={
                 **{"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.6},
                 **{"shrinkA": 1.0, "shrinkB": 0.0, "relpos": (0.0, 0.5)},
             },
-            annotation_clip=False,
-            parse_math=False,
+            **style,
         )
+    if n < len(names):
+        ax.annotate(f"and {len(names) - n} more", (1.0, 0.0), xycoords=beside, color=MUTED, **style)
     return n
 
 
@@ -281,12 +296,17 @@ def label_x(ax: Axes, text: str) -> None:
     """Name the horizontal axis, in lines that are no wider than the axes by much."""
     ax.set_xlabel(text, parse_math=False)
     if text_width(text, TITLE) > 30.0 * width_of(ax):
-        figure = ax.get_figure(root=True)
-        assert figure is not None
-        figure.draw_without_rendering()
-        ax.set_xlabel(
-            _wrapped(text, TITLE, 1.1 * ax.get_window_extent().width / figure.dpi * 72.0), parse_math=False
-        )
+        ax.set_xlabel(_wrapped(text, TITLE, 1.1 * points_across(ax)), parse_math=False)
+
+
+def label_y(ax: Axes, text: str) -> None:
+    """Name the vertical axis, in lines that are not much longer than the axes are high, as they are now."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    ax.set_ylabel(text, parse_math=False)
+    figure.draw_without_rendering()
+    height = ax.get_window_extent().height / figure.dpi * 72.0
+    ax.set_ylabel(_wrapped(text, TITLE, max(1.2 * height, LEAST_LINE)), parse_math=False)
 
 
 def legend_below(ax: Axes) -> None:
@@ -298,7 +318,8 @@ def legend_below(ax: Axes) -> None:
     # In points, so that it stays below the label however high the axes come to be.
     place = ax.transAxes + ScaledTranslation(0.0, -40.0 / 72.0, figure.dpi_scale_trans)
     widest = max((text_width(label, SMALL) for label in ax.get_legend_handles_labels()[1]), default=0.0)
-    columns = max(1, int((72.0 * width_of(ax) - 50.0) / (widest + 30.0)))
+    # Plain type is narrower than bold, by a twelfth.
+    columns = max(1, int((72.0 * width_of(ax) - 58.0) / (0.92 * widest + 26.0)))
     options = {"handlelength": 1.2, "columnspacing": 1.2, "borderaxespad": 0.0, "ncols": columns}
     plain_legend(ax, loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=place, **options)
 

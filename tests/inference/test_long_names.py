@@ -1,5 +1,7 @@
 """Pictures of sixty sites or columns with names of sixty characters, at the widths of a journal's columns."""
 
+from types import SimpleNamespace
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ from fedstat.inference.evaluation.calibration import plot_roc
 from fedstat.inference.heterogeneity.forest import plot_forest
 from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_heat
 from fedstat.models.boost.report.plots import draw_effects, draw_surface
+from fedstat.models.vglm.report.plots import plot_path, plot_stability
 
 NAMES = [f"{k:02d}_{'of_an_institution_with_a_long_name' * 2}"[:57] + f"_{k:02d}" for k in range(60)]
 COMBINED = {
@@ -84,3 +87,47 @@ def test_effects_of_boosting(width):
         ax = draw_surface(frame, f"bhist({NAMES[0]})", NAMES[1], page(width, 3.6))
         assert not faults(ax.figure)
     assert not faults(draw_effects({NAMES[0]: surface, "group": lines, "z": surface}, "y")[0, 0].figure)
+
+
+def path(n_lambdas=25, chosen=12):
+    """A path on which columns come in one after the other, of which the first are the largest."""
+    lambdas = np.geomspace(1.0, 0.01, n_lambdas)
+    entry, size = np.linspace(0.9, 0.02, 60), np.linspace(2.0, 0.05, 60) * (-1.0) ** np.arange(60)
+    b = size * np.clip(1.0 - lambdas[:, None] / entry, 0.0, None)
+    frequencies = pd.DataFrame(np.clip(0.7 * entry / lambdas[:, None], 0.0, 1.0), columns=NAMES)
+    clients = ("", *np.repeat([f"{k}{NAMES[k]}" for k in range(4)], 15))
+    found = SimpleNamespace(
+        lambdas=lambdas, chosen=chosen, solved=np.ones(n_lambdas, bool), lam=lambdas[chosen], coefficients=b
+    )
+    return SimpleNamespace(names=("Intercept", *NAMES), clients=clients), found, b, frequencies
+
+
+def written(ax):
+    """Columns that are named, as numbers, and how many are said to be more."""
+    texts = [text.get_text() for text in ax.texts]
+    (more,) = [int(text.split()[1]) for text in texts if text.startswith("and ")]
+    return [int(text[-2:]) for text in texts if "…" in text], more
+
+
+@pytest.mark.parametrize("width", JOURNAL)
+@pytest.mark.parametrize("height", [2.4, 3.6])
+def test_of_sixty_columns_the_strongest_are_named_and_the_others_counted(width, height):
+    estimate, found, b, frequencies = path()
+    params = pd.DataFrame(b, columns=NAMES)
+    ax = plot_path(estimate, found, params, np.ones(60), page(width, height))
+    named, more = written(ax)
+    selected = int((b[found.chosen] != 0.0).sum())
+    assert named == list(range(len(named))) and len(named) >= 3 and selected <= len(named) + more < 60
+    assert not faults(ax.figure)
+    ax = plot_stability(estimate, found, frequencies, 0.9, page(width, height))
+    named, more = written(ax)
+    reach = int((frequencies.iloc[: found.chosen + 1].max() >= 0.9).sum())
+    assert named == list(range(len(named))) and len(named) >= 3 and len(named) + more == reach
+    # Of ends at one height the first stands above.
+    places = [text.get_position()[1] for text in ax.texts if "…" in text.get_text()]
+    assert (np.diff(places) < 0.0).all()
+    (top,) = ax.child_axes
+    counts = (frequencies >= 0.9).sum(axis=1).to_numpy()
+    at = [int(np.argmin(abs(found.lambdas - tick))) for tick in top.get_xticks()]
+    assert [int(label.get_text()) for label in top.get_xticklabels()] == counts[at].tolist()
+    assert not faults(ax.figure)

@@ -100,7 +100,7 @@ def test_a_path_is_drawn_with_names_counts_and_the_choice(lasso, width):
     lines, sd = drawn_columns(ax, 25), pooled_columns(TABLE).std(axis=0)
     for line, (name, values), one in zip(lines, lasso.path_params.iloc[:, 1:].items(), sd, strict=True):
         np.testing.assert_allclose(line.get_ydata(), values * one, rtol=1e-8, err_msg=name)
-    assert ax.get_ylabel() == "coefficient per standard deviation"
+    assert ax.get_ylabel().replace("\n", " ") == "coefficient per standard deviation"
     selected = lasso.params.index[1:][lasso.params.iloc[1:] != 0.0]
     assert {line.get_alpha() for line in lines} == {1.0, PALE}
     assert [line.get_alpha() == 1.0 for line in lines] == [n in selected for n in lasso.params.index[1:]]

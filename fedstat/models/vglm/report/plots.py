@@ -16,10 +16,13 @@ from fedstat.drawing import (
     entitle,
     label_ends,
     label_log_x,
+    label_y,
     legend_below,
     name_width,
     plain_legend,
+    points_across,
     shorten,
+    text_width,
     width_of,
 )
 from fedstat.errors import ModelError
@@ -57,10 +60,11 @@ def plot_path(
     bold = chosen[chosen > 0.0].index
     _lines(estimate, selection.lambdas, values, ax, bold, selection.solved)
     counts = (params != 0.0).sum(axis=1).to_numpy()
-    _mark(ax, selection.lambdas, selection.chosen, counts, above=False)
-    ax.set_ylabel("share of its largest size" if scales is None else "coefficient per standard deviation")
+    _count_on_top(ax, selection.lambdas, counts, "columns selected")
     entitle(ax, "Coefficients along the path")
     _name_ends(estimate, values, named, bold, ax)
+    label_y(ax, "share of its largest size" if scales is None else "coefficient per standard deviation")
+    _mark(ax, selection.lambdas, selection.chosen, counts, above=False)
     return ax
 
 
@@ -83,11 +87,12 @@ def plot_criterion(selection: Selection, name: str, ax: Axes | None = None) -> A
             )
     counts = (selection.coefficients != 0.0).sum(axis=1)
     _over_lambda(ax, path.index.to_numpy())
-    _mark(ax, path.index.to_numpy(), selection.chosen, counts, above=True)
-    ax.set_ylabel(CRITERIA.get(name, name))
+    _count_on_top(ax, path.index.to_numpy(), counts, "columns selected")
     if proposed.any():
         plain_legend(ax)
     entitle(ax, "Cross-validation along the path" if name == "cv" else "Choice of lambda")
+    label_y(ax, CRITERIA.get(name, name))
+    _mark(ax, path.index.to_numpy(), selection.chosen, counts, above=True)
     return ax
 
 
@@ -101,24 +106,31 @@ def plot_stability(
     """Draw selection frequencies over lambda; name columns that reach the threshold by the chosen one."""
     ax = axes_for(ax, 7.0, 4.2)
     lambdas, lam = selection.lambdas, selection.lam
-    highest = frequencies[lambdas >= lam].max()
-    stable = highest[highest >= threshold].sort_values(ascending=False, kind="stable").index
+    # Those that are selected most often first; of equals those that reach it at a larger lambda.
+    highest, mean = frequencies[lambdas >= lam].max(), frequencies.mean()
+    order = np.lexsort((-mean, -highest))
+    stable = highest.index[order][highest.iloc[order] >= threshold]
     _lines(estimate, lambdas, frequencies, ax, stable)
     ax.axhline(threshold, color="0.5", linestyle="--", linewidth=1.0)
     ax.set_ylim(-0.03, 1.03)
     ax.annotate(
         *(f"threshold {threshold:g}", (0.01, threshold)),
         xycoords=("axes fraction", "data"),
-        xytext=(0, 2),
+        xytext=(2, -3),
         textcoords="offset points",
+        va="top",
         fontsize=SMALL,
         color=MUTED,
+        bbox=HALO,
     )
     ax.axvline(lam, color="0.5", linestyle="--", linewidth=1.0, zorder=0)
-    ax.set_ylabel("share of halves that select it")
+    _count_on_top(
+        ax, lambdas, (frequencies.cummax() >= threshold).sum(axis=1).to_numpy(), "columns that reach it"
+    )
     reach = f"{len(stable)} of {frequencies.shape[1]} columns reach {threshold:g} down to lambda {lam:.3g}"
     entitle(ax, "Stability of the selection", reach)
     _name_ends(estimate, frequencies, list(stable), stable, ax)
+    label_y(ax, "share of halves that select it")
     return ax
 
 
@@ -139,7 +151,7 @@ def _lines(
         alpha = 1.0 if name in bold else PALE
         ax.plot(lambdas, values[name], color=colours[name], linewidth=1.2, alpha=alpha, **some)
     _over_lambda(ax, lambdas, margin=0.0)
-    most = name_width(ax, 0.3, 28)
+    most = name_width(ax, 0.26, 28)
     owners = dict(zip(estimate.clients[1:], (colours[name] for name in estimate.names[1:]), strict=True))
     for client, colour in owners.items():
         ax.plot([], [], color=colour, label=shorten(client, most))
@@ -171,21 +183,26 @@ def _over_lambda(ax: Axes, lambdas: Floats, margin: float = 0.03) -> None:
 
 
 def _mark(ax: Axes, lambdas: Floats, chosen: int, counts: Any, *, above: bool) -> None:
-    """Mark the chosen lambda, and write the numbers of selected columns on top of the axes."""
+    """Mark the chosen lambda, with words for it within the axes as they are now."""
     lam = float(lambdas[chosen])
     ax.axvline(lam, color="0.5", linestyle="--", linewidth=1.0, zorder=0)
-    left = chosen < len(lambdas) / 2
-    ax.annotate(
-        *(f"chosen: {lam:.3g}\n{counts[chosen]} selected", (lam, 0.98 if above else 0.02)),
-        xycoords=("data", "axes fraction"),
+    words = f"chosen: {lam:.3g}", f"{counts[chosen]} selected"
+    wide = max(text_width(line, SMALL) for line in words) / points_across(ax)
+    at = float(ax.transAxes.inverted().transform(ax.transData.transform((lam, 0.0)))[0])
+    # On the side of the line that has room, or as far as the axes go.
+    left = at + 0.03 if chosen < len(lambdas) / 2 else at - 0.03 - wide
+    ax.text(
+        *(float(np.clip(left, 0.01, max(0.99 - wide, 0.01))), 0.98 if above else 0.02, "\n".join(words)),
+        transform=ax.transAxes,
         va="top" if above else "bottom",
-        xytext=(4 if left else -4, 0),
-        textcoords="offset points",
-        ha="left" if left else "right",
         fontsize=SMALL,
         color=INK,
         bbox=HALO,
     )
+
+
+def _count_on_top(ax: Axes, lambdas: Floats, counts: Any, label: str) -> None:
+    """Write a number for some of the lambdas above the axes."""
     if len(lambdas) < 2:
         return
     top = ax.secondary_xaxis("top")
@@ -193,24 +210,13 @@ def _mark(ax: Axes, lambdas: Floats, chosen: int, counts: Any, *, above: bool) -
     top.set_xticks(lambdas[at], [str(counts[j]) for j in at], fontsize=SMALL)
     top.set_xticks([], minor=True)
     top.tick_params(length=2, colors=MUTED)
-    top.set_xlabel("columns selected", fontsize=SMALL, color=MUTED)
+    top.set_xlabel(label, fontsize=SMALL, color=MUTED)
     top.spines["top"].set_visible(False)
 
 
 def _name_ends(estimate: Estimate, values: pd.DataFrame, named: list[Any], bold: pd.Index, ax: Axes) -> None:
-    """Write names at the right edge, as many as there is room for; below, how many have none."""
+    """Write names at the right edge, as many as there is room for."""
     colours, most = _colours(estimate), name_width(ax, 0.3, 28)
     ends = values.iloc[-1][named].to_numpy(dtype=np.float64)
     tones = [colours[name] if name in bold else MUTED for name in named]
-    written = label_ends(ax, ends, [shorten(str(name), most) for name in named], tones)
-    if rest := len(named) - written:
-        ax.annotate(
-            *(f"and {rest} more", (1.05, 0.0)),
-            xycoords="axes fraction",
-            xytext=(0, -9),
-            textcoords="offset points",
-            va="top",
-            fontsize=SMALL,
-            color=MUTED,
-            annotation_clip=False,
-        )
+    label_ends(ax, ends, [shorten(str(name), most) for name in named], tones)
