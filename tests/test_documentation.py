@@ -60,3 +60,14 @@ def test_index_has_every_vignette():
     listed = re.findall(r"^vignettes/([\w-]+)\.ipynb$", (DOCS / "questions.md").read_text(), re.MULTILINE)
     vignettes = [path.stem for path in (ROOT / "vignettes").glob("*.md") if path.stem != "README"]
     assert sorted(listed) == sorted(vignettes)
+
+
+def test_first_page_shows_what_its_example_prints(capsys):
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (shown,) = re.findall(r"^```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    exec(compile(code, "first page", "exec"), {})
+    # Bytes differ by a few from run to run: keys are random numbers.
+    printed = [re.sub(r"\s+[\d.]+ kB", " kB", line.rstrip()) for line in capsys.readouterr().out.splitlines()]
+    lines = [re.sub(r"\s+[\d.]+ kB", " kB", line) for line in shown.splitlines()]
+    assert [line for line in lines if line not in printed] == []
