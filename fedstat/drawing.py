@@ -16,6 +16,8 @@ from fedstat.typing import Floats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
+"""Behind what is written over lines."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 """Okabe and Ito (2008), told apart by readers with any colour vision."""
 INK, MUTED = "#333333", "#666666"
@@ -307,6 +309,23 @@ def label_y(ax: Axes, text: str) -> None:
     figure.draw_without_rendering()
     height = ax.get_window_extent().height / figure.dpi * 72.0
     ax.set_ylabel(_wrapped(text, TITLE, max(1.2 * height, LEAST_LINE)), parse_math=False)
+
+
+def mark_x(ax: Axes, x: float, words: str, *, above: bool = True) -> None:
+    """Mark a place on the horizontal axis by a line, with words beside it, within the axes as they are now."""
+    ax.axvline(x, color="0.5", linestyle="--", linewidth=1.0, zorder=0)
+    wide = max(text_width(line, SMALL) for line in words.split("\n")) / points_across(ax)
+    at = float(ax.transAxes.inverted().transform(ax.transData.transform((x, ax.get_ylim()[0])))[0])
+    # On the side of the line that has more room, or as far as the axes go.
+    left = at + 0.03 if at < 0.5 else at - 0.03 - wide
+    ax.text(
+        *(float(np.clip(left, 0.01, max(0.99 - wide, 0.01))), 0.98 if above else 0.02, words),
+        transform=ax.transAxes,
+        va="top" if above else "bottom",
+        fontsize=SMALL,
+        color=INK,
+        bbox=HALO,
+    )
 
 
 def legend_below(ax: Axes) -> None:

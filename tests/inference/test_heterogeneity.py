@@ -334,6 +334,23 @@ def test_forest_shows_each_site_by_its_weight(logistic, plt):
     assert f"I² = {100 * result.table.loc['$dose_', 'I2']:.0f} %" in ax.texts[-1].get_text()
 
 
+def test_a_forest_of_ratios_stands_around_one(logistic, plt):
+    *_, fits, result = logistic
+    ax = result.plot_forest("$dose_", exponentiate=True, effect="odds ratio of y")
+    ax.figure.canvas.draw()
+    b, v = np.array([[fit.beta[3], fit.cov[3, 3]] for fit in fits]).T
+    assert_allclose(ax.collections[1].get_offsets()[:, 0], np.exp(b))
+    ends = np.array([path.vertices[:, 0] for path in ax.collections[0].get_paths()])
+    assert_allclose(ends, np.exp(b[:, None] + 1.959964 * np.sqrt(v)[:, None] * [-1, 1]), rtol=1e-6)
+    common = ax.patches[0].get_xy()[:, 0]
+    assert_allclose([common.min(), common.max()], np.exp(logistic[2].conf_int()[3]))
+    assert ax.get_xscale() == "log" and ax.get_xlabel() == "odds ratio of y, with 95 % interval"
+    assert [label.get_text() for label in ax.get_xticklabels()] == [f"{tick:.3g}" for tick in ax.get_xticks()]
+    low, high = ax.get_xlim()
+    at_one = [line for line in ax.lines if list(line.get_xdata()) == [1.0, 1.0]]
+    assert len(at_one) == (low <= 1.0 <= high)
+
+
 def test_forest_says_why_a_site_has_no_row(logistic, plt):
     _, _, pooled, fits, _ = logistic
     bare = replace(fits[0], beta=None, cov=None, problem="fewer rows than columns")

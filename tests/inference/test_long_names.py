@@ -47,7 +47,8 @@ def rows(n):
 @pytest.mark.parametrize("width", JOURNAL)
 @pytest.mark.parametrize("n, height", [(10, 4.2), (10, 1.6), (60, 3.6)])
 def test_a_forest_keeps_its_title_and_the_labels_that_fit(width, n, height):
-    ax = plot_forest(rows(n), pd.Series(COMBINED, name=NAMES[0]), ax=page(width, height))
+    effect = f"effect on the log odds of {NAMES[0]}"
+    ax = plot_forest(rows(n), pd.Series(COMBINED, name=NAMES[0]), ax=page(width, height), effect=effect)
     assert not faults(ax.figure)
     written = [label.get_text() for label in ax.get_yticklabels()]
     assert len(written) == n + 3 and "all sites, common" in written and ax.get_title(loc="left")

@@ -17,7 +17,9 @@ from fedstat.drawing import (
     axes_for,
     entitle,
     few_ticks,
+    label_log_x,
     label_rows,
+    label_x,
     name_width,
     shorten,
     thin_labels,
@@ -40,34 +42,49 @@ LABELS = {"all sites, common": COMMON, "random effects": RANDOM, "a further site
 
 
 def plot_forest(
-    rows: pd.DataFrame, combined: pd.Series, *, ax: Axes | None = None, alpha: float = 0.05
+    rows: pd.DataFrame,
+    combined: pd.Series,
+    *,
+    ax: Axes | None = None,
+    alpha: float = 0.05,
+    exponentiate: bool = False,
+    effect: str = "coefficient",
 ) -> Axes:
     """One coefficient: sites' own estimates, the common one, the mean of random effects.
 
     `rows` have index site and columns ``estimate``, ``std_error`` (nan where the site has none) and
     ``problem``; `combined` is a row of `Heterogeneity.to_frame`, named as the coefficient. The area of a box
     is the site's weight, its inverse variance. The last row is the prediction interval for a further site; it
-    ends in arrows where it is wider than the picture. A new figure is as wide as a printed page.
+    ends in arrows where it is wider than the picture. Exponentials stand on a logarithmic scale. `effect`
+    names the axis. A new figure is as wide as a printed page.
     """
     ax = axes_for(ax, 7.0, 1.4 + 0.27 * (len(rows) + 3), hidden=ROWS_ONLY)
+    turn = np.exp if exponentiate else np.asarray
+    if exponentiate:
+        ax.set_xscale("log")
     z = float(stats.norm.isf(alpha / 2.0))
     y = np.arange(len(rows) + 3) + np.repeat([0.0, GAP], [len(rows), 3])
     estimate = np.append(rows["estimate"].to_numpy(), [combined["estimate"], combined["re_estimate"]])
     # The mean of random effects has t quantiles; it is half of its interval as it stands.
-    further = (combined["re_high"] - combined["re_low"]) / 2.0
-    half = np.append(z * np.append(rows["std_error"].to_numpy(), combined["std_error"]), further)
-    _draw_sites(ax, y[:-3], estimate[:-2], half[:-2])
+    mean = (combined["re_high"] - combined["re_low"]) / 2.0
+    half = np.append(z * np.append(rows["std_error"].to_numpy(), combined["std_error"]), mean)
+    limits = turn(np.stack([estimate, estimate - half, estimate + half], axis=1))
+    further = turn(np.array([np.nan, combined["pred_low"], combined["pred_high"]]))
+    _draw_sites(ax, y[:-3], limits[:-2], half[:-2])
     _draw_absent(ax, y[:-3], rows["problem"][rows["estimate"].isna()], estimate[:-2])
-    _draw_diamond(ax, y[-3], estimate[-2], half[-2], COMMON)
-    _draw_diamond(ax, y[-2], estimate[-1], half[-1], RANDOM)
-    _draw_references(ax, combined["estimate"], y[-4] + (1.0 + GAP) / 2.0)
-    _draw_further(ax, y[-1], combined["pred_low"], combined["pred_high"])
+    _draw_diamond(ax, y[-3], limits[-2], COMMON)
+    _draw_diamond(ax, y[-2], limits[-1], RANDOM)
+    _draw_references(ax, limits[-2, 0], float(turn(0.0)), y[-4] + (1.0 + GAP) / 2.0)
+    _draw_further(ax, y[-1], further[1], further[2])
     most = name_width(ax, 0.3, 28)
     _label_left(ax, y, [shorten(str(site), most) for site in rows.index])
-    limits = np.stack([estimate, estimate - half, estimate + half], axis=1)
-    right = _label_right(ax, y, np.vstack([limits, [np.nan, combined["pred_low"], combined["pred_high"]]]))
-    few_ticks(ax)
-    ax.set_xlabel(f"coefficient with {100 * (1 - alpha):g} % interval", fontsize=SMALL)
+    right = _label_right(ax, y, np.vstack([limits, further]))
+    if exponentiate:
+        label_log_x(ax)
+    else:
+        few_ticks(ax)
+    label_x(ax, f"{effect}, with {100 * (1 - alpha):g} % interval")
+    ax.xaxis.label.set_fontsize(SMALL)
     headline, rest = _title(combined).split("\n")
     entitle(ax, headline, rest)
     thin_labels(ax, first=len(LABELS))
@@ -75,11 +92,11 @@ def plot_forest(
     return ax
 
 
-def _draw_sites(ax: Axes, y: Floats, estimate: Floats, half: Floats) -> None:
-    known = np.isfinite(estimate)
-    y, estimate, half = y[known], estimate[known], half[known]
+def _draw_sites(ax: Axes, y: Floats, limits: Floats, half: Floats) -> None:
+    known = np.isfinite(limits[:, 0])
+    y, half, (estimate, low, high) = y[known], half[known], limits[known].T
     side = np.maximum(LARGEST_BOX * half.min(initial=np.inf) / half, SMALLEST_BOX)
-    ax.hlines(y, estimate - half, estimate + half, color=INK, linewidth=1.2)
+    ax.hlines(y, low, high, color=INK, linewidth=1.2)
     ax.scatter(estimate, y, s=side**2, marker="s", color=INK, linewidths=0.0, zorder=2)
 
 
@@ -99,17 +116,19 @@ def _draw_absent(ax: Axes, y: Floats, reasons: pd.Series, estimate: Floats) -> N
         text.set_in_layout(False)
 
 
-def _draw_diamond(ax: Axes, y: float, centre: float, half: float, colour: str) -> None:
-    x = [centre - half, centre, centre + half, centre]
-    ax.fill(x, [y, y - DIAMOND, y, y + DIAMOND], color=colour, linewidth=0.0, zorder=2)
+def _draw_diamond(ax: Axes, y: float, limits: Floats, colour: str) -> None:
+    centre, low, high = limits.tolist()
+    ax.fill(
+        [low, centre, high, centre], [y, y - DIAMOND, y, y + DIAMOND], color=colour, linewidth=0.0, zorder=2
+    )
 
 
-def _draw_references(ax: Axes, common: float, divide: float) -> None:
+def _draw_references(ax: Axes, common: float, none: float, divide: float) -> None:
     ax.axvline(common, color=COMMON, linewidth=0.9, linestyle="--", zorder=0)
-    # Zero is a reference only where it is in the picture; it must not widen it.
+    # No effect is a reference only where it is in the picture; it must not widen it.
     low, high = ax.get_xlim()
-    if low <= 0.0 <= high:
-        ax.axvline(0.0, color="0.55", linewidth=0.9, zorder=0)
+    if low <= none <= high:
+        ax.axvline(none, color="0.55", linewidth=0.9, zorder=0)
     ax.axhline(divide, color="0.85", linewidth=0.8, zorder=0)
 
 

@@ -220,10 +220,18 @@ class Heterogeneity(SiteComparison):
         """Joint test, coefficients, sites, and what follows, in words."""
         return build_heterogeneity_summary(self)
 
-    def plot_forest(self, coefficient: str, ax: Axes | None = None) -> Axes:
+    def plot_forest(
+        self,
+        coefficient: str,
+        ax: Axes | None = None,
+        *,
+        exponentiate: bool = False,
+        effect: str = "",
+    ) -> Axes:
         """Forest plot of one coefficient: sites' own estimates, the common one, the mean of random effects.
 
-        It is drawn on `ax`, or in a new figure. A ModelError says that there is no such coefficient.
+        It is drawn on `ax`, or in a new figure; `exponentiate` draws exponentials, such as odds ratios, on a
+        logarithmic scale. `effect` names the axis. A ModelError says that there is no such coefficient.
         """
         names = [str(name) for name in self.table.index]
         if coefficient not in names:
@@ -232,7 +240,9 @@ class Heterogeneity(SiteComparison):
             raise ModelError(f"plot_forest: {coefficient!r} is not a coefficient; {hint}")
         own = {"estimate": self.estimates[coefficient], "std_error": self.std_errors[coefficient]}
         rows = pd.DataFrame({**own, "problem": self.sites["problem"]})
-        return plot_forest(rows, self.table.iloc[names.index(coefficient)], ax=ax, alpha=self.alpha)
+        combined = self.table.iloc[names.index(coefficient)]
+        effect = effect or ("exponential of the coefficient" if exponentiate else "coefficient")
+        return plot_forest(rows, combined, ax=ax, alpha=self.alpha, exponentiate=exponentiate, effect=effect)
 
     def __repr__(self) -> str:
         flagged = ", ".join(self.flagged) or "none"

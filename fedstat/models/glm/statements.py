@@ -14,6 +14,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.likelihood import cox_snell, mcfadden
+from fedstat.inference.plots import link_words
 from fedstat.inference.vif import gvif
 from fedstat.models.checks import check_choice
 from fedstat.models.glm.overdispersion import Overdispersion
@@ -225,9 +226,14 @@ class GLMStatements(RowsResults):
         except EstimationError as error:
             raise NotAvailableError(f"no heterogeneity: {error}") from error
 
-    def plot_forest(self, coefficient: str, ax: Axes | None = None) -> Axes:
-        """Forest plot of a coefficient over the sites."""
-        return self.heterogeneity.plot_forest(coefficient, ax)
+    def plot_forest(self, coefficient: str, ax: Axes | None = None, *, exponentiate: bool = False) -> Axes:
+        """Forest plot of a coefficient over the sites.
+
+        `exponentiate` draws exponentials, such as odds ratios, on a logarithmic scale.
+        """
+        effect, ratio, _ = link_words(self._link(), self.estimate.response)
+        named = ratio if exponentiate else effect
+        return self.heterogeneity.plot_forest(coefficient, ax, exponentiate=exponentiate, effect=named)
 
     def vif(self) -> pd.DataFrame:
         """Variance inflation factor of every term; generalised ones of terms with several columns."""

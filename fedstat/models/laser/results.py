@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 import numpy as np
 import pandas as pd
 
-from fedstat.drawing import COLOURS, axes_for, plain_legend
+from fedstat.drawing import COLOURS, axes_for, label_y, legend_below, mark_x
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
@@ -37,6 +37,8 @@ NO_ERRORS = (
     "what each institution is worth"
 )
 Conditional = Literal["label"]
+WHOSE = {"loss": "learned from", "validation": "held back"}
+"""Entities of a curve of losses, for its legend."""
 
 
 class NoCoefficients:
@@ -138,10 +140,12 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         """Loss by epoch, of the entities learned from and of those held back, each over its first."""
         ax = axes_for(ax, 5.6, 3.6, "Learning curve")
         for colour, (name, loss) in zip(COLOURS, (self.history / self.history.iloc[0]).items(), strict=False):
-            ax.plot(loss.index, loss, marker="o", markersize=3, color=colour, label=str(name))
-        ax.axvline(self._record.fitted.trained.epoch + 1, color="0.6", linewidth=0.8, linestyle="--")
-        ax.set(xlabel="epoch", ylabel="loss, over that of the first epoch")
-        plain_legend(ax)
+            ax.plot(loss.index, loss, marker="o", markersize=3, color=colour, label=WHOSE[str(name)])
+        ax.set_xlabel("epoch")
+        legend_below(ax)
+        label_y(ax, "loss, over that of the first epoch")
+        kept = self._record.fitted.trained.epoch + 1
+        mark_x(ax, kept, f"kept: {kept}")
         return ax
 
     # -- predictions -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedstat.drawing import COLOURS, axes_for, plain_legend
+from fedstat.drawing import COLOURS, axes_for, entitle, legend_below
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.inference.mixture.classification import icl, relative_entropy
@@ -145,8 +145,9 @@ class ClusterSearch:
             colour = COLOURS[number % len(COLOURS)]
             ax.plot(at.index, at.to_numpy(), "o-", color=colour, label=f"{Q} factor{'s' * (Q != 1)}")
         ax.set_xticks(sorted({K for K, _ in self.sizes}))
-        ax.set(xlabel="clusters", ylabel="BIC, the smaller the better")
-        plain_legend(ax)
+        ax.set(xlabel="clusters", ylabel="BIC")
+        legend_below(ax)
+        entitle(ax, "Number of clusters", "the smaller the BIC, the better")
         return ax
 
     def __repr__(self) -> str:

@@ -18,7 +18,9 @@ from fedstat.drawing import (
     axes_for,
     entitle,
     label_rows,
+    label_y,
     legend_below,
+    mark_x,
     name_width,
     plain_legend,
     pyplot,
@@ -108,9 +110,9 @@ def draw_cv(cv: pd.DataFrame, mstop: int, ax: Axes | None) -> Axes:
     ax = axes_for(ax, 6.5, 4.0, "Cross-validation")
     ax.plot(cv.index, cv["loss"], color=COLOURS[0])
     ax.fill_between(cv.index, cv["loss"] - cv["se"], cv["loss"] + cv["se"], alpha=0.2, linewidth=0.0)
-    ax.axvline(mstop, color="0.5", linestyle="--", linewidth=1.0)
+    mark_x(ax, mstop, f"taken: {mstop}")
     ax.set_xlabel("step")
-    ax.set_ylabel("loss of left-out folds")
+    label_y(ax, "loss of left-out folds")
     return ax
 
 
@@ -155,7 +157,7 @@ def draw_curves(t: Floats, observed: Floats, fitted: Floats, names: Sequence[str
 
 def draw_scatter(fitted: Floats, observed: Floats, response: str, ax: Axes | None) -> Axes:
     """Draw what was observed against what is fitted, beside the line on which both are the same."""
-    ax = axes_for(ax, 4.5, 4.5)
+    ax = axes_for(ax, 4.5, 4.5, "Observed and fitted")
     ax.plot(fitted, observed, "o", color=COLOURS[0], markersize=3.0, alpha=0.5, markeredgewidth=0.0)
     ends = np.nanmin(fitted), np.nanmax(fitted)
     ax.plot(ends, ends, color="0.4", linewidth=1.0, linestyle="--")

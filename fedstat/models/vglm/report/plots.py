@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedstat.drawing import (
     COLOURS,
-    INK,
+    HALO,
     MUTED,
     SMALL,
     axes_for,
@@ -18,11 +18,10 @@ from fedstat.drawing import (
     label_log_x,
     label_y,
     legend_below,
+    mark_x,
     name_width,
     plain_legend,
-    points_across,
     shorten,
-    text_width,
     width_of,
 )
 from fedstat.errors import ModelError
@@ -38,7 +37,6 @@ PALE = 0.3
 """Opacity of columns that are not selected."""
 SEEN = 0.1
 """Share of the largest end of a line from which a column that is not selected is named."""
-HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
 
 
 def plot_path(
@@ -183,22 +181,9 @@ def _over_lambda(ax: Axes, lambdas: Floats, margin: float = 0.03) -> None:
 
 
 def _mark(ax: Axes, lambdas: Floats, chosen: int, counts: Any, *, above: bool) -> None:
-    """Mark the chosen lambda, with words for it within the axes as they are now."""
+    """Mark the chosen lambda."""
     lam = float(lambdas[chosen])
-    ax.axvline(lam, color="0.5", linestyle="--", linewidth=1.0, zorder=0)
-    words = f"chosen: {lam:.3g}", f"{counts[chosen]} selected"
-    wide = max(text_width(line, SMALL) for line in words) / points_across(ax)
-    at = float(ax.transAxes.inverted().transform(ax.transData.transform((lam, 0.0)))[0])
-    # On the side of the line that has room, or as far as the axes go.
-    left = at + 0.03 if chosen < len(lambdas) / 2 else at - 0.03 - wide
-    ax.text(
-        *(float(np.clip(left, 0.01, max(0.99 - wide, 0.01))), 0.98 if above else 0.02, "\n".join(words)),
-        transform=ax.transAxes,
-        va="top" if above else "bottom",
-        fontsize=SMALL,
-        color=INK,
-        bbox=HALO,
-    )
+    mark_x(ax, lam, f"chosen: {lam:.3g}\n{counts[chosen]} selected", above=above)
 
 
 def _count_on_top(ax: Axes, lambdas: Floats, counts: Any, label: str) -> None:
