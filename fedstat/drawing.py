@@ -312,7 +312,7 @@ def label_y(ax: Axes, text: str) -> None:
 
 
 def mark_x(ax: Axes, x: float, words: str, *, above: bool = True) -> None:
-    """Mark a place on the horizontal axis by a line, with words beside it, within the axes as they are now."""
+    """Mark a place on the horizontal axis by a line, with words beside it that stay within the axes."""
     ax.axvline(x, color="0.5", linestyle="--", linewidth=1.0, zorder=0)
     wide = max(text_width(line, SMALL) for line in words.split("\n")) / points_across(ax)
     at = float(ax.transAxes.inverted().transform(ax.transData.transform((x, ax.get_ylim()[0])))[0])
