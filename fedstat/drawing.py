@@ -248,7 +248,7 @@ def label_ends(ax: Axes, heights: Floats, names: Sequence[str], colours: Sequenc
     # Less than half a line above the axes, where a title is; the lowest line is for the count.
     places = spread(ends[::-1], gap, 0.0 if n == len(names) else gap, 1.0 - gap / 4.0)[::-1]
     beside = ax.transAxes + ScaledTranslation(LEADER / 72.0, 0.0, figure.dpi_scale_trans)
-    style = {"fontsize": SMALL, "va": "center", "annotation_clip": False, "parse_math": False}
+    style: dict[str, Any] = {"fontsize": SMALL, "va": "center", "annotation_clip": False, "parse_math": False}
     for name, end, place, colour in zip(names, ends, places, colours, strict=False):
         ax.annotate(
             *(name, (1.0, end)),
