@@ -162,6 +162,14 @@ def points_across(ax: Axes) -> float:
     return float(ax.get_window_extent().width / figure.dpi * 72.0)
 
 
+def points_up(ax: Axes) -> float:
+    """Points from the lower to the upper end of the axes, as they are now."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    return float(ax.get_window_extent().height / figure.dpi * 72.0)
+
+
 def shorten(text: str, width: int) -> str:
     """Cut the middle out of a text that is longer than `width`.
 
@@ -239,8 +247,7 @@ def label_ends(ax: Axes, heights: Floats, names: Sequence[str], colours: Sequenc
 
     figure = ax.get_figure(root=True)
     assert figure is not None
-    figure.draw_without_rendering()
-    gap = LINE * SMALL / 72.0 * figure.dpi / ax.get_window_extent().height
+    gap = LINE * SMALL / points_up(ax)
     room = max(2, int(1.0 / gap))
     n = len(names) if len(names) <= room else room - 1
     low, high = ax.get_ylim()
@@ -298,17 +305,13 @@ def label_x(ax: Axes, text: str) -> None:
     """Name the horizontal axis, in lines that are no wider than the axes by much."""
     ax.set_xlabel(text, parse_math=False)
     if text_width(text, TITLE) > 30.0 * width_of(ax):
-        ax.set_xlabel(_wrapped(text, TITLE, 1.1 * points_across(ax)), parse_math=False)
+        ax.set_xlabel(_wrapped(text, TITLE, points_across(ax)), parse_math=False)
 
 
 def label_y(ax: Axes, text: str) -> None:
     """Name the vertical axis, in lines that are not much longer than the axes are high, as they are now."""
-    figure = ax.get_figure(root=True)
-    assert figure is not None
     ax.set_ylabel(text, parse_math=False)
-    figure.draw_without_rendering()
-    height = ax.get_window_extent().height / figure.dpi * 72.0
-    ax.set_ylabel(_wrapped(text, TITLE, max(1.2 * height, LEAST_LINE)), parse_math=False)
+    ax.set_ylabel(_wrapped(text, TITLE, max(1.2 * points_up(ax), LEAST_LINE)), parse_math=False)
 
 
 def mark_x(ax: Axes, x: float, words: str, *, above: bool = True) -> None:

@@ -93,6 +93,7 @@ def plot_coefficients(
         _bound(ax, y, pd.concat([rows for _, rows in groups]), reference, ratios)
     ax.tick_params(axis="x", labelsize=SMALL)
     label_x(ax, effect)
+    thin_labels(ax)
     known = frame["conf_low"].notna().any()
     entitle(ax, title, f"with {100 * conf_level:g} % intervals" if known else "without intervals")
     return ax

@@ -13,13 +13,16 @@ import pandas as pd
 from fedstat.drawing import (
     COLOURS,
     INK,
+    LINE,
     NARROW,
     SMALL,
     entitle,
     name_width,
+    points_up,
     pyplot,
     shorten,
     text_width,
+    thin_labels,
     width_of,
 )
 from fedstat.federation.partition.dependence import BlockCorrelation
@@ -28,6 +31,7 @@ from fedstat.typing import Array, Bools
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axes._secondary_axes import SecondaryAxis
 
 PRESENT, PARTLY, ABSENT = COLOURS[0], "#8EC1E3", "#E3E3E3"
 MOST_ACROSS, MOST_DOWN = 12, 40
@@ -101,9 +105,14 @@ def _tile_width(ax: Axes, n: int) -> float:
     return float(ax.get_window_extent().width / figure.dpi * 72.0) / max(n, 1)
 
 
+def _size_of(text: str, ax: Axes, n: int) -> float:
+    """Points in which a text fits into one of n tiles in a row."""
+    return min(SMALL, SMALL * _tile_width(ax, n) / text_width(text, SMALL))
+
+
 def _write_shares(ax: Axes, shares: Array) -> bool:
     """Write shares into their tiles, if there is room for them."""
-    size = min(SMALL, SMALL * _tile_width(ax, shares.shape[1]) / text_width(" 100% ", SMALL))
+    size = _size_of(" 100% ", ax, shares.shape[1])
     if size < SMALLEST:
         return False
     for (i, j), share in np.ndenumerate(shares):
@@ -129,12 +138,19 @@ def draw_correlation(correlation: BlockCorrelation, ax: Axes | None) -> Axes:
     ax.set_facecolor("#F4F4F4")
     image = ax.imshow(R.to_numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
     _label_columns(ax, list(R.columns), both=True)
-    _draw_blocks(ax, list(correlation.client_of.values()))
+    blocks = _draw_blocks(ax, list(correlation.client_of.values()))
     _draw_doubts(ax, correlation.in_doubt().to_numpy())
     options: Any = {"location": "bottom"} if width_of(ax) < NARROW else {"shrink": 0.7, "pad": 0.02}
     ax.figure.colorbar(image, ax=ax, label="Spearman rank correlation", **options)
     headline, rest = _correlation_title(correlation).split("\n", 1)
     entitle(ax, headline, rest)
+    right = ax.secondary_yaxis("right")
+    # Names leave less room to the picture, and so lower blocks; the layout comes to rest at the third drawing.
+    for _ in range(2):
+        _name_blocks(ax, right, blocks)
+    thin_labels(ax, "x")
+    thin_labels(ax, "y")
+    points_up(ax)
     return ax
 
 
@@ -209,9 +225,11 @@ def _draw_shares(ax: Axes, shares: Array) -> float:
     width, height = _inches(ax)
     top = ax.inset_axes((0.0, 1 + GAP / height, 1.0, SHARES_HEIGHT / height))
     top.bar(np.arange(len(shares)), shares, color="#8C8C8C", width=0.6)
+    fine = _size_of(" 99.9% ", ax, len(shares)) == SMALL
+    size = SMALL if fine else max(_size_of(">99%", ax, len(shares)), SMALLEST)
     for place, share in enumerate(shares):
-        label = _percent(share)
-        top.text(place, share + 0.04, label, ha="center", va="bottom", fontsize="small", color=INK)
+        label = _percent(share) if fine else _whole_percent(share)
+        top.text(place, share + 0.04, label, ha="center", va="bottom", fontsize=size, color=INK)
     top.set(xlim=ax.get_xlim(), ylim=(0, 1.35), xticks=[], yticks=[])
     note = "share without\na record"
     top.text(1 + GAP / width, 0.0, note, transform=top.transAxes, va="bottom", fontsize="small", color=INK)
@@ -234,22 +252,30 @@ def _label_columns(ax: Axes, names: Sequence[str], *, both: bool = False) -> Non
     _quieten(ax)
 
 
-def _draw_blocks(ax: Axes, owners: Sequence[str]) -> None:
-    """Lines between institutions, and their names at the right."""
+def _draw_blocks(ax: Axes, owners: Sequence[str]) -> list[tuple[str, int]]:
+    """Lines between institutions, and room at the right for their names; returns these with their columns."""
     sizes = [(client, len(list(block))) for client, block in groupby(owners)]
     ends = np.cumsum([size for _, size in sizes])
     for end in ends[:-1] - 0.5:
         ax.axhline(end, color=INK, linewidth=1.2)
         ax.axvline(end, color=INK, linewidth=1.2)
-    centres = ends - np.array([size for _, size in sizes]) / 2 - 0.5
-    right = ax.secondary_yaxis("right")
-    right.set_yticks(
-        centres,
-        [fill(shorten(client, 40), LABEL_WIDTH, break_long_words=False) for client, _ in sizes],
-        fontweight="bold",
-        fontsize=SMALL,
-        parse_math=False,
-    )
+    return sizes
+
+
+def _name_blocks(ax: Axes, right: SecondaryAxis, sizes: Sequence[tuple[str, int]]) -> None:
+    """Names of institutions right of their blocks, in as many lines as a block has room for."""
+    n = np.array([size for _, size in sizes])
+    tall = points_up(ax) / max(int(n.sum()), 1)
+    centres, names, free = np.cumsum(n) - n / 2 - 0.5, [], -np.inf
+    for (client, size), centre in zip(sizes, centres.tolist(), strict=True):
+        name = fill(shorten(client, 40), LABEL_WIDTH, break_long_words=False)
+        if (name.count("\n") + 1) * LINE * SMALL > size * tall:
+            name = shorten(client, 2 * LABEL_WIDTH)
+        half = LINE * SMALL / 2.0 * (name.count("\n") + 1) / tall
+        # Of blocks that are lower than a line some have no name.
+        names.append(name if centre - half >= free - 0.01 else "")
+        free = centre + half if names[-1] else free
+    right.set_yticks(centres, names, fontweight="bold", fontsize=SMALL, parse_math=False)
     right.tick_params(length=0, colors=INK)
     right.spines["right"].set_visible(False)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 import numpy as np
 import pandas as pd
 
-from fedstat.drawing import COLOURS, axes_for, label_y, legend_below, mark_x
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
@@ -20,6 +19,7 @@ from fedstat.models.laser.report.counting import count_predictions
 from fedstat.models.laser.report.evaluation import SetEvaluation, check_threshold
 from fedstat.models.laser.report.importance import permutation_importance
 from fedstat.models.laser.report.notes import LASERRecord, notes_of
+from fedstat.models.laser.report.plots import draw_history
 from fedstat.models.laser.report.prediction import FittedNetworks, predict_networks
 from fedstat.models.laser.training.course import Trained, Training
 from fedstat.models.laser.training.scoring import ScoreCounts
@@ -37,8 +37,6 @@ NO_ERRORS = (
     "what each institution is worth"
 )
 Conditional = Literal["label"]
-WHOSE = {"loss": "learned from", "validation": "held back"}
-"""Entities of a curve of losses, for its legend."""
 
 
 class NoCoefficients:
@@ -138,15 +136,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
 
     def plot_history(self, ax: Axes | None = None) -> Axes:
         """Loss by epoch, of the entities learned from and of those held back, each over its first."""
-        ax = axes_for(ax, 5.6, 3.6, "Learning curve")
-        for colour, (name, loss) in zip(COLOURS, (self.history / self.history.iloc[0]).items(), strict=False):
-            ax.plot(loss.index, loss, marker="o", markersize=3, color=colour, label=WHOSE[str(name)])
-        ax.set_xlabel("epoch")
-        legend_below(ax)
-        label_y(ax, "loss, over that of the first epoch")
-        kept = self._record.fitted.trained.epoch + 1
-        mark_x(ax, kept, f"kept: {kept}")
-        return ax
+        return draw_history(self.history, self._record.fitted.trained.epoch + 1, ax)
 
     # -- predictions -----------------------------------------------------------------------------
 

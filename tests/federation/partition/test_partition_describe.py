@@ -12,6 +12,7 @@ from scipy import stats
 from statsmodels.multivariate.cancorr import CanCorr
 from statsmodels.stats.multitest import multipletests
 
+from fedstat.datasets import load_sme
 from fedstat.errors import PartitionError
 from fedstat.federation.partition.dependence import bartlett_test, holm, spearman
 from fedstat.federation.partition.partition import ClientPartition
@@ -235,6 +236,20 @@ def test_pictures_of_a_partition_fit_a_journal(width):
     ax = partition.plot_correlation(page(width, 6.0))
     assert not faults(ax.figure)
     assert ax.get_title(loc="left").replace("\n", " ") == "Rank correlation within and between institutions"
+    plt.close("all")
+
+
+@pytest.mark.parametrize("width", JOURNAL)
+def test_pictures_of_many_columns_and_institutions_fit_a_journal(width):
+    frames = load_sme()
+    partition = ClientPartition.from_frames(frames, on="enterprise_id")
+    ax = partition.plot_missing(page(width, 4.0), max_patterns=12)
+    assert not faults(ax.figure)
+    ax = partition.plot_correlation(page(width, 5.0))
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert not faults(ax.figure) and len(names) == 36 and names[0] == "NPGR"
+    right = [label.get_text().replace("\n", " ") for label in ax.child_axes[0].get_yticklabels()]
+    assert len(right) == 6 and right[1] == "Credit Agency"
     plt.close("all")
 
 
