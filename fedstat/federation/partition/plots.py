@@ -145,7 +145,7 @@ def draw_correlation(correlation: BlockCorrelation, ax: Axes | None) -> Axes:
     headline, rest = _correlation_title(correlation).split("\n", 1)
     entitle(ax, headline, rest)
     right = ax.secondary_yaxis("right")
-    # Names leave less room to the picture, and so lower blocks; the layout comes to rest at the third drawing.
+    # Names leave less room to the picture, and so lower blocks; the layout rests at the third drawing.
     for _ in range(2):
         _name_blocks(ax, right, blocks)
     thin_labels(ax, "x")
