@@ -51,7 +51,18 @@ FAMILY_FILES = {"steps.py", "protocol.py", "model.py", "results.py"}
 MOST_FILES = 14
 MOST_LINES = 400
 ONLY_IN = {"numba": "kernels"}
-OPTIONAL = {"matplotlib", "pyarrow", "polars", "torch", "nvflare", "IPython", "sqlalchemy", "duckdb", "skfda"}
+OPTIONAL = {
+    "matplotlib",
+    "pyarrow",
+    "polars",
+    "torch",
+    "nvflare",
+    "IPython",
+    "sqlalchemy",
+    "duckdb",
+    "pymysql",
+    "skfda",
+}
 BANNED_NAMES = {"utils.py", "helpers.py", "misc.py", "common.py"}
 
 

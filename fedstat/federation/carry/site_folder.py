@@ -228,12 +228,12 @@ def refusal_log(folder: str | Path) -> Callable[[str], None]:
 
 def open_records(folder: str | Path, description: SiteDescription) -> Table:
     """Open the records of a site, without their key; in the vertical layout in the order of its alignment."""
-    source = description.source
+    source, folder = description.source, Path(folder)
     if description.site_column:
-        return open_source(source)
+        return open_source(source, folder)
     # The families of the vertical layout need the table in memory.
     if source.key:
-        return LinkedTable(description.name, read_source(source), source.key, folder)
+        return LinkedTable(description.name, read_source(source, folder), source.key, folder)
     table = open_source(source)
     return FrameTable(pd.concat(list(table.chunks(table.columns)), ignore_index=True))
 

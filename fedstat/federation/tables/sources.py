@@ -1,7 +1,7 @@
 """Sources of one site's records: a text file, a Parquet file, or a query to its own database.
 
 The owner of a site writes a :class:`Source`; no message can. A database is asked by
-:mod:`fedstat.federation.tables.database`, which makes sure that it is only read.
+:mod:`fedstat.federation.tables.databases.database`, which makes sure that it is only read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from fedstat.federation.tables.curves.array import Curve
 from fedstat.federation.tables.curves.declared import with_curves
 from fedstat.federation.tables.curves.long import LongCurve
 from fedstat.federation.tables.curves.streamed import CurveTable
-from fedstat.federation.tables.database import open_database
+from fedstat.federation.tables.databases.database import SECONDS, open_database
+from fedstat.federation.tables.databases.kept_rows import MEGABYTES
 from fedstat.federation.tables.kinds import arrow_kind, kind
 from fedstat.federation.tables.reading import NA_VALUES, read_table
 from fedstat.federation.tables.sql import SqlTable
@@ -77,9 +78,13 @@ class Source:
         Name of the environment variable, or private file (mode 0600), that holds the connection string,
         such as ``postgresql://reader:secret@host/ward``, ``sqlite:////srv/ward.db`` or
         ``duckdb:////srv/ward.duckdb``. It stands nowhere else, in no message and in no error.
+    memory : int
+        Megabytes of a query's rows that are held in memory; more are kept, sealed, in the site's folder.
+    timeout : int
+        Seconds that a database may work on one statement.
     key : tuple of str
         Columns that tell entities apart; no model sees them. A query needs them: its rows are read in their
-        order, several times.
+        order.
     schema : mapping of str to Expected
         Columns that must be there, and what they hold; others may be there too.
     na_values : tuple of str
@@ -102,6 +107,8 @@ class Source:
     key: tuple[str, ...] = ()
     schema: Mapping[str, Expected] = field(default_factory=dict)
     na_values: tuple[str, ...] = NA_VALUES
+    memory: int = MEGABYTES
+    timeout: int = SECONDS
     curves: Mapping[str, Curve | LongCurve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -137,16 +144,18 @@ class Source:
         return {name: column.unit for name, column in self.schema.items() if column.unit}
 
 
-def open_source(source: Source) -> Table:
+def open_source(source: Source, folder: Path | None = None) -> Table:
     """Open a site's records without their key, as the table of a site in the horizontal layout.
 
-    Parquet files and queries are streamed: what they need in memory is one chunk. A text file is held in
-    memory; write one that is too large for it to Parquet. PartitionError where the records are not there,
+    Parquet files are streamed: what they need in memory is one chunk. The rows of a query are read once, and
+    kept, sealed, in the site's folder where they are many. A text file is held in memory; write one that is
+    too large for it to Parquet. PartitionError where the records are not there,
     cannot be read, or are not what the schema declares, or the query is one that writes; SecurityError where
     others may read the file with the connection string; ImportError names the extra that is not installed.
     """
     entities = {curve.entity for curve in source.curves.values() if isinstance(curve, LongCurve)}
-    table = SOURCE_KINDS[source.kind].open(source, [name for name in source.key if name not in entities])
+    key = [name for name in source.key if name not in entities]
+    table = SOURCE_KINDS[source.kind].open(source, key, folder)
     if isinstance(table, FrameTable) and source.curves:
         return FrameTable(with_curves(source.site, table.frame, source.curves))
     return (
@@ -156,9 +165,9 @@ def open_source(source: Source) -> Table:
     )
 
 
-def read_source(source: Source) -> pd.DataFrame:
+def read_source(source: Source, folder: Path | None = None) -> pd.DataFrame:
     """Read a site's records into memory, (n_rows, p) with the key, to be linked to those of others."""
-    table = SOURCE_KINDS[source.kind].open(source, ())
+    table = SOURCE_KINDS[source.kind].open(source, (), folder)
     return pd.concat(list(table.chunks(table.columns)), ignore_index=True)
 
 
@@ -186,7 +195,7 @@ def _private_text(source: Source) -> str:
         return ""
 
 
-def _open_in_memory(source: Source, leave_out: Sequence[str]) -> FrameTable:
+def _open_in_memory(source: Source, leave_out: Sequence[str], folder: Path | None) -> FrameTable:
     # declared text keeps its leading zeros; all else is read as what it looks like, and then checked
     dtype = {name: "str" for name, column in source.schema.items() if column.type == "text"}
     frame = read_table(source.site, source.path, source.na_values, dtype)
@@ -203,7 +212,7 @@ def _open_in_memory(source: Source, leave_out: Sequence[str]) -> FrameTable:
     return FrameTable(frame.drop(columns=list(leave_out)))
 
 
-def _open_parquet(source: Source, leave_out: Sequence[str]) -> ParquetTable:
+def _open_parquet(source: Source, leave_out: Sequence[str], folder: Path | None) -> ParquetTable:
     if not Path(source.path).is_file():
         raise PartitionError(f"{source.site}: there is no file {source.path}")
     problem = ""
@@ -220,9 +229,17 @@ def _open_parquet(source: Source, leave_out: Sequence[str]) -> ParquetTable:
     return table
 
 
-def _open_sql(source: Source, leave_out: Sequence[str]) -> SqlTable:
-    database = open_database(source.site, *_connection(source))
-    table = SqlTable(source.site, database, source.query, source.key, leave_out=leave_out)
+def _open_sql(source: Source, leave_out: Sequence[str], folder: Path | None) -> SqlTable:
+    database = open_database(source.site, *_connection(source), source.timeout)
+    table = SqlTable(
+        source.site,
+        database,
+        source.query,
+        source.key,
+        leave_out=leave_out,
+        memory=source.memory,
+        folder=folder,
+    )
     _check_present(source, tuple(table.kinds))
     _check_schema(source, table.kinds.__getitem__)
     return table
@@ -232,7 +249,7 @@ def _open_sql(source: Source, leave_out: Sequence[str]) -> SqlTable:
 class SourceKind:
     """How records of a kind are opened, what to do about a wrong type, and how the names of files end."""
 
-    open: Callable[[Source, Sequence[str]], Table]
+    open: Callable[[Source, Sequence[str], Path | None], Table]
     remedy: str
     endings: tuple[str, ...] = ()
 
@@ -285,6 +302,8 @@ def _query_problems(where: str, source: Source) -> Iterator[str]:
             f"{where} needs to know where the connection string is: give env='NAME_OF_A_VARIABLE' or "
             "file='a private file', and not both."
         )
+    if source.memory < 0 or source.timeout < 1:
+        yield f"{where}: expected megabytes of 'memory' from 0, and seconds of 'timeout' from 1."
     if not source.key:
         yield (
             f"{where} needs a key: the rows of a query come in no order of their own, and are read in that "

@@ -1,10 +1,12 @@
-"""The rows of a query to a site's own database, as a table that is streamed."""
+"""The rows of a query to a site's own database, as a table that is read once and then stands still."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -12,10 +14,10 @@ from uuid import UUID
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import DesignError
 from fedstat.federation.tables.checks import name_problems, refuse
-from fedstat.federation.tables.database import Batch, Database, single_query
-from fedstat.federation.tables.table import ROWS_PER_CHUNK, check_columns, rows_only
+from fedstat.federation.tables.databases.database import Database, DatabaseSession, single_query
+from fedstat.federation.tables.databases.kept_rows import MEGABYTES, KeptRows, arrow
+from fedstat.federation.tables.table import ROWS_PER_CHUNK, check_columns, frame_of, rows_only
 
 ARRAYS = "arrays"
 """What curves are made of, and nothing else."""
@@ -32,18 +34,19 @@ KIND_OF_TYPE: Mapping[type, str] = MappingProxyType(
         list: ARRAYS,
     }
 )
-TEXT = pd.Series(["a"]).dtype
-"""What pandas takes text for; not the same in all its versions."""
 SEVERAL, OTHER = "values of several types", "values of other types"
+BEYOND = "values that are beyond 64 bits, or that no column of their type can hold"
+REFUSED = (SEVERAL, OTHER, BEYOND)
 
 
 class SqlTable:
-    """The rows of a query, streamed from the database whenever they are asked for, in the order of their key.
+    """The rows of a query, read once when the table is opened, in the order of their key, and kept.
 
-    When it is opened all rows are gone through once, to count them and to learn what each column holds
-    (`kinds`, None without a value; also of columns that are left out): a column then has the same type in
-    every chunk. Every later pass is held against the count, and against the passes before it. All chunks but
-    the last have `rows_per_chunk` rows.
+    All that is read is of one state of the database, that of `as_of`, and every pass over the table sees it,
+    whatever becomes of the database. `kinds` tell what each column holds, None without a value; also of
+    columns that are left out. A column has one type in every chunk; all chunks but the last have
+    `rows_per_chunk` rows. At most `memory` megabytes of rows are held in memory; see
+    :mod:`fedstat.federation.tables.databases.kept_rows` for where the others are.
     """
 
     def __init__(
@@ -55,88 +58,107 @@ class SqlTable:
         *,
         rows_per_chunk: int = ROWS_PER_CHUNK,
         leave_out: Sequence[str] = (),
+        memory: int = MEGABYTES,
+        folder: Path | None = None,
     ) -> None:
         self.site, self.rows_per_chunk = site, rows_per_chunk
         self._database, self._key = database, tuple(key)
-        self._from = f"FROM (\n{single_query(site, query)}\n) AS records"
-        self._checksums: dict[str, int] = {}
+        self._from = f"FROM (\n{single_query(database, query)}\n) records"
+        self._kept = KeptRows(site, memory, folder)
+        self._missing: set[str] = set()
+        self._aware: set[str] = set()
         self.kinds: dict[str, str | None] = {}
-        self.n_rows, self._missing = self._look()
+        # before the first statement: what was written until then is in the records
+        self.as_of = told_now()
+        with database.session() as session:
+            self._read(session, set(leave_out))
+            self.n_rows = self._kept.n_rows
+            refuse(self._problems(session))
         self.columns = tuple(name for name in self.kinds if name not in set(leave_out))
-        refuse(self._problems())
 
     def __repr__(self) -> str:
         return f"SqlTable({self.site!r}, {self.n_rows} rows, {len(self.columns)} columns)"
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        """Yield the frames; DesignError where the records changed since the table was opened."""
+        """Yield the frames; see :meth:`fedstat.federation.tables.table.Table.chunks`."""
         check_columns(self.columns, columns, f"{self.site}: the table")
         if not columns:
             yield from rows_only(self.n_rows, self.rows_per_chunk)
             return
-        wanted, order = (", ".join(map(_quoted, names)) for names in (columns, self._key))
-        n_rows, sums = 0, dict.fromkeys(columns, 0)
-        for rows in self._whole_chunks(f"SELECT {wanted} {self._from} ORDER BY {order}"):
-            frame = self._frame(columns, rows)
-            for name in columns:
-                sums[name] = _checksum(sums[name], frame[name])
-            n_rows += len(frame)
-            yield frame
-        # the first pass over a column sets what later ones are held against
-        kept = {name: self._checksums.setdefault(name, value) for name, value in sums.items()}
-        if n_rows != self.n_rows:
-            raise self._changed(f"{n_rows:,} rows came, and there were {self.n_rows:,} when it was opened")
-        if kept != sums:
-            differ = ", ".join(repr(name) for name in columns if kept[name] != sums[name])
-            raise self._changed(f"column {differ} has other values than in an earlier round")
+        types = {name: self._arrow_type(name) for name in columns}
+        yield from map(frame_of, self._kept.tables(types, self.rows_per_chunk))
 
-    def _whole_chunks(self, statement: str) -> Iterator[list[tuple[Any, ...]]]:
-        # of one length, however many rows the driver fetches: sums over chunks are then those of other
-        # sources
-        held: list[tuple[Any, ...]] = []
-        for rows in self._database.rows(statement, []):
-            held += rows
-            while len(held) >= self.rows_per_chunk:
-                yield held[: self.rows_per_chunk]
-                held = held[self.rows_per_chunk :]
-        if held:
-            yield held
-
-    def _look(self) -> tuple[int, set[str]]:
-        """Count the rows, and learn the kind of every column and which have missing values."""
+    def _read(self, session: DatabaseSession, leave_out: set[str]) -> None:
+        """Read all rows, and learn the kind of every column and which have missing values."""
         names: list[str] = []
-        types: list[set[type]] = []
-        n_rows = 0
-        for rows in self._database.rows(f"SELECT * {self._from}", names):
-            n_rows += len(rows)
-            found = [set(map(type, column)) for column in zip(*rows, strict=True)]
-            types = [a | b for a, b in zip(types, found, strict=True)] if types else found
+        # first the names: a key that is not there is told before it is sorted by
+        list(session.rows(f"SELECT * {self._from} WHERE 1 = 0", names))
         refuse(name_problems(self.site, names))
-        types = types or [set() for _ in names]
-        self.kinds.update({name: _kind(found) for name, found in zip(names, types, strict=True)})
-        return n_rows, {name for name, found in zip(names, types, strict=True) if type(None) in found}
+        self.kinds.update(dict.fromkeys(names))
+        refuse(self._key_problems())
+        for rows in session.rows(f"SELECT * {self._from} ORDER BY {self._quoted_key}", []):
+            pieces = {
+                name: self._piece(name, values)
+                for name, values in zip(names, zip(*rows, strict=True), strict=True)
+            }
+            kept = {name: piece for name, piece in pieces.items() if name not in leave_out}
+            self._kept.add(kept, len(rows))
 
-    def _problems(self) -> Iterator[str]:
-        for name, found in self.kinds.items():
-            if found in (SEVERAL, OTHER):
-                yield (
-                    f"{self.site}, column {name!r}: expected numbers, text, true/false or dates, found "
-                    f"{found}. Remedy: convert it in the query (CAST), or leave it out."
-                )
+    def _piece(self, name: str, values: tuple[Any, ...]) -> Any:
+        """Arrow array of some values of a column; what its kind is, is known when all were read."""
+        types = set(map(type, values))
+        if type(None) in types:
+            self._missing.add(name)
+        kind = _kind(types)
+        try:
+            piece = PIECES[kind](values)
+            self._aware |= {name} if kind == "dates" and piece.type.tz else set()
+        except (TypeError, ValueError, OverflowError, KeyError):
+            # the converter's own error may quote a value
+            kind, piece = kind if kind in REFUSED else BEYOND, PIECES[None](values)
+        self.kinds[name] = _common(self.kinds[name], kind)
+        return piece
+
+    def _arrow_type(self, name: str) -> Any:
+        """Type of a column in all chunks."""
+        pa, kind = arrow(), self.kinds[name]
+        if kind == "dates":
+            return pa.timestamp("us", tz="UTC" if name in self._aware else None)
+        # numbers as doubles where one is missing
+        if kind in (None, "numbers") or (kind == "whole numbers" and name in self._missing):
+            return pa.float64()
+        return {
+            "whole numbers": pa.int64(),
+            "true/false": pa.bool_(),
+            "text": pa.string(),
+            ARRAYS: pa.list_(pa.float64()),
+        }[kind]
+
+    @property
+    def _quoted_key(self) -> str:
+        return ", ".join(map(self._database.reader.quoted, self._key))
+
+    def _key_problems(self) -> Iterator[str]:
         absent = [name for name in self._key if name not in self.kinds]
         if absent:
             yield (
                 f"{self.site}: the query gives no key column {', '.join(map(repr, absent))}. It gives "
                 f"{', '.join(map(repr, self.kinds))}."
             )
-            return
+
+    def _problems(self, session: DatabaseSession) -> Iterator[str]:
+        for name, found in self.kinds.items():
+            if found in REFUSED:
+                yield (
+                    f"{self.site}, column {name!r}: expected numbers, text, true/false or dates, found "
+                    f"{found}. Remedy: convert it in the query (CAST), or leave it out."
+                )
         for name in self._key:
             if name in self._missing:
                 yield f"{self.site}, key column {name!r}: rows have no key. Drop them in the query."
-        key = ", ".join(map(_quoted, self._key))
-        # counted by the database, which then sends no key
-        distinct = f"SELECT count(*) FROM (SELECT DISTINCT {key} {self._from}) AS keys"
-        ((count,),) = (row for rows in self._database.rows(distinct, []) for row in rows)
+        # counted by the database, for which two texts may be the same that are written in two ways
+        distinct = f"SELECT count(*) FROM (SELECT DISTINCT {self._quoted_key} {self._from}) one_each"
+        ((count,),) = (row for rows in session.rows(distinct, []) for row in rows)
         if count != self.n_rows:
             yield (
                 f"{self.site}: {self.n_rows - count:,} of {self.n_rows:,} rows repeat a key of another row "
@@ -144,31 +166,10 @@ class SqlTable:
                 "that tells them apart."
             )
 
-    def _frame(self, columns: Sequence[str], rows: Batch) -> pd.DataFrame:
-        parts: dict[str, Any] = {}
-        for name, values in zip(columns, zip(*rows, strict=True), strict=True):
-            kind = self.kinds[name]
-            # in every chunk, also one without missing cells: a column has one type throughout
-            if kind == "whole numbers" and name in self._missing:
-                kind = "numbers"
-            try:
-                parts[name] = CONVERTERS[kind](values)
-                continue
-            except (TypeError, ValueError, OverflowError):
-                pass
-            # outside of the handler: the converter's own error may quote a value
-            raise self._changed(f"column {name!r} is no longer of the type it had, or beyond 64 bits")
-        return pd.DataFrame(parts, columns=list(columns), copy=False)
 
-    def _changed(self, what: str) -> DesignError:
-        return DesignError(
-            f"{self.site}: the records changed while they were in use: {what}. Let the query read a table "
-            "that stands still, and open it again."
-        )
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def told_now() -> str:
+    """Time in UTC, to the second, as accounts tell it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _kind(types: set[type]) -> str | None:
@@ -178,46 +179,47 @@ def _kind(types: set[type]) -> str | None:
     return next(iter(kinds), None) if len(kinds) < 2 else SEVERAL
 
 
+def _common(one: str | None, other: str | None) -> str | None:
+    """Kind of a column of which some values are of one kind and some of another."""
+    if one == other or other is None:
+        return one
+    if one is None:
+        return other
+    return "numbers" if {one, other} == {"numbers", "whole numbers"} else SEVERAL
+
+
+def _as_numbers(values: tuple[Any, ...]) -> Any:
+    return arrow().array(np.array(values, dtype=np.float64))
+
+
 def _as_whole(values: tuple[Any, ...]) -> Any:
-    array = np.array(values)
-    if array.dtype != np.int64:
-        raise ValueError
-    return array
+    return arrow().array(values, arrow().int64())
 
 
 def _as_text(values: tuple[Any, ...]) -> Any:
-    return pd.Series([str(v) if isinstance(v, UUID) else v for v in values], dtype=TEXT)
+    return arrow().array([str(v) if isinstance(v, UUID) else v for v in values], arrow().string())
 
 
 def _as_arrays(values: tuple[Any, ...]) -> Any:
     cells = [None if value is None else np.array(value, dtype=np.float64) for value in values]
-    return pd.Series([*cells, None], dtype=object)[:-1]  # one more, or cells of one length become a table
+    return arrow().array(cells, arrow().list_(arrow().float64()))
 
 
 def _as_dates(values: tuple[Any, ...]) -> Any:
     aware = any(getattr(value, "tzinfo", None) is not None for value in values)
-    return pd.Series(pd.to_datetime(list(values), utc=aware)).astype(
-        "datetime64[us, UTC]" if aware else "datetime64[us]"
-    )
+    dates = pd.Series(pd.to_datetime(list(values), utc=aware))
+    return arrow().array(dates.astype("datetime64[us, UTC]" if aware else "datetime64[us]"))
 
 
-CONVERTERS: Mapping[str | None, Callable[[tuple[Any, ...]], Any]] = MappingProxyType(
+PIECES: Mapping[str | None, Callable[[tuple[Any, ...]], Any]] = MappingProxyType(
     {
-        None: lambda values: np.array(values, dtype=np.float64),
-        "numbers": lambda values: np.array(values, dtype=np.float64),
+        None: lambda values: arrow().nulls(len(values)),
+        "numbers": _as_numbers,
         "whole numbers": _as_whole,
-        "true/false": lambda values: pd.array(list(values), dtype="boolean"),
+        "true/false": lambda values: arrow().array(values, arrow().bool_()),
         "text": _as_text,
         "dates": _as_dates,
         ARRAYS: _as_arrays,
     }
 )
-
-
-def _checksum(before: int, column: pd.Series[Any]) -> int:
-    """Go on with the checksum of a column, which depends on the values and their order."""
-    if any(isinstance(cell, np.ndarray) for cell in column):
-        column = pd.Series([None if cell is None else cell.tobytes().hex() for cell in column])
-    hashes = pd.util.hash_pandas_object(column, index=False).to_numpy()
-    # chained, so that rows in another order have another checksum
-    return hash((before, hashes.tobytes()))
+"""How values of a kind become an Arrow array."""

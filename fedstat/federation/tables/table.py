@@ -116,9 +116,7 @@ class ParquetTable:
                 )
             for batch in file.iter_batches(self.rows_per_chunk, columns=list(columns)):
                 # selected again: a batch comes in the order of the file
-                yield batch.select(list(columns)).to_pandas(
-                    ignore_metadata=True, split_blocks=True, types_mapper=_dtype_of
-                )
+                yield frame_of(batch.select(list(columns)))
 
     def _open(self) -> Any:
         try:
@@ -177,6 +175,12 @@ def held_curves(table: Table) -> dict[str, CurveArray]:
         told: dict[str, CurveArray] = getattr(inner, "curves", {})  # of a table elsewhere, without a row
         return told
     return {name: curves_of(inner.frame[name]) for name in inner.columns if is_curve(inner.frame[name])}
+
+
+def frame_of(rows: Any) -> pd.DataFrame:
+    """Frame of an Arrow table or batch, whose columns are not copied where that can be."""
+    frame: pd.DataFrame = rows.to_pandas(ignore_metadata=True, split_blocks=True, types_mapper=_dtype_of)
+    return frame
 
 
 def _dtype_of(arrow_type: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Databases of institutions: sessions that only read, and rows that are read once and kept."""

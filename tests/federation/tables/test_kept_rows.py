@@ -1,0 +1,151 @@
+"""Where the rows of a query are while a site uses them: sealed on disk, of one state, and for a time."""
+
+import logging
+import os
+import sqlite3
+
+import numpy as np
+import pandas as pd
+import psycopg
+import pytest
+from database_servers import postgresql_server
+
+from fedstat.errors import EngineError, PartitionError, SecurityError
+from fedstat.federation.tables.databases import kept_rows
+from fedstat.federation.tables.databases.database import open_database
+from fedstat.federation.tables.sources import Source, open_source
+from fedstat.federation.tables.sql import SqlTable
+
+N = 40_000
+QUERY = "SELECT * FROM ward"
+COLUMNS = ["age", "dose", "grade", "seen"]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with postgresql_server() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory):
+    """A database of more rows than one fetch has, and what stands in it."""
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"patient": np.arange(N), "age": rng.normal(60, 10, N)})
+    frame["dose"] = np.arange(N) % 7
+    frame["grade"] = rng.choice(["a secret grade", "another"], N)
+    path = tmp_path_factory.mktemp("ward") / "ward.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "CREATE TABLE ward (patient INTEGER, age REAL, dose INTEGER, grade TEXT, seen INTEGER)"
+        )
+        rows = [(*row, None) for row in frame.itertuples(index=False, name=None)]
+        connection.executemany("INSERT INTO ward VALUES (?, ?, ?, ?, ?)", rows)
+        # a column whose first value comes after the first fetch, and one that is whole until the end
+        connection.execute("UPDATE ward SET seen = 1 WHERE patient > 20000")
+        connection.execute(f"UPDATE ward SET dose = 0.5 WHERE patient = {N - 1}")
+    frame["dose"] = frame["dose"].astype(float)
+    frame.loc[N - 1, "dose"] = 0.5
+    frame["seen"] = np.where(frame["patient"] > 20000, 1.0, np.nan)
+    return f"sqlite:///{path}", frame
+
+
+def opened(address, **options):
+    return SqlTable("Ward", open_database("Ward", address, "a test"), QUERY, ["patient"],
+                    leave_out=["patient"], **options)  # fmt: skip
+
+
+@pytest.mark.parametrize("memory", [0, 1, 256])
+def test_rows_are_the_same_from_memory_and_from_the_file(ward, tmp_path, memory):
+    address, frame = ward
+    table = opened(address, memory=memory, folder=tmp_path, rows_per_chunk=10_000)
+    assert table._kept.in_file == (memory < 2)
+    chunks = list(table.chunks(COLUMNS))
+    assert [len(chunk) for chunk in chunks] == [10_000] * 4
+    assert {str(chunk["dose"].dtype) for chunk in chunks} == {"float64"}
+    pd.testing.assert_frame_equal(pd.concat(chunks, ignore_index=True), frame[COLUMNS], check_exact=True)
+    table.rows_per_chunk = 4_096
+    again = pd.concat(list(table.chunks(["grade", "age"])), ignore_index=True)
+    pd.testing.assert_frame_equal(again, frame[["grade", "age"]], check_exact=True)
+
+
+def test_the_file_holds_no_row_in_clear_and_has_no_name(ward, tmp_path):
+    """Whoever reads the site's disk finds no value; no process that is killed leaves a file behind."""
+    address, frame = ward
+    table = opened(address, memory=0, folder=tmp_path)
+    file = table._kept._file._file
+    assert not list(tmp_path.iterdir()) and os.fstat(file.fileno()).st_nlink == 0
+    assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
+    file.seek(0)
+    content = file.read()
+    assert len(content) > 3 * 8 * N
+    assert b"secret" not in content and frame["age"].to_numpy()[:2].tobytes() not in content
+
+
+def test_a_file_that_was_altered_is_refused(ward, tmp_path):
+    table = opened(ward[0], memory=0, folder=tmp_path)
+    file = table._kept._file._file
+    file.seek(1000)
+    byte = file.read(1)
+    file.seek(1000)
+    file.write(bytes([byte[0] ^ 1]))
+    file.flush()
+    with pytest.raises(SecurityError, match=r"Ward: the file .* was altered"):
+        list(table.chunks(COLUMNS))
+
+
+def test_a_full_disk_is_named(ward, tmp_path, monkeypatch):
+    class FullFile:
+        def seek(self, *place):
+            return 0
+
+        def write(self, content):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kept_rows.tempfile, "TemporaryFile", lambda **where: FullFile())
+    with pytest.raises(EngineError, match=r"Ward: the records .* \(No space left on device\); make room"):
+        opened(ward[0], memory=0, folder=tmp_path)
+
+
+def test_values_that_no_column_holds_are_refused(ward):
+    for value in ("x'00'", "'a'"):
+        query = f"SELECT patient, CASE WHEN patient = {N - 1} THEN {value} ELSE 1 END AS odd FROM ward"
+        with pytest.raises(PartitionError, match="column 'odd': expected numbers"):
+            SqlTable("Ward", open_database("Ward", ward[0], "a test"), query, ["patient"])
+
+
+# ---- one state, and a limit of time ----------------------------------------------------------------------
+
+
+def test_all_statements_of_a_session_see_one_state(server):
+    """Keys are counted after the rows were read: a row that is written between is in neither."""
+    with psycopg.connect(server, autocommit=True) as owner:
+        owner.execute("CREATE TABLE standing AS SELECT 1 AS patient")
+        with open_database("Ward", server, "a test").session() as session:
+            counts = []
+            for _ in range(2):
+                counts += [row for rows in session.rows("SELECT count(*) FROM standing", []) for row in rows]
+                owner.execute("INSERT INTO standing VALUES (2)")
+        owner.execute("DROP TABLE standing")
+    assert counts == [(1,), (1,)]
+
+
+SLOW = {
+    "postgresql": "SELECT 1 AS patient, pg_sleep(60)::text AS slept",
+    "sqlite": "WITH RECURSIVE n(patient) AS (SELECT 1 UNION ALL SELECT patient + 1 FROM n) SELECT * FROM n",
+}
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_a_statement_that_takes_too_long_is_stopped(server, ward, monkeypatch, caplog, kind):
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("WARD_DATABASE", server if kind == "postgresql" else ward[0])
+    with pytest.raises(PartitionError, match=r"Ward: the database took too long .*'timeout'"):
+        open_source(Source("Ward", "sql", query=SLOW[kind], env="WARD_DATABASE", key=("patient",), timeout=1))
+    assert "pg_sleep" not in caplog.text
+
+
+def test_limits_are_checked():
+    for wrong in ({"memory": -1}, {"timeout": 0}):
+        with pytest.raises(PartitionError, match="Ward: its source: expected megabytes of 'memory' from 0"):
+            Source("Ward", "sql", query=QUERY, env="WARD_DATABASE", key=("patient",), **wrong)
