@@ -61,6 +61,7 @@ OPTIONAL = {
     "sqlalchemy",
     "duckdb",
     "pymysql",
+    "adbc_driver_postgresql",
     "skfda",
 }
 BANNED_NAMES = {"utils.py", "helpers.py", "misc.py", "common.py"}

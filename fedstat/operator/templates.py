@@ -28,11 +28,14 @@ path = {path}
 {key}    # columns that tell records apart; no model sees them
 # na_values = ["", "NA"]  # how a missing cell of a text file is written
 #
-# A database, which is only read; its address stands in an environment variable, and in no file:
+# A database, which is only read, once when the site is started; its address stands in an environment
+# variable, and in no file:
 # kind = "sql"
 # query = "SELECT patient_id, age, sex FROM admissions"
 # key = "patient_id"
 # env = "WARD_DATABASE"   # holds e.g. postgresql://reader:secret@host/ward
+# memory = 256            # megabytes of rows in memory; more are in a sealed file in this folder
+# timeout = 3600          # seconds that the database may work on one statement
 
 # What columns hold: "numbers", "whole numbers", "text", "true/false" or "dates", and their unit.
 # [data.schema]

@@ -96,19 +96,16 @@ class SqlTable:
         refuse(name_problems(self.site, names))
         self.kinds.update(dict.fromkeys(names))
         refuse(self._key_problems())
-        for rows in session.rows(f"SELECT * {self._from} ORDER BY {self._quoted_key}", []):
-            pieces = {
-                name: self._piece(name, values)
-                for name, values in zip(names, zip(*rows, strict=True), strict=True)
-            }
-            kept = {name: piece for name, piece in pieces.items() if name not in leave_out}
-            self._kept.add(kept, len(rows))
+        for rows in session.batches(f"SELECT * {self._from} ORDER BY {self._quoted_key}"):
+            if isinstance(rows, Sequence):
+                pieces = dict(zip(names, map(self._piece, names, zip(*rows, strict=True)), strict=True))
+            else:
+                pieces = dict(zip(names, map(self._arrow_piece, names, rows.columns), strict=True))
+            self._kept.add({name: pieces[name] for name in names if name not in leave_out}, len(rows))
 
     def _piece(self, name: str, values: tuple[Any, ...]) -> Any:
         """Arrow array of some values of a column; what its kind is, is known when all were read."""
         types = set(map(type, values))
-        if type(None) in types:
-            self._missing.add(name)
         kind = _kind(types)
         try:
             piece = PIECES[kind](values)
@@ -116,8 +113,18 @@ class SqlTable:
         except (TypeError, ValueError, OverflowError, KeyError):
             # the converter's own error may quote a value
             kind, piece = kind if kind in REFUSED else BEYOND, PIECES[None](values)
-        self.kinds[name] = _common(self.kinds[name], kind)
+        self._note(name, kind, type(None) in types)
         return piece
+
+    def _arrow_piece(self, name: str, values: Any) -> Any:
+        """Arrow array of some values of a column that came as Arrow."""
+        kind = _arrow_kind(values.type) if values.null_count < len(values) else None
+        self._note(name, kind, values.null_count > 0)
+        return values
+
+    def _note(self, name: str, kind: str | None, missing: bool) -> None:
+        self.kinds[name] = _common(self.kinds[name], kind)
+        self._missing |= {name} if missing else set()
 
     def _arrow_type(self, name: str) -> Any:
         """Type of a column in all chunks."""
@@ -170,6 +177,13 @@ class SqlTable:
 def told_now() -> str:
     """Time in UTC, to the second, as accounts tell it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _arrow_kind(of: Any) -> str:
+    """Kind of an Arrow type, one of few; see :data:`fedstat.federation.tables.databases.readers.PLAIN`."""
+    text = str(of)
+    whole = {"int16", "int32", "int64"}
+    return "whole numbers" if text in whole else {"bool": "true/false", "string": "text"}.get(text, "numbers")
 
 
 def _kind(types: set[type]) -> str | None:

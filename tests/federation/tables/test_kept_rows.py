@@ -11,7 +11,7 @@ import pytest
 from database_servers import postgresql_server
 
 from fedstat.errors import EngineError, PartitionError, SecurityError
-from fedstat.federation.tables.databases import kept_rows
+from fedstat.federation.tables.databases import kept_rows, readers
 from fedstat.federation.tables.databases.database import open_database
 from fedstat.federation.tables.sources import Source, open_source
 from fedstat.federation.tables.sql import SqlTable
@@ -128,6 +128,45 @@ def test_all_statements_of_a_session_see_one_state(server):
                 owner.execute("INSERT INTO standing VALUES (2)")
         owner.execute("DROP TABLE standing")
     assert counts == [(1,), (1,)]
+
+
+PLAIN = """SELECT i AS patient, CASE WHEN i % 7 > 0 THEN i / 3.0::float8 END AS a, (i * 0.1)::float4 AS b,
+    nullif(i % 5, 0)::smallint AS c, i % 2 = 0 AS d, CASE WHEN i % 3 > 0 THEN 'it''s ' || i END AS e,
+    CASE WHEN i = 3 THEN 'NaN'::float8 ELSE i END AS f, NULL::int AS g, i::bigint * 4000000000 AS h
+    FROM generate_series(1, 40000) AS s(i)"""
+
+
+def test_rows_are_the_same_by_either_driver_of_postgresql(server, monkeypatch):
+    """Arrow as the server's own bytes give it, and as made from Python's objects."""
+    frames, kinds = [], []
+    database = open_database("Ward", server, "a test")
+    for has in (True, False):
+        assert readers._has_adbc() or not has
+        monkeypatch.setattr(readers, "_has_adbc", lambda has=has: has)
+        table = SqlTable("Ward", database, PLAIN, ["patient"], rows_per_chunk=7_000)
+        frames.append(pd.concat(list(table.chunks(table.columns)), ignore_index=True))
+        kinds.append(table.kinds)
+    pd.testing.assert_frame_equal(*frames, check_exact=True)
+    assert kinds[0] == kinds[1] and kinds[0]["g"] is None and len(frames[0]) == 40_000
+
+
+def test_both_drivers_of_postgresql_see_one_state(server, monkeypatch):
+    """Rows that go after the session has begun, and before the second driver reads, are there."""
+    read = readers._arrow_batches
+    with psycopg.connect(server, autocommit=True) as owner:
+        owner.execute(
+            "CREATE TABLE standing AS SELECT i AS patient, i AS a FROM generate_series(1, 9) AS s(i)"
+        )
+
+        def later(address, begin, statement):
+            owner.execute("DELETE FROM standing WHERE patient < 5")
+            return read(address, begin, statement)
+
+        monkeypatch.setattr(readers, "_arrow_batches", later)
+        query = "SELECT * FROM standing"
+        table = SqlTable("Ward", open_database("Ward", server, "a test"), query, ["patient"])
+        assert table.n_rows == 9 and owner.execute("SELECT count(*) FROM standing").fetchall() == [(5,)]
+        owner.execute("DROP TABLE standing")
 
 
 SLOW = {

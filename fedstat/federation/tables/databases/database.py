@@ -17,17 +17,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any, TypeVar
 
 from fedstat.errors import FedstatError, PartitionError
 from fedstat.federation.tables.databases.readers import (
     NO_SQL,
     READERS,
-    Ask,
     Batch,
     DatabaseReader,
+    DriverSession,
     UnreachableError,
 )
 
+T = TypeVar("T")
 LEADING_WORD = re.compile(r"\A(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*(\w+)", re.DOTALL)
 WRITES = ("25006", "25001")
 """PostgreSQL's codes for a write in a read-only transaction, and for the attempt to make it another."""
@@ -52,7 +54,7 @@ class Database:
 
     site: str
     where: str
-    open: Callable[[], AbstractContextManager[Ask]]
+    open: Callable[[], AbstractContextManager[DriverSession]]
     reader: DatabaseReader
 
     def __repr__(self) -> str:
@@ -64,7 +66,7 @@ class Database:
         problem = ""
         with ExitStack() as closing:
             try:
-                ask = closing.enter_context(self.open())
+                held = closing.enter_context(self.open())
             except (FedstatError, ImportError):
                 raise
             except Exception as error:
@@ -72,7 +74,7 @@ class Database:
             # raised here, so that the driver's own error does not hang on to it
             if problem:
                 raise PartitionError(problem)
-            yield DatabaseSession(self, ask)
+            yield DatabaseSession(self, held)
 
     def rows(self, statement: str, names: list[str]) -> Iterator[Batch]:
         """Stream the rows of one statement in a session of its own."""
@@ -89,7 +91,7 @@ class Database:
                 f"{self.site}: its database could not be opened ({error}). Check the connection string in "
                 f"{self.where}, that the server runs, and that it lets this account in."
             )
-        said_so = state in WRITES or re.search(r"read[- ]?only", str(original), re.IGNORECASE)
+        said_so = state in WRITES or re.search(r"read[- ]?(only|write)", str(original), re.IGNORECASE)
         if said_so or WRITING_WORD.search(statement):
             return (
                 f"{self.site}: a query that writes: expected a single SELECT, or WITH ... SELECT, that "
@@ -108,14 +110,30 @@ class DatabaseSession:
     """One read-only session, whose statements all see the database as it was at the first."""
 
     database: Database
-    ask: Ask
+    held: DriverSession
 
     def rows(self, statement: str, names: list[str]) -> Iterator[Batch]:
         """Stream the rows of a statement, and write the names of its columns into `names`."""
+
+        def answer() -> Iterator[Batch]:
+            names[:], parts = self.held.ask(statement)
+            yield from parts
+
+        return self._guarded(answer, statement)
+
+    def batches(self, statement: str) -> Iterator[Any]:
+        """Stream the rows of a statement as Arrow batches, or as tuples where the database has no others."""
+
+        def answer() -> Iterator[Any]:
+            found = self.held.arrow(statement)
+            yield from self.held.ask(statement)[1] if found is None else found
+
+        return self._guarded(answer, statement)
+
+    def _guarded(self, answer: Callable[[], Iterator[T]], statement: str) -> Iterator[T]:
         problem = ""
         try:
-            names[:], parts = self.ask(statement)
-            yield from parts
+            yield from answer()
         except (FedstatError, ImportError):
             raise
         except Exception as error:

@@ -3,7 +3,7 @@
 ============  ======================  ========================================  ===========================
 kind          driver                  what refuses a write                      one state by
 ============  ======================  ========================================  ===========================
-postgresql    psycopg                 READ ONLY transaction                     REPEATABLE READ
+postgresql    psycopg, ADBC           READ ONLY transaction                     REPEATABLE READ
 mysql         pymysql                 READ ONLY transaction                     CONSISTENT SNAPSHOT
 oracle        oracledb                READ ONLY transaction                     the same
 mssql         pymssql                 a query stands within parentheses only    SNAPSHOT isolation
@@ -19,12 +19,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
 NO_SQL = "databases are read by SQLAlchemy, psycopg, duckdb and pyarrow: pip install fedstat[sql]"
+PLAIN = frozenset({16, 20, 21, 23, 25, 700, 701, 1043})
+"""Types of PostgreSQL whose values are the same as Arrow: true/false, whole numbers, doubles, text."""
 ROWS_PER_FETCH = 16_384
 STEPS_PER_LOOK = 100_000
 """Of SQLite's own machine, between two looks at the clock."""
@@ -37,7 +40,19 @@ Batch: TypeAlias = Sequence[tuple[Any, ...]]
 Answer: TypeAlias = tuple[tuple[str, ...], Iterator[Batch]]
 """Names of the columns, and the rows by and by."""
 Ask: TypeAlias = Callable[[str], Answer]
-OpenSession: TypeAlias = Callable[[Any, int], AbstractContextManager[Ask]]
+AskArrow: TypeAlias = Callable[[str], Iterator[Any] | None]
+"""Arrow batches of a statement; None where its rows are to be had by the driver alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSession:
+    """One session: the rows of a statement, and the same as Arrow where that is faster."""
+
+    ask: Ask
+    arrow: AskArrow = lambda _: None
+
+
+OpenSession: TypeAlias = Callable[[Any, int], AbstractContextManager[DriverSession]]
 """From an address, and the seconds that one statement may take."""
 
 
@@ -46,7 +61,7 @@ class UnreachableError(Exception):
 
 
 @contextmanager
-def _read_postgresql(url: Any, seconds: int) -> Iterator[Ask]:
+def _read_postgresql(url: Any, seconds: int) -> Iterator[DriverSession]:
     """READ ONLY transaction, rows through a server-side cursor, always rolled back.
 
     It has to be psycopg, and a named cursor: that is declared by the extended protocol, in which the server
@@ -55,12 +70,48 @@ def _read_postgresql(url: Any, seconds: int) -> Iterator[Ask]:
     """
     address = url.set(drivername="postgresql+psycopg")
     with _session(address, isolation_level="REPEATABLE READ", postgresql_readonly=True) as (connection, _):
-        connection.execute(f"SET LOCAL statement_timeout = {1000 * seconds}")
-        yield lambda statement: _answer(connection.cursor(name="fedstat", binary=True), statement)
+        limit = f"SET LOCAL statement_timeout = {1000 * seconds}"
+        connection.execute(limit)
+
+        def ask(statement: str) -> Answer:
+            return _answer(connection.cursor(name="fedstat", binary=True), statement)
+
+        def arrow(statement: str) -> Iterator[Any] | None:
+            with connection.cursor(name="fedstat_types") as cursor:
+                # also finds out whether this is one statement, before the faster driver has it
+                cursor.execute(statement)
+                plain = {column.type_code for column in cursor.description} <= PLAIN
+            if not plain:
+                return None
+            ((snapshot,),) = connection.execute("SELECT pg_export_snapshot()").fetchall()
+            state = f"SET TRANSACTION SNAPSHOT '{snapshot}'"
+            return _arrow_batches(url.set(drivername="postgresql"), [state, limit], statement)
+
+        yield DriverSession(ask, arrow if _has_adbc() else lambda _: None)
+
+
+def _has_adbc() -> bool:
+    return find_spec("adbc_driver_postgresql") is not None
+
+
+def _arrow_batches(address: Any, begin: Sequence[str], statement: str) -> Iterator[Any]:
+    """Rows of a statement in the binary form in which the server sends them, without a Python object each.
+
+    In a READ ONLY transaction of its own, which begins with some statements: its state is that of another.
+    """
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415
+
+    with (
+        dbapi.connect(address.render_as_string(hide_password=False)) as connection,
+        connection.cursor() as cursor,
+    ):
+        for text in ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", *begin, statement):
+            cursor.execute(text)
+        yield from cursor.fetch_record_batch()
 
 
 @contextmanager
-def _read_mysql(url: Any, seconds: int) -> Iterator[Ask]:
+def _read_mysql(url: Any, seconds: int) -> Iterator[DriverSession]:
     """READ ONLY transaction of MySQL or MariaDB; rows are not held by the driver.
 
     The driver refuses a text of several statements, unless the connection string asks for them.
@@ -75,21 +126,21 @@ def _read_mysql(url: Any, seconds: int) -> Iterator[Ask]:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             cursor.execute(f"SET SESSION {limit}")
             cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-        yield lambda statement: _answer(connection.cursor(pymysql.cursors.SSCursor), statement)
+        yield DriverSession(lambda text: _answer(connection.cursor(pymysql.cursors.SSCursor), text))
 
 
 @contextmanager
-def _read_oracle(url: Any, seconds: int) -> Iterator[Ask]:
+def _read_oracle(url: Any, seconds: int) -> Iterator[DriverSession]:
     """READ ONLY transaction; the server takes one statement at a time."""
     with _session(url.set(drivername="oracle+oracledb"), extra="oracle") as (connection, _):
         connection.call_timeout = 1000 * seconds
         connection.rollback()
         connection.cursor().execute("SET TRANSACTION READ ONLY")
-        yield lambda statement: _answer(connection.cursor(), statement)
+        yield DriverSession(lambda statement: _answer(connection.cursor(), statement))
 
 
 @contextmanager
-def _read_mssql(url: Any, seconds: int) -> Iterator[Ask]:
+def _read_mssql(url: Any, seconds: int) -> Iterator[DriverSession]:
     """Transaction of SQL Server, always rolled back; the server has none that is read-only.
 
     It also takes several statements in one text: a query may not leave its parentheses, see
@@ -98,11 +149,11 @@ def _read_mssql(url: Any, seconds: int) -> Iterator[Ask]:
     address = url.set(drivername="mssql+pymssql")
     given = {"timeout": seconds}
     with _session(address, given, "mssql", isolation_level="SNAPSHOT") as (connection, _):
-        yield lambda statement: _answer(connection.cursor(), statement)
+        yield DriverSession(lambda statement: _answer(connection.cursor(), statement))
 
 
 @contextmanager
-def _read_sqlite(url: Any, seconds: int) -> Iterator[Ask]:
+def _read_sqlite(url: Any, seconds: int) -> Iterator[DriverSession]:
     """File opened with mode=ro, so that neither it nor a missing one is written; query_only besides.
 
     The driver refuses a text of several statements.
@@ -119,7 +170,7 @@ def _read_sqlite(url: Any, seconds: int) -> Iterator[Ask]:
             until[0] = time.monotonic() + seconds
             return _answer(connection.cursor(), statement)
 
-        yield ask
+        yield DriverSession(ask)
 
 
 @contextmanager
@@ -173,7 +224,7 @@ def _batches(cursor: Any) -> Iterator[Batch]:
 
 
 @contextmanager
-def _read_duckdb(url: Any, seconds: int) -> Iterator[Ask]:
+def _read_duckdb(url: Any, seconds: int) -> Iterator[DriverSession]:
     """File opened with read_only=True, for one statement that DuckDB's own parser takes for a SELECT.
 
     The second matters: COPY ... TO writes a file in a read-only session too. It stops no statement.
@@ -194,7 +245,7 @@ def _read_duckdb(url: Any, seconds: int) -> Iterator[Ask]:
         return _answer(connection.cursor(), statement)
 
     with connection:
-        yield ask
+        yield DriverSession(ask)
 
 
 @dataclass(frozen=True, slots=True)
