@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
 from fedstat.errors import PartitionError
 from fedstat.federation.account.chain import Chain
-from fedstat.federation.account.entry import REFUSAL
 from fedstat.federation.account.ledger_file import read_account
 from fedstat.federation.account.ledger_lines import LEDGER
-from fedstat.federation.account.link import ChainLink
 from fedstat.federation.account.loss import declare_loss
 from fedstat.federation.carry.site_folder import (
     POLICY,
@@ -24,9 +21,8 @@ from fedstat.federation.carry.site_folder import (
     unfit,
 )
 from fedstat.federation.door.owner.charging import budget_spent
+from fedstat.operator.page.passed import HEAD, RIGHT, arrays_left, refusals_of
 from fedstat.operator.screen import columns, heading
-
-HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities", "rho charged")
 
 
 def ledger(folder: Path, session: str | None, as_json: bool) -> int:
@@ -91,33 +87,9 @@ def _show(chain: Chain) -> None:
         return
     what = f"Session {chain.session}" if chain.session else "Messages that belong to no session"
     print(f"\n{what}, to the coordinator, {links[0].time} to {links[-1].time}\n")
-    by_array: dict[tuple[str, str, str, bool], list[ChainLink]] = {}
-    for link in (link for link in links if link.entry.left):
-        entry = link.entry
-        by_array.setdefault((entry.step, entry.array, entry.kind, entry.masked), []).append(link)
-    rows = [_row(key, found) for key, found in by_array.items()]
+    rows = arrays_left(chain)
     if rows:
-        shown = len(HEAD) if any(link.charged for link in links) else len(HEAD) - 1
-        print(columns([row[:shown] for row in (HEAD, *rows)], head=True, right=tuple(range(4, shown))))
-    for link in links:
-        if link.entry.kind == REFUSAL:
-            print(f"  refused: step '{link.entry.step}' by {link.entry.rule}, {link.time}")
+        print(columns([HEAD[: len(rows[0])], *rows], head=True, right=RIGHT[: len(rows[0]) - RIGHT[0]]))
+    for link in refusals_of(chain):
+        print(f"  refused: step '{link.entry.step}' by {link.entry.rule}, {link.time}")
     print(f"\n  digest of the last entry  {chain.head}\n")
-
-
-def _row(key: tuple[str, str, str, bool], links: Sequence[ChainLink]) -> tuple[str, ...]:
-    step, array, kind, masked = key
-    found = [link.entry for link in links]
-    charged = [Fraction(link.charged) for link in links if link.charged]
-    largest = max((entry.shape for entry in found), key=lambda shape: (len(shape), shape))
-    return (
-        step,
-        array,
-        kind,
-        "yes" if masked else "",
-        f"{len(found):,}",
-        " x ".join(map(str, largest)) or "1",
-        f"{sum(entry.bytes for entry in found):,}",
-        f"{max(entry.entities for entry in found):,}",
-        f"{float(sum(charged)):.3g}" if charged else "",
-    )

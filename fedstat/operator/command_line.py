@@ -56,6 +56,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**16:
+        raise ValueError("port")
+    return value
+
+
 CARRIER = argument(
     "--carrier",
     choices=["folder", FLARE],
@@ -162,6 +169,15 @@ SITE = (
         "status",
         "Show whether the site is served, and what it has done (exit code 0 while it is served).",
         serve.status,
+    ),
+    Command(
+        "page",
+        "Show all this in a browser on this machine, and approve or deny there, until Ctrl-C.",
+        serve.page,
+        (
+            argument("--port", type=_port, default=0, help="on 127.0.0.1 (default: any that is free)"),
+            argument("--open", dest="in_browser", action="store_true", help="open it in a browser"),
+        ),
     ),
     Command(
         "ledger",

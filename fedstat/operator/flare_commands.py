@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedstat.errors import EngineError, PartitionError
 from fedstat.federation.account.ledger_file import read_account
@@ -39,7 +40,7 @@ from fedstat.federation.partition.federation_file import (
 )
 from fedstat.operator.participant import FlareProcess, is_running
 from fedstat.operator.screen import columns, heading, tell_problems, typed
-from fedstat.operator.status import budget, counts, show_status
+from fedstat.operator.status import budget, counts, read_status
 
 KITS, REQUEST, GRANTED = "kits", ".request", ".kit"
 SOON = 30
@@ -188,8 +189,8 @@ def status(folder: Path) -> int:
     return tell_problems(problems)
 
 
-def site_status(folder: Path) -> int:
-    """Show whether a site is served over FLARE, and what it has done."""
+def site_status(folder: Path) -> tuple[dict[str, Any], bool]:
+    """Tell whether a site is served over FLARE, and what it has done."""
     home = folder / FLARE
 
     def more(site: SiteDescription) -> dict[str, object]:
@@ -198,7 +199,7 @@ def site_status(folder: Path) -> int:
             account = counts(read_account(folder, site.name, load_identity(folder).public))
         return account | budget(folder, site.name) | {"certificate": _lasts(home / KIT)}
 
-    return show_status(folder, home, is_running, more)
+    return read_status(folder, home, is_running, more)
 
 
 def site_problems(folder: Path) -> list[str]:

@@ -17,8 +17,11 @@ from fedstat.federation.carry.signed import SignedSite
 from fedstat.federation.carry.site_folder import DESCRIPTION, SiteDescription, read_description
 from fedstat.operator import flare_commands
 from fedstat.operator.description_commands import plan_folder
+from fedstat.operator.page.owner import OwnerView
+from fedstat.operator.page.server import serve_page
 from fedstat.operator.screen import typed
-from fedstat.operator.status import budget, counts, is_served, now, show_status, write_status
+from fedstat.operator.site_commands import examined
+from fedstat.operator.status import budget, counts, is_served, now, read_status, show_status, write_status
 
 POLL = 0.05
 ORDERLY = "stopped"
@@ -116,9 +119,18 @@ def serve(folder: Path, once: bool, poll: float) -> int:
 
 def status(folder: Path) -> int:
     """Show whether a site is served, over a folder or over NVIDIA FLARE, and what it has done."""
+    return show_status(*_status(folder))
+
+
+def page(folder: Path, port: int, in_browser: bool) -> int:
+    """Serve the owner's page on this machine until SIGTERM or Ctrl-C."""
+    return serve_page(OwnerView(folder, lambda place: _status(place)[0], examined), port, in_browser)
+
+
+def _status(folder: Path) -> tuple[dict[str, Any], bool]:
     if flare_commands.is_carried(folder):
         return flare_commands.site_status(folder)
-    return show_status(folder, folder, is_served, lambda site: _left_to_do(folder, site))
+    return read_status(folder, folder, is_served, lambda site: _left_to_do(folder, site))
 
 
 def _left_to_do(folder: Path, site: SiteDescription) -> dict[str, int | str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -176,6 +178,24 @@ def consent(folder: Path, names: Sequence[str]) -> int:
 
 def check(folder: Path) -> int:
     """Show what others would see, what the policy lets leave, and what is not in order."""
+    problems = _examine(folder)
+    print(heading("Problems" if problems else "In order"))
+    if not problems:
+        how = f"Start it with    fedstat site serve {typed(folder)}"
+        print("  It is served now." if is_served(folder) else f"  {how}")
+    return tell_problems(problems)
+
+
+def examined(folder: Path) -> tuple[list[str], str]:
+    """Tell what is not in order, and what :func:`check` shows before it."""
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        problems = _examine(folder)
+    return problems, shown.getvalue()
+
+
+def _examine(folder: Path) -> list[str]:
+    """Show a site, and return what is not in order."""
     problems: list[str] = []
     description = read_description(folder)
     fingerprint = load_identity(folder).public.fingerprint
@@ -193,11 +213,7 @@ def check(folder: Path) -> int:
         problems += _exchange_problems(description.exchange)
     else:
         problems += site_problems(folder)
-    print(heading("Problems" if problems else "In order"))
-    if not problems:
-        how = f"Start it with    fedstat site serve {typed(folder)}"
-        print("  It is served now." if is_served(folder) else f"  {how}")
-    return tell_problems(problems)
+    return problems
 
 
 def _description_problems(folder: Path, name: str, policy: Policy, table: Table | None) -> Iterator[str]:

@@ -66,19 +66,18 @@ def budget(folder: Path, site: str) -> dict[str, str]:
     return {"privacy budget": str(budget_spent(policy, account))}
 
 
-def show_status(
+def read_status(
     folder: Path,
     home: Path,
     is_served: Callable[[Path], bool],
     more: Callable[[SiteDescription], Mapping[str, Any]],
-) -> int:
-    """Show what the status file in `home` says of a site, and `more` of it; 0 while it is served."""
+) -> tuple[dict[str, Any], bool]:
+    """Read what the status file in `home` says of a site, and `more` of it; whether it is served."""
     description = read_description(folder)
-    print(heading(f"Site {description.name}"))
     if not (home / STATUS).exists():
-        print(f"  has not been started yet; start it with    fedstat site serve {typed(folder)}")
-        return 1
-    content = json.loads((home / STATUS).read_text(encoding="utf-8"))
+        how = f"has not been started yet; start it with    fedstat site serve {typed(folder)}"
+        return {"site": description.name, "state": how}, False
+    content: dict[str, Any] = json.loads((home / STATUS).read_text(encoding="utf-8"))
     # the file is the word of a process that may have been killed since: locks tell whether it lives
     running = is_served(home)
     if not running:
@@ -87,7 +86,12 @@ def show_status(
         if "connected" in content:
             content["connected"] = "no"
         del content["process"]
-    content |= {**more(description), **rules(folder)}
+    return content | {**more(description), **rules(folder)}, running
+
+
+def show_status(content: Mapping[str, Any], running: bool) -> int:
+    """Show what was read of the status of a site; 0 while it is served."""
+    print(heading(f"Site {content['site']}"))
     print(columns([(name, str(value)) for name, value in content.items() if name != "site"]))
     return 0 if running else 1
 

@@ -80,15 +80,20 @@ class PlanFolder:
         found = {path.stem: self._plan(path) for path in paths if not path.with_suffix(DECISION).exists()}
         return {digest: plan for digest, plan in found.items() if plan is not None}
 
-    def decide(self, identity: Identity, digest: str, verdict: Literal["approved", "denied"]) -> AnalysisPlan:
-        """Decide, as whoever runs this process, about the plan whose digest begins so; also anew."""
+    def find(self, digest: str) -> AnalysisPlan:
+        """Return the plan whose digest begins so, whether it waits or was decided about."""
         known = {path.stem: path for place in (DECIDED, PENDING) for path in self._plans(place)}
         whole = find_digest(self.site, digest, known)
         plan = self._plan(known[whole])
         if plan is None:
             raise PartitionError(f"'{known[whole]}' is not the plan that was proposed; propose it again")
-        decision = Decision(whole, verdict, _whoever(), time.time_ns())
-        self._write(PENDING, f"{whole}{DECISION}", to_json(SignedDecision.of(decision, identity)))
+        return plan
+
+    def decide(self, identity: Identity, digest: str, verdict: Literal["approved", "denied"]) -> AnalysisPlan:
+        """Decide, as whoever runs this process, about the plan whose digest begins so; also anew."""
+        plan = self.find(digest)
+        decision = Decision(plan.digest, verdict, _whoever(), time.time_ns())
+        self._write(PENDING, f"{plan.digest}{DECISION}", to_json(SignedDecision.of(decision, identity)))
         return plan
 
     def decided(self) -> Iterator[Decision]:

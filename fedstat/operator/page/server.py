@@ -1,0 +1,308 @@
+"""The server of the owner's page: on the loopback, for one browser, with as little as it takes.
+
+Whoever gets in can approve what leaves. So
+
+* it binds 127.0.0.1, and answers no other name (``Host``), by which a page elsewhere could reach it;
+* a token on the owner's terminal opens it, once; what it opens is a cookie, under a path that is drawn like
+  it: cookies know no ports, and another server on this machine would be sent it with every other path;
+* looking decides nothing. A decision is a POST with a token of its own for this plan and this verdict, from
+  a page of this server, after a page that says what it means;
+* nothing is kept by the browser, nothing runs in it, and nothing is loaded from elsewhere or framed there.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import signal
+import socketserver
+import sys
+import threading
+import time
+import webbrowser
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import parse_qs
+
+from fedstat.errors import FedstatError, PartitionError
+from fedstat.federation.account.head import told
+from fedstat.federation.crypto.keys import encode
+from fedstat.federation.files import write_whole
+from fedstat.operator.page import ledger_views, views
+from fedstat.operator.page.frame import whole
+from fedstat.operator.page.markup import Markup, joined, link, tag
+from fedstat.operator.page.owner import OwnerView
+
+LOOPBACK = "127.0.0.1"
+COOKIE, ENTRY, OPENING = "fedstat", "/enter", "page.html"
+MOST_BYTES, MOST_THREADS, PATIENCE = 2048, 32, 20.0
+"""Of the body of a decision; connections at a time; seconds for one."""
+DIGEST = "[0-9a-f]{64}"
+HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+CLOSED = (
+    "This page is for the owner of a site alone. Open the address that 'fedstat site page' printed; it "
+    "serves once, for one browser. Start the command again for another."
+)
+View: TypeAlias = Callable[..., Iterator[Markup]]
+ROUTES: tuple[tuple[str, str, str, View], ...] = (
+    ("", "", "Overview", views.overview),
+    ("plans", "plans", "Plans", views.plans),
+    (f"plans/(?P<digest>{DIGEST})", "plans", "Plan of an analysis", views.plan),
+    ("ledger", "ledger", "What left, by analysis", ledger_views.ledger),
+    (r"ledger/(?P<month>\d{4}-\d{2})", "ledger", "What left, by analysis", ledger_views.ledger),
+    (r"ledger/(?P<ordinal>\d{1,9})", "ledger", "What left in one session", ledger_views.session),
+    ("refusals", "refusals", "Refusals", ledger_views.refusals),
+    ("policy", "policy", "Policy in words", views.policy),
+    ("check", "check", "Check", views.check),
+)
+"""Addresses below the root: the page that they belong to, its title, and the view."""
+DECISION = re.compile(f"plans/({DIGEST})/({'|'.join(views.ASKED)})")
+
+
+class PageServer(ThreadingHTTPServer):
+    """The pages of one site, for whoever holds the token."""
+
+    daemon_threads = True
+    # elsewhere than on POSIX it would let two processes have the port
+    allow_reuse_address = os.name == "posix"
+
+    def __init__(self, view: OwnerView, port: int = 0) -> None:
+        self.view = view
+        self.cookie = secrets.token_hex(32)
+        self.root = f"/{secrets.token_hex(16)}/"
+        self._token: str | None = secrets.token_hex(32)
+        self._key = secrets.token_bytes(32)
+        self._entering = threading.Lock()
+        self.entered: Callable[[], None] = lambda: None
+        super().__init__((LOOPBACK, port), PageHandler)
+
+    def server_bind(self) -> None:
+        """Bind without asking for the name of this machine."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = LOOPBACK, self.socket.getsockname()[1]
+
+    @property
+    def host(self) -> str:
+        """Name and port, as the browser gives them."""
+        return f"{LOOPBACK}:{self.server_port}"
+
+    @property
+    def address(self) -> str:
+        """What the owner opens, once."""
+        return f"http://{self.host}{ENTRY}?token={self._token}"
+
+    def enter(self, token: str) -> bool:
+        """Use up the token; False where it is another, or has served."""
+        with self._entering:
+            if self._token is None or not _same(self._token, token):
+                return False
+            self._token = None
+        self.entered()
+        return True
+
+    def form_token(self, digest: str, word: str) -> str:
+        """Token of the form by which one decision about one plan is made."""
+        return hmac.digest(self._key, encode("decision", digest, word), "sha256").hex()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Take a connection, unless there are too many."""
+        if threading.active_count() > MOST_THREADS:
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of connections that break off."""
+
+
+class PageHandler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: PageServer
+    timeout = PATIENCE
+    server_version, sys_version = "fedstat", ""
+
+    def do_GET(self) -> None:
+        """Show a page; nothing is decided by it."""
+        path, _, query = self.path.partition("?")
+        if not self._addressed():
+            self._refuse()
+        elif path == ENTRY:
+            self._enter(query)
+        elif not self._known(path):
+            self._refuse()
+        else:
+            self._show(path.removeprefix(self.server.root))
+
+    def do_POST(self) -> None:
+        """Decide about a plan."""
+        length = self.headers.get("Content-Length", "")
+        if not re.fullmatch("[0-9]{1,9}", length) or "Transfer-Encoding" in self.headers:
+            return self._tell(411, "A length is required.")
+        if int(length) > MOST_BYTES:
+            return self._tell(413, f"At most {MOST_BYTES} bytes.")
+        # read before anything is said: what is left unread would cut the reply short
+        body = self.rfile.read(int(length))
+        if not (self._addressed() and self._known(self.path) and self._from_here()):
+            return self._refuse()
+        asked = DECISION.fullmatch(self.path.removeprefix(self.server.root))
+        if asked is None:
+            return self._tell(404, "There is no such page.")
+        digest, word = asked.groups()
+        given = parse_qs(body.decode("latin-1")).get("token", [""])
+        if len(given) != 1 or not _same(given[0], self.server.form_token(digest, word)):
+            return self._refuse()
+        try:
+            self.server.view.decide(digest, views.ASKED[word][0])
+        except PartitionError as error:
+            return self._page(404, "plans", "Not decided", iter([tag("p", str(error), class_="problem")]))
+        except (FedstatError, OSError) as error:
+            return self._page(409, "plans", "Not decided", iter([tag("p", str(error), class_="problem")]))
+        self.log_message("%s: plan %s", views.ASKED[word][0], digest)
+        self._reply(303, b"", Location=f"{self.server.root}plans")
+        return None
+
+    def _addressed(self) -> bool:
+        """Whether the request is to this server by its number, and not by a name that leads here."""
+        return self.headers.get_all("Host") == [self.server.host]
+
+    def _known(self, path: str) -> bool:
+        """Whether it is the browser that the token was given to, at the path that only it knows."""
+        server = self.server
+        cookies = (
+            part.strip().partition("=") for part in ";".join(self.headers.get_all("Cookie", [])).split(";")
+        )
+        # All are looked at: another server on this machine may have set one of this name.
+        mine = [name == COOKIE and _same(value, server.cookie) for name, _, value in cookies]
+        return any(mine) and _same(path[: len(server.root)], server.root)
+
+    def _from_here(self) -> bool:
+        """Whether a page of this server sent the form, as far as the browser says."""
+        origin = self.headers.get_all("Origin", [])
+        site = self.headers.get_all("Sec-Fetch-Site", [])
+        form = self.headers.get_content_type() == "application/x-www-form-urlencoded"
+        return form and origin in ([], [f"http://{self.server.host}"]) and site in ([], ["same-origin"])
+
+    def _enter(self, query: str) -> None:
+        if not self.server.enter("".join(parse_qs(query).get("token", []))):
+            self._refuse()
+            return
+        # A redirect would still count as coming from where the address was opened: a strict cookie stays out.
+        root = self.server.root
+        go_on = tag("meta", http_equiv="refresh", content=f"0; url={root}")
+        page = tag("html", tag("head", go_on), tag("body", tag("p", link(root, "Go on"))), lang="en")
+        cookie = f"{COOKIE}={self.server.cookie}; Path={root}; HttpOnly; SameSite=Strict"
+        self.log_message("opened in a browser")
+        self._reply(200, _encoded(joined(Markup("<!DOCTYPE html>\n"), page)), Set_Cookie=cookie)
+
+    def _show(self, path: str) -> None:
+        if path == "style.css":
+            content = files(views.__package__).joinpath("style.css").read_bytes()
+            self._reply(200, content, Content_Type="text/css; charset=utf-8")
+            return
+        server = self.server
+        if (asked := DECISION.fullmatch(path)) is not None:
+            digest, word = asked.groups()
+            token = server.form_token(digest, word)
+            content_of = views.decide(server.view, server.root, digest, word, token)
+            return self._page(200, "plans", f"{views.ASKED[word][1]}?", content_of)
+        for pattern, here, title, view in ROUTES:
+            if (found := re.fullmatch(pattern, path, re.ASCII)) is not None:
+                given = {
+                    name: int(text) if name == "ordinal" else text for name, text in found.groupdict().items()
+                }
+                return self._page(200, here, title, view(server.view, server.root, **given))
+        self._tell(404, "There is no such page.")
+
+    def _page(self, code: int, here: str, title: str, content: Iterator[Markup]) -> None:
+        """Send a page; where it cannot be made, what is in the way."""
+        try:
+            parts = tuple(content)
+        except PartitionError as error:
+            code, parts = 404, (tag("p", str(error), class_="problem"),)
+        except (FedstatError, OSError, ImportError) as error:
+            code, parts = 500, (tag("p", str(error), class_="problem"),)
+        try:
+            name = self.server.view.description.name
+        except FedstatError:
+            name = self.server.view.folder.name
+        self._reply(code, _encoded(whole(name, self.server.root, here, title, *parts)))
+
+    def _refuse(self) -> None:
+        self._tell(403, CLOSED)
+
+    def _tell(self, code: int, text: str) -> None:
+        self._reply(code, _encoded(text + "\n"), Content_Type="text/plain; charset=utf-8")
+
+    def _reply(self, code: int, content: bytes, **headers: str) -> None:
+        self.send_response(code)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        told = {"Content-Type": "text/html; charset=utf-8"} | HEADERS | named
+        for name, value in {**told, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Say no to what is no request, or has another method."""
+        self._tell(code, "This is not understood here.")
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Write down no addresses: they hold what opens the page."""
+
+    def log_message(self, format: str, *given: Any) -> None:  # noqa: A002
+        """Tell the owner's terminal what was decided."""
+        print(f"{told(time.time_ns())} {format % given}", file=sys.stderr, flush=True)
+
+
+def serve_page(view: OwnerView, port: int, in_browser: bool) -> int:
+    """Serve the page of a site until SIGTERM or Ctrl-C; SecurityError where others may read its folder."""
+    view.check_modes()
+    name, opening = view.description.name, view.folder / OPENING
+    with PageServer(view, port) as server:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # from a thread: it waits until the server, in this one, has ended
+            signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+        server.entered = lambda: opening.unlink(missing_ok=True)
+        print(
+            f"The page of {name}, for one browser on this machine, until Ctrl-C:\n\n  {server.address}\n",
+            flush=True,
+        )
+        try:
+            if in_browser:
+                _open(opening, server.address)
+            server.serve_forever()
+        finally:
+            opening.unlink(missing_ok=True)
+    print(f"The page of {name} is closed.", flush=True)
+    return 0
+
+
+def _open(path: Path, address: str) -> None:
+    """Have a browser open the address by a private file: all accounts see how a program was called."""
+    refresh = tag("meta", http_equiv="refresh", content=f"0; url={address}")
+    write_whole(path, _encoded(tag("html", tag("head", refresh), tag("body", link(address, "Go on")))))
+    webbrowser.open(path.resolve().as_uri())
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+def _same(one: str, other: str) -> bool:
+    """Compare secrets in a time that tells nothing of them."""
+    return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))
