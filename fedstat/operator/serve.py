@@ -124,7 +124,12 @@ def status(folder: Path) -> int:
 
 def page(folder: Path, port: int, in_browser: bool) -> int:
     """Serve the owner's page on this machine until SIGTERM or Ctrl-C."""
-    return serve_page(OwnerView(folder, lambda place: _status(place)[0], examined), port, in_browser)
+    return serve_page(owner_view(folder), port, in_browser)
+
+
+def owner_view(folder: Path) -> OwnerView:
+    """Read a site as its owner's page does."""
+    return OwnerView(folder, lambda place: _status(place)[0], examined)
 
 
 def _status(folder: Path) -> tuple[dict[str, Any], bool]:

@@ -1,0 +1,197 @@
+"""The owner's page: what it shows, and what it decides by the code of ``fedstat site approve`` and ``deny``."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from forked import Forked
+from operating import main
+from paged import RECORDS, Visitor, make_site, owner_of, page_of, propose
+
+from fedstat.errors import SecurityError
+from fedstat.federation.carry.site_folder import open_site
+from fedstat.federation.door.owner.claims import threats_under
+from fedstat.federation.door.owner.plan import described
+from fedstat.federation.door.owner.policy import Budget, Policy
+from fedstat.federation.message import Ask, pack_ask
+from fedstat.operator.page.markup import shown
+from fedstat.operator.serve import owner_view
+
+PAGES = ("", "plans", "ledger", "ledger/1", "refusals", "policy", "check")
+
+
+def ask(session: str, step: str = "describe_table") -> bytes:
+    return pack_ask(Ask("A", "schema", step, {}, session, "{}"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A site that has answered in two sessions, and refused."""
+    policy = Policy.strict(approval="owner", privacy=Budget(1.0, 1e-6), two_sites="warn")
+    folder = make_site(tmp_path_factory.mktemp("page"), policy)
+    site = open_site(folder)
+    site.answer(ask("first"))
+    site.answer(ask("second"))
+    site.answer(ask("second", "no_such_step"))
+    site.account.count_refusal("c0ffee" * 10)
+    site._data  # noqa: B018
+    site.log("A: step 'score': its policy (minimum count) has fewer rows than 5")
+    site.account.store.close()
+    return folder
+
+
+def test_every_page_shows_what_the_commands_print(folder, capsys):
+    digest = propose(folder, "age ~ sex")
+    view = owner_view(folder)
+    with owner_of(folder) as owner:
+        text = {page: owner.get(page).text for page in (*PAGES, f"plans/{digest}")}
+    plan = view.waiting[digest]
+    for line in described(plan):
+        assert all(shown(part) in text[f"plans/{digest}"] for part in line.strip().split(": ", 1))
+    assert view.fingerprint in text[""] and "has not been started yet" in text[""]
+    assert "epsilon 0 of 1 at delta 1e-06" in text[""] and "1 of 10" in text[""]
+    assert digest[:12] in text[""] and digest[:12] in text["plans"]
+    for chain in view.account.chains:
+        assert f"ledger/{chain.ordinal}" in text["ledger"]
+    assert (
+        view.account.chains[0].head in text["ledger/1"]
+        and "names and kinds" in text["ledger/1"] + "names and kinds"
+    )
+    assert "minimum count" in text["refusals"] and "no_such_step" in text["refusals"]
+    assert "two_sites = &quot;warn&quot;" in text["policy"]
+    assert all(shown(threat.learns) in text["policy"] for threat in threats_under(view.policy))
+    capsys.readouterr()
+    main(["site", "check", str(folder)])
+    printed = capsys.readouterr().out
+    said = [line[4:] for line in printed.splitlines() if line.startswith("  - ")]
+    assert said and all(shown(line) in text["check"] for line in said)
+
+
+def test_no_value_of_a_record_is_on_a_page(folder):
+    digest = propose(folder)
+    with owner_of(folder) as owner:
+        pages = [owner.get(page) for page in (*PAGES, f"plans/{digest}", f"plans/{digest}/approve")]
+    assert all(page.status == 200 for page in pages)
+    values = [str(value) for value in RECORDS["age"] if value % 1]
+    assert values and not any(value in page.text for page in pages for value in values)
+
+
+@pytest.mark.parametrize("word, verdict", [("approve", "approved"), ("deny", "denied")])
+def test_a_decision_is_that_of_the_command(folder, word, verdict):
+    digest = propose(folder, f"age ~ sex + {word}")
+    with owner_of(folder) as owner:
+        page = f"plans/{digest}/{word}"
+        found = owner.post(page, owner.token(page))
+        assert found.status == 303 and found.headers["Location"] == f"{owner.server.root}plans"
+        after = owner.get("plans").text
+    waiting, _, decided = after.partition("Decided")
+    assert digest[:12] not in waiting and re.search(f"{verdict}.*{getpass.getuser()}.*{digest:.12}", decided)
+    site = open_site(folder)
+    try:
+        assert site.approvals.status(digest) == verdict
+        assert site.account.decisions[digest].who == getpass.getuser()
+    finally:
+        site.account.store.close()
+    with owner_of(folder) as owner:
+        assert "is in force" in owner.get("plans").text
+
+
+def test_a_decision_can_be_changed_by_the_page_of_a_plan_that_was_decided(folder):
+    digest = propose(folder, "age ~ 1")
+    assert main(["site", "approve", str(folder), digest]) == 0
+    with owner_of(folder) as owner:
+        page = f"plans/{digest}/deny"
+        assert owner.post(page, owner.token(page)).status == 303
+    site = open_site(folder)
+    assert site.approvals.status(digest) == "denied"
+    site.account.store.close()
+
+
+def test_an_account_that_is_not_whole_is_said_and_the_rest_is_shown(tmp_path):
+    folder = make_site(tmp_path)
+    digest = propose(folder)
+    with owner_of(folder) as owner:
+        assert "problem" not in owner.get("").text
+        path = folder / "ledger.jsonl"
+        path.write_bytes(path.read_bytes().replace(b"e", b"f", 1))
+        text = owner.get("").text
+        assert 'class="problem"' in text and digest[:12] in text
+
+
+def test_the_command_prints_an_address_that_opens_it_once_and_ends_at_a_signal(folder, tmp_path):
+    log = tmp_path / "log.txt"
+    process = Forked(main, ("site", "page", str(folder)), log=log)
+    try:
+        until = time.monotonic() + 120
+        while not (
+            found := re.search(
+                r"http://(127\.0\.0\.1:(\d+))(/enter\S+)", log.read_text() if log.exists() else ""
+            )
+        ):
+            assert process.poll() is None and time.monotonic() < until, log.read_text()
+            time.sleep(0.02)
+        server = replace_server(found[2])
+        assert Visitor(server).enter(found[0]).status == 200
+        assert Visitor(server).enter(found[0]).status == 403
+    finally:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    said = log.read_text()
+    assert "opened in a browser" in said and "is closed" in said
+
+
+def replace_server(port: str):
+    return type("Elsewhere", (), {"server_port": int(port)})()
+
+
+def test_a_folder_that_others_may_read_is_not_served(tmp_path, capsys):
+    folder = make_site(tmp_path)
+    os.chmod(folder, 0o755)
+    assert main(["site", "page", str(folder)]) == 1
+    assert "chmod 700" in capsys.readouterr().err
+    os.chmod(folder, 0o700)
+    digest = propose(folder)
+    with owner_of(folder) as owner:
+        token = owner.token(f"plans/{digest}/approve")
+        os.chmod(folder / "policy.toml", 0o644)
+        found = owner.post(f"plans/{digest}/approve", token)
+    assert found.status == 409 and "chmod 600" in found.text
+    assert list(owner_view(folder).plans.decided()) == []
+    with pytest.raises(SecurityError):
+        owner_view(folder).check_modes()
+
+
+def test_a_browser_is_opened_by_a_private_file_and_not_by_the_token(tmp_path, monkeypatch):
+    """Every account of a machine sees with which arguments a program was called."""
+    folder, seen = make_site(tmp_path), []
+
+    def opened(address):
+        path = Path(address.removeprefix("file://"))
+        seen.append((address, path.stat().st_mode & 0o777, path.read_text()))
+
+    monkeypatch.setattr("webbrowser.open", opened)
+    monkeypatch.setattr("fedstat.operator.page.server.PageServer.serve_forever", lambda server: None)
+    monkeypatch.setattr("signal.signal", lambda *given: None)
+    assert main(["site", "page", str(folder), "--open"]) == 0
+    ((address, mode, text),) = seen
+    assert "token" not in address and mode == 0o600 and "/enter?token=" in text
+    assert not (folder / "page.html").exists()
+
+
+def test_the_style_is_served_and_pages_have_no_script(folder):
+    with page_of(folder) as server:
+        assert Visitor(server).get("style.css").status == 403
+    with owner_of(folder) as owner:
+        style = owner.get("style.css")
+        assert style.status == 200 and style.headers["Content-Type"].startswith("text/css")
+        for page in PAGES:
+            found = owner.get(page)
+            assert "<script" not in found.text and " style=" not in found.text
+            assert found.headers["Cache-Control"] == "no-store"
+            assert found.headers["Content-Security-Policy"].startswith("default-src 'none'")
