@@ -1,4 +1,4 @@
-"""Attacks on the owner's page: other accounts, other pages of the browser, other names, and a plan's own words."""
+"""Attacks on the owner's page: other accounts, other pages of a browser, other names, a plan's own words."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from paged import Visitor, make_site, owner_of, page_of, propose
 from fedstat.operator.serve import owner_view
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202e&amp;"
+NO_REQUESTS = (
+    b"\0\xff\r\n\r\n",
+    b"GET\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET /" + b"a" * 70000 + b"\r\n",
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +69,10 @@ def test_the_cookie_alone_is_not_enough_and_is_not_sent_to_other_ports(owner):
     assert owner.get("plans", Cookie=f"fedstat=planted; {mine}").status == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "localhost", "127.0.0.1", "127.0.0.1:1", "", "[::1]:{port}"]
-)
+HOSTS = ("evil.example", "localhost", "127.0.0.1", "127.0.0.1:1", "", "[::1]:{port}")
+
+
+@pytest.mark.parametrize("host", HOSTS)
 def test_another_name_that_leads_here_is_refused(folder, owner, host):
     digest = propose(folder, f"age ~ {host}")
     page = f"plans/{digest}/approve"
@@ -150,12 +157,7 @@ def test_a_large_or_endless_body_is_not_read(folder, owner):
 
 
 def test_what_is_no_request_ends_nothing(owner):
-    for raw in (
-        b"\0\xff\r\n\r\n",
-        b"GET\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /" + b"a" * 70000 + b"\r\n",
-    ):
+    for raw in NO_REQUESTS:
         with socket.create_connection(("127.0.0.1", owner.server.server_port), 60) as line:
             line.sendall(raw)
             line.shutdown(socket.SHUT_WR)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
+from fedstat.errors import PartitionError
 from fedstat.federation.account.chain import Chain, SiteAccount
 from fedstat.operator.page.frame import note, section
 from fedstat.operator.page.markup import Markup, joined, link, pairs, table, tag
@@ -79,7 +80,9 @@ def sessions(chains: Iterable[Chain], root: str) -> Iterator[Markup]:
 
 def session(view: OwnerView, root: str, ordinal: int) -> Iterator[Markup]:
     """Show what left in one session, array by array."""
-    chain = next(chain for chain in view.account.chains if chain.ordinal == ordinal)
+    chain = next((chain for chain in view.account.chains if chain.ordinal == ordinal), None)
+    if chain is None:
+        raise PartitionError(f"there is no session {ordinal}")
     links = chain.links
     yield pairs(
         [

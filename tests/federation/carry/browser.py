@@ -1,0 +1,128 @@
+"""Chromium without a window, told what to do over a pipe by its own protocol: nothing else is needed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+FOUND = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), "")
+OPTIONS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-pipe",
+)
+
+
+class Browser:
+    """One page of a browser that was started with its files 3 and 4 as pipes."""
+
+    def __init__(self, to: int, back: int) -> None:
+        self._to, self._back = os.fdopen(to, "wb", 0), os.fdopen(back, "rb")
+        self._number, self._session = 0, None
+        self._seen: list[dict[str, Any]] = []
+        target = self.tell("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.tell("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.tell("Page.enable")
+
+    def tell(self, method: str, **given: Any) -> dict[str, Any]:
+        """Have something done, and return what came of it."""
+        self._number += 1
+        said = {"id": self._number, "method": method, "params": given}
+        if self._session:
+            said["sessionId"] = self._session
+        self._to.write(json.dumps(said).encode() + b"\0")
+        while (told := self._read()).get("id") != self._number:
+            self._seen.append(told)
+        if "error" in told:
+            raise RuntimeError(f"{method}: {told['error']}")
+        return told["result"]
+
+    def _read(self) -> dict[str, Any]:
+        """Read one message; they end with a zero byte."""
+        content = bytearray()
+        while (one := self._back.read(1)) != b"\0":
+            if not one:
+                raise RuntimeError("the browser has ended")
+            content += one
+        return json.loads(content)
+
+    def _loaded(self) -> None:
+        while True:
+            told = self._seen.pop(0) if self._seen else self._read()
+            if told.get("method") == "Page.loadEventFired":
+                return
+
+    def open(self, address: str) -> None:
+        """Open an address, and wait until it is there."""
+        self._seen.clear()
+        self.tell("Page.navigate", url=address)
+        self._loaded()
+
+    def wait_for(self, words: str) -> None:
+        """Wait until a page says something, over as many pages as lead there."""
+        while words not in self.text:
+            self._loaded()
+
+    def click(self, selector: str) -> None:
+        """Click as a finger does, in the middle of the element, and wait for the page that follows."""
+        where = self.find(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView();"
+            "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2] })()"
+        )
+        self._seen.clear()
+        for kind in ("mousePressed", "mouseReleased"):
+            given = {"type": kind, "x": where[0], "y": where[1], "button": "left", "clickCount": 1}
+            self.tell("Input.dispatchMouseEvent", **given)
+        self._loaded()
+
+    def find(self, expression: str) -> Any:
+        """Return the value of an expression in the page."""
+        return self.tell("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    @property
+    def text(self) -> str:
+        """What is to be read on the page."""
+        return self.find("document.body ? document.body.innerText : ''")
+
+    def picture(self, path: Path, width: int, height: int = 900, dark: bool = False) -> None:
+        """Take a picture of the whole page at a width."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.tell("Emulation.setEmulatedMedia", features=[scheme])
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.tell("Emulation.setDeviceMetricsOverride", **size)
+        taken = self.tell("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(taken["data"]))
+
+
+@contextmanager
+def browsing(home: Path) -> Iterator[Browser]:
+    """Start a browser whose files are in a folder of its own."""
+    (theirs_in, to), (back, theirs_out) = os.pipe(), os.pipe()
+    # it reads from file 3 and writes to 4, whatever numbers they have here
+    script = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
+    arguments = ["sh", "-c", script, "sh", FOUND, *OPTIONS, f"--user-data-dir={home}"]
+    with open(home.with_suffix(".log"), "wb") as log:
+        process = subprocess.Popen(
+            arguments, pass_fds=(theirs_in, theirs_out), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
+    os.close(theirs_in)
+    os.close(theirs_out)
+    try:
+        yield Browser(to, back)
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,47 @@
+"""The owner's page in a real browser: opened once, a plan read and approved by clicks, nothing runs in it."""
+
+from __future__ import annotations
+
+import getpass
+
+import pytest
+from browser import FOUND, browsing
+from paged import make_site, page_of, propose
+
+from fedstat.federation.carry.site_folder import open_site
+
+pytestmark = pytest.mark.skipif(not FOUND, reason="needs Chromium or Chrome")
+
+
+def test_an_owner_approves_by_clicks(tmp_path):
+    folder = make_site(tmp_path)
+    hostile = propose(folder, "age ~ <script>document.title = 'run'</script>", "<img src=x onerror=alert(1)>")
+    wanted = propose(folder, "age ~ sex")
+    file = tmp_path / "opening.html"
+    with page_of(folder) as server, browsing(tmp_path / "browser") as browser:
+        # as '--open' does: from a file, after which a strict cookie has to be sent
+        file.write_text(f'<meta http-equiv="refresh" content="0; url={server.address}">')
+        browser.open(file.as_uri())
+        browser.wait_for("Waiting for you")
+        browser.open(f"http://{server.host}{server.root}plans")
+        assert "<script>" in browser.text and browser.find("document.images.length") == 0
+        assert browser.find("document.title") == "Plans - A"
+        # the style is taken, by the policy of what may be loaded
+        assert browser.find("getComputedStyle(document.querySelector('header')).display") == "flex"
+        assert browser.find("document.cookie") == ""
+        browser.click(f"a[href$='{wanted}']")
+        assert "Leaves at most" not in browser.text and "sums of the score" in browser.text
+        browser.click("a.approve")
+        assert "cannot be taken back" in browser.text and wanted in browser.text
+        browser.click("button.approve")
+        browser.wait_for("approved")
+        assert browser.find("location.pathname") == f"{server.root}plans"
+        assert hostile[:12] in browser.text.partition("Decided")[0]
+    site = open_site(folder)
+    try:
+        decisions = list(site.account.decisions.values())
+        assert [(one.plan, one.verdict, one.who) for one in decisions] == [
+            (wanted, "approved", getpass.getuser())
+        ]
+    finally:
+        site.account.store.close()
