@@ -52,7 +52,8 @@ def show_pictures(cell: NotebookNode) -> None:
 
 
 def to_page(text: str) -> str:
-    """Lead links between vignettes to their pages here."""
+    """Lead links between vignettes to their pages here, and pictures to where they lie from there."""
+    text = text.replace("](../docs/", "](../")
     return re.sub(r"\]\(((?:vignettes/)?[\w-]+)\.md(#[\w-]+)?\)", r"](\1.ipynb\2)", text)
 
 

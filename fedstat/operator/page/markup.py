@@ -26,14 +26,14 @@ def joined(*parts: str) -> Markup:
     return Markup("".join(map(shown, parts)))
 
 
-def tag(name: str, *content: str, **attributes: str) -> Markup:
+def tag(kind: str, /, *content: str, **attributes: str) -> Markup:
     """Make an element; an attribute's name may end in an underscore, and has them in place of hyphens."""
     told = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(shown_attribute(value))}"'
         for key, value in attributes.items()
     )
-    end = "" if name in VOID else f"{joined(*content)}</{name}>"
-    return Markup(f"<{name}{told}>{end}")
+    end = "" if kind in VOID else f"{joined(*content)}</{kind}>"
+    return Markup(f"<{kind}{told}>{end}")
 
 
 def shown_attribute(value: str) -> str:

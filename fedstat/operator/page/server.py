@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
@@ -43,7 +43,7 @@ COOKIE, ENTRY, OPENING = "fedstat", "/enter", "page.html"
 MOST_BYTES, MOST_THREADS, PATIENCE = 2048, 32, 20.0
 """Of the body of a decision; connections at a time; seconds for one."""
 DIGEST = "[0-9a-f]{64}"
-HEADERS: Mapping[str, str] = {
+HEADERS: dict[str, str] = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
@@ -134,7 +134,10 @@ class PageHandler(BaseHTTPRequestHandler):
 
     server: PageServer
     timeout = PATIENCE
-    server_version, sys_version = "fedstat", ""
+
+    def version_string(self) -> str:
+        """Tell no versions to strangers."""
+        return "fedstat"
 
     def do_GET(self) -> None:
         """Show a page; nothing is decided by it."""
@@ -151,7 +154,7 @@ class PageHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Decide about a plan."""
         length = self.headers.get("Content-Length", "")
-        if not re.fullmatch("[0-9]{1,9}", length) or "Transfer-Encoding" in self.headers:
+        if not re.fullmatch("[0-9]{1,18}", length) or "Transfer-Encoding" in self.headers:
             return self._tell(411, "A length is required.")
         if int(length) > MOST_BYTES:
             return self._tell(413, f"At most {MOST_BYTES} bytes.")

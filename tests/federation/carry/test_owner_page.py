@@ -15,8 +15,8 @@ from forked import Forked
 from operating import main
 from paged import RECORDS, Visitor, make_site, owner_of, page_of, propose
 
-from fedstat.errors import SecurityError
-from fedstat.federation.carry.site_folder import open_site
+from fedstat.errors import MessageError, SecurityError
+from fedstat.federation.carry.site_folder import open_site, refusal_log
 from fedstat.federation.door.owner.claims import threats_under
 from fedstat.federation.door.owner.plan import described
 from fedstat.federation.door.owner.policy import Budget, Policy
@@ -39,9 +39,10 @@ def folder(tmp_path_factory):
     site = open_site(folder)
     site.answer(ask("first"))
     site.answer(ask("second"))
-    site.answer(ask("second", "no_such_step"))
+    with pytest.raises(MessageError):
+        site.answer(ask("second", "no_such_step"))
     site.account.count_refusal("c0ffee" * 10)
-    site.log("A: step 'score': its policy (minimum count) has fewer rows than 5")
+    refusal_log(folder)("A: step 'score': its policy (minimum count) has fewer rows than 5")
     site.account.store.close()
     return folder
 
