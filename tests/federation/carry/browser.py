@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,17 @@ OPTIONS = (
     "--disable-sync",
     "--remote-debugging-pipe",
 )
+LONGEST = 180.0
+START = """
+import os, sys
+ours = [os.dup(int(number)) for number in sys.argv[1:3]]
+while min(ours) < 5:
+    ours = [os.dup(number) for number in ours]
+for number, where in zip(ours, (3, 4)):
+    os.dup2(number, where)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""The browser reads from file 3 and writes to 4, whatever numbers they have here."""
 
 
 class Browser:
@@ -112,17 +125,20 @@ class Browser:
 def browsing(home: Path) -> Iterator[Browser]:
     """Start a browser whose files are in a folder of its own."""
     (theirs_in, to), (back, theirs_out) = os.pipe(), os.pipe()
-    # it reads from file 3 and writes to 4, whatever numbers they have here
-    script = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
-    arguments = ["sh", "-c", script, "sh", FOUND, *OPTIONS, f"--user-data-dir={home}"]
+    start = [sys.executable, "-S", "-c", START, str(theirs_in), str(theirs_out)]
+    arguments = [*start, FOUND, *OPTIONS, f"--user-data-dir={home}"]
     with open(home.with_suffix(".log"), "wb") as log:
         process = subprocess.Popen(
             arguments, pass_fds=(theirs_in, theirs_out), stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
     os.close(theirs_in)
     os.close(theirs_out)
+    # one that hangs ends, and with it what waits for its word
+    hung = threading.Timer(LONGEST, process.kill)
+    hung.start()
     try:
         yield Browser(to, back)
     finally:
+        hung.cancel()
         process.kill()
         process.wait()
