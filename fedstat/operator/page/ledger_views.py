@@ -17,6 +17,7 @@ from fedstat.operator.page.passed import (
     bytes_left,
     families_of,
     kinds_left,
+    only_agreed,
     refusals_of,
     statements_of,
 )
@@ -60,22 +61,37 @@ def sessions(chains: Iterable[Chain], root: str) -> Iterator[Markup]:
     """List sessions day by day, the newest first."""
     newest = sorted(chains, key=lambda chain: (_began(chain), chain.ordinal), reverse=True)
     for day, found in groupby(newest, lambda chain: _began(chain)[:10]):
-        rows = [
-            (
-                link(f"{root}ledger/{chain.ordinal}", _began(chain)[11:19]),
-                ", ".join(families_of(chain)) or "receipts",
-                "; ".join(f"{kind} ({n:,})" for kind, n in kinds_left(chain).items()) or "nothing",
-                f"{chain.round:,}",
-                f"{bytes_left(chain):,}",
-                f"{len(refusals_of(chain)):,}",
-                f"{len(statements_of(chain)):,}",
+        by_use: dict[bool, list[Chain]] = {}
+        for chain in found:
+            by_use.setdefault(only_agreed(chain), []).append(chain)
+        yield tag("h3", day)
+        if analyses := by_use.get(False):
+            yield _lines(analyses, root)
+        if agreed := by_use.get(True):
+            told = (
+                f"{len(agreed):,} more, in which only names, kinds of columns, counts and signed heads were "
+                f"told: {sum(map(bytes_left, agreed)):,} bytes"
             )
-            for chain in found
-        ]
-        head = ("UTC", "asked for", "left (messages)", "rounds", "bytes", "refused", "receipts")
-        yield joined(tag("h3", day), table(head, rows, range(3, 7), "sessions"))
+            yield tag("details", tag("summary", told), _lines(agreed, root))
     if not newest:
         yield note("The site has not answered anything yet.")
+
+
+def _lines(chains: Iterable[Chain], root: str) -> Markup:
+    rows = [
+        (
+            link(f"{root}ledger/{chain.ordinal}", _began(chain)[11:19]),
+            ", ".join(families_of(chain)) or "receipts",
+            "; ".join(f"{kind} ({n:,})" for kind, n in kinds_left(chain).items()) or "nothing",
+            f"{chain.round:,}",
+            f"{bytes_left(chain):,}",
+            f"{len(refusals_of(chain)):,}",
+            f"{len(statements_of(chain)):,}",
+        )
+        for chain in chains
+    ]
+    head = ("UTC", "asked for", "left (messages)", "rounds", "bytes", "refused", "receipts")
+    return table(head, rows, range(3, 7), "sessions")
 
 
 def session(view: OwnerView, root: str, ordinal: int) -> Iterator[Markup]:

@@ -13,6 +13,7 @@ from fedstat.federation.door.site import RECEIPT
 HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities", "rho charged")
 RIGHT = range(4, len(HEAD))
 STATED = "state_ledger"
+AGREED = {"schema", "control"}
 
 
 def arrays_left(chain: Chain) -> list[tuple[str, ...]]:
@@ -52,6 +53,11 @@ def kinds_left(chain: Chain) -> Counter[str]:
     """Count the messages that left by the kind of their values, without statements for receipts."""
     entries = (link.entry for link in chain.links if link.entry.left and link.entry.family != RECEIPT)
     return Counter(f"{entry.kind}, masked" if entry.masked else entry.kind for entry in entries)
+
+
+def only_agreed(chain: Chain) -> bool:
+    """Whether nothing was asked but what connects sites: names and kinds of columns, digests, statements."""
+    return kinds_left(chain).keys() <= AGREED and not refusals_of(chain)
 
 
 def families_of(chain: Chain) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from fedstat.federation.account.head import told
 from fedstat.federation.door.owner.charging import budget_spent
 from fedstat.federation.door.owner.claims import PARTIES, threats_under, written
 from fedstat.federation.door.owner.plan import AnalysisPlan, described
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.door.owner.policy import Budget, Policy
 from fedstat.operator.page.frame import note, section
 from fedstat.operator.page.ledger_views import sessions, used
 from fedstat.operator.page.markup import Markup, bar, joined, link, listed, pairs, table, tag
@@ -133,11 +133,22 @@ def plan(view: OwnerView, root: str, digest: str) -> Iterator[Markup]:
     found = view.plans.find(digest)
     here = f"{root}plans/{digest}"
     yield section("", lambda: [_described(view, digest, found)])
+    yield section("", lambda: _decided(view, digest))
     yield tag(
         "p",
         *(link(f"{here}/{word}", f"{ASKED[word][1]} ...", class_=f"button {word}") for word in ASKED),
         class_="buttons",
     )
+
+
+def _decided(view: OwnerView, digest: str) -> Iterator[Markup]:
+    for one, became in view.decisions:
+        if one.plan == digest:
+            yield tag(
+                "p",
+                tag("b", f"{one.verdict.capitalize()} by {one.who} on {told(one.when)}"),
+                f": it {became}.",
+            )
 
 
 def _described(view: OwnerView, digest: str, found: AnalysisPlan) -> Markup:
@@ -227,14 +238,16 @@ def _value(found: Policy, rule: str) -> str:
     value = getattr(found, rule)
     if isinstance(value, frozenset):
         return ", ".join(sorted(value)) or "none"
-    return "-" if value is None else str(value)
+    if isinstance(value, Budget):
+        return f"epsilon {value.epsilon:g}, delta {value.delta:g}"
+    return "off" if value is None else str(value).lower()
 
 
 def check(view: OwnerView, root: str) -> Iterator[Markup]:
     """Name what is not in order, and show what 'fedstat site check' prints."""
     problems, text = view.examined()
     yield section("Problems" if problems else "In order", lambda: _problems(tuple(problems)))
-    yield section("What others would see", lambda: [tag("pre", text)])
+    yield section("What fedstat site check shows", lambda: [tag("pre", text)])
 
 
 def _problems(problems: tuple[str, ...]) -> Iterator[Markup]:
