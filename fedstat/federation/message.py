@@ -72,8 +72,8 @@ class Declared:
     ndim : int
         Number of dimensions that the door insists on.
     maskable : bool
-        Whether the coordinator needs only the sum over clients, so that pairwise masks may hide
-        each client's own contribution.
+        Whether the coordinator needs only the sum over institutions, so that pairwise masks may hide
+        each institution's own contribution.
     optional : bool
         Whether the array may be left out.
     dtype : str

@@ -52,7 +52,7 @@ def count_drawn(n_clients: int, fraction: float) -> int:
 
 
 def sample_clients(n_clients: int, fraction: float, rng: np.random.Generator) -> Ints:
-    """Draw ``m = max(round(C K), 1)`` of K clients, equally likely, ascending (McMahan et al. 2017)."""
+    """Draw ``m = max(round(C K), 1)`` of K institutions, equally likely, ascending (McMahan et al. 2017)."""
     m = count_drawn(n_clients, fraction)
     drawn: Ints = np.sort(rng.choice(n_clients, size=m, replace=False)).astype(np.int64)
     return drawn

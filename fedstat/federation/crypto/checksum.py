@@ -1,6 +1,6 @@
 """A checksum of a secure product: one number for every group, by which a wrong triple is found.
 
-Beside their columns, clients A and B multiply one random combination of each, ``x_a = X_a r`` and
+Beside their columns, institutions A and B multiply one random combination of each, ``x_a = X_a r`` and
 ``x_b = X_b t`` modulo a prime, by a triple of one column from the same dealer. The coordinator is told r and
 t with the shares, when it is too late to choose an error by them, and holds ``r'(X_a'X_b)t`` against
 ``x_a'x_b`` (Freivalds 1979). An error in any element of a product passes with probability below 2^-19: the
@@ -35,7 +35,7 @@ EXACT_ROWS = 2**22
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One client's combination x (n,) of its encoded columns, its weights (p,), and the dealer's seed."""
+    """One site's combination x (n,) of its encoded columns, its weights (p,), and the dealer's seed."""
 
     product: MatrixProduct
     first: bool
@@ -45,23 +45,23 @@ class Checked:
 
     @classmethod
     def of(cls, product: MatrixProduct, first: bool, seed: bytes, X: Ints, secret: bytes) -> Checked:
-        """Combine encoded columns (n, p) with weights that the two clients' secret gives."""
+        """Combine encoded columns (n, p) with weights that the two institutions' secret gives."""
         weights = _words(secret, b"A" if first else b"B", X.shape[1], WEIGHTS)
         return cls(product, first, seed, weights, combine_columns(X, weights))
 
     @property
     def bytes_opened(self) -> int:
-        """Length of what either client opens: 4 bytes for a row, in whole words of 8."""
+        """Length of what either institution opens: 4 bytes for a row, in whole words of 8."""
         return opened_bytes(self.product.rows)
 
     def opened(self) -> bytes:
-        """Return what the other client is shown: the combination less a random column of the dealer."""
+        """Return what the other institution is shown: the combination less a random column of the dealer."""
         shown = np.zeros(self.bytes_opened // 4, "<u4")
         shown[: len(self.x)] = (self.x - _column(self.product, self.seed, self.first)) % PRIME
         return shown.tobytes()
 
     def share(self, opened: bytes, group: Ints, Z_b: Ints, mask_seed: bytes) -> Ints:
-        """Share of the checksum by group, (G,), from what the other client opened, and B's of the triple."""
+        """Share of the checksum by group, (G,), from what the other site opened, and B's of the triple."""
         other = np.frombuffer(opened, "<u4")[: self.product.rows].astype(np.int64)
         mask = _words(mask_seed, b"check", self.product.groups)
         if self.first:
@@ -75,7 +75,7 @@ class Checked:
 
 
 def opened_bytes(rows: int) -> int:
-    """Length of what a client opens for a checksum."""
+    """Length of what an institution opens for a checksum."""
     return 8 * ((rows + 1) // 2)
 
 

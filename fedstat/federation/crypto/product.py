@@ -1,7 +1,7 @@
-"""The product ``X_a' X_b`` of two clients' columns, of which each shows nothing but masked numbers.
+"""The product ``X_a' X_b`` of two sites' columns, of which each shows nothing but masked numbers.
 
-Client A holds X_a (n, p), client B holds X_b (n, q), with the rows aligned. The coordinator obtains
-``X_a' X_b`` summed over the rows of each group (each missing pattern), and nothing else; neither client
+Site A holds X_a (n, p), site B holds X_b (n, q), with the rows aligned. The coordinator obtains
+``X_a' X_b`` summed over the rows of each group (each missing pattern), and nothing else; neither site
 obtains anything. All arithmetic is in Z_2^64 on fixed-point numbers, so that the result is the product of
 the encoded columns to the last bit. With matrix triples (Beaver 1991; Mohassel and Zhang 2017, section IV):
 
@@ -17,13 +17,13 @@ step  who                    what
 3     coordinator            the sum of the two shares: ``X_a'(X_b - V) + (X_a - U)'V + U'V = X_a'X_b``
 ====  =====================  ======================================================================
 
-A diagonal weight needs no protocol: the client that knows W multiplies its own columns by it and encodes
+A diagonal weight needs no protocol: the site that knows W multiplies its own columns by it and encodes
 these; a weight that is constant within the groups is applied to the result.
 
 **Adversary.** Semi-honest: every party follows the protocol and may keep and analyse what it sees.
 
 * The dealer must collude with neither A nor B: ``F + V`` is X_b, and ``E + U`` is X_a. It is the
-  coordinator or a third client. E and F must therefore travel sealed: a dealer that carries them and can
+  coordinator or a third site. E and F must therefore travel sealed: a dealer that carries them and can
   read them has both.
 * A and B each see uniform numbers that are independent of the other's columns. The coordinator sees two
   shares that are uniform but for their sum; R keeps it so where the coordinator is the dealer, who could
@@ -31,14 +31,14 @@ these; a weight that is constant within the groups is applied to the result.
 * The RESULT is not protected from who may see it. The coordinator together with B knows ``X_a'X_b`` and X_b,
   which determine X_a in a group with no more rows than X_b has independent columns: the smallest group that
   is released has to be well above the number of columns.
-* n, p, q, the groups of the rows and the names of the columns are known to all. A client that departs
+* n, p, q, the groups of the rows and the names of the columns are known to all. A site that departs
   from the protocol can choose its columns at will, and so spoil the result or select rows, as it can
   in any computation of a product; it learns of the other's columns only with the help of the coordinator.
 
 Every seed serves ONE product: two openings with the same U differ by the difference of the data. What is
 expanded is therefore a hash of the dealer's seed and of all that was agreed on (:meth:`MatrixProduct.digest`,
 :func:`bind_seed`): the same seed under another number, session or division of the rows gives another U, and
-who was told other groups than the rest obtains noise. The clients compare the digest as well, and a keyed
+who was told other groups than the rest obtains noise. The sites compare the digest as well, and a keyed
 one of the entities in their rows, which a coordinator may have aligned otherwise. Uniform means: expanded by
 ChaCha20 (RFC 8439), hence indistinguishable from uniform as long as that cipher holds.
 
@@ -74,9 +74,9 @@ SEED_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
-    """What the two clients, the dealer and the coordinator agree on before a row is read.
+    """What the two sites, the dealer and the coordinator agree on before a row is read.
 
-    `rows` are aligned: the entities that both clients have. `columns_a` and `columns_b` are p and q; products
+    `rows` are aligned: the entities that both sites have. `columns_a` and `columns_b` are p and q; products
     are summed separately over each of `groups` groups of rows. ModelError where a number makes no sense, or
     the rows are too many for one stream.
     """
@@ -111,7 +111,7 @@ class MatrixProduct:
         return self.rows, self.columns_b
 
     def digest(self, session: str, number: str, bits: int, group: Ints) -> bytes:
-        """SHA-256 of all that the clients and the dealer must have been told alike, groups (n,) included."""
+        """SHA-256 of all that the sites and the dealer must have been told alike, groups (n,) included."""
         shape = (self.rows, self.columns_a, self.columns_b, self.groups, bits)
         told = (session, number, self.client_a, self.client_b, *map(str, shape))
         return hashlib.sha256(join("fedstat product 1", *told, group.astype("<i8").tobytes())).digest()
@@ -150,11 +150,11 @@ def bind_seed(seed: bytes, digest: bytes) -> bytes:
 
 
 def encode(X: Floats, f: int, client: str, columns: Sequence[str] | None = None) -> Ints:
-    """Return a client's columns in fixed point, rounded to the nearest: (n, p) -> (n, p).
+    """Return a site's columns in fixed point, rounded to the nearest: (n, p) -> (n, p).
 
-    The client does this once, for its products with all other clients. It should take its own block
+    The site does this once, for its products with all other sites. It should take its own block
     ``X_a'X_a`` from the same integers (:func:`fedstat.kernels.ring.grouped_gram`): the whole matrix of
-    moments is then that of one data matrix, to the last bit. The columns were standardised by the client; f
+    moments is then that of one data matrix, to the last bit. The columns were standardised by the site; f
     fractional bits are those of :func:`fedstat.kernels.ring.fractional_bits`. EstimationError, with the
     column's name where names are given, for values that are missing, infinite or too large for f.
     """

@@ -1,4 +1,4 @@
-"""Sums ``X'z_t`` of client A's columns with numbers z_t that client B makes one round after the other.
+"""Sums ``X'z_t`` of site A's columns with numbers z_t that site B makes one round after the other.
 
 A learns the sums, and nothing else of z_t; B and the coordinator learn nothing. A's columns are opened once:
 with the random table U (n, p + 1) of A and columns v_t (n,) of B that one dealer has dealt for all rounds,

@@ -355,7 +355,7 @@ def agree_design(
 
 
 def _shared(rows: Ints, entities: Ints, active: str, client: str) -> Bools:
-    """Rows of a client whose entities have a response; others enter no fit, and their levels are not told."""
+    """Rows of a site whose entities have a response; others enter no fit, and their levels are not told."""
     use: Bools = np.isin(rows, entities)
     if not use.any():
         raise DesignError(

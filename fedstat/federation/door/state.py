@@ -90,7 +90,7 @@ class SiteData:
 
     @property
     def common_seed(self) -> int:
-        """A secret that the clients share and the coordinator does not have, for what all draw or hash alike.
+        """A secret that the sites share and the coordinator does not have, for what all draw or hash alike.
 
         Raises
         ------

@@ -20,9 +20,9 @@ NOBODY: Ints = np.zeros(0, dtype=np.int64)
 
 @dataclass(slots=True)
 class Division:
-    """Positions of entities whose record at a client is set aside, and of those that take no part at all.
+    """Positions of entities whose record at a site is set aside, and of those that take no part at all.
 
-    `values` are those of which the value of a column is set aside, by client and column.
+    `values` are those of which the value of a column is set aside, by site and column.
     """
 
     without: dict[str, Ints] = field(default_factory=dict)

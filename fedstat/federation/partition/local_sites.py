@@ -1,4 +1,4 @@
-"""Sites in this process: one for each client of a partition, and the settings that their tables share."""
+"""Sites in this process: one for each site of a partition, and the settings that their tables share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Steps of an institution in a secure product of its columns with another's.
 
-A product of two clients' columns runs as :mod:`fedstat.federation.crypto.product` describes; what one client
-sends the other, and what a dealing client sends both, is sealed against the coordinator who carries it.
+A product of two sites' columns runs as :mod:`fedstat.federation.crypto.product` describes; what one site
+sends the other, and what a dealing site sends both, is sealed against the coordinator who carries it.
 Which columns these are, and how many entities must stand behind a sum, is for the family to say:
 :func:`product_steps`.
 """
@@ -39,10 +39,10 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One side of a secure product, as the coordinator describes it to a client.
+    """One side of a secure product, as the coordinator describes it to a site.
 
-    `number` is the product's name in this session, `bits` the fractional ones, `columns` what this client
-    multiplies, as its family names it; `first` tells the product's client A. `peer` is the other client,
+    `number` is the product's name in this session, `bits` the fractional ones, `columns` what this site
+    multiplies, as its family names it; `first` tells the product's site A. `peer` is the other site,
     `dealer` who deals, empty for the coordinator.
     """
 
@@ -67,7 +67,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a client shows the other: its part of the checksum, its columns less a random table, their marks.
+    """What a site shows the other: its part of the checksum, its columns less a random table, their marks.
 
     Marks are (groups, columns, bytes), in ascending order of the groups that have rows.
     """
@@ -79,10 +79,10 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class OpenProduct:
-    """A product that this client has opened: rows and their groups (n,), encoded columns (n, p), the deal.
+    """A product that this site has opened: rows and their groups (n,), encoded columns (n, p), the deal.
 
     `Z` are B's shares of the triple, flat, those of the checksum at the end. `own` are the marks of what this
-    client was told of the product, and of who its rows are; of so many `entities`, which may stand in several
+    site was told of the product, and of who its rows are; of so many `entities`, which may stand in several
     rows each; `opened` has the boxes that were read.
     """
 
@@ -101,7 +101,7 @@ class OpenProduct:
     opened: dict[bytes, bytes] = field(default_factory=dict)
 
     def read(self, message: Array) -> Shown:
-        """Read what the other client opened, where its marks are those of this one."""
+        """Read what the other institution opened, where its marks are those of this one."""
         product, sealed = self.part.product, message.tobytes()
         # A box opens once; a step that the door refused after this line may be asked again.
         content = self.opened.get(sealed) or self.channel.open(sealed)
@@ -121,7 +121,7 @@ class OpenProduct:
         return b"".join(one[:COLUMN_MARK] for one in keyed)
 
     def share(self, shown: Shown) -> tuple[Ints, Ints]:
-        """Shares of product (groups, p, q) and checksum (groups,), from what the other client opened."""
+        """Shares of product (groups, p, q) and checksum (groups,), from what the other institution opened."""
         product, group, other = self.part.product, self.group, shown.columns
         Z, Z_check = np.split(self.Z, [len(self.Z) - product.groups]) if len(self.Z) else (self.Z, self.Z)
         check = self.checked.share(shown.check, group, Z_check, self.mask)
@@ -149,7 +149,7 @@ def check_positions(name: str, rows: Ints, n: int) -> None:
 
 
 def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[dict[str, Array], str]:
-    """Deal a multiplication triple to two other clients, sealed."""
+    """Deal a multiplication triple to two other institutions, sealed."""
     part = read_part(text)
     state.tell(part.dealt_by(data.name))
     _check_size(data.name, part.product, group)
@@ -204,11 +204,11 @@ def open_product(
     dealt: Array,
     both: Bools | None = None,
 ) -> tuple[dict[str, Array], str]:
-    """Send the other client this client's columns less a random table.
+    """Send the other site this site's columns less a random table.
 
     `text` is a :class:`Part`, `rows` (n,) are those that take part, in the agreed order, `group` (n,) the
-    pattern of each: both clients send each other a mark of these and of who the rows are, and share nothing
-    unless they agree. Where means are filled in, `both` (n,) says of which rows both clients have records,
+    pattern of each: both sites send each other a mark of these and of who the rows are, and share nothing
+    unless they agree. Where means are filled in, `both` (n,) says of which rows both sites have records,
     and they show each other which they have. For `dealt` see :func:`read_deal`.
     """
     part = read_part(text)
@@ -268,9 +268,9 @@ def open_product(
 
 
 def read_deal(data: SiteData, state: State, part: Part, dealt: Array) -> tuple[bytes, Ints]:
-    """Read the dealer's seed, which must be new, and at client B its shares of the triple, else none.
+    """Read the dealer's seed, which must be new, and at institution B its shares of the triple, else none.
 
-    Sealed by a dealing client, plain from the coordinator.
+    Sealed by a dealing institution, plain from the coordinator.
     """
     # With the triple, what the clients open shows their columns: whoever carries either must not read it.
     material = dealt.tobytes()
@@ -296,11 +296,11 @@ def remember_seed(data: SiteData, state: State, seed: bytes) -> None:
 def share_product(
     behind: Behind, noisy: bool, data: SiteData, state: State, text: str, opened: Array
 ) -> tuple[dict[str, Array], str]:
-    """Release this client's share of a product by pattern; only the sum of both shares means anything.
+    """Release this site's share of a product by pattern; only the sum of both shares means anything.
 
-    `text` numbers the product, `opened` is what the other client opened, sealed. Released are `share`
+    `text` numbers the product, `opened` is what the other site opened, sealed. Released are `share`
     (groups, p, q), `check` (groups,) and `weights` (p,) or (q,) of its checksum, and where columns are not
-    standardised `units` (p,) or (q,), by which this client's side of the product is to be multiplied. Of a
+    standardised `units` (p,) or (q,), by which this site's side of the product is to be multiplied. Of a
     product with noise, which the door adds, the share alone: a checksum would tell of the sums without it.
     """
     name = f"{OPENED}{json.loads(text)}"
@@ -323,7 +323,7 @@ def share_product(
 
 
 def take_share(state: State, held: OpenProduct, opened: Array) -> Ints:
-    """Return this client's share (groups, p, q) of a product that stays here, for what follows from it."""
+    """Return this site's share (groups, p, q) of a product that stays here, for what follows from it."""
     state.rest_on(held.entities)
     share, _ = held.share(held.read(opened))
     state.forget(f"{OPENED}{held.part.number}")
@@ -358,7 +358,7 @@ def product_steps(
     `group`, (n,), rest on, and how to enter them. Without `fills` no mean is filled in, and all rows are of
     entities that both have. Of products with noise ``planned(data, state, part, rows, group)`` refuses,
     before a row is read, those that were not charged for; and among what `behind` tells is the noise that
-    each client's own share gets before it leaves: nobody ever holds a sum without noise.
+    each institution's own share gets before it leaves: nobody ever holds a sum without noise.
     """
     noisy = planned is not None
     behind_sums = (Entities, GroupSums, DivisionOfRows)

@@ -27,11 +27,11 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Columns of one client that take part in products, as its family names them.
+    """Columns of one site that take part in products, as its family names them.
 
     `place` is where they stand in the matrix of products; `rows` (m,) are the positions of its entities among
     those of the fit, ascending; `code` (m,) the pattern of each by which products are summed, -1 for those
-    that count as missing here. `own` (m,) tells which are records of the client, all where it is None: in the
+    that count as missing here. `own` (m,) tells which are records of the site, all where it is None: in the
     others means are filled in, and it cannot say which entities they are.
     """
 
@@ -102,7 +102,7 @@ class Conversation:
         All `sites` agree on new keys, and may deal; a ModelError where nobody can deal for two of them.
         Products are summed by `groups` patterns of the `n` entities of the fit; columns have `bits`
         fractional bits, by default as many as standardised ones can have. Products are numbered behind what
-        has been `agreed`, so that none passes where two clients were told otherwise.
+        has been `agreed`, so that none passes where two institutions were told otherwise.
         """
         if not pairs:
             return []
@@ -178,7 +178,7 @@ class Run:
         )
 
     def describe(self, first: bool) -> str:
-        """Describe one client's part of it."""
+        """Describe one institution's part of it."""
         own, peer = self.sides if first else self.sides[::-1]
         part = Part(
             number=self.number,
@@ -196,7 +196,7 @@ class Run:
         return self.conversation.ask(self.dealer, "deal_product", self.describe(True), group=self.group)
 
     def dealt(self, reply: Reply) -> tuple[Array, Array]:
-        """Take what a third institution dealt both clients."""
+        """Take what a third institution dealt both institutions."""
         return reply.arrays["for_a"], reply.arrays["for_b"]
 
     def deal(self) -> tuple[Array, Array]:
@@ -208,7 +208,7 @@ class Run:
         return as_bytes(seed_a), as_bytes(seed_b + Z_b)
 
     def open_asks(self, dealt: tuple[Array, Array]) -> list[Ask]:
-        """Ask both clients for what they show each other."""
+        """Ask both institutions for what they show each other."""
         texts = self.describe(True), self.describe(False)
         more = {} if self.both is None else {"both": self.both}
         asked = zip(self.sides, texts, self.rows, dealt, strict=True)
@@ -220,7 +220,7 @@ class Run:
         ]
 
     def share_asks(self, opened: tuple[Reply, Reply], step: str = "share_product") -> list[Ask]:
-        """Hand each client what the other showed, and ask for its share, or that it keeps it."""
+        """Hand each institution what the other showed, and ask for its share, or that it keeps it."""
         number = json.dumps(self.number)
         return [
             self.conversation.ask(side.site, step, number, opened=other.arrays["opened"])
@@ -243,7 +243,7 @@ class Run:
 
 
 def open_runs(runs: Sequence[Run]) -> Rounds[list[Reply]]:
-    """Deal triples, and let all clients open their columns."""
+    """Deal triples, and let all institutions open their columns."""
     sealed = iter((yield [run.deal_ask() for run in runs if run.dealer]))
     dealt = [run.dealt(next(sealed)) if run.dealer else run.deal() for run in runs]
     opened = yield [one for run, both in zip(runs, dealt, strict=True) for one in run.open_asks(both)]
@@ -251,7 +251,7 @@ def open_runs(runs: Sequence[Run]) -> Rounds[list[Reply]]:
 
 
 def in_pairs(runs: Sequence[Run], replies: Sequence[Reply]) -> Iterator[tuple[Run, tuple[Reply, Reply]]]:
-    """Give every run the answers of its two clients."""
+    """Give every run the answers of its two institutions."""
     return zip(runs, zip(replies[::2], replies[1::2], strict=True), strict=True)
 
 

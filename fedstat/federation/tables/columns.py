@@ -185,7 +185,7 @@ def missing_cells(series: Iterable[pd.Series], n_rows: int) -> Bools:
 
 
 def number_units(seen: Bools, owner: Ints) -> Ints:
-    """Give columns of one client that are seen in the same rows one number, by their first ones: (P,)."""
+    """Give columns of one site that are seen in the same rows one number, by their first ones: (P,)."""
     kinds = np.column_stack([owner, seen.T])
     _, first, unit = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
     return np.asarray(np.argsort(np.argsort(first))[unit.ravel()], dtype=np.int64)

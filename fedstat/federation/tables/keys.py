@@ -32,7 +32,7 @@ class AlignedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """All clients' records over one index of entities; the fields of :class:`AlignedBlock` by client."""
+    """All sites' records over one index of entities; the fields of :class:`AlignedBlock` by site."""
 
     entities: pd.Index[Any]
     tables: Mapping[str, Table]
@@ -56,7 +56,7 @@ def link_tables(
     key: Sequence[str],
     numbered: tuple[pd.Index[Any], Mapping[str, Ints]] | None = None,
 ) -> Alignment:
-    """Vertical layout: one table per client, linked by the key, or as `numbered` says (see :func:`align`)."""
+    """Vertical layout: one table per site, linked by the key, or as `numbered` says (see :func:`align`)."""
     entities, positions = align(tables, key) if numbered is None else numbered
     blocks = {
         client: align_block(frame[columns_besides(frame, key)], positions[client])

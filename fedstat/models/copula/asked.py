@@ -371,7 +371,7 @@ class GramPlan:
         return SumsAsked(peers, len(patterns), variance, patterns, self.moments)
 
     def deviation(self, group: int, shares: int) -> float:
-        """Return the deviation of the noise on a sum of products of scores, of so many clients' shares."""
+        """Return the deviation of the noise on a sum of products of scores, of so many sites' shares."""
         return math.sqrt(shares * self.variance) / self.scales[group] / 4.0**PLACES
 
     # ---- what it costs ---------------------------------------------------------------------------

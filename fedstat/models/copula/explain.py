@@ -117,7 +117,7 @@ def cost_statements(plan: NoisePlan | GramPlan, delta: float) -> Iterator[str]:
 
 
 def joined_cost(plan: NoisePlan | GramPlan, joined: int) -> Fraction:
-    """Return what a client's part of a record costs at most against the coordinator and so many others."""
+    """Return what a site's part of a record costs at most against the coordinator and so many others."""
     costs = []
     for client in plan.columns:
         peers = [name for name in plan.columns if name != client]

@@ -102,7 +102,7 @@ def tell_choice(noise: NoisePlan, table: Bools) -> str:
 
 
 def _rarest_noise(groups: SummedPatterns, table: Bools) -> float:
-    """Return the noise on the mean products of the client with the fewest entities, over all its patterns."""
+    """Return the noise on the mean products of the site with the fewest entities, over all its patterns."""
     each = np.diag(groups.behind(table))
     k = int(each.argmin())
     return float(groups.noise(table)[k, k] / each[k]) if each[k] else math.inf

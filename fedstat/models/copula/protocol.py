@@ -58,7 +58,7 @@ class Present:
         return int(np.count_nonzero(self.seen[client]))
 
     def everywhere(self) -> tuple[Bools, Present]:
-        """Find the entities that every client holds, (n_entities,), and each client's rows of them."""
+        """Find the entities that every site holds, (n_entities,), and each site's rows of them."""
         used = np.asarray(self.table(list(self.seen)).all(axis=1), dtype=np.bool_)
         return used, replace(self, seen={client: used[self.rows[client]] for client in self.seen})
 

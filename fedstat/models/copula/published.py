@@ -105,7 +105,7 @@ class PublishedSynthesis:
 
 
 def table_of(partition: ClientPartition, columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Put the columns of all clients beside each other, (n, d), missing where a client lacks an entity."""
+    """Put the columns of all sites beside each other, (n, d), missing where a site lacks an entity."""
     frames = partition.frames
     if len(frames) < len(partition.clients):
         raise ModelError(

@@ -165,7 +165,7 @@ class Trainer:
         )
 
     def _transfer(self) -> Rounds[None]:
-        """Let every client learn the joint representation of entities that all have, from its own columns."""
+        """Let every site learn the joint representation of entities that all have, from its own columns."""
         layout, t = self.layout, self.training
         found = yield from decompose(layout, t.entities, t.width, self.conversation)
         self.joint = found.vectors.shape[1]

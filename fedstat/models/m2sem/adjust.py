@@ -14,10 +14,10 @@ HELD_THERE = "Covariates stand at the institution whose columns they adjust"
 
 
 def read_adjust(adjust: str | Mapping[str, str] | None, partition: ClientPartition) -> dict[str, ClientTerms]:
-    """Return the covariates of each client that is adjusted: of one formula, to each client its own terms.
+    """Return the covariates of each site that is adjusted: of one formula, to each site its own terms.
 
     A FormulaError tells of what is outside the language, of a column that nobody has, and of a term of two
-    clients; a ModelError of a column that a client lacks.
+    sites; a ModelError of a column that a site lacks.
     """
     if adjust is None:
         return {}
@@ -57,7 +57,7 @@ def _parsed(text: str, held: Mapping[str, Sequence[str]]) -> tuple[ClientTerms, 
 
 
 def check_adjusted(terms: Mapping[str, ClientTerms], chosen: Chosen, *, one_for_all: bool) -> None:
-    """Require that each client with covariates has columns that they adjust; warn of clients without any."""
+    """Require that each site with covariates has columns that they adjust; warn of sites without any."""
     if idle := [client for client in terms if client not in chosen.adjust]:
         raise ModelError(
             f"adjust: no column of {', '.join(map(repr, idle))} is clustered, so that covariates there "

@@ -22,7 +22,7 @@ PER_FACTOR, PER_CLUSTER = 5, 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Agreed:
-    """Modalities by client, which of its records have a value in them, (n_rows,), and covariates as coded."""
+    """Modalities by site, which of its records have a value in them, (n_rows,), and covariates as coded."""
 
     modalities: Mapping[str, tuple[ModalityAsked, ...]]
     seen: Mapping[str, Bools]

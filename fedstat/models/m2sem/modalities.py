@@ -22,7 +22,7 @@ SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Columns by client, groups that share factors by name, what the user says they are, and covariates."""
+    """Columns by site, groups that share factors by name, what the user says they are, and covariates."""
 
     columns: Mapping[str, tuple[str, ...]]
     groups: Mapping[str, tuple[str, ...]]

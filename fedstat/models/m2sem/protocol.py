@@ -152,7 +152,7 @@ def finish(
 
 
 def settle(exchange: Exchange, one: Course) -> Rounds[None]:
-    """Let clients hold the posteriors at their parameters as they are: information is that of one point."""
+    """Let sites hold the posteriors at their parameters as they are: information is that of one point."""
     r, w, loglik, trace, change = one.r, one.w, one.loglik, list(one.trace), one.change
     yield from exchange.improve([one], 0)
     one.r, one.w, one.loglik, one.trace, one.change = r, w, loglik, trace, change

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Live:
-    """What results of this session can ask on: the model, whose clients hold the mixture, and the fit."""
+    """What results of this session can ask on: the model, whose sites hold the mixture, and the fit."""
 
     model: Any
     fit: MixtureFit

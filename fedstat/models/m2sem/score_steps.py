@@ -1,4 +1,4 @@
-"""Steps of one client for the information over clients: its own block, and scores that are multiplied."""
+"""Steps of one site for the information over sites: its own block, and scores that are multiplied."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def withheld(client: str, policy: Policy, modalities: Sequence[ModalityAsked], a
 
 
 def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
-    """Release the information of the client's own parameters, and keep scores to be multiplied with others'.
+    """Release the information of the site's own parameters, and keep scores to be multiplied with others'.
 
     ``own`` (d, d), ``with_shares`` (K, d) and ``jacobian`` (s, d) are of coordinates of the parameters in
     which rotations of the factors do not show; ``crossing`` is how many of them are multiplied.
@@ -115,7 +115,7 @@ SCORE_STEPS = {
         open_scores,
         {"slot": Declared("control", "which mixture", 0)},
         {
-            "own": Declared("aggregate", "information of the client's own parameters", 2, behind=BEHIND),
+            "own": Declared("aggregate", "information of the institution's own parameters", 2, behind=BEHIND),
             "with_shares": Declared("aggregate", "information shared with clusters' sizes", 2, behind=BEHIND),
             "jacobian": Declared("aggregate", "derivatives of profiles in the parameters", 2, behind=BEHIND),
             "communalities": Declared("aggregate", "shares of variance that factors make up", behind=BEHIND),

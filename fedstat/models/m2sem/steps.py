@@ -286,7 +286,7 @@ def one_mixture(data: SiteData, held: HeldMixtures, slot: Array) -> tuple[Slot, 
 
 POSTERIORS = Declared(
     "per entity",
-    "posterior probabilities of clusters, of the client's entities",
+    "posterior probabilities of clusters, of the institution's entities",
     2,
     dtype="float64",
     weighs="posterior probabilities of clusters",
@@ -304,9 +304,11 @@ STEPS: Mapping[str, Step] = {
     "begin": Step(
         begin,
         {
-            "place": Declared("presence", "positions of the client's entities", dtype="int64"),
+            "place": Declared("presence", "positions of the institution's entities", dtype="int64"),
             "pattern": Declared("presence", "presence pattern of every entity", dtype="int64", common=True),
-            "members": Declared("presence", "clients that each pattern has", 2, dtype="bool", common=True),
+            "members": Declared(
+                "presence", "institutions that each pattern has", 2, dtype="bool", common=True
+            ),
             "client": Declared("control", "which of these it is", 0),
         },
         text_in=Declared("control", "numbers of factors and nodes", common=True),
@@ -317,7 +319,7 @@ STEPS: Mapping[str, Step] = {
             "clusters": Declared("control", "number of clusters", 0),
             "factors": Declared("control", "number of factors", 0),
         },
-        {"labels": Declared("per entity", "clusters by the client's own columns", dtype="int64")},
+        {"labels": Declared("per entity", "clusters by the institution's own columns", dtype="int64")},
     ),
     "improve": Step(
         improve,
@@ -370,12 +372,12 @@ STEPS: Mapping[str, Step] = {
     "release_scores": Step(
         release_scores,
         {"slot": SLOT},
-        {"scores": Declared("per entity", "factor scores of the client's entities", 2)},
+        {"scores": Declared("per entity", "factor scores of the institution's entities", 2)},
     ),
     "predict_densities": Step(
         predict_densities,
         {
-            "place": Declared("presence", "positions of the client's entities", dtype="int64"),
+            "place": Declared("presence", "positions of the institution's entities", dtype="int64"),
             "total": Declared("control", "number of entities", 0),
             "parameters": Declared("aggregate", "parameters of the modalities", dtype="float64"),
             "units": Declared("aggregate", "means and deviations of columns", dtype="float64"),

@@ -53,7 +53,7 @@ def centred_information(fit: MomentsFit) -> Floats:
 
 
 def products_between(fit: MomentsFit) -> Floats:
-    """Sum of u_j u_k'/v over the entities that two clients both have, u = x - mu; zero within clients."""
+    """Sum of u_j u_k'/v over the entities that two sites both have, u = x - mu; zero within sites."""
     standard, moments, mu = fit.standard, fit.moments, fit.point.mu
     h = 1.0 / residuals(standard, fit.point).v
     means = moments.seen * mu

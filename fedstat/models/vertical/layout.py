@@ -91,7 +91,7 @@ class Layout:
 
     @property
     def rows(self) -> Mapping[str, Ints]:
-        """Positions of the entities that count as seen by each client: `kept`, or all where means fill in."""
+        """Positions of the entities that count as seen by each site: `kept`, or all where means fill in."""
         return dict.fromkeys(self.clients, np.arange(self.n)) if self.filled else self.kept
 
     def own(self, client: str) -> Bools | None:
@@ -149,9 +149,9 @@ class Layout:
         shown: Mapping[str, Bools] | None = None,
         has: Mapping[str, Bools] | None = None,
     ) -> Layout:
-        """Lay out a fit of some of the entities, (n,) of bool, and some of each client's records of them.
+        """Lay out a fit of some of the entities, (n,) of bool, and some of each site's records of them.
 
-        `shown` tells which of the entities that a client brought, (m,), still count as seen; all by default.
+        `shown` tells which of the entities that a site brought, (m,), still count as seen; all by default.
         `has` replaces which columns they have.
         """
         shown = {k: used[self.kept[k]] for k in self.clients} if shown is None else shown

@@ -100,7 +100,7 @@ class Standard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residuals:
-    """What the likelihood needs at a point: w = (S + mu mu')beta by client (P,); m, q and t (K,); v (G,).
+    """What the likelihood needs at a point: w = (S + mu mu')beta by site (P,); m, q and t (K,); v (G,).
 
     `sums` (G, P + 2) are those of (1, x, y) r by pattern, `squares` (G,) those of r^2.
     """

@@ -39,13 +39,13 @@ class VerticalModel(Explainable):
     engine : Engine
         What asks the sites; that of the partition.
     design : Design
-        Blocks of columns, by client, and the entities that each has.
+        Blocks of columns, by institution, and the entities that each has.
     family : str
         Steps of the sites that the model asks for.
     distribution : DistributionSpec
         Family and link of the response, by name.
     between : {"independent", "free"}
-        Whether columns of two clients may depend, of models that have the choice.
+        Whether columns of two institutions may depend, of models that have the choice.
     layout : Layout
         Institutions, columns and entities of fits, of models that lay them out when they are made.
 

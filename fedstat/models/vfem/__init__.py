@@ -1,4 +1,4 @@
-"""Regression with client-wise missing blocks (VFEM)."""
+"""Regression where blocks of whole institutions are missing (VFEM)."""
 
 from fedstat.federation.door.conduct import in_order
 from fedstat.federation.door.site import FAMILIES

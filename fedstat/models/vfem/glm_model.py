@@ -33,7 +33,7 @@ INSTEAD = ", or from_formula(..., between='independent'), which has no sums by m
 
 
 class VFEMGLM(VFEMModel):
-    """Generalised linear regression with client-wise missing blocks.
+    """Generalised linear regression where blocks of whole institutions are missing.
 
     The response is binary (logit or probit link) or a count (log link; Poisson or negative binomial),
     with linear predictor beta0 + sum_k x_k'beta_k; columns are jointly normal, with a covariance that is free

@@ -61,7 +61,7 @@ INSTEAD = ", or fit with exchange='iterative', which releases values per entity"
 
 
 class VFEMRegression(VFEMModel):
-    """Linear regression with client-wise missing blocks.
+    """Linear regression where blocks of whole institutions are missing.
 
     Institutions hold different columns of the same entities, and an entity that an institution never saw
     lacks that institution's whole block. The model is y = beta0 + sum_k x_k'beta_k + eps with normal errors

@@ -61,7 +61,7 @@ LEARNED = {
     "dealers are named": ({}, "C deals the random numbers for the products of A and B"),
     "per entity, in clear": (
         ITERATIVE | {"masked": False},
-        "(per entity): linear predictor x'beta of the client's block. Every number is an equation",
+        "(per entity): linear predictor x'beta of the institution's block. Every number is an equation",
     ),
     "per entity, in sums": (ITERATIVE, "Masks hide an institution's part of one round"),
     "single contributors": (ITERATIVE, "own linear predictor at"),

@@ -117,7 +117,7 @@ class CurvesSummed(GramAsked):
 
 @dataclass(frozen=True)
 class CurvesPlan(NoisePlan):
-    """The plan of a private boosting: scores of the public parts of every client; `columns` has no margins.
+    """The plan of a private boosting: scores of the public parts of every site; `columns` has no margins.
 
     Of the parts of its `holder` the response is the last, of so many scores.
     """

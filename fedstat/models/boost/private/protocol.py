@@ -19,9 +19,9 @@ from fedstat.typing import Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReleasedCurves:
-    """Sums over `n` entities that are complete everywhere; `entities` are the complete ones of each client.
+    """Sums over `n` entities that are complete everywhere; `entities` are the complete ones of each site.
 
-    `products` (q + 1, q + 1) of (1, u) in the order of the clients, with noise; the response is not weighted.
+    `products` (q + 1, q + 1) of (1, u) in the order of the sites, with noise; the response is not weighted.
     """
 
     plan: CurvesPlan

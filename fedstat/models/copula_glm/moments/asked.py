@@ -104,7 +104,7 @@ class MomentsAsked(GramAsked):
 
 @dataclass(frozen=True)
 class MomentPlan(NoisePlan):
-    """The plan of a generalised linear model: scores of columns of the design, by client, and a response.
+    """The plan of a generalised linear model: scores of columns of the design, by site, and a response.
 
     Of the columns of the data that its holder is asked for, the response is the last. `of_step` is kept for a
     step on the score afterwards.

@@ -105,7 +105,7 @@ def release_moments(
 
 
 def require_complete(table: Bools, clients: Sequence[str], holder: str) -> None:
-    """Require enough entities that every client has, (n, K) of bool; says which one to leave out, if not."""
+    """Require enough entities that every site has, (n, K) of bool; says which one to leave out, if not."""
     n = int(np.count_nonzero(table.all(axis=1)))
     if n >= FEWEST:
         return

@@ -257,7 +257,7 @@ class SetEvaluation:
         return {str(name): float(value) for name, value in frame.iloc[int(np.argmax(size))].items()}
 
     def worth_with(self, client: str) -> float:
-        """AUC beyond one half, R-squared, or accuracy beyond the largest class, where a client took part."""
+        """AUC beyond one half, R-squared, or accuracy beyond the largest class, where a site took part."""
         with_client = self.scores.sets >> self.clients.index(client) & 1 == 1
         return replace(self, scores=self.scores.together(with_client))._worth()[0]
 

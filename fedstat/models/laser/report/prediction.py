@@ -76,7 +76,7 @@ class FittedNetworks:
         return assemble(self.method, len(self.clients), self.heads_of)
 
     def beside(self, client: str) -> dict[str, Any]:
-        """Parameters and outputs of the network that stands beside a client's columns, where there is one."""
+        """Parameters and outputs of the network that stands beside a site's columns, where there is one."""
         own = self.trained.distilled
         return {"distilled": own[client], "joint": self.trained.joint} if own else {}
 
@@ -97,7 +97,7 @@ class FittedNetworks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictedSets:
-    """Probabilities (n, classes), or standardised means (n, 1), and the clients behind each, as bits (n,)."""
+    """Probabilities (n, classes), or standardised means (n, 1), and the sites behind each, as bits (n,)."""
 
     predicted: Floats
     sets: Ints
@@ -111,7 +111,7 @@ class PredictedSets:
 def predict_networks(
     fitted: FittedNetworks, partition: ClientPartition, call: str, head: int | None = None
 ) -> PredictedSets:
-    """Predict the entities of a partition, from the clients that have each; by one head, or on average."""
+    """Predict the entities of a partition, from the sites that have each; by one head, or on average."""
 
     def asking() -> Rounds[PredictedSets]:
         opened = yield from open_networks(fitted, partition)

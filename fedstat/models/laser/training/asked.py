@@ -17,9 +17,9 @@ MOST_UNITS, MOST_LAYERS, MOST_NETWORKS = 4096, 16, 512
 
 @dataclass(frozen=True, slots=True)
 class NetworksAsked:
-    """Networks of a client, or heads of the holder: how many, their hidden layers, outputs and training.
+    """Networks of a site, or heads of the holder: how many, their hidden layers, outputs and training.
 
-    `number` keeps the random parameters of clients apart; `raw`: columns enter as they are, not standardised.
+    `number` keeps the random parameters of sites apart; `raw`: columns enter as they are, not standardised.
     `module` names a module that takes the place of the networks.
     """
 

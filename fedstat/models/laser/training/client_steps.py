@@ -66,7 +66,7 @@ class TrainingClient:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distilled:
-    """A network of some widths, theta (1, q), whose outputs are inputs of the client's networks as well."""
+    """A network of some widths, theta (1, q), whose outputs are inputs of the site's networks as well."""
 
     widths: Sequence[int]
     theta: Floats
@@ -242,7 +242,7 @@ def secret_order(data: SiteData, n: int, number: int) -> Ints:
     return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).permutation(n)
 
 
-ROWS = Declared("presence", "which of the client's entities are in the batch", dtype="int64")
+ROWS = Declared("presence", "which of the institution's entities are in the batch", dtype="int64")
 AT = Declared("presence", "where they stand in a masked batch", dtype="int64")
 BATCH = Declared("control", "rows of a masked batch", 0)
 GRADIENT = Declared(
@@ -253,7 +253,7 @@ GRADIENT = Declared(
     dtype="float64",
     weighs="gradients",
 )
-OUTPUTS = Declared("per entity", "outputs of the client's networks", 2, maskable=True)
+OUTPUTS = Declared("per entity", "outputs of the institution's networks", 2, maskable=True)
 BEST = Declared("control", "whether the networks of the best look are taken", 0)
 RULES = ExchangeRules(remembers=False)
 EXCHANGE = exchange_steps(RULES)
@@ -290,7 +290,7 @@ CLIENT_STEPS: Mapping[str, Step] = {
             "width": Declared("control", "outputs of a network", 0),
             "shift": Declared("aggregate", "means of the columns in the fit", dtype="float64"),
             "scale": Declared("aggregate", "standard deviations of the columns in the fit", dtype="float64"),
-            "rows": Declared("presence", "positions of the client's entities", dtype="int64"),
+            "rows": Declared("presence", "positions of the institution's entities", dtype="int64"),
             "n": Declared("control", "number of entities", 0),
             "distilled": Declared(
                 "aggregate", "parameters of a network beside the columns", 2, optional=True, dtype="float64"

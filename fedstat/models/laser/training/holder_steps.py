@@ -264,9 +264,11 @@ def randomised(labels: Floats, flip: Floats, draws: Floats) -> Floats:
 
 # What they weigh is told in full beside it: the derivatives of each entity are a function of its response.
 BATCH: Mapping[str, Declared] = {
-    "outputs": Declared("per entity", "outputs of the clients' networks", 3, dtype="float64", weighs=""),
+    "outputs": Declared("per entity", "outputs of the institutions' networks", 3, dtype="float64", weighs=""),
     "rows": Declared("presence", "which entities are in the batch", dtype="int64"),
-    "code": Declared("presence", "clients that have each entity, by number of the pattern", dtype="int64"),
+    "code": Declared(
+        "presence", "institutions that have each entity, by number of the pattern", dtype="int64"
+    ),
     "weights": Declared("control", "weight of every prediction by pattern", 2, dtype="float64"),
     "members": Declared("control", "networks behind each prediction", 2, dtype="bool"),
     "sizes": Declared("control", "number of networks behind each prediction", dtype="int64"),

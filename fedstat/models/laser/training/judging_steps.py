@@ -122,7 +122,7 @@ JUDGING_STEPS: Mapping[str, Step] = {
         {
             "predicted": Declared("per entity", "predictions", 2, dtype="float64", weighs="predictions"),
             "use": Declared("presence", "which entities are compared", dtype="bool"),
-            "code": Declared("presence", "clients that have each entity, by number", dtype="int64"),
+            "code": Declared("presence", "institutions that have each entity, by number", dtype="int64"),
             "units": Declared("control", "units of the response, and number of sets", dtype="float64"),
         },
         COUNTS,

@@ -1,4 +1,4 @@
-"""Networks in training: parameters and the moments of Adam, at a client and at the holder of the response."""
+"""Networks in training: parameters and the moments of Adam, at a site and at the holder of the response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts of how well predictions agree with the response, by set of clients: what leaves in an evaluation."""
+"""Counts of how well predictions agree with the response, by set of sites: what leaves in an evaluation."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Assembly:
         return [t for t, task in enumerate(self.tasks) if task.clients == clients]
 
     def predicting(self, clients: int) -> list[int]:
-        """Numbers of the tasks that predict for an entity of a set of clients: its own, or those within."""
+        """Numbers of the tasks that predict for an entity of a set of sites: its own, or those within."""
         within = (t for t, task in enumerate(self.tasks) if task.clients & clients == task.clients)
         return self.of_set(clients) or list(within)
 

@@ -1,4 +1,4 @@
-"""Steps of a client that learns a joint representation from its own columns, and keeps it beside these."""
+"""Steps of a site that learns a joint representation from its own columns, and keeps it beside these."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ TRANSFER_STEPS: Mapping[str, Step] = {
             "rows": ROWS,
             "target": Declared(
                 "per entity",
-                "singular vectors of all clients' columns",
+                "singular vectors of all institutions' columns",
                 2,
                 dtype="float64",
                 weighs="singular vectors",

@@ -42,7 +42,7 @@ FEW_VALUES = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedModality:
-    """A modality's columns over the rows that have some column of the client: nan where a cell is missing.
+    """A modality's columns over the rows that have some column of the site: nan where a cell is missing.
 
     Values (n, P) of categorical columns are places of levels, -1 where missing.
     """
@@ -53,7 +53,7 @@ class OpenedModality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedModalities:
-    """Modalities of a client, rows of its table that have some value in them, (n_rows,), their covariates."""
+    """Modalities of a site, rows of its table that have some value in them, (n_rows,), their covariates."""
 
     modalities: tuple[OpenedModality, ...]
     seen: Bools

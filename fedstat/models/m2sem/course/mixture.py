@@ -55,7 +55,7 @@ class Subjects:
         return len(self.pattern)
 
     def too_few(self, r: Floats) -> tuple[str, int] | None:
-        """Find a client at which a cluster of posteriors r (N, K) has fewer entities than its owner wants."""
+        """Find a site at which a cluster of posteriors r (N, K) has fewer entities than its owner wants."""
         for client in self.clients:
             count, share = self.least[client]
             at = r[self.place[client]]

@@ -1,4 +1,4 @@
-"""Where mixtures begin: k-means of the factor scores of all clients, and each client's own clusters."""
+"""Where mixtures begin: k-means of the factor scores of all sites, and each site's own clusters."""
 
 from __future__ import annotations
 

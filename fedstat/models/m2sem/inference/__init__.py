@@ -1,1 +1,1 @@
-"""What a fitted mixture states with its errors: information over clients, profiles, and outside variables."""
+"""What a fitted mixture states with its errors: information over sites, profiles, and outside variables."""

@@ -29,7 +29,7 @@ MOST_FAILED = 0.2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawable:
-    """Modalities of a client as fitted, how to make one of drawn columns and covariates, and positions (n,).
+    """Modalities of a site as fitted, how to make one of drawn columns and covariates, and positions (n,).
 
     Its columns are adjusted for so many `covariates`.
     """
@@ -42,7 +42,7 @@ class Drawable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """Refits of B samples: shares (B, K), profiles (B, K, sum of P C) by client; samples that had no fit."""
+    """Refits of B samples: shares (B, K), profiles (B, K, sum of P C) by site; samples that had no fit."""
 
     shares: Floats
     profiles: Mapping[str, Floats]

@@ -1,4 +1,4 @@
-"""Observed information of a mixture over clients: own blocks from home, cross-blocks by secure products."""
+"""Observed information of a mixture over sites: own blocks from home, cross-blocks by secure products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCORES = "scores"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientInformation:
-    """What a client released of its d coordinates, the first `crossing` of which it multiplied with others'.
+    """What a site released of its d coordinates, the first `crossing` of which it multiplied with others'.
 
     `own` (d, d), `with_shares` (K, d), `jacobian` (s, d) of its statements, with effects of covariates at the
     end, `communalities` of its columns.

@@ -1,4 +1,4 @@
-"""A variable outside the mixture, at one client: its sums by most likely cluster, and the question for them.
+"""A variable outside the mixture, at one site: its sums by most likely cluster, and the question for them.
 
 Entities with the same most likely cluster have the same weights in means that are corrected for
 classification, so that sums by these clusters are all that leaves.
@@ -108,7 +108,7 @@ BEHIND = (FactorsAsked, GroupSums, DivisionOfRows)
 OUTSIDE_STEPS = {
     "sum_outside": Step(
         sum_outside,
-        {"cluster": Declared("presence", "most likely cluster of the client's entities", dtype="int64")},
+        {"cluster": Declared("presence", "most likely cluster of the institution's entities", dtype="int64")},
         {
             "entities": Declared("aggregate", "entities with the variable by cluster", behind=BEHIND),
             "means": Declared("aggregate", "means of the variable by cluster", 2, behind=BEHIND),

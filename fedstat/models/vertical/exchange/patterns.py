@@ -129,7 +129,7 @@ def exchange_patterns(
 
 
 def value_names(layout: Layout) -> list[str]:
-    """Name what is missing together with each column: the client, or a term where its columns are apart."""
+    """Name what is missing together with each column: the site, or a term where its columns are apart."""
     parts = np.bincount(layout.units.owner)
     owner = np.repeat(np.arange(len(layout.sizes)), layout.sizes)
     return [
@@ -146,7 +146,7 @@ def values_lost(layout: Layout, plan: MergePlan) -> dict[str, int]:
 
 
 def released_values(layout: Layout, plan: MergePlan, code: Ints) -> tuple[dict[str, Bools], dict[str, Bools]]:
-    """Tell by client which of its entities count as seen, (m,), and of those in part with which columns."""
+    """Tell by site which of its entities count as seen, (m,), and of those in part with which columns."""
     released, columns = {}, {}
     for client, place in layout.places().items():
         shown = plan.shows(code[layout.rows[client]])

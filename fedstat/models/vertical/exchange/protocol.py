@@ -24,7 +24,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 
 def dealing_sites(layout: Layout) -> tuple[str, ...]:
-    """Institutions that may deal for two others: clients and response holder, after these a bystander."""
+    """Institutions that may deal for two others: sites and response holder, after these a bystander."""
     return tuple(dict.fromkeys([*layout.clients, layout.active, *layout.bystanders]))
 
 

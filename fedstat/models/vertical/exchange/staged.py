@@ -30,7 +30,7 @@ EMPTY_GROUPS = 1024
 
 @dataclass(slots=True)
 class StagedBlock:
-    """A client's standardised columns (n, p) during a fit; means and standard deviations (p,) in their units.
+    """A site's standardised columns (n, p) during a fit; means and standard deviations (p,) in their units.
 
     `keep` (n_seen,) are the rows of the opened block that take part; `held` (n,) those of X that are its own:
     others are filled in with their mean, and hide nothing. `weight` (n,) are the latest row weights, empty

@@ -311,7 +311,7 @@ SEEN = Declared(
 CODE = Declared("presence", "fold or missing pattern of each entity", dtype="int64")
 GROUPS = Declared("control", "number of folds or missing patterns", 0)
 TAKEN = (Entities, DivisionOfRows)
-KEEP = Declared("presence", "which of the client's entities take part", dtype="bool")
+KEEP = Declared("presence", "which of the institution's entities take part", dtype="bool")
 ROWS = Declared(
     "presence", "positions of the block's entities among those of the response", dtype="int64", optional=True
 )

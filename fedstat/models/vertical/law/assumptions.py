@@ -148,7 +148,7 @@ def independence_lr_test(fit: MomentsFit | LawFit, restricted: MomentsFit | LawF
 
 
 def worst_pair(moments: PatternMoments) -> tuple[BlockIndependence, float] | None:
-    """Find the pair of clients whose blocks are most clearly correlated, and its p-value times the pairs."""
+    """Find the pair of sites whose blocks are most clearly correlated, and its p-value times the pairs."""
     tests = [test for test in independence_tests(moments) if np.isfinite(test.pvalue)]
     if not tests:
         return None

@@ -76,7 +76,7 @@ def name_sparse(moments: PatternMoments) -> str:
 
 
 def edges_between(moments: PatternMoments, between: Between) -> Bools:
-    """Which columns may depend given all others, (P, P): those of one client, and with "free" of others."""
+    """Which columns may depend given all others, (P, P): those of one site, and with "free" of others."""
     owner, unit = moments.owner, moments.unit
     edges = np.asarray((owner[:, None] == owner) | (between == "free"))
     for pair in sparse_pairs(moments):
@@ -86,7 +86,7 @@ def edges_between(moments: PatternMoments, between: Between) -> Bools:
 
 
 def fit_between(moments: PatternMoments, between: Between, maxiter: int = 200) -> MomentsFit | LawFit:
-    """Maximise the likelihood of what is seen, of columns that are free to depend between clients or not."""
+    """Maximise the likelihood of what is seen, of columns that are free to depend between sites or not."""
     if between == "independent" and moments.whole:
         return fit_moments(moments, maxiter=maxiter)
     return fit_law(moments, edges_between(moments, between), maxiter=maxiter)

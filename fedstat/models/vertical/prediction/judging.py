@@ -108,8 +108,8 @@ STEPS: Mapping[str, Step] = {
         {
             "predicted": Declared("per entity", "predictions", dtype="float64", weighs="predictions"),
             "use": Declared("presence", "which entities are compared", dtype="bool"),
-            "code": Declared("presence", "clients that have each entity, by number", dtype="int64"),
-            "groups": Declared("control", "number of sets of clients", 0, dtype="int64"),
+            "code": Declared("presence", "institutions that have each entity, by number", dtype="int64"),
+            "groups": Declared("control", "number of sets of institutions", 0, dtype="int64"),
         },
         {
             "bins": _counted("entities, sums of response and of predictions by bin", 2),

@@ -26,7 +26,7 @@ def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> d
     return {"projection": (block_of(state).X - mu) @ factor}
 
 
-PREDICTOR = Declared("per entity", "linear predictor x'beta of the client's block", maskable=True)
+PREDICTOR = Declared("per entity", "linear predictor x'beta of the institution's block", maskable=True)
 STEPS: Mapping[str, Step] = {
     "predict_block": Step(
         predict_block,

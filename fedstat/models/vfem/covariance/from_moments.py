@@ -75,7 +75,7 @@ def moments_covariance(fit: MomentsFit | LawFit, cov_type: CovType = "observed")
 
 
 def free_covariance(fit: LawFit, cov_type: CovType) -> Covariance:
-    """Covariance under a law that is free between clients; the concentration of the columns comes last."""
+    """Covariance under a law that is free between sites; the concentration of the columns comes last."""
     if cov_type == "sem":
         V, asymmetry = sem_of_law(fit)
         return Covariance(V, HOW, asymmetry=asymmetry)

@@ -121,10 +121,10 @@ def first_derivatives(response: GLMResponse) -> Floats:
 def glm_response_scores(
     data: SiteData, state: State, text: str, missing: Bools
 ) -> tuple[dict[str, Array], str]:
-    """Stage the response holder's columns, release their products, and seal what hides z from the clients.
+    """Stage the response holder's columns, release their products, and seal what hides z from the sites.
 
-    `text` lists the clients of the fit and, of these, those that are told of z; `missing` (G, K) says which
-    clients miss in each pattern. Released: ``gram`` R'R, and ``shown``, of the ``lengths``, for each of them.
+    `text` lists the sites of the fit and, of these, those that are told of z; `missing` (G, K) says which
+    sites miss in each pattern. Released: ``gram`` R'R, and ``shown``, of the ``lengths``, for each of them.
     """
     response = glm_response_of(state)
     clients, told = json.loads(text)
@@ -258,7 +258,7 @@ COLUMNS: Mapping[str, Callable[..., Floats]] = {
     OF_SQUARES: response_squares,
 }
 DERIVATIVES = Declared("per entity", "first derivatives of the log-likelihood", 2)
-WHICH = Declared("control", "clients of the fit, and who is told")
+WHICH = Declared("control", "institutions of the fit, and who is told")
 STEPS: Mapping[str, Step] = {
     "glm_scores_openly": Step(
         glm_scores_openly,

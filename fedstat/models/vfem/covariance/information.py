@@ -1,4 +1,4 @@
-"""The observed information of psi = (a, s2, beta, mu) with every Sigma_k eliminated, from the clients' sums.
+"""The observed information of psi = (a, s2, beta, mu) with every Sigma_k eliminated, from the sites' sums.
 
 The likelihood of y depends on an entity through the mean m and the variance v of its linear predictor. With
 normal errors its derivatives are
@@ -7,7 +7,7 @@ normal errors its derivatives are
 
 with z = L_m = r/v; for another distribution they come from the response holder, and all below holds as it
 stands, without the residual variance. With h_k the sum over the entities that k lacks of -L_mv dm + kappa dv,
-C_jk the sum of kappa over those that both lack, and per client (J, j, N) from
+C_jk the sum of kappa over those that both lack, and per site (J, j, N) from
 :class:`~fedstat.models.vfem.covariance.elimination.Elimination`, the information of psi is
 
     H - h N h' - h j' - j h' - J + (h N + j) C (I + N C)^-1 (h N + j)'
@@ -64,7 +64,7 @@ class ScaleSums:
 
 @dataclass(frozen=True, eq=False)
 class InformationSums:
-    """Sums by pattern from the response holder, what every client answered of its own block; of a scale."""
+    """Sums by pattern from the response holder, what every site answered of its own block; of a scale."""
 
     layout: Layout
     curvatures: PatternCurvatures

@@ -41,7 +41,7 @@ def count_response(data: SiteData, state: State) -> GLMResponse:
 def glm_scale_curvature(
     data: SiteData, state: State, text: str, patterns: Array
 ) -> tuple[dict[str, Array], str]:
-    """Release ``sums`` (G, 3) of -L_mr, -L_vr and -L_rr by pattern, and seal what shows clients their sums.
+    """Release ``sums`` (G, 3) of -L_mr, -L_vr and -L_rr by pattern, and seal what shows sites their sums.
 
     `text` lists these; where it lists none ``cross``, -L_mr of every entity, is released.
     """

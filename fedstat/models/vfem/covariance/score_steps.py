@@ -77,7 +77,7 @@ def local_products(data: SiteData, client: Client, of_response: Floats, by_v: Fl
 
 
 def response_products(data: SiteData, state: State, missing: Bools) -> dict[str, Array]:
-    """Products of the response holder's part of the scores; (G, K), which clients miss in each pattern."""
+    """Products of the response holder's part of the scores; (G, K), which sites miss in each pattern."""
     active = active_of(state)
     z, inverse_v = active.z, 1.0 / active.v[active.code]
     minus_e = -0.5 * (inverse_v - z * z)

@@ -29,7 +29,7 @@ DIFFERENCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class SEMPoint:
-    """Parameters of the EM map: beta0, s2, and per client beta, mu, Sigma; complex for a complex step."""
+    """Parameters of the EM map: beta0, s2, and per site beta, mu, Sigma; complex for a complex step."""
 
     beta0: complex
     s2: complex

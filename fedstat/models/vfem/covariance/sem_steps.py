@@ -80,13 +80,13 @@ def em_sums(
 STEPS: Mapping[str, Step] = {
     "sem_constants": Step(
         constants,
-        {"others": Declared("presence", "which clients have each entity", 2, dtype="bool")},
+        {"others": Declared("presence", "which institutions have each entity", 2, dtype="bool")},
         {
             "beta": aggregate("coefficients of standardised columns"),
             "mu": aggregate("means of standardised columns"),
             "Sigma": aggregate("covariance of standardised columns", 2),
             "scale": aggregate("standard deviations of the columns"),
-            "s1": aggregate("sums of the columns, by presence of other clients", 2),
+            "s1": aggregate("sums of the columns, by presence of other institutions", 2),
             "S2": aggregate("cross-products within the block", 2),
         },
     ),
@@ -98,7 +98,7 @@ STEPS: Mapping[str, Step] = {
         },
         {
             "linear_predictor": Declared(
-                "per entity", "linear predictor x'beta of the client's block", maskable=True
+                "per entity", "linear predictor x'beta of the institution's block", maskable=True
             )
         },
     ),
@@ -106,7 +106,7 @@ STEPS: Mapping[str, Step] = {
         em_sums,
         {
             "z": Declared("per entity", "standardised residual of the response", weighs="residuals"),
-            "missing": Declared("aggregate", "sums of z, z^2 and 1/v over entities the client lacks"),
+            "missing": Declared("aggregate", "sums of z, z^2 and 1/v over entities the institution lacks"),
             "s2": Declared("aggregate", "residual variance", 0),
             "beta": Declared("aggregate", "coefficients near the estimate"),
             "mu": Declared("aggregate", "means near the estimate"),
@@ -116,7 +116,7 @@ STEPS: Mapping[str, Step] = {
             "gradient": weighted("gradient by the coefficients"),
             "mu": weighted("means after the M-step"),
             "Sigma": weighted("covariance after the M-step", 2),
-            "u_z": weighted("products of columns and residuals, by absence of other clients", 2),
+            "u_z": weighted("products of columns and residuals, by absence of other institutions", 2),
         },
     ),
 }

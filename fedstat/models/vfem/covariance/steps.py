@@ -33,9 +33,9 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedRows:
-    """-L_mm of the client's rows (n_k,), which clients have each of them (n_k, K), and what comes of both.
+    """-L_mm of the site's rows (n_k,), which sites have each of them (n_k, K), and what comes of both.
 
-    Sums of -L_mm uu' (p, p), and of -L_mm u and -L_mv u, in all and by the presence of every other client,
+    Sums of -L_mm uu' (p, p), and of -L_mm u and -L_mv u, in all and by the presence of every other site,
     and by its absence, (1 + K, p).
     """
 
@@ -171,14 +171,14 @@ def sum_information(
     }
 
 
-OTHERS = Declared("presence", "which clients have each entity", 2, dtype="bool")
+OTHERS = Declared("presence", "which institutions have each entity", 2, dtype="bool")
 INFORMATION: Mapping[str, Declared] = {
     "beta": weighted("coefficients"),
     "w": weighted("covariance of the block with its linear predictor"),
     "own": weighted("information on the block's coefficients and means", 2),
     "gram": weighted("weighted cross-products within the block", 2),
-    "by_v": weighted("weighted sums of the columns, by presence of other clients", 2),
-    "by_z": weighted("products of columns and residuals, by absence of other clients", 2),
+    "by_v": weighted("weighted sums of the columns, by presence of other institutions", 2),
+    "by_z": weighted("products of columns and residuals, by absence of other institutions", 2),
     "J": weighted("information lost to the block's covariance", 2),
     "j": weighted("information lost to the block's covariance"),
     "N": weighted("information lost to the block's covariance", 0),
@@ -188,7 +188,7 @@ STEPS: Mapping[str, Step] = {
         information,
         {
             "inverse_v": Declared(
-                "control", "1/v of the client's entities, by missing pattern", weighs="weights"
+                "control", "1/v of the institution's entities, by missing pattern", weighs="weights"
             ),
             "others": OTHERS,
             "sums": Declared("aggregate", "sums over entities of 1/v and z^2"),
@@ -215,7 +215,7 @@ STEPS: Mapping[str, Step] = {
         },
         {
             **INFORMATION,
-            "by_z": weighted("weighted sums of the columns, by absence of other clients", 2),
+            "by_z": weighted("weighted sums of the columns, by absence of other institutions", 2),
         },
     ),
 }

@@ -18,10 +18,10 @@ from fedstat.typing import Bools, Floats
 
 @dataclass(frozen=True, slots=True)
 class NormalLaw:
-    """Mean (P + 1,) and covariance (P + 1, P + 1) of the columns, client by client, and the response.
+    """Mean (P + 1,) and covariance (P + 1, P + 1) of the columns, site by site, and the response.
 
     `edges` (P, P) are the entries of the columns' concentration that were not fixed at zero, `between` tells
-    whether those of two clients were.
+    whether those of two sites were.
     """
 
     mean: Floats

@@ -244,7 +244,7 @@ STEPS: Mapping[str, Step] = {
     "glm_evaluate": Step(
         glm_evaluate,
         {
-            "predictor": Declared("per entity", "sum of the clients' linear predictors", weighs=""),
+            "predictor": Declared("per entity", "sum of the institutions' linear predictors", weighs=""),
             "centre": Declared("control", "means of missing linear predictors, by pattern"),
             "spread": Declared("control", "variances of missing linear predictors, by pattern"),
             "lowest": Declared("control", "likelihood below which nothing else is said", 0, optional=True),
@@ -274,7 +274,7 @@ STEPS: Mapping[str, Step] = {
     "glm_curvature": Step(
         glm_curvature,
         {
-            "missing": Declared("presence", "which clients miss in each pattern", 2),
+            "missing": Declared("presence", "which institutions miss in each pattern", 2),
             "each": Declared("control", "patterns whose curvatures leave one by one", dtype="bool"),
         },
         {"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},

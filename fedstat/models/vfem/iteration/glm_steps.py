@@ -237,7 +237,7 @@ STEPS: Mapping[str, Step] = {
     "glm_score": Step(
         glm_score,
         {
-            "missing": Declared("aggregate", "sums of derivatives over entities that the client lacks"),
+            "missing": Declared("aggregate", "sums of derivatives over entities that the institution lacks"),
             "h": Declared("aggregate", "sum of curvatures over those that it has", 0),
             "shown": replace(SHOWN, optional=True),
             "z": Declared(
@@ -259,7 +259,10 @@ STEPS: Mapping[str, Step] = {
         {
             "inside": Declared("control", "whether the point is admissible", 0),
             "linear_predictor": Declared(
-                "per entity", "linear predictor x'beta of the client's block", maskable=True, optional=True
+                "per entity",
+                "linear predictor x'beta of the institution's block",
+                maskable=True,
+                optional=True,
             ),
             "centre": Declared("control", "product mu'beta", 0, optional=True),
             "spread": Declared("control", "product beta'Sigma beta", 0, optional=True),

@@ -65,7 +65,7 @@ STEPS: Mapping[str, Step] = {
         {
             "a": Declared("aggregate", "centred intercept", 0),
             "s2": Declared("aggregate", "residual variance", 0),
-            "eta": Declared("per entity", "sum of the clients' linear predictors", weighs=""),
+            "eta": Declared("per entity", "sum of the institutions' linear predictors", weighs=""),
             "t_missing": Declared("control", "variance of missing linear predictors, by pattern"),
         },
         {

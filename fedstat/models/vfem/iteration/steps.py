@@ -171,7 +171,7 @@ def estimates(data: SiteData, state: State) -> dict[str, Array]:
 
 POINTS: Mapping[str, Declared] = {
     "linear_predictor": Declared(
-        "per entity", "linear predictor x'beta of the client's block", maskable=True, optional=True
+        "per entity", "linear predictor x'beta of the institution's block", maskable=True, optional=True
     ),
     "centres": Declared("control", "products mu'beta of the points", 2, optional=True),
     "spreads": Declared("control", "products beta'Sigma beta of the points", 3, optional=True),
@@ -205,7 +205,7 @@ STEPS: Mapping[str, Step] = {
         {
             "weights": Declared("control", "weights of the points"),
             "z": Declared("per entity", "standardised residual of the response", weighs="residuals"),
-            "missing": Declared("aggregate", "sums of z, z^2 and 1/v over entities the client lacks"),
+            "missing": Declared("aggregate", "sums of z, z^2 and 1/v over entities the institution lacks"),
             "s2": Declared("aggregate", "residual variance", 0),
             "omega": Declared("control", "step length", 0),
             "forget": Declared("control", "whether to forget the previous evaluation", 0),

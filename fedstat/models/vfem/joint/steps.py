@@ -210,7 +210,7 @@ STEPS: Mapping[str, Step] = {
         {"slopes": Declared("aggregate", "coefficients by missing pattern", 2), "code": CODE},
         {
             "linear_predictor": Declared(
-                "per entity", "linear predictor of the client's block by missing pattern", maskable=True
+                "per entity", "linear predictor of the institution's block by missing pattern", maskable=True
             )
         },
     ),

@@ -55,10 +55,10 @@ class StagedColumns:
 
 @dataclass(frozen=True, slots=True)
 class CrossProducts:
-    """Products X_j'X_k of the staged columns of every pair of clients number j < k, and how they were had.
+    """Products X_j'X_k of the staged columns of every pair of sites number j < k, and how they were had.
 
     `size` are the rows of a sketch, 0 without one, and `error` the root mean squared error of an entry,
-    relative to the lengths of the two columns, as measured on the products within clients. `dealers` dealt
+    relative to the lengths of the two columns, as measured on the products within sites. `dealers` dealt
     for secure products; `left_out` counts pairs that were not asked, since too few entities have both.
     """
 

@@ -1,4 +1,4 @@
-"""Columns of which products between two clients are wanted, and the ways to multiply them in the open."""
+"""Columns of which products between two sites are wanted, and the ways to multiply them in the open."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def release_columns(data: SiteData, state: State, stage: Array) -> dict[str, Arr
 def multiply_columns(
     data: SiteData, state: State, stage: Array, columns: Floats, rows: Ints
 ) -> dict[str, Array]:
-    """Release products of another client's columns (m, q), on entities at `rows`, with the staged ones."""
+    """Release products of another site's columns (m, q), on entities at `rows`, with the staged ones."""
     client = client_of(state)
     check_lengths(data.name, columns=(columns, len(rows)))
     _, mine, theirs = np.intersect1d(client.rows, rows, assume_unique=True, return_indices=True)
@@ -115,9 +115,9 @@ STEPS: Mapping[str, Step] = {
         multiply_columns,
         {
             "stage": STAGE,
-            "columns": Declared("raw columns", "another client's columns, centred and weighted", 2),
-            "rows": Declared("presence", "positions of that client's entities", dtype="int64"),
+            "columns": Declared("raw columns", "another institution's columns, centred and weighted", 2),
+            "rows": Declared("presence", "positions of that institution's entities", dtype="int64"),
         },
-        {"products": weighted("cross-products of two clients' columns", 2)},
+        {"products": weighted("cross-products of two institutions' columns", 2)},
     ),
 }

@@ -28,9 +28,9 @@ MOMENTS = "exchange='moments' has no value per entity. "
 
 
 def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
-    """Entities at which a masked sum is one client's own part, by client; the coordinator sits `at`.
+    """Entities at which a masked sum is one site's own part; the coordinator sits `at`.
 
-    Those of which the client has a record, and no other client but one that receives the sum: the
+    Those of which the site has a record, and no other site but one that receives the sum: the
     coordinator and the response holder do.
     """
     seen = np.zeros((layout.n, len(layout.clients)), dtype=bool)

@@ -140,7 +140,7 @@ def _lines(
     bold: pd.Index,
     solved: Bools | None = None,
 ) -> None:
-    """Draw one line per column over lambda, coloured by client; dotted with points if some are `solved`."""
+    """Draw one line per column over lambda, coloured by site; dotted with points if some are `solved`."""
     colours = _colours(estimate)
     some: dict[str, Any] = {}
     if solved is not None and not solved.all():

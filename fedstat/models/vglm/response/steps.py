@@ -78,7 +78,9 @@ def _sums(distribution: DistributionSpec, residual: Floats, weight: Floats) -> F
 
 
 PREDICTORS = "deviations of linear predictors from their median"
-TOTAL_PREDICTOR = Declared("per entity", "sum of the clients' linear predictors", dtype="float64", weighs="")
+TOTAL_PREDICTOR = Declared(
+    "per entity", "sum of the institutions' linear predictors", dtype="float64", weighs=""
+)
 SAID: Mapping[str, Declared] = {
     "loss": Declared("aggregate", "half the mean deviance", 0, behind=(Entities,)),
     "sums": Declared("aggregate", "sums of residuals and of their squares", behind=(Entities,)),
