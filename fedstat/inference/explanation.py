@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from fedstat.inference.tables import Sheet, SheetSummary, human_bytes
 
 COORDINATOR = "coordinator"
 PASSES = "Every policy lets this fit pass, as far as it can be told"
+EACH = ", each"
+MOST_NAMED = 4
 WORDS = ("sends", "receives")
 ENDS = ("_low", "", "_high")
 """Endings of columns: at the fewest, the expected and the most iterations."""
@@ -101,7 +103,15 @@ class Explanation:
 
     @property
     def _verdict(self) -> str:
-        return PASSES if self.passes else f"REFUSED by the policy of {', '.join(self.refused)}"
+        return PASSES if self.passes else f"REFUSED by the policy of {self._named(self.refused)}"
+
+    def _named(self, names: Iterable[str], each: str = "") -> str:
+        """Names of institutions; of many that are all that send anything, how many they are."""
+        names = list(names)
+        every = set(self.table["sender"]) - {COORDINATOR}
+        if len(names) > MOST_NAMED and every.issubset(names):
+            return f"all {len(names)} institutions{each}"
+        return f"{', '.join(names)}{each if len(names) > 1 else ''}"
 
     def _summary(self, verdict: str = "") -> SheetSummary:
         if self.table.empty:
@@ -117,10 +127,14 @@ class Explanation:
             for rule, messages in by_rule.items():
                 more = f" (and {len(messages) - 1} arrays more)" if len(messages) > 1 else ""
                 rows.append((site, rule, messages[0].removeprefix(f"{site}: ") + more))
-        rows = together(rows)
+        rows = self._together(rows)
         if rows:
             headers = ("Institution", "Rule", "What its policy says")
             yield Sheet(headers, tuple(rows), "lll", (18, 18, 72), "THIS FIT WOULD BE REFUSED", wrap=True)
+
+    def _together(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """Put rows that differ only in the institution, the first cell, in one line."""
+        return [(self._named(names, EACH), *rest) for rest, names in together(rows).items()]
 
     def _rounds(self) -> Sheet:
         rows = [(steps, spread(counts)) for steps, counts in self.rounds]
@@ -136,7 +150,7 @@ class Explanation:
             sizes = ([int(row[f"{word}{end}"]) for end in ENDS] for word in WORDS)
             rows.append((str(name), *(bytes_spread(*counts) for counts in sizes)))
         headers = ("Institution", "Sends", "Receives")
-        return Sheet(headers, tuple(together(rows)), "lrr", (36, 36, 36), "Bytes", wrap=True)
+        return Sheet(headers, tuple(self._together(rows)), "lrr", (34, 37, 37), "Bytes", wrap=True)
 
     def _senders(self) -> Iterator[Sheet]:
         told = self.table[~self.table["policed"]]
@@ -144,9 +158,15 @@ class Explanation:
             yield instructions(told)
         headers = ("Step", "Array", "Kind", "Shape", "Entities", "Times", "Bytes", "Policy")
         for senders, rows in alike(self.table[self.table["policed"]]):
-            each = ", each" if len(senders) > 1 else ""
-            title = f"{', '.join(senders)} would send to the coordinator{each}"
-            yield Sheet(headers, rows, "lllrrrrl", (17, 16, 12, 12, 10, 6, 8, 22), title, wrap=True)
+            title = f"{', '.join(senders)} would send to the coordinator{EACH if len(senders) > 1 else ''}"
+            # The one place that names them all, however many they are.
+            if len(senders) > MOST_NAMED:
+                title = (
+                    f"{len(senders)} institutions would send to the coordinator{EACH}: {', '.join(senders)}"
+                )
+            yield Sheet(
+                headers, arrays_together(rows), "lllrrrrl", (15, 15, 17, 10, 11, 5, 8, 22), title, wrap=True
+            )
 
     def _learned(self) -> Sheet:
         return Sheet(
@@ -159,14 +179,20 @@ class Explanation:
         )
 
 
-def together(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Put rows that differ only in the institution, the first cell, in one line."""
+def together(rows: Sequence[tuple[str, ...]], at: int = 0) -> dict[tuple[str, ...], list[str]]:
+    """Put rows that differ in one cell alone together: the others, and what that cell is of each."""
     found: dict[tuple[str, ...], list[str]] = {}
-    for name, *rest in rows:
-        found.setdefault(tuple(rest), []).append(name)
-    return [
-        (f"{', '.join(names)}{', each' if len(names) > 1 else ''}", *rest) for rest, names in found.items()
-    ]
+    for row in rows:
+        found.setdefault((*row[:at], *row[at + 1 :]), []).append(row[at])
+    return found
+
+
+def arrays_together(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Put arrays of a step, the second cell, in one line where nothing but their names differs."""
+    return tuple(
+        (step, f"{', '.join(names)}{EACH if len(names) > 1 else ''}", *rest)
+        for (step, *rest), names in together(rows, 1).items()
+    )
 
 
 def instructions(told: pd.DataFrame) -> Sheet:
@@ -180,7 +206,7 @@ def instructions(told: pd.DataFrame) -> Sheet:
     (sender,) = told["sender"].unique()
     headers = ("Step", "Array", "Kind", "To", "Shape", "Times", "Bytes")
     title = f"The coordinator would send{'' if sender == COORDINATOR else f', from {sender}'}"
-    return Sheet(headers, tuple(rows), "llllrrr", (20, 18, 15, 24, 13, 6, 8), title, wrap=True)
+    return Sheet(headers, arrays_together(rows), "llllrrr", (20, 18, 15, 24, 13, 6, 8), title, wrap=True)
 
 
 def alike(table: pd.DataFrame) -> Iterator[tuple[list[str], tuple[tuple[str, ...], ...]]]:

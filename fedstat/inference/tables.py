@@ -178,7 +178,7 @@ def _text_table(sheet: Sheet) -> SimpleTable:
     return SimpleTable(
         [line for row in sheet.rows for line in _lines(row, sheet)],
         headers=heads if any(sheet.headers) else None,
-        title=sheet.title,
+        title=_title(sheet),
         txt_fmt={
             "data_fmts": [partial(shorten, width=width) for width in sheet.widths],
             "data_aligns": sheet.aligns,
@@ -187,6 +187,13 @@ def _text_table(sheet: Sheet) -> SimpleTable:
             "table_dec_below": "=",
         },
     )
+
+
+def _title(sheet: Sheet) -> str:
+    """Return a title, in lines of the table's width where it is longer."""
+    if len(sheet.title) <= sheet.width:
+        return sheet.title
+    return "\n".join(line.center(sheet.width).rstrip() for line in textwrap.wrap(sheet.title, sheet.width))
 
 
 def _lines(row: Sequence[str], sheet: Sheet) -> list[tuple[str, ...]]:

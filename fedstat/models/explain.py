@@ -306,15 +306,18 @@ def by_rule(refusals: Sequence[Refusal]) -> dict[str, list[str]]:
 
 def vector_notes(model: Explainable, planned: Sequence[Planned]) -> Iterator[str]:
     """Hold what a fit asks for of every entity against what owners let leave of all analyses together."""
+    alike: dict[tuple[int, ...], list[str]] = {}
     for name, site in model.partition.sites.items():
         most, rows = site.policy.per_entity, [row for row in planned if row.sender == name]
         each = [row.messages for row in rows if row.kind == PER_ENTITY]
         if each and isinstance(most, int) and most:
-            low, usual, high = (sum(counts) for counts in zip(*each, strict=True))
-            yield (
-                f"{name} lets {most:,} numbers for each entity leave, over all analyses (per_entity), and "
-                f"this fit asks for {low:,} to {high:,}, some {usual:,}: beyond them it is refused."
-            )
+            alike.setdefault((most, *map(sum, zip(*each, strict=True))), []).append(name)
+    for (most, low, usual, high), names in alike.items():
+        lets, it = ("lets", "it") if len(names) == 1 else ("each let", "them")
+        yield (
+            f"{listed(names)} {lets} {most:,} numbers for each entity leave, over all analyses (per_entity), "
+            f"and this fit asks {it} for {low:,} to {high:,}, some {usual:,}: beyond them it is refused."
+        )
 
 
 def consent_notes(model: Explainable) -> Iterator[str]:

@@ -107,12 +107,26 @@ def test_numbers_with_their_range(function, arguments, text):
     assert function(*arguments) == text
 
 
-def test_institutions_alike_in_bytes_or_refusals_share_a_line():
+def test_institutions_that_are_alike_share_every_line_and_are_named_once():
+    names = [f"region {k:02d}" for k in range(16)]
+    arrays = ({}, {"array": "sum of squares"}, {"array": "count", "shape": ()})
+    rows = [row(name, **each) for name in names for each in arrays]
+    rows += [row("coordinator", name, 0, policed=False, rules="") for name in names]
+    refused = {name: {"minimum count": [f"{name}: too few."]} for name in names}
+    text = str(explanation(*rows, refused=refused))
+    assert "REFUSED by the policy of all 16 institutions." in text
+    flat = " ".join(text.split())
+    assert text.count("too few.") == 1 and text.count("all 16 institutions, each") == 1
+    assert f"16 institutions would send to the coordinator, each: {', '.join(names)}" in flat
+    assert "total, sum of" in flat and "squares, each" in flat and "count" in flat
+    assert all(text.count(name) == 1 for name in names)
+    assert len(text.splitlines()) < 50 and max(map(len, text.splitlines())) <= 110
+
+
+def test_some_of_many_institutions_are_named():
     names = [f"region {k}" for k in range(16)]
     refused = {name: {"minimum count": [f"{name}: too few."]} for name in names[:5]}
     text = str(explanation(*(row(name) for name in names), refused=refused))
-    # The coordinator, the one that it sends to, and all others together.
-    assert text.count("too few.") == 1 and text.count("about 120 B") == 3
-    assert "region 4, each" in " ".join(text.split())
+    assert text.count("too few.") == 1 and "region 4, each" in " ".join(text.split())
     text = str(explanation(row("A"), row("B", bytes=130)))
     assert "about 120 B" in text and "about 130 B" in text

@@ -12,6 +12,7 @@ from statsmodels.stats.multitest import multipletests
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.heterogeneity.heterogeneity import adjust_holm, heterogeneity
+from fedstat.inference.heterogeneity.random_effects import Combining, combine
 
 NAMES = ("Intercept", "age", "sex[T.male]", "$dose_")
 SITES = {"Basel": (300, 0.0), "Bern": (260, 0.2), "Genève": (190, 1.1), "Zürich": (240, -0.7)}
@@ -390,3 +391,18 @@ def test_where_joint_and_single_tests_disagree_the_one_to_report_is_told(case):
         assert expected in " ".join(other.summary().as_text().split())
     agreeing = replace(result, joint=result.joint._replace(pvalue=0.001), flagged=names)
     assert "report the joint" not in " ".join(agreeing.summary().as_text().split())
+
+
+def test_where_two_estimators_of_the_variance_part_both_are_told():
+    """By restricted likelihood sites do not vary here, by moments they do."""
+    b, v = np.array([0.19, 0.37, -0.58, 1.52]), np.array([0.05, 0.05, 0.2, 1.0])
+    found, moments = combine(b, v), combine(b, v, how=Combining("DL"))
+    assert found.tau2 == 0.0 and found.I2 > 0.4
+    fits = [
+        Fit(site, 50, np.array([x]), np.array([[s]]), "", np.zeros(1), np.array([[1 / s]]))
+        for site, x, s in zip(SITES, b, v, strict=True)
+    ]
+    result = heterogeneity(("dose",), np.array([0.01]), 1.0, fits)
+    text = " ".join(result.summary().as_text().split())
+    assert "I2(Q)" in text
+    assert f"dose (tau 0.0000, I2 {100 * found.I2:.0f} %; by moments tau {moments.tau2**0.5:.4f})" in text

@@ -26,6 +26,17 @@ def test_statistics_follow_from_raw_estimates():
     assert_allclose([found.pred_low, found.pred_high], [centre - half, centre + half])
 
 
+def test_i2_belongs_to_the_variance_by_moments():
+    """metafor: I2 = tau2 / (tau2 + s2), s2 the typical variance of Higgins and Thompson (2002, eq. 9)."""
+    b, v = np.array([0.1, 0.9, -0.4, 0.5, 1.4]), np.array([0.04, 0.09, 0.02, 0.3, 0.1])
+    w = 1 / v
+    typical = 4 * w.sum() / (w.sum() ** 2 - w @ w)
+    for method in ("DL", "REML"):
+        found = combine(b, v, how=Combining(method))
+        moments = combine(b, v, how=Combining("DL")).tau2
+        assert_allclose(found.I2, moments / (moments + typical))
+
+
 def bcg():
     """Log risk ratios of 13 trials of BCG vaccine (Colditz et al. 1994), with their variances."""
     table = np.array(

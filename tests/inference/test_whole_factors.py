@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 from scipy import optimize, stats
+from scipy.linalg import block_diag
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError
@@ -25,14 +26,38 @@ NAMES = ("PD", "AL")
 
 
 def test_the_published_example():
-    """Figures that mvmeta prints of its data set berkey98 by restricted maximum likelihood."""
+    """metafor's ``rma.mv(yi, V, mods=~0 + outcome, random=~outcome | trial, struct="UN")``; metaSEM's Q.
+
+    Both have the data as dat.berkey1998 and Berkey98.
+    """
     found = combine_factor(NAMES, ESTIMATES, COVARIANCES, test="z")
     assert found.estimate == pytest.approx([0.3534, -0.3392], abs=5e-5)
-    assert found.std_error == pytest.approx([0.0588, 0.0879], abs=5e-5)
-    assert found.tau == pytest.approx([0.1083, 0.1807], abs=5e-5)
+    assert found.std_error == pytest.approx([0.05885, 0.08791], abs=5e-6)
+    assert found.tau**2 == pytest.approx([0.01173, 0.03265], abs=5e-6)
     assert found.correlation.loc["PD", "AL"] == pytest.approx(0.6088, abs=5e-5)
     assert pytest.approx(128.2267, abs=5e-5) == found.Q and found.Q_df == 8
-    assert pytest.approx(0.938, abs=5e-4) == found.I2
+
+
+@pytest.mark.parametrize("case", ["berkey", "missing"])
+def test_mean_errors_and_q_follow_from_the_variances_by_generalised_least_squares(case):
+    """Written out with one stacked design and covariance; Q at a variance of zero, I2 from it."""
+    estimates, covariances = (ESTIMATES, COVARIANCES) if case == "berkey" else missing_some()
+    K, p = estimates.shape
+    found = combine_factor(tuple("abc")[:p], estimates, covariances, test="z")
+    known = np.isfinite(estimates).ravel()
+    X, y = np.tile(np.eye(p), (K, 1))[known], estimates.ravel()[known]
+
+    def least_squares(Psi):
+        V = block_diag(*(np.nan_to_num(S) + Psi for S in covariances))[np.ix_(known, known)]
+        cov = np.linalg.inv(X.T @ np.linalg.solve(V, X))
+        mean = cov @ X.T @ np.linalg.solve(V, y)
+        return mean, cov, (y - X @ mean) @ np.linalg.solve(V, y - X @ mean)
+
+    mean, cov, _ = least_squares(found.Psi)
+    np.testing.assert_allclose(found.estimate, mean, rtol=1e-9)
+    np.testing.assert_allclose(found.cov, cov, rtol=1e-9)
+    Q, df = least_squares(np.zeros((p, p)))[2], known.sum() - p
+    assert (found.Q, found.Q_df, found.I2) == pytest.approx((Q, df, 1 - df / Q))
 
 
 def loss(x, estimates, covariances):

@@ -45,7 +45,7 @@ def coordinator_learns(planned: Sequence[Planned], at: str | None) -> Iterator[s
         entities = min((row.entities for row in rows if row.entities), default=0)
         # A share is random: how many entities are behind it says nothing about what it shows.
         behind = f", of {entities:,} entities or more" if entities and kind != "masked share" else ""
-        yield f"receives from {listed(senders)}{behind} ({kind}): {_whats(rows)}. {meaning}."
+        yield f"receives from {_of_all(senders, planned)}{behind} ({kind}): {_whats(rows)}. {meaning}."
         if kind == "sketch" and at is not None:
             yield f"sits at {at}, which has the seed of the sketch."
 
@@ -74,7 +74,7 @@ def institutions_learn(planned: Sequence[Planned]) -> Iterator[str]:
         rows = [row for row in planned if row.kind == kind and row.sender == COORDINATOR]
         if rows:
             receivers = list(dict.fromkeys(row.receiver for row in rows))
-            yield f"{listed(receivers)} receive ({kind}): {_whats(rows)}. {meaning}."
+            yield f"{_of_all(receivers, planned)} receive ({kind}): {_whats(rows)}. {meaning}."
     if any(row.kind == "sealed" for row in planned):
         yield (
             "of a product receive each other's columns less random numbers, sealed, and learn nothing from "
@@ -119,6 +119,14 @@ def listed(names: Sequence[str]) -> str:
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _of_all(names: Sequence[str], planned: Sequence[Planned]) -> str:
+    """Names in a sentence; of many that are all to which anything passes, how many they are."""
+    every = {name for row in planned for name in (row.sender, row.receiver)} - {COORDINATOR}
+    if len(names) > MOST_NAMED and every.issubset(names):
+        return f"all {len(names)} institutions"
+    return listed(names)
 
 
 def _whats(rows: Sequence[Planned]) -> str:

@@ -77,7 +77,8 @@ def combine(estimates: Floats, variances: Floats, alpha: float = 0.05, how: Comb
     Sites where either is nan are left out; `alpha` is one minus the level of intervals. With weights
     w = 1 / variance over m sites: Q = sum w (b - mean)^2 on df = m - 1 (Cochran 1954), I2 = (Q - df) / Q
     (Higgins and Thompson 2002), not below zero. tau2 and the intervals are found as `how` says; that of a
-    further site needs three sites.
+    further site needs three sites. With "DL" I2 is metafor's ``100 tau2 / (tau2 + typical variance)``; with
+    "REML" tau2 can be zero where I2, which stays that of Q, is not.
 
     References
     ----------

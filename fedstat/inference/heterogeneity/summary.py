@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from fedstat.inference.heterogeneity.between_sites import dersimonian_laird
 from fedstat.inference.heterogeneity.comparison import SiteComparison
 from fedstat.inference.tables import Sheet, SheetSummary, number
 
@@ -46,7 +47,7 @@ def _header_sheet(result: SiteComparison) -> Sheet:
 
 
 def _coefficient_sheet(result: SiteComparison) -> Sheet:
-    headers = ("", "common", "rand. eff.", "tau", "Q", "df", "P>Q", "I2", "from", "to")
+    headers = ("", "common", "rand. eff.", "tau", "Q", "df", "P>Q", "I2(Q)", "from", "to")
     rows = tuple(
         _coefficient_row(name, dict(zip(_names(result.table.columns), values, strict=True)))
         for name, values in zip(_names(result.table.index), result.table.to_numpy().tolist(), strict=True)
@@ -126,12 +127,31 @@ def _notes(result: SiteComparison) -> list[str]:
         "are masked: see fit(masked=False)."
     )
     notes.append(
-        "Q, I2, tau and the random effects (REML, with Hartung and Knapp's standard errors) compare the "
-        "sites' own estimates. "
-        f"{_joint_source(result)}; {changes} I2 is the share of the spread that is not chance, with its "
-        f"{100 * (1 - result.alpha):g} % interval."
+        "Q, I2, tau and the random effects compare the sites' own estimates. Random effects and tau are by "
+        "restricted maximum likelihood (REML), with Hartung and Knapp's standard errors; I2 = (Q - df) / Q, "
+        f"the share of the spread that is not chance, with its {100 * (1 - result.alpha):g} % interval, is "
+        f"by moments. {_joint_source(result)}; {changes}"
     )
-    return notes
+    return notes + _two_estimators(result)
+
+
+def _two_estimators(result: SiteComparison) -> list[str]:
+    """Say of which coefficients one estimator finds a variance between sites and the other finds none."""
+    apart = []
+    for name, tau2, i2 in result.table[["tau2", "I2"]].itertuples():
+        if np.isfinite(i2) and (tau2 > 0.0) != (i2 > 0.0):
+            b, se = (of[name].to_numpy(dtype=float) for of in (result.estimates, result.std_errors))
+            known = np.isfinite(b) & np.isfinite(se)
+            moments = dersimonian_laird(b[known], se[known] ** 2) ** 0.5
+            apart.append(
+                f"{name} (tau {number(tau2**0.5)}, I2 {_percent(i2)}; by moments tau {number(moments)})"
+            )
+    if not apart:
+        return []
+    return [
+        f"REML and moments do not agree on whether sites vary in: {', '.join(apart)}. tau by moments is the "
+        "one that belongs to I2 (random_effects('DL')). Few sites leave it open: read the interval of I2."
+    ]
 
 
 def _joint_source(result: SiteComparison) -> str:

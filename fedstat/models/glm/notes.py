@@ -284,7 +284,7 @@ def _sites_note(result: GLMStatements) -> str:
 def _spread(compared: Heterogeneity, name: str) -> str:
     """Say how far a coefficient differs between sites, beside its estimate."""
     estimate, tau2, share = compared.table.loc[[name], ["estimate", "tau2", "I2"]].to_numpy()[0].tolist()
-    sizes = f"standard deviation {number(tau2**0.5)} between sites, estimate {number(estimate)}"
+    sizes = f"standard deviation {number(tau2**0.5)} between sites by REML, estimate {number(estimate)}"
     return f"{name} ({100.0 * share:.0f} %: {sizes})"
 
 
