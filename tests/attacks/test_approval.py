@@ -488,6 +488,28 @@ def test_how_well_new_entities_are_predicted_is_one_analysis():
     assert found == plain.prediction_rsquared(other)
 
 
+@pytest.mark.parametrize("kind", [fs.VFEMRegression, fs.VerticalGLM])
+@pytest.mark.parametrize("response", ["y", "y > 0"])
+def test_an_evaluation_over_columns_waits_once(kind, response):
+    """Predictions, and what is counted of them, are one plan; every owner sees both."""
+    options = {"missing": "em" if response == "y" else "drop"} if kind is fs.VerticalGLM else {}
+    options |= {"family": sm.families.Binomial()} if response == "y > 0" else {}
+    policy = replace(PREDICTED, formulas="any")
+    partition, other = institutions(policy), institutions(replace(policy, approval="auto"))
+    formula = f"{response} ~ a + c + e"
+    result = approved(kind.from_formula(formula, partition, **options).fit, partition)
+    with pytest.raises(ConsentError, match="pending"):
+        result.evaluate()
+    plans = {name: list(site.pending.values()) for name, site in partition.sites.items()}
+    assert all(len(found) == 1 and found[0].call == "evaluate()" for found in plans.values())
+    assert "y" in plans["A"][0].columns
+    assert {"open_response", "judge_predictions"} <= {step.step for step in plans["A"][0].steps}
+    approve_all(partition)
+    found, plain = result.evaluate(), kind.from_formula(formula, other, **options).fit().evaluate()
+    np.testing.assert_allclose(found.n, plain.n)
+    assert found.recalibration.slope == pytest.approx(plain.recalibration.slope)
+
+
 def test_what_is_told_of_a_fit_afterwards_asks_nobody():
     partition = institutions(replace(OWNER, rounding="none"))
     result = approved(fs.VFEMRegression.from_formula("y ~ a + b + c + e", partition).fit, partition)

@@ -95,18 +95,20 @@ def labels_from_classes(part):
     return np.array(found)
 
 
-def judged(part, p):
+def judged(part, p, column="y", law=("Binomial", "Logit")):
     """The same of a regression over columns."""
     return ask_bank(
         part,
         "vfem",
         "judge_predictions",
-        "y",
-        DistributionSpec("Binomial", "Logit").to_json(),
+        column,
+        DistributionSpec(*law).to_json(),
         predicted=p,
         use=np.ones(N, dtype=bool),
         code=np.zeros(N, dtype=np.int64),
         groups=np.array(1),
+        centre=np.array(0.0),
+        width=np.array(1.0),
     )
 
 
@@ -182,6 +184,33 @@ def test_a_response_follows_from_squared_errors_of_chosen_predictions():
     part = sites("open")
     for i in (3, 70, 150):
         assert income_from_errors(part, i) == pytest.approx(INCOME[i], abs=1e-6)
+
+
+def income_from_an_evaluation(part, i):
+    """The same from the squared errors of an evaluation."""
+    told = judged(part, np.full(N, 15.0) + (np.arange(N) == i), "income", ("Gaussian", "Identity"))
+    at_one_level = told["spread"][0] + N * (told["bins"][1].sum() / N - 15.0) ** 2
+    return 15.0 + (at_one_level - told["squares"][0] + 1.0) / 2.0
+
+
+def income_from_a_deviance(part, i):
+    """That of a count is linear in the logarithm of its mean; that of a constant tells the rest."""
+    told = judged(part, np.where(np.arange(N) == i, 3.0 * np.e, 3.0), "income", ("Poisson", "Log"))
+    (model, null), total = told["deviance"], told["bins"][1].sum()
+    logs = null / 2.0 + total * np.log(total / N)  # sum of y log y
+    return logs - total * (np.log(3.0) + 1.0) + 3.0 * (N - 1.0 + np.e) - model / 2.0
+
+
+@pytest.mark.parametrize("attack", [income_from_an_evaluation, income_from_a_deviance])
+def test_nor_does_an_evaluation_tell_a_number_where_predictions_are_averaged(attack):
+    part = sites("open")
+    for i in (3, 70, 150):
+        assert attack(part, i) == pytest.approx(INCOME[i], abs=1e-6)
+    once = [sites(Policy(evaluation="once")) for _ in range(8)]
+    wrong = [abs(attack(part, 25 * k) - INCOME[25 * k]) for k, part in enumerate(once)]
+    assert np.median(wrong) > 1.0
+    with pytest.raises(DescriptionError, match='evaluation = "any"'):
+        judged(once[0], np.full(N, 15.0), "income", ("Gaussian", "Identity"))
 
 
 def test_and_does_not_where_predictions_are_averaged():

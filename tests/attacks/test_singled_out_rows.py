@@ -128,6 +128,8 @@ FITS = {
     "single cells": single_cells,
     "predictions": new_entities,
     "evaluations": lambda: vfem("z").evaluate(partition()),
+    "evaluations of numbers": lambda: vfem().evaluate(partition()),
+    "evaluations of counts": lambda: vfem("k").evaluate(partition()),
     "evaluations of a selection": lambda: vglm("z", lam=0.05).evaluate(partition(True)),
     "frequency weights": repeated_entities,
     "means filled in": lambda: vfem(method="impute"),

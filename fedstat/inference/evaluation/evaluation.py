@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
+from fedstat.inference.evaluation.accuracy import Accuracy
 from fedstat.inference.evaluation.calibration import plot_calibration, plot_roc
 from fedstat.inference.evaluation.discrimination import LEVEL, Discrimination, discrimination
 from fedstat.inference.evaluation.operating import confusion_counts, rates, roc_points
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 ALL = "all sites"
 ROUNDING = 1e-6
 """By how much events may exceed rows: proportions times trials are not whole in floating point."""
-WIDTHS = (24, 10, 10, 10, 8, 7, 7, 7, 7)
+WIDTHS: tuple[int, ...] = (24, 10, 10, 10, 8, 7, 7, 7, 7)
+NUMBER_WIDTHS: tuple[int, ...] = (24, 10, 10, 10, 8, 11, 8)
 POINTS, ROC = ["site", "point"], ["threshold", "fpr", "tpr"]
 
 
@@ -52,8 +54,12 @@ class Evaluation:
         of sites that hid theirs in the sum.
     recalibration : Recalibration, optional
         The response regressed on the linear predictor.
+    accuracy : Accuracy, optional
+        Squared errors and deviance of a response that is a number.
     remarks : tuple of str
         Further notes of the summary.
+    counted : str
+        What a bin holds, and where it was counted.
 
     Raises
     ------
@@ -87,7 +93,9 @@ class Evaluation:
     means: Floats | None = None
     squares: Floats | None = None
     recalibration: Recalibration | None = None
+    accuracy: Accuracy | None = None
     remarks: tuple[str, ...] = ()
+    counted: str = "rows at a site"
 
     def __post_init__(self) -> None:
         shape = (len(self.sites), len(self.edges) - 1)
@@ -246,7 +254,8 @@ class Evaluation:
             ``n``, ``observed`` (events, or the sum of the response), ``expected``, ``ratio`` (observed over
             expected); for a binary response ``auc``, ``auc_std_error``, its 95 % interval ``auc_low``,
             ``auc_high``, and ``auc_at_least``, ``auc_at_most``, between which the AUC of these rows lies,
-            as far as bins tell; ``brier``, where the sums for it were asked for.
+            as far as bins tell; ``brier``, where the sums for it were asked for. For a response that is a
+            number, over institutions with different columns, ``rmse`` and ``rsquared``.
         """
         sums = {what: self._with_total(v.sum(axis=1)) for what, v in self._sums().items()}
         frame = pd.DataFrame(sums, index=pd.Index([*self.sites, ALL], name="site"))
@@ -261,6 +270,8 @@ class Evaluation:
         if self.binary and self.squares is not None:
             with np.errstate(invalid="ignore"):
                 frame["brier"] = self.squares / frame["n"]
+        if self.accuracy is not None:
+            frame["rmse"], frame["rsquared"] = self.accuracy.rmse, self.accuracy.rsquared
         return frame
 
     def calibration(self) -> pd.DataFrame:
@@ -284,15 +295,17 @@ class Evaluation:
         )
 
     def summary(self) -> SheetSummary:
-        """One line per site and one for all: rows, events, expected, ratio, AUC with its interval."""
+        """One line per site and one for all: rows, events, expected, ratio, AUC with its interval, or R2."""
         heads = ["n", "events" if self.binary else "observed", "expected", "ratio"]
         heads += ["AUC", "std err", *(f"{q:.3f}" for q in (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))] * self.binary
+        heads += ["RMSE", "R2"] * (self.accuracy is not None)
         frame = self.to_frame().iloc[:, : len(heads)]
         rows = tuple(
             (str(site), *self._cells(values))
             for site, values in zip(frame.index, frame.to_numpy().tolist(), strict=True)
         )
-        aligns, widths = "l" + "r" * len(heads), WIDTHS[: len(heads) + 1]
+        all_widths = WIDTHS if self.accuracy is None else NUMBER_WIDTHS
+        aligns, widths = "l" + "r" * len(heads), all_widths[: len(heads) + 1]
         sheet = Sheet(
             ("institution", *heads), rows, aligns, widths, "Predictions and observations", wrap=True
         )
@@ -301,10 +314,11 @@ class Evaluation:
 
     def _cells(self, values: list[float]) -> list[str]:
         n, observed, expected, *rest = values
-        sums = (
-            [f"{observed:,.0f}", f"{expected:,.1f}"] if self.binary else [number(observed), number(expected)]
-        )
-        return [f"{n:,.0f}", *sums, *("-" if np.isnan(value) else f"{value:.3f}" for value in rest)]
+        cells = ["-" if np.isnan(value) else f"{value:.3f}" for value in rest]
+        if self.binary:
+            return [f"{n:,.0f}", f"{observed:,.0f}", f"{expected:,.1f}", *cells]
+        cells[1:2] = [number(value) for value in rest[1:2]]
+        return [f"{n:,.0f}", number(observed), number(expected), *cells]
 
     def plot_calibration(self, ax: Axes | None = None, *, groups: int = 10) -> Axes:
         """Observed against predicted means, in groups of about equal size.
@@ -361,10 +375,12 @@ class Evaluation:
         return np.append(values, values.sum())
 
     def _notes(self) -> list[str]:
-        found = self.recalibration
+        found, least = self.recalibration, self.least
         recalibrated = [] if found is None else [found.note]
+        merged = [f"Bins of fewer than {least} {self.counted} were counted with a neighbour."] * (least > 1)
         if not self.binary:
-            return recalibrated
+            accurate = [] if self.accuracy is None else [self.accuracy.note]
+            return [*accurate, *recalibrated, *self.remarks, *merged]
         all_ = self.discrimination[ALL]
         notes = [
             f"AUC from counts in {len(self.edges) - 1} bins of the prediction, where ties within a bin count "
@@ -376,10 +392,7 @@ class Evaluation:
         ]
         if self.squares is not None:
             notes.append(f"Brier score, all sites: {self.brier:.4f}, from sums over rows.")
-        notes += [*recalibrated, *self.remarks]
-        if self.least > 1:
-            notes.append(f"Bins of fewer than {self.least} rows at a site were counted with a neighbour.")
-        return notes
+        return [*notes, *recalibrated, *self.remarks, *merged]
 
 
 def _ratio(observed: Floats, expected: Floats) -> Floats:

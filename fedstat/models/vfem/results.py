@@ -12,7 +12,6 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.evaluation.evaluation import Evaluation
 from fedstat.inference.likelihood import LRTest, check_nested, cox_snell, mcfadden
 from fedstat.inference.results import FederatedResults
 from fedstat.kernels.glm.specification import Family
@@ -21,9 +20,7 @@ from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.law.fit import LawFit, without_effects
 from fedstat.models.vertical.law.pairs import Between
 from fedstat.models.vertical.law.statements import AssumptionStatements
-from fedstat.models.vertical.prediction.judging import evaluate_predictions
 from fedstat.models.vfem.block_results import BlockResults, VFEMRecord
-from fedstat.models.vfem.blocks.request import FAMILY
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.prediction.protocol import prediction_rsquared
 from fedstat.models.vfem.prediction.results import GLMPredictionResults, PredictionResults
@@ -335,39 +332,6 @@ class VFEMGLMResults(
 
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> GLMPredictionResults:
         return GLMPredictionResults(self._linear(partition, mean_only=mean_only), self._fit.distribution)
-
-    def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
-        """Discrimination and calibration of a binary response, counted at the institution that holds it.
-
-        Every institution is asked for the linear predictors of the partition's entities, as by
-        :meth:`predict`; the holder of the response is handed the predictions, and counts. One that answers a
-        single evaluation averages them over a few entities first, which moves figures little.
-
-        Parameters
-        ----------
-        partition : ClientPartition, optional
-            With the response, at the institution that had it in the fit; by default that of the fit, on which
-            the figures flatter.
-
-        Returns
-        -------
-        Evaluation
-            By set of institutions that entities have, and of all: AUC, ``roc()``, ``confusion(threshold)``,
-            ``brier``, ``recalibration``, ``plot_calibration()``.
-
-        Raises
-        ------
-        ModelError
-            The partition lacks the response, or all institutions.
-        NotAvailableError
-            The response is not binary, or there is no partition: the results were read from a file.
-        """
-        if partition is None:
-            partition = self._need_model("evaluate without a partition").partition
-        distribution, clients = self._fit.distribution, tuple(self.names)
-        return evaluate_predictions(
-            FAMILY, self.response, distribution, clients, lambda: self.predict(partition), partition
-        )
 
     def _alarm(self) -> str:
         return super()._alarm() or dispersion_alarm(self._fit)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import statsmodels.api as sm
 from scipy.special import expit
-from sklearn.metrics import brier_score_loss, roc_auc_score
+from sklearn.metrics import brier_score_loss, r2_score, roc_auc_score
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, ModelError, NotAvailableError, PolicyError
@@ -130,6 +130,44 @@ def test_vfem_is_evaluated_by_the_clients_that_entities_have():
     assert evaluation.auc_by_site["bank + shop"] > evaluation.auc_by_site["bank"]
 
 
+@pytest.mark.parametrize("response", ["count", "gauss"])
+def test_numbers_are_evaluated_by_squares_and_deviance(response):
+    result = fit(response, lam=0.05, penalty="lasso")
+    found, p, y = result.evaluate(), result.predict().to_numpy(), Y[response]
+    row = found.to_frame().loc["all sites"]
+    assert row["rsquared"] == pytest.approx(r2_score(y, p), rel=1e-9)
+    assert row["rmse"] == pytest.approx(np.sqrt(np.mean((y - p) ** 2)), rel=1e-9)
+    assert row[["observed", "expected"]].tolist() == pytest.approx([y.sum(), p.sum()])
+    law = FAMILIES[response]
+    null = sm.GLM(y, np.ones(N), family=law).fit(tol=1e-14).deviance
+    assert found.accuracy.deviance == pytest.approx(law.deviance(y, p), rel=1e-9)
+    assert found.accuracy.null_deviance == pytest.approx(null, rel=1e-9)
+    slope = sm.GLM(y, sm.add_constant(law.link(p)), family=law).fit(tol=1e-14)
+    np.testing.assert_allclose(found.recalibration.params, slope.params, rtol=1e-7, atol=1e-9)
+    text = " ".join(found.summary().as_text().split())
+    assert "RMSE R2" in text and "% explained" in text and "(as bank counts them)" in text
+    assert found.calibration().loc["all sites", "n"].min() >= 5
+    with pytest.raises(NotAvailableError, match="not binary"):
+        found.roc()
+
+
+def test_vfem_of_a_number_is_evaluated_by_the_clients_that_entities_have():
+    partition = sites(lacking=range(0, N, 3), response="gauss")
+    result = fs.VFEMRegression.from_formula("y ~ .", partition).fit()
+    frame = result.evaluate().to_frame()
+    p, lacks = result.predict(partition).to_numpy(), np.arange(N) % 3 == 0
+    for name, rows in {"bank": lacks, "bank + shop": ~lacks, "all sites": lacks | True}.items():
+        assert frame.loc[name, "rsquared"] == pytest.approx(r2_score(Y["gauss"][rows], p[rows]), rel=1e-9)
+    assert frame.loc["bank + shop", "rsquared"] > frame.loc["bank", "rsquared"]
+    once = result.evaluate(sites(policy=fs.Policy(evaluation="once"), new_data=True, response="gauss"))
+    exact = result.evaluate(sites(new_data=True, response="gauss"))
+    # Averages of a few entities next to each other tell the error of each but for what they moved.
+    assert once.to_frame()["rsquared"].iloc[-1] == pytest.approx(
+        exact.to_frame()["rsquared"].iloc[-1], abs=0.01
+    )
+    assert once.accuracy.deviance == pytest.approx(exact.accuracy.deviance, rel=0.02)
+
+
 def test_one_evaluation_is_of_averages_and_no_other_is_answered():
     result, once = fit(), sites(policy=fs.Policy(evaluation="once"), new_data=True)
     found, exact = result.evaluate(once), result.evaluate()
@@ -141,8 +179,6 @@ def test_one_evaluation_is_of_averages_and_no_other_is_answered():
 
 
 def test_what_cannot_be_evaluated_is_named():
-    with pytest.raises(NotAvailableError, match="binary"):
-        fit("gauss").evaluate()
     with pytest.raises(ModelError, match="'bank', which has the response"):
         partition = fs.ClientPartition.from_frames(
             {"shop": X.assign(id=np.arange(N))[["id", "c"]], "other": X.assign(id=np.arange(N))[["id", "d"]]},

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 
-from fedstat.errors import DataWarning, MessageError, ModelError, NotAvailableError, warn
+from fedstat.errors import DataWarning, MessageError, ModelError, warn
 from fedstat.federation.design.by_columns import design_ask, response_of
 from fedstat.federation.door.facts import Entities, Evaluated
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.forecast.invented_entities import invent_entities
 from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
+from fedstat.inference.evaluation.accuracy import Accuracy
 from fedstat.inference.evaluation.bins import bin_edges, merge_small_bins, probabilities
 from fedstat.inference.evaluation.evaluation import Evaluation
 from fedstat.inference.evaluation.recalibration import Recalibration, recalibrate
@@ -31,39 +30,50 @@ AVERAGED = (
     "Predictions were averaged over a few entities that have similar ones before they were counted, by the "
     "policy of the institution that holds the response."
 )
+SMALLEST = 1e-290
+"""Mean of a positive response, below which its logarithm has no end."""
 NUMBERS = 9
 """Of a recalibration: whether there is one, intercept, slope, their covariance, and three more."""
 
 
 def judge_predictions(
-    data: SiteData, state: State, text: str, predicted: Floats, use: Bools, code: Ints, groups: Ints
+    data: SiteData,
+    state: State,
+    text: str,
+    predicted: Floats,
+    use: Bools,
+    code: Ints,
+    groups: Ints,
+    centre: Floats,
+    width: Floats,
 ) -> tuple[dict[str, Array], str]:
-    """Count how well predicted probabilities (n,) agree with the opened response of the rows in `use`.
+    """Count how well predicted means (n,) agree with the opened response of the rows in `use`.
 
-    `text` is distribution and link, `code` (n,) the group of each row, of so many `groups`. Released are
-    ``bins`` (3 G, B), entities and sums of response and of predictions by bin of the linear predictor, small
-    bins counted with a neighbour and small groups not at all; ``squares`` (G,), sums of squared errors;
-    ``regression`` (9,), the response of all of these regressed on the linear predictor. Of predictions, see
-    :func:`averaged`.
+    `text` is distribution and link, `code` (n,) the group of each row, of so many `groups`; for `centre` and
+    `width` see :func:`bin_edges`. Released are ``bins`` (3 G, B), entities and sums of response and of
+    predictions by bin of the linear predictor, small bins counted with a neighbour and small groups not at
+    all; ``squares`` (G,), sums of squared errors; ``spread`` (G,) about the mean of the group and
+    ``deviance`` (2,) of all and of a constant, zero of a binary response; ``regression`` (9,), the response
+    of all of these regressed on the linear predictor. Of predictions, see :func:`averaged`.
     """
     distribution = DistributionSpec.from_json(text)
+    family, binary = distribution.make(), distribution.name == "Binomial"
     response = response_of(state)
     check_lengths(data.name, use=(use, len(response)))
     y, G = response[use], int(groups)
     check_lengths(data.name, predicted=(predicted, len(y)), code=(code, len(y)))
-    if not ((predicted > 0.0) & (predicted < 1.0)).all() or not 1 <= G <= max(len(y), 1):
-        raise MessageError(f"{data.name}: expected probabilities, in one group or more")
+    if not _are_means(predicted, distribution) or not 1 <= G <= max(len(y), 1) or not float(width) > 0.0:
+        raise MessageError(f"{data.name}: expected means that the family has, in one group or more")
     there = np.isfinite(y)
-    y, predicted, code = y[there], predicted[there], code[there]
+    y, given, code = y[there], predicted[there], code[there]
     # Where tables are invented, and their responses with them, any number above zero is an event.
-    y = (y > 0.0).astype(np.float64)
+    y = (y > 0.0).astype(np.float64) if binary else y
     if len(code) and not 0 <= code.min() <= code.max() < G:
         raise MessageError(f"{data.name}: array 'code' names a group that is not there")
-    link = distribution.make().link
-    predicted = averaged(data, predicted, code, np.asarray(link(predicted)))
-    eta, edges = np.asarray(link(predicted)), bin_edges(distribution, 0.0, 1.0)
+    predicted = averaged(data, given, code, np.asarray(family.link(given)))
+    eta, edges = np.asarray(family.link(predicted)), bin_edges(distribution, float(centre), float(width))
     at, B = np.searchsorted(edges, eta), len(edges) + 1
-    bins, squares = np.zeros((3 * G, B)), np.zeros(G)
+    bins, squares, spread = np.zeros((3 * G, B)), np.zeros(G), np.zeros(G)
     counted = np.zeros(len(y), dtype=bool)
     for g in range(G):
         here = code == g
@@ -74,14 +84,31 @@ def judge_predictions(
         by_row = (np.ones(len(cell)), y[here], predicted[here])
         bins[3 * g : 3 * g + 3] = [np.bincount(cell, weights=one, minlength=B) for one in by_row]
         squares[g] = float(((y[here] - predicted[here]) ** 2).sum())
-    found = None
+        if not binary:
+            # What averaging adds, if the response moves with its predictions within a cell as between cells.
+            squares[g] -= float(((given[here] - predicted[here]) ** 2).sum())
+            spread[g] = float(((y[here] - y[here].mean()) ** 2).sum())
+    found, deviance = None, np.zeros(2)
     if counted.any():
         X = np.column_stack([np.ones(int(counted.sum())), eta[counted]])
         found = recalibrate(Rows(X, y[counted]), distribution)
+        if not binary:
+            constant = np.full(len(X), y[counted].mean())
+            deviance = np.array([family.deviance(y[counted], mu) for mu in (predicted[counted], constant)])
     state.tell(Entities(int(counted.sum())))
-    sums = {"bins": bins, "squares": squares, "regression": _as_array(found)}
+    sums = {"bins": bins, "squares": squares, "spread": spread, "deviance": deviance}
+    sums["regression"] = _as_array(found)
     state.tell(Evaluated(np.concatenate([one.ravel() for one in sums.values()])))
     return {**sums, "least": np.array(data.min_count)}, ""
+
+
+def _are_means(predicted: Floats, distribution: DistributionSpec) -> bool:
+    """Whether the distribution can have these means, and the link takes them."""
+    if distribution.name == "Binomial":
+        return bool(((predicted > 0.0) & (predicted < 1.0)).all())
+    if distribution.name != "Gaussian" and not (predicted > 0.0).all():
+        return False
+    return bool(np.isfinite(distribution.make().link(predicted)).all())
 
 
 def _as_array(found: Recalibration | None) -> Floats:
@@ -110,10 +137,14 @@ STEPS: Mapping[str, Step] = {
             "use": Declared("presence", "which entities are compared", dtype="bool"),
             "code": Declared("presence", "institutions that have each entity, by number", dtype="int64"),
             "groups": Declared("control", "number of sets of institutions", 0, dtype="int64"),
+            "centre": Declared("aggregate", "mean of the linear predictors", 0),
+            "width": Declared("aggregate", "their deviation", 0),
         },
         {
             "bins": _counted("entities, sums of response and of predictions by bin", 2),
             "squares": _counted("squared errors of predictions"),
+            "spread": _counted("squared differences of responses from their mean"),
+            "deviance": _counted("deviance of predictions, and of a constant"),
             "regression": _counted("response regressed on the linear predictor"),
             "least": Declared("control", "fewest entities of a bin", 0),
         },
@@ -127,76 +158,89 @@ def evaluate_predictions(
     response: ResponseSource,
     distribution: DistributionSpec,
     clients: Sequence[str],
-    predict: Callable[[], pd.Series],
-    partition: ClientPartition,
+    predicted: Callable[[], Rounds[tuple[Floats, str]]],
+    analysis: FurtherAnalysis,
 ) -> Evaluation:
-    """Hold what `predict` gives, probabilities of a partition's entities, nan for none, against its response.
+    """Hold predicted means of a partition's entities, nan for none, against its response.
 
-    A row for each set of `clients` that entities have. A ModelError where the partition lacks the response, a
-    NotAvailableError where this is not binary; a DataWarning of sets that are too small to be counted.
+    `predicted` asks for them, and says in which session; `analysis` says so to owners, who consent once to
+    that and to what is asked here. A row for each set of `clients` that entities have. A ModelError where the
+    partition lacks the response; a DataWarning of sets that are too small to be counted.
     """
-    if distribution.name != "Binomial":
-        raise NotAvailableError(
-            f"no evaluation: it is of a binary response, and this one is {distribution.name}"
-        )
-    holder = response.client
+    partition, holder = analysis.partition, response.client
     if holder not in partition.sites:
         raise ModelError(f"evaluate: the partition lacks institution '{holder}', which has the response")
-    rows, known = partition.rows[holder], predict().to_numpy(dtype=np.float64)
-    has = np.zeros(len(known), dtype=np.int64)
+    rows = partition.rows[holder]
+    has = np.zeros(partition.n_entities, dtype=np.int64)
     for k, client in enumerate(clients):
         if client in partition.rows:
             has[partition.rows[client]] |= 1 << k
-    use = np.isfinite(known[rows])
-    if not use.any():
-        raise ModelError("evaluate: no entity of the partition has a prediction and is at the holder")
-    sets, code = np.unique(has[rows[use]], return_inverse=True)
     question = {"response": response.text, "columns": response.columns}
-    # Predictions at the ends of their range tell no more than ones next to them.
-    probability = known[rows[use]].clip(1e-12, 1.0 - 1e-12)
 
-    def asking() -> Rounds[Mapping[str, Array]]:
-        to = Conversation(family, partition._new_session(), None)
-        yield [design_ask(holder, "open_response", to.session, question)]
+    def asking() -> Rounds[tuple[Mapping[str, Array], Ints, tuple[float, float]]]:
+        known, session = yield from predicted()
+        use = np.isfinite(known[rows])
+        if not use.any():
+            raise ModelError("evaluate: no entity of the partition has a prediction and is at the holder")
+        sets, code = np.unique(has[rows[use]], return_inverse=True)
+        means = _inside(known[rows[use]], distribution)
+        eta = np.asarray(distribution.make().link(means))
+        place = float(eta.mean()), float(eta.std()) or 1.0
+        to = Conversation(family, session, None)
+        yield [design_ask(holder, "open_response", session, question)]
         (reply,) = yield [
             to.ask(
                 holder,
                 "judge_predictions",
                 distribution.to_json(),
-                predicted=probability,
+                predicted=means,
                 use=use,
                 code=code.astype(np.int64),
                 groups=np.array(len(sets)),
+                centre=np.array(place[0]),
+                width=np.array(place[1]),
             )
         ]
-        return reply.arrays
+        return reply.arrays, sets, place
 
-    analysis = FurtherAnalysis(
-        partition,
-        "evaluate()",
-        response.text,
-        str(distribution),
-        lambda policies: invent_entities(partition.rows, policies),
-        {holder: response.columns},
-    )
-    told = analysis.run(asking(), asking, new_ledger(partition, holder))
+    columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
+    analysis = replace(analysis, call="evaluate()", columns=columns)
+    told, sets, place = analysis.run(asking(), asking, new_ledger(partition, holder))
     n, observed, expected = told["bins"].reshape(len(sets), 3, -1).swapaxes(0, 1)
     there = n.sum(axis=1) > 0.0
     names = [" + ".join(k for i, k in enumerate(clients) if s >> i & 1) or "none" for s in sets.tolist()]
     if not there.all():
         few = ", ".join(name for name, fine in zip(names, there, strict=True) if not fine)
         warn(f"evaluate: entities of too small sets of institutions are not counted: {few}", DataWarning)
-    edges = np.concatenate([[-np.inf], bin_edges(distribution, 0.0, 1.0), [np.inf]])
-    squares = told["squares"][there]
+    edges = np.concatenate([[-np.inf], bin_edges(distribution, *place), [np.inf]])
+    squares, binary = told["squares"][there], distribution.name == "Binomial"
+    accuracy = Accuracy(
+        n=n[there].sum(axis=1),
+        total=observed[there].sum(axis=1),
+        squares=squares,
+        spread=told["spread"][there],
+        deviance=float(told["deviance"][0]),
+        null_deviance=float(told["deviance"][1]),
+    )
     return Evaluation(
         edges=edges,
         sites=tuple(name for name, fine in zip(names, there, strict=True) if fine),
         n=n[there],
         observed=observed[there],
         expected=expected[there],
+        binary=binary,
         least=int(told["least"]),
-        means=probabilities(edges, distribution),
-        squares=np.append(squares, squares.sum()),
+        means=probabilities(edges, distribution) if binary else None,
+        squares=np.append(squares, squares.sum()) if binary else None,
         recalibration=_from_array(told["regression"]),
+        accuracy=None if binary else accuracy,
         remarks=() if partition.sites[holder].policy.evaluation == "any" else (AVERAGED,),
+        counted=f"entities of one set of institutions (as {holder} counts them)",
     )
+
+
+def _inside(means: Floats, distribution: DistributionSpec) -> Floats:
+    """Predictions at the ends of their range tell no more than ones next to them."""
+    if distribution.name == "Binomial":
+        return means.clip(1e-12, 1.0 - 1e-12)
+    return means if distribution.name == "Gaussian" else means.clip(SMALLEST, None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -13,10 +14,14 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import design_ask
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
+from fedstat.inference.evaluation.evaluation import Evaluation
+from fedstat.kernels.glm.quadrature import marginal_mean
 from fedstat.models.consent import FurtherAnalysis
 from fedstat.models.vertical.prediction.coding import ResponseSource
+from fedstat.models.vertical.prediction.judging import evaluate_predictions
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
+    OpenedBlocks,
     PredictedBlocks,
     new_ledger,
     open_blocks,
@@ -24,11 +29,12 @@ from fedstat.models.vertical.prediction.protocol import (
     prediction_analysis,
     present_clients,
 )
+from fedstat.models.vfem.blocks.glm_distribution import NORMAL, kernel_of
 from fedstat.models.vfem.blocks.request import FAMILY, ask
 from fedstat.models.vfem.covariance.psi import Places
 from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.prediction.by_pattern import predict_by_pattern
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +101,11 @@ def predict_linear(
 
     Raises ModelError where the partition is horizontal, or shares no institution with the fit.
     """
-    present = present_clients(predictor.clients, partition)
-    if not present:
-        raise ModelError(
-            f"predict: expected at least one of the institutions {', '.join(predictor.clients)}; the "
-            f"partition has {', '.join(partition.clients)}"
-        )
     ledger, by_mean = new_ledger(partition, predictor.response.client), mean_only or predictor.psi is None
-    how = _by_block if predictor.fit.law is None else _by_pattern
-
-    def asking() -> Rounds[tuple[Predicted, Bools]]:
-        return how(predictor, partition, present, by_mean)
-
+    asking = _asking(predictor, partition, mean_only=by_mean)
     analysis = predictor.analysis("predict()" if mean_only else "get_prediction()", partition)
-    found, missing = analysis.run(asking(), asking, ledger)
-    index = partition.entities
+    found, opened = analysis.run(asking(), asking, ledger)
+    index, missing = partition.entities, opened.missing
     return LinearPredictors(
         mean=pd.Series(found.mean, index=index),
         variance=pd.Series(found.variance, index=index),
@@ -117,6 +113,39 @@ def predict_linear(
         gradients=found.gradients,
         ledger=ledger,
     )
+
+
+def evaluate_fit(predictor: VFEMPredictor, partition: ClientPartition) -> Evaluation:
+    """Hold predicted means of the entities of a partition against its response, where that is.
+
+    Raises ModelError as :func:`predict_linear`, and where the partition lacks the response.
+    """
+    asking = _asking(predictor, partition, mean_only=True)
+    distribution = predictor.fit.distribution
+
+    def predicted() -> Rounds[tuple[Floats, str]]:
+        found, opened = yield from asking()
+        if distribution == NORMAL:
+            return found.mean, opened.session
+        return marginal_mean(kernel_of(distribution), found.mean, found.variance)[0], opened.session
+
+    analysis = predictor.analysis("evaluate()", partition)
+    return evaluate_predictions(
+        FAMILY, predictor.response, distribution, predictor.clients, predicted, analysis
+    )
+
+
+def _asking(
+    predictor: VFEMPredictor, partition: ClientPartition, *, mean_only: bool
+) -> Callable[[], Rounds[tuple[Predicted, OpenedBlocks]]]:
+    present = present_clients(predictor.clients, partition)
+    if not present:
+        raise ModelError(
+            f"predict: expected at least one of the institutions {', '.join(predictor.clients)}; the "
+            f"partition has {', '.join(partition.clients)}"
+        )
+    how = _by_block if predictor.fit.law is None else _by_pattern
+    return partial(how, predictor, partition, present, mean_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,23 +159,23 @@ class Predicted:
 
 def _by_block(
     predictor: VFEMPredictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
-) -> Rounds[tuple[Predicted, Bools]]:
+) -> Rounds[tuple[Predicted, OpenedBlocks]]:
     found = yield from predict_blocks(predictor.blocks, present, partition, FAMILY)
     variance = found.missing @ np.array([predictor.fit.t[k] for k in predictor.clients])
     gradients = None if mean_only else (yield from _derivatives(predictor, found))
-    return Predicted(found.linear, variance, gradients), found.missing
+    return Predicted(found.linear, variance, gradients), found.opened
 
 
 def _by_pattern(
     predictor: VFEMPredictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
-) -> Rounds[tuple[Predicted, Bools]]:
+) -> Rounds[tuple[Predicted, OpenedBlocks]]:
     opened = yield from open_blocks(predictor.blocks, present, partition, FAMILY, partly=True)
     psi = None if mean_only else predictor.psi
     found = yield from predict_by_pattern(predictor.fit, predictor.clients, psi, opened)
     gradients = None if found.gradients is None else Gradients(*found.gradients)
     # Rounding must not make a variance of zero negative.
     variance = np.maximum(found.variance - predictor.fit.s2, 0.0)
-    return Predicted(found.mean, variance, gradients), opened.missing
+    return Predicted(found.mean, variance, gradients), opened
 
 
 def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> Rounds[Gradients]:

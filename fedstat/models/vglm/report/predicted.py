@@ -16,9 +16,8 @@ from fedstat.inference.results import FederatedResults
 from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.coding import ResponseSource, released_specs
-from fedstat.models.vertical.prediction.judging import evaluate_predictions
 from fedstat.models.vglm.report.outcome import SPENT
-from fedstat.models.vglm.report.prediction import Predictor, predict_linear, predict_means
+from fedstat.models.vglm.report.prediction import Predictor, evaluate_fit, predict_linear, predict_means
 from fedstat.typing import Floats
 
 
@@ -81,7 +80,7 @@ class SelectionPredictions(FederatedResults):
         return GLMPrediction(eta, se, predictor.family.make(), stats.norm)
 
     def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
-        """Discrimination and calibration of a binary response, counted at the institution that holds it.
+        """How well predictions agree with the response, counted at the institution that holds it.
 
         Of the predictions of :meth:`predict`, which the holder of the response is handed. One that answers a
         single evaluation averages them over a few entities first, which moves figures little.
@@ -95,26 +94,22 @@ class SelectionPredictions(FederatedResults):
         Returns
         -------
         Evaluation
-            By set of institutions that entities have, and of all: AUC, ``roc()``, ``confusion(threshold)``,
-            ``brier``, ``recalibration``, ``plot_calibration()``.
+            By set of institutions that entities have, and of all: ``recalibration``, ``calibration()``,
+            ``plot_calibration()``; of a binary response AUC, ``roc()``, ``confusion(threshold)``, ``brier``;
+            of others ``accuracy`` with R-squared, root mean squared error and deviance.
 
         Raises
         ------
         ModelError
             The partition lacks the response, or an institution of the fit.
         NotAvailableError
-            The response is not binary, or the results were read from a file, which does not tell of what
-            columns the response is made.
+            The results were read from a file, which does not tell of what columns the response is made.
         """
         if self._model is None:
             raise NotAvailableError("evaluate: results from a file do not tell the response's columns")
-        predictor, formula = self._predictor, self._model.formula
+        predictor, formula = self._with_specs(), self._model.formula
         response = ResponseSource(predictor.holder, formula.response, formula.response_columns)
-        given = self._of_fit(partition, "evaluate")
-        wanted = [k for k in predictor.clients if predictor.beta(k).any()]
-        return evaluate_predictions(
-            "vglm", response, predictor.family, wanted, lambda: self.predict(given), given
-        )
+        return evaluate_fit(predictor, response, self._of_fit(partition, "evaluate"))
 
     def _of_fit(self, partition: ClientPartition | None, call: str) -> ClientPartition:
         if partition is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,10 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.rounds.products import Conversation
 from fedstat.inference.estimate import Estimate
+from fedstat.inference.evaluation.evaluation import Evaluation
 from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.models.vertical.prediction.coding import ResponseSource
+from fedstat.models.vertical.prediction.judging import evaluate_predictions
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
     new_ledger,
@@ -69,12 +72,7 @@ def predict_linear(
 
     Coefficients without a variance are taken as known. Errors are those of :func:`predict_means`.
     """
-    # A block without effect is not asked for: its institution need not be there, and learns nothing of it.
-    wanted = [k for k in predictor.clients if predictor.beta(k).any()]
-    needed = present_clients(wanted, partition)
-    lacking = [k for k in wanted if k not in needed]
-    if lacking and not predictor.means:
-        raise ModelError(f"predict: the partition lacks the institution {', '.join(lacking)} of the fit")
+    needed = _needed(predictor, partition)
     factor = None if cov is None else _factor(cov)
 
     def asking() -> Rounds[tuple[Floats, Bools, Floats | None]]:
@@ -99,9 +97,44 @@ def predict_linear(
     response, call = predictor.estimate.response, "predict()" if cov is None else "get_prediction()"
     analysis = prediction_analysis(call, predictor.blocks, response, predictor.family, partition)
     linear, missing, projection = analysis.run(asking(), asking, new_ledger(partition, predictor.holder))
+    return LinearPrediction(_where_known(predictor, linear, missing, needed), projection)
+
+
+def _needed(predictor: Predictor, partition: ClientPartition) -> tuple[str, ...]:
+    """Institutions to ask; a ModelError where one that a prediction needs is not there."""
+    # A block without effect is not asked for: its institution need not be there, and learns nothing of it.
+    wanted = with_effect(predictor)
+    needed = present_clients(wanted, partition)
+    lacking = [k for k in wanted if k not in needed]
+    if lacking and not predictor.means:
+        raise ModelError(f"predict: the partition lacks the institution {', '.join(lacking)} of the fit")
+    return needed
+
+
+def with_effect(predictor: Predictor) -> list[str]:
+    """Institutions of which some coefficient is not zero."""
+    return [k for k in predictor.clients if predictor.beta(k).any()]
+
+
+def _where_known(predictor: Predictor, linear: Floats, missing: Bools, needed: Sequence[str]) -> Floats:
+    """Put nan where an institution lacks an entity, and no mean stands for it: (n,)."""
     counts = (~missing).sum(axis=1)
-    eta = np.where((counts == len(needed)) | bool(predictor.means), linear, np.nan)
-    return LinearPrediction(eta, projection)
+    return np.where((counts == len(needed)) | bool(predictor.means), linear, np.nan)
+
+
+def evaluate_fit(predictor: Predictor, response: ResponseSource, partition: ClientPartition) -> Evaluation:
+    """Hold predicted means against the response, where that is; errors as of :func:`predict_means`."""
+    needed = _needed(predictor, partition)
+
+    def predicted() -> Rounds[tuple[Floats, str]]:
+        found = yield from predict_blocks(predictor.blocks, needed, partition, "vglm")
+        eta = _where_known(predictor, found.linear, found.missing, needed)
+        return means_of(predictor.family, eta), found.opened.session
+
+    analysis = prediction_analysis("evaluate()", predictor.blocks, response.text, predictor.family, partition)
+    return evaluate_predictions(
+        "vglm", response, predictor.family, with_effect(predictor), predicted, analysis
+    )
 
 
 def _factor(cov: Floats) -> Floats:
