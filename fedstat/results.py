@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from fedstat.models.glm.linear import OLSResults as OLSResults
     from fedstat.models.glm.omitted_terms import ScoreTest as ScoreTest
     from fedstat.models.glm.results import GLMResults as GLMResults
-    from fedstat.models.glm.sums.margins import MarginalEffects as MarginalEffects
     from fedstat.models.glm.sums.wild import WildBootstrap as WildBootstrap
     from fedstat.models.horizontal.prediction import GLMPrediction as GLMPrediction
     from fedstat.models.laser.report.evaluation import SetEvaluation as SetEvaluation
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from fedstat.models.m2sem.report.bootstrapped import BootstrapResults as BootstrapResults
     from fedstat.models.m2sem.results import M2SEMResults as M2SEMResults
     from fedstat.models.m2sem.search import ClusterSearch as ClusterSearch
+    from fedstat.models.margins import MarginalEffects as MarginalEffects
     from fedstat.models.threats import ThreatTable as ThreatTable
     from fedstat.models.vertical.law.assumptions import LittleTest as LittleTest
     from fedstat.models.vfem.prediction.results import GLMPredictionResults as GLMPredictionResults
@@ -95,7 +95,7 @@ _WHERE = {
     "LittleTest": "models.vertical.law.assumptions",
     "LocalBoosts": "models.boost.local",
     "M2SEMResults": "models.m2sem.results",
-    "MarginalEffects": "models.glm.sums.margins",
+    "MarginalEffects": "models.margins",
     "OLSResults": "models.glm.linear",
     "OutsideResults": "inference.mixture.bch",
     "PartitionDescription": "federation.partition.describe",

@@ -94,29 +94,25 @@ class FederatedResults(EstimateTests):
         return lr_test(self, restricted)
 
     def get_margeff(self, *args: Any, **kwargs: Any) -> Any:
-        """Marginal effects on the mean of the response; of models over rows only.
+        """Marginal effects on the mean of the response, of results that have them.
 
         Raises
         ------
         NotAvailableError
-            They average derivatives at every row's linear predictor, which here is made of columns of several
-            institutions, or has no covariance behind it.
+            They are derivatives of the mean at a linear predictor, and here there is none, or no covariance.
 
         Examples
         --------
         >>> import fedstat as fs
         >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
         >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
-        >>> try:
-        ...     fit.get_margeff()
-        ... except fs.errors.NotAvailableError:
-        ...     print("they are the coefficients")
-        they are the coefficients
+        >>> bool((fit.get_margeff().margeff == fit.params[1:]).all())
+        True
         """
         raise NotAvailableError(
-            "get_margeff: marginal effects average derivatives at every row's linear predictor, and of these "
-            "results no party may sum functions of it: its parts lie at different institutions, or it has no "
-            "covariance. Of a linear model they are the coefficients; FederatedGLM over rows has them"
+            "get_margeff: marginal effects are derivatives of a mean at a linear predictor, and errors "
+            "need a covariance of its coefficients; these results lack one or the other. Of a linear model they are "
+            "the coefficients; FederatedGLM, VFEMRegression and VerticalGLM have them"
         )
 
     # -- tables and pictures ---------------------------------------------------------------------

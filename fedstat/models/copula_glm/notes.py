@@ -12,6 +12,13 @@ from fedstat.models.copula_glm.moments.protocol import ReleasedMoments
 from fedstat.models.copula_glm.score.step import OF_STEP, ScoreStep
 
 NO_LIKELIHOOD = "moments were released and no likelihood"
+NOT_EVALUATED = (
+    "no evaluation: the one release that the budget pays for tells the law of the columns and their moments "
+    "with the response, and the response of no entity, so that there is nothing to hold predictions against "
+    "but what they were made of. Hold predict(frame) against rows of your own that have the response, or let "
+    "a model that asks the institutions be evaluated: FederatedGLM or VFEMRegression, whose evaluate() "
+    "counts where the response is, by their policy and without noise"
+)
 NO_RSQUARED = "the residuals are of no one"
 NO_ROOT = (
     "no coefficients solve the released moments, the noise is too large for this model; take a larger "

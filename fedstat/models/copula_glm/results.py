@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,14 @@ from fedstat.models.copula_glm.moments.equations import covariance_without_noise
 from fedstat.models.copula_glm.moments.errors import MomentErrors
 from fedstat.models.copula_glm.moments.protocol import ReleasedMoments
 from fedstat.models.copula_glm.moments.selection import QuadraticLoss, selection_frequencies
-from fedstat.models.copula_glm.notes import NO_LIKELIHOOD, NO_ROOT, NO_RSQUARED, TOO_SMALL, fit_notes
+from fedstat.models.copula_glm.notes import (
+    NO_LIKELIHOOD,
+    NO_ROOT,
+    NO_RSQUARED,
+    NOT_EVALUATED,
+    TOO_SMALL,
+    fit_notes,
+)
 from fedstat.models.copula_glm.prediction import design_rows
 from fedstat.models.copula_glm.score.step import ScoreStep
 from fedstat.models.horizontal.prediction import GLMPrediction
@@ -232,6 +239,25 @@ class PrivateGLMResults(
         linear[rows.whole] = rows.X @ self.estimate.params
         errors = linear * np.nan if cov is None else rows.standard_errors(cov)
         return GLMPrediction(linear, errors, self._distribution.make(), self._law)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Say where predictions can be evaluated: the release tells no response to hold them against.
+
+        Raises
+        ------
+        NotAvailableError
+            Always.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> try:
+        ...     fs.results.PrivateGLMResults.evaluate(None)
+        ... except fs.errors.NotAvailableError as error:
+        ...     print(str(error).partition(":")[0])
+        no evaluation
+        """
+        raise NotAvailableError(NOT_EVALUATED)
 
     # -- selection -------------------------------------------------------------------------------
 

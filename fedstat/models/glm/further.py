@@ -18,7 +18,6 @@ from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.glm.protocol import Newton, NewtonOptions, rises
 from fedstat.models.glm.statements import GLMStatements
 from fedstat.models.glm.steps import FAMILY
-from fedstat.models.glm.sums.margins import HEADINGS, EffectPoint, MarginalEffects, effects_of
 from fedstat.models.glm.sums.wild import (
     POINTS,
     SiteParts,
@@ -31,6 +30,7 @@ from fedstat.models.glm.sums.wild import (
 )
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import add
+from fedstat.models.margins import HEADINGS, EffectPoint, MarginalEffects, effects_of
 from fedstat.typing import Array, Floats
 
 Found: TypeAlias = tuple[EffectSums, dict[int, ChangeSums]]

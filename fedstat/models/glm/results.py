@@ -27,11 +27,11 @@ from fedstat.models.glm.overdispersion import Overdispersion
 from fedstat.models.glm.record import GLMBasis, GLMRecord
 from fedstat.models.glm.statements import GLMStatements
 from fedstat.models.glm.sums.fit import GLMFit
-from fedstat.models.glm.sums.margins import MarginalEffects
 from fedstat.models.glm.sums.variance import CovarianceChoice, Variance
 from fedstat.models.glm.sums.wild import WildBootstrap
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import rows_estimate
+from fedstat.models.margins import MarginalEffects
 
 
 class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMRecord):

@@ -13,7 +13,6 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
-from fedstat.inference.evaluation.evaluation import Evaluation
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
 from fedstat.inference.results import FederatedResults
@@ -23,13 +22,9 @@ from fedstat.models.vertical.layout import Layout, complete_at
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.coding import ResponseSource, released_specs
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL
-from fedstat.models.vfem.prediction.protocol import (
-    LinearPredictors,
-    VFEMPredictor,
-    evaluate_fit,
-    predict_linear,
-)
+from fedstat.models.vfem.prediction.protocol import LinearPredictors, VFEMPredictor, predict_linear
 from fedstat.models.vfem.prediction.results import MeanPredictions
+from fedstat.models.vfem.prediction.statements import EntityStatements
 from fedstat.models.vfem.statements.notes import beside_notes, fit_notes
 from fedstat.models.vfem.statements.outcome import (
     EntityCounts,
@@ -68,7 +63,7 @@ class VFEMRecord:
     ledger: SavedLedger | None = None
 
 
-class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
+class BlockResults(Saveable, EntityStatements, Generic[Predictions]):
     """Results of VFEM, whatever the distribution of the response.
 
     Attributes
@@ -102,7 +97,6 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
     True
     """
 
-    _model: VerticalModel | None
     _nested_otherwise: ClassVar[str] = ""
     """What to do beside a Wald test where two fits saw other entities."""
 
@@ -272,45 +266,6 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
         """
         return self._prediction(partition, mean_only=False)
 
-    def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
-        """How well predictions agree with the response, counted at the institution that holds it.
-
-        Every institution is asked for the linear predictors of the partition's entities, as by
-        :meth:`predict`; the holder of the response is handed the predictions, and counts. One that answers a
-        single evaluation averages them over a few entities first, which moves figures little.
-
-        Parameters
-        ----------
-        partition : ClientPartition, optional
-            With the response, at the institution that had it in the fit; by default that of the fit, on which
-            the figures flatter.
-
-        Returns
-        -------
-        Evaluation
-            By set of institutions that entities have, and of all: ``recalibration``, ``calibration()``,
-            ``plot_calibration()``; of a binary response AUC, ``roc()``, ``confusion(threshold)``, ``brier``;
-            of others ``accuracy`` with R-squared, root mean squared error and deviance.
-
-        Raises
-        ------
-        ModelError
-            The partition lacks the response, or all institutions.
-        NotAvailableError
-            There is no partition: the results were read from a file.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
-        >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
-        >>> fit.evaluate().to_frame()[["n", "rmse", "rsquared"]].iloc[-1].round(2).tolist()
-        [5000.0, 5.2, 0.0]
-        """
-        if partition is None:
-            partition = self._need_model("evaluate without a partition").partition
-        return evaluate_fit(self._predictor(), partition)
-
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> Predictions:
         """Predict for the entities of a partition, by default that of the fit."""
         raise NotImplementedError
@@ -388,10 +343,3 @@ class BlockResults(Saveable, FederatedResults, Generic[Predictions]):
             blocks = tuple(b for b in model.design.blocks if b.client in self.names)
             index = index[complete_at(blocks, model.design.n)]
         return pd.Series(values, index=index, name=what)
-
-    def _need_model(self, what: str) -> VerticalModel:
-        if self._model is None:
-            raise NotAvailableError(
-                f"{what}: this result was read from a file and has no partition; give one"
-            )
-        return self._model

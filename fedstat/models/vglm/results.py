@@ -123,6 +123,7 @@ class VerticalGLMResults(
             debiased=make_debiased(response, outcome),
         )
         results.observed, results.scales = outcome.observed, outcome.units.scale
+        results._centres = outcome.units.shift if outcome.observed is None else outcome.observed.means
         return results
 
     # -- selection -------------------------------------------------------------------------------

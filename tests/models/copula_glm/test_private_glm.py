@@ -389,3 +389,8 @@ def test_a_strange_column_is_refused():
         ScoredColumn("x", "x", "A", 0, function="np.linalg.inv").check()
     with pytest.raises(DescriptionError):
         asked(column=ScoredColumn("x", "x", "A", 1)).score([WIDE, BITS], np.zeros((2, 2), dtype=int))
+
+
+def test_an_evaluation_is_not_had_from_one_release():
+    with pytest.raises(NotAvailableError, match=r"the response of no entity.*predict\(frame\).*FederatedGLM"):
+        fs.results.PrivateGLMResults.evaluate(None)

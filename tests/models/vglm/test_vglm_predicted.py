@@ -96,6 +96,81 @@ def test_columns_do_not_leave_a_strict_institution_for_errors():
         )
 
 
+# -- marginal effects ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [fs.VFEMRegression, fs.VerticalGLM])
+@pytest.mark.parametrize("response", ["binary", "count"])
+def test_marginal_effects_are_those_of_statsmodels(response, model):
+    how = {"tol_score": 1e-10} if model is fs.VFEMRegression else {"lam": 0.0}
+    partition = sites(response=response)
+    result = model.from_formula("y ~ .", partition, family=FAMILIES[response]).fit(**how)
+    for at, method in [
+        ("mean", "dydx"),
+        ("mean", "eyex"),
+        ("overall", "dydx"),
+        ("overall", "eydx"),
+        ("zero", "dydx"),
+    ]:
+        # At the very coefficients of the fit, which are those of statsmodels to some digits less.
+        glm = sm.GLM(Y[response], sm.add_constant(X), family=FAMILIES[response]).fit(tol=1e-15)
+        glm = type(glm._results)(glm.model, result.params.to_numpy(), result.cov_params().to_numpy(), 1.0)
+        expected, found = glm.get_margeff(at=at, method=method), result.get_margeff(at=at, method=method)
+        np.testing.assert_allclose(found.margeff, expected.margeff, rtol=1e-8, err_msg=f"{at} {method}")
+        np.testing.assert_allclose(found.margeff_se, expected.margeff_se, rtol=1e-8, err_msg=f"{at} {method}")
+    assert "Averages over the 600 entities" in str(result.get_margeff())
+
+
+def test_averages_are_over_the_entities_that_every_institution_has():
+    partition = sites(lacking=range(0, N, 3))
+    result = fs.VFEMRegression.from_formula("y ~ .", partition, family=FAMILIES["binary"]).fit()
+    eta = result.params["Intercept"] + X.to_numpy() @ result.params[1:].to_numpy()
+    mu = expit(eta[np.arange(N) % 3 > 0])
+    found = result.get_margeff()
+    np.testing.assert_allclose(found.margeff, (mu * (1 - mu)).mean() * result.params[1:], rtol=1e-9)
+    assert "over the 400 entities" in str(found) and found.margeff_se.between(0.001, 0.1).all()
+    linear = fs.VFEMRegression.from_formula("y ~ .", partition).fit(cov_type="observed")
+    np.testing.assert_array_equal(linear.get_margeff().margeff, linear.params[1:])
+    np.testing.assert_allclose(linear.get_margeff().margeff_se, linear.bse[1:], rtol=1e-9)
+
+
+def test_effects_after_a_selection_are_those_of_its_refit():
+    result = fit(lam=0.05, penalty="lasso")
+    chosen = [name for name in result.refit.params.index if name != "Intercept"]
+    glm = sm.GLM(Y["binary"], sm.add_constant(X[chosen]), family=FAMILIES["binary"]).fit(tol=1e-14)
+    for at in ("mean", "overall"):
+        found, expected = result.get_margeff(at), glm.get_margeff(at=at)
+        assert list(found.margeff.index) == chosen
+        np.testing.assert_allclose(found.margeff, expected.margeff, rtol=1e-4)
+        np.testing.assert_allclose(found.margeff_se, expected.margeff_se, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"at": "all"}, "values of entities"),
+        ({"method": "eyex"}, "use at='mean', or method='dydx'"),
+        ({"dummy": True}, "FederatedGLM"),
+    ],
+)
+def test_effects_that_cannot_be_had_say_what_can(arguments, words):
+    with pytest.raises(NotAvailableError, match=words):
+        fit().get_margeff(**arguments)
+
+
+def test_averages_need_columns_and_means_do_not(tmp_path):
+    strict = sites(policy=fs.Policy(refused_kinds=frozenset({"raw columns"})))
+    result = fs.VFEMRegression.from_formula("y ~ .", strict, family=FAMILIES["binary"]).fit()
+    asked = strict.sites["shop"].account.entities
+    with pytest.raises(PolicyError, match="raw columns"):
+        result.get_margeff()
+    asked = strict.sites["shop"].account.entities
+    at_means = result.get_margeff("mean")
+    assert strict.sites["shop"].account.entities == asked
+    result.save(tmp_path / "fit")
+    np.testing.assert_array_equal(fs.load(tmp_path / "fit").get_margeff("mean").margeff, at_means.margeff)
+
+
 # -- evaluation --------------------------------------------------------------------------------------
 
 

@@ -137,3 +137,25 @@ def predict_blocks(
         # `mean` has every block at its average: a block that is there stands in the place of it.
         linear[opened.rows[k]] += reply.arrays["linear_predictor"] - blocks.means.get(k, 0.0)
     return PredictedBlocks(linear, opened)
+
+
+def project_blocks(
+    blocks: FittedBlocks,
+    asked: Sequence[str],
+    partition: ClientPartition,
+    family: str,
+    factor: Floats,
+    of: Sequence[str],
+) -> Rounds[tuple[PredictedBlocks, Floats]]:
+    """Beside linear predictors ask for projections of the rows, (1, x), on a factor (p + 1, r).
+
+    `of` (p,) names the institution of each column. What an entity lacks counts as zero.
+    """
+    found = yield from predict_blocks(blocks, asked, partition, family)
+    rows = {k: factor[1:][np.array(of) == k] for k in asked}
+    to = Conversation(family, found.opened.session, None)
+    replies = yield [to.ask(k, "project_block", mu=np.zeros(len(rows[k])), factor=rows[k]) for k in asked]
+    out = np.tile(factor[0], (len(found.linear), 1))
+    for k, reply in zip(asked, replies, strict=True):
+        out[found.opened.rows[k]] += reply.arrays["projection"]
+    return found, out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from fedstat.inference.evaluation.evaluation import Evaluation
 from fedstat.kernels.glm.quadrature import marginal_mean
 from fedstat.models.consent import FurtherAnalysis
 from fedstat.models.vertical.prediction.coding import ResponseSource
+from fedstat.models.vertical.prediction.effects import ProjectedEntities
 from fedstat.models.vertical.prediction.judging import evaluate_predictions
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
@@ -28,6 +29,7 @@ from fedstat.models.vertical.prediction.protocol import (
     predict_blocks,
     prediction_analysis,
     present_clients,
+    project_blocks,
 )
 from fedstat.models.vfem.blocks.glm_distribution import NORMAL, kernel_of
 from fedstat.models.vfem.blocks.request import FAMILY, ask
@@ -133,6 +135,23 @@ def evaluate_fit(predictor: VFEMPredictor, partition: ClientPartition) -> Evalua
     return evaluate_predictions(
         FAMILY, predictor.response, distribution, predictor.clients, predicted, analysis
     )
+
+
+def project_entities(
+    predictor: VFEMPredictor, of: Sequence[str], partition: ClientPartition, factor: Floats
+) -> ProjectedEntities:
+    """Ask for linear predictors of entities, and projections of their columns on a factor (p + 1, r).
+
+    `of` (p,) names the institution of each column. Raises ModelError where the partition lacks one.
+    """
+    clients = predictor.clients
+
+    def asking() -> Rounds[tuple[PredictedBlocks, Floats]]:
+        return project_blocks(predictor.blocks, clients, partition, FAMILY, factor, of)
+
+    ledger = new_ledger(partition, predictor.response.client)
+    found, rows = predictor.analysis("get_margeff()", partition).run(asking(), asking, ledger)
+    return ProjectedEntities(found.linear, rows, np.asarray(~found.missing.any(axis=1)))
 
 
 def _asking(

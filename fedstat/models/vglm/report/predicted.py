@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -14,10 +16,18 @@ from fedstat.inference.estimate import Estimate
 from fedstat.inference.evaluation.evaluation import Evaluation
 from fedstat.inference.results import FederatedResults
 from fedstat.models.horizontal.prediction import GLMPrediction
+from fedstat.models.margins import MarginalEffects
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.coding import ResponseSource, released_specs
+from fedstat.models.vertical.prediction.effects import FittedMean, ProjectedEntities, effects_over_columns
 from fedstat.models.vglm.report.outcome import SPENT
-from fedstat.models.vglm.report.prediction import Predictor, evaluate_fit, predict_linear, predict_means
+from fedstat.models.vglm.report.prediction import (
+    Predictor,
+    evaluate_fit,
+    predict_linear,
+    predict_means,
+    project_entities,
+)
 from fedstat.typing import Floats
 
 
@@ -27,6 +37,8 @@ class SelectionPredictions(FederatedResults):
     _predictor: Predictor
     _refit: Estimate | None
     _model: VerticalModel | None
+    _centres: Floats | None = None
+    """Means of the columns; of a fit in this session."""
 
     def predict(self, partition: ClientPartition | None = None) -> pd.Series:
         """Predict the mean response at the penalised estimates.
@@ -79,6 +91,73 @@ class SelectionPredictions(FederatedResults):
         eta, se = (pd.Series(values, index=given.entities) for values in (rows.eta, errors))
         return GLMPrediction(eta, se, predictor.family.make(), stats.norm)
 
+    def get_margeff(
+        self,
+        at: Literal["overall", "mean", "zero"] = "overall",
+        method: Literal["dydx", "eyex", "dyex", "eydx"] = "dydx",
+        atexog: Mapping[int | str, float] | None = None,
+        dummy: bool = False,
+        count: bool = False,
+    ) -> MarginalEffects:
+        """Marginal effects on the mean of the response, with errors by the delta method, as in statsmodels.
+
+        ``at="mean"`` asks nothing further. ``at="overall"`` averages over the entities of the fit that every
+        institution has: as for :meth:`get_prediction`, linear predictors of these and projections of their
+        columns on the covariance of the estimates go to the coordinator, and disclose the columns.
+        After a lasso or an elastic net they are those of :attr:`refit`.
+
+        Parameters
+        ----------
+        at : {"overall", "mean", "zero"}
+            Average over entities, or at one row: the means of the columns, or zeros.
+        method : {"dydx", "eyex", "dyex", "eydx"}
+            Derivative, elasticity, or a semi-elasticity; of averages only "dydx" and "eydx".
+        atexog, dummy, count
+            Not available: they need values of one column beside those of all others.
+
+        Returns
+        -------
+        MarginalEffects
+            ``margeff``, ``margeff_se``, ``summary_frame()``, ``summary()``.
+
+        Raises
+        ------
+        NotAvailableError
+            No covariance, values of single entities, an average beside weights or an offset, or one of
+            results that were read from a file.
+        PolicyError
+            A site refuses its columns; ``at="mean"`` does without.
+
+        Examples
+        --------
+        >>> import fedstat as fs, statsmodels.api as sm
+        >>> data = fs.datasets.make_sme_risk(1_000)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> model = fs.VerticalGLM.from_formula(
+        ...     "RISK ~ PL1 + PL2", partition, family=sm.families.Binomial(), missing="drop"
+        ... )
+        >>> model.fit(lam=0.0).get_margeff(at="mean").margeff.index.tolist()
+        ['PL1', 'PL2']
+        """
+        predictor, cov = self._with_errors(ask=at == "overall")
+
+        def project(factor: Floats) -> ProjectedEntities:
+            return project_entities(predictor, self._of_fit(None, "get_margeff"), factor)
+
+        of = FittedMean(
+            names=self.estimate.names,
+            params=predictor.estimate.params,
+            cov=cov,
+            distribution=predictor.family,
+            means=self._centres,
+            beside={},
+            words=(self.model_name, self.estimate.response),
+            law=self._law,
+            student=self.use_t,
+        )
+        others = {"atexog": atexog, "dummy": dummy, "count": count}
+        return effects_over_columns(of, at, method, project, others=others)
+
     def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
         """How well predictions agree with the response, counted at the institution that holds it.
 
@@ -124,9 +203,10 @@ class SelectionPredictions(FederatedResults):
             self._predictor = replace(self._predictor, specs=specs)
         return self._predictor
 
-    def _with_errors(self) -> tuple[Predictor, Floats]:
+    def _with_errors(self, ask: bool = True) -> tuple[Predictor, Floats]:
         """Estimates of all columns that have a covariance (p + 1, p + 1), and this; nan where none."""
-        predictor, estimate, refit = self._with_specs(), self.estimate, self._refit
+        predictor = self._with_specs() if ask else self._predictor
+        estimate, refit = self.estimate, self._refit
         if estimate.cov is not None:
             return predictor, estimate.cov
         if refit is None or refit.cov is None:

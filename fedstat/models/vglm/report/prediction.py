@@ -11,18 +11,20 @@ import pandas as pd
 from fedstat.errors import DataWarning, ModelError, warn
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.evaluation.evaluation import Evaluation
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.vertical.prediction.coding import ResponseSource
+from fedstat.models.vertical.prediction.effects import ProjectedEntities
 from fedstat.models.vertical.prediction.judging import evaluate_predictions
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
+    PredictedBlocks,
     new_ledger,
     predict_blocks,
     prediction_analysis,
     present_clients,
+    project_blocks,
 )
 from fedstat.models.vglm.response.distributions import means_of
 from fedstat.typing import Bools, Floats
@@ -76,22 +78,16 @@ def predict_linear(
     factor = None if cov is None else _factor(cov)
 
     def asking() -> Rounds[tuple[Floats, Bools, Floats | None]]:
-        found = yield from predict_blocks(predictor.blocks, needed, partition, "vglm")
         if factor is None:
+            found = yield from predict_blocks(predictor.blocks, needed, partition, "vglm")
             return found.linear, found.missing, None
-        rows = {k: factor[1:][np.array(predictor.estimate.clients[1:]) == k] for k in needed}
-        to = Conversation("vglm", found.opened.session, None)
-        replies = yield [
-            to.ask(k, "project_block", mu=np.zeros(len(rows[k])), factor=rows[k]) for k in needed
-        ]
+        of = predictor.estimate.clients[1:]
+        found, out = yield from project_blocks(predictor.blocks, needed, partition, "vglm", factor, of)
         # The linear predictor moves by 1 with the intercept, by x with beta, and by the mean of x where x is
         # missing.
-        out = np.tile(factor[0], (len(found.linear), 1))
         for k in (k for k in predictor.clients if k in predictor.column_means):
             of_client = factor[1:][np.array(predictor.estimate.clients[1:]) == k]
             out += found.missing[:, [predictor.clients.index(k)]] * (predictor.column_means[k] @ of_client)
-        for k, reply in zip(needed, replies, strict=True):
-            out[found.opened.rows[k]] += reply.arrays["projection"]
         return found.linear, found.missing, out
 
     response, call = predictor.estimate.response, "predict()" if cov is None else "get_prediction()"
@@ -120,6 +116,21 @@ def _where_known(predictor: Predictor, linear: Floats, missing: Bools, needed: S
     """Put nan where an institution lacks an entity, and no mean stands for it: (n,)."""
     counts = (~missing).sum(axis=1)
     return np.where((counts == len(needed)) | bool(predictor.means), linear, np.nan)
+
+
+def project_entities(predictor: Predictor, partition: ClientPartition, factor: Floats) -> ProjectedEntities:
+    """Ask for linear predictors, and projections on a factor of the covariance; errors as before."""
+    needed = _needed(predictor, partition)
+    of = predictor.estimate.clients[1:]
+
+    def asking() -> Rounds[tuple[PredictedBlocks, Floats]]:
+        return project_blocks(predictor.blocks, needed, partition, "vglm", factor, of)
+
+    response = predictor.estimate.response
+    analysis = prediction_analysis("get_margeff()", predictor.blocks, response, predictor.family, partition)
+    found, rows = analysis.run(asking(), asking, new_ledger(partition, predictor.holder))
+    whole = (~found.missing).sum(axis=1) == len(needed)
+    return ProjectedEntities(found.linear, rows, whole)
 
 
 def evaluate_fit(predictor: Predictor, response: ResponseSource, partition: ClientPartition) -> Evaluation:
