@@ -110,9 +110,9 @@ class FederatedResults(EstimateTests):
         True
         """
         raise NotAvailableError(
-            "get_margeff: marginal effects are derivatives of a mean at a linear predictor, and errors "
-            "need a covariance of its coefficients; these results lack one or the other. Of a linear model they are "
-            "the coefficients; FederatedGLM, VFEMRegression and VerticalGLM have them"
+            "get_margeff: marginal effects are derivatives of a mean at a linear predictor, and errors of "
+            "them need a covariance of its coefficients; these results lack one or the other. Of a linear "
+            "model they are the coefficients; FederatedGLM, VFEMRegression and VerticalGLM have them"
         )
 
     # -- tables and pictures ---------------------------------------------------------------------
