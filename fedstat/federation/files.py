@@ -36,7 +36,7 @@ def is_open(path: Path, to: int = OTHERS) -> bool:
     return os.name == "posix" and path.exists() and bool(path.stat().st_mode & to)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write a file that is there whole or not at all, also where two threads write it at once.
 
     A link at its name is replaced, never followed. The name of the part cannot be guessed, and a file that
@@ -46,11 +46,46 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
+            if mode != 0o600:  # whatever the mask of the process says
+                os.fchmod(file.fileno(), mode)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_shared(path: Path, content: bytes) -> None:
+    """Write a file as :func:`write_whole`, which the group may read where the folder hands its group on."""
+    write_whole(path, content, 0o640 if _shared_with(path.parent) else 0o600)
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder with those above it; open to the group where the folder above hands its group on."""
+    for place in (*reversed(path.parents), path):
+        if not place.exists():
+            place.mkdir(exist_ok=True)
+            group = _shared_with(place.parent)
+            if group:
+                place.chmod(0o2700 | group)
+
+
+def _shared_with(folder: Path) -> int:
+    """Tell what the group may do in a folder that hands its group on (setgid); 0 in any other."""
+    mode = folder.stat().st_mode
+    return mode & 0o070 if os.name == "posix" and mode & stat.S_ISGID else 0
+
+
+def group_remedy(path: Path, error: OSError) -> str:
+    """Say how two accounts share a folder, where an error is about what they may do; else nothing."""
+    if not isinstance(error, PermissionError):
+        return ""
+    place = path.parent
+    return (
+        f". Another account of this machine owns it: give the folder that both sides use to a group of both, "
+        f"chgrp -R GROUP '{place}' and chmod -R g+rws '{place}', and have it hand on that group before files "
+        "are put there"
+    )
 
 
 def write_private(path: str | Path, content: bytes) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedstat.errors import PartitionError
-from fedstat.federation.carry.folder import Inbox
+from fedstat.federation.carry.exchange import Pace, SitesPart
 from fedstat.federation.carry.in_force import ClosedError
+from fedstat.federation.carry.inbox import Inbox
 from fedstat.federation.carry.signed import SignedSite
 from fedstat.federation.carry.site_folder import DESCRIPTION, SiteDescription, read_description
 from fedstat.operator import flare_commands
@@ -42,20 +42,21 @@ class Service:
 
     def run(self, poll: float) -> None:
         """Answer until told to stop, by what the owner's files say then."""
-        inbox = self._inbox()
+        inbox, pace = self._inbox(), Pace(poll)
         while not self._stop():
+            busy = False
             try:
                 if self.site.heed():
                     inbox = self._inbox()
-                busy = inbox.look(self.site.answer)
+                busy = inbox.look(self.site)
             except ClosedError:  # its log has the reason, and what waits is answered later
-                busy = False
-            if not busy:
-                time.sleep(poll)
+                inbox.say_closed(self.site)
+            pace.rest(busy)
 
     def _inbox(self) -> Inbox:
         flare_commands.require_coordinator(self.folder, self.site.description)
-        return Inbox(Path(self.site.description.exchange), self.site.site.name, self._refused)
+        part = SitesPart(Path(self.site.description.exchange, self.site.site.name))
+        return Inbox(part, self._refused)
 
     def stop(self, number: int, frame: Any) -> None:
         """Finish the present question, then end."""
@@ -147,9 +148,11 @@ def _left_to_do(folder: Path, site: SiteDescription) -> dict[str, int | str]:
     }
 
 
-def _waiting(exchange: str, name: str) -> int:
-    """Questions without an answer."""
+def _waiting(exchange: str, name: str) -> int | str:
+    """Count the questions without an answer."""
     if not exchange:
         return 0
-    answered = {path.stem for path in Path(exchange, name, "replies").glob("*.reply")}
-    return sum(path.stem not in answered for path in Path(exchange, name, "asks").glob("*.ask"))
+    try:
+        return len(SitesPart(Path(exchange, name)).open_numbers()[0])
+    except OSError as error:
+        return 0 if isinstance(error, FileNotFoundError) else f"not known ({error.strerror})"

@@ -2,17 +2,21 @@
 
 import json
 import os
+import shutil
 import threading
+import time
 import tracemalloc
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fedstat.errors import EngineError, MessageError, SecurityError
+from fedstat.errors import EngineError, FedstatWarning, MessageError, SecurityError
+from fedstat.federation.carry.exchange import SitesPart
 from fedstat.federation.carry.folder import FolderCarrier, serve_folder
 from fedstat.federation.carry.remote import number_of
-from fedstat.federation.crypto.envelopes import MAGIC
+from fedstat.federation.carry.signed import open_answer
+from fedstat.federation.crypto.envelopes import MAGIC, Envelope, sign
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.site import Site
@@ -74,10 +78,20 @@ class Service:
             self.site, self.exchange, print_of, poll=0.01, stop=self.ended.is_set, refused=self.told.append
         )
 
+    def carrier(self, timeout=60.0):
+        return FolderCarrier(self.exchange, COORDINATOR, {"North": self.site.fingerprint}, timeout, 0.01)
+
     def ask(self, timeout=60.0):
-        carrier = FolderCarrier(self.exchange, COORDINATOR, {"North": self.site.fingerprint}, timeout, 0.01)
+        carrier = self.carrier(timeout)
         request = pack_ask(Ask("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}"))
         return unpack_reply(carrier.carry("North", request))
+
+
+def wait_until(what, seconds=60):
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -86,7 +100,8 @@ def service(tmp_path):
     (running.exchange / "North" / "asks").mkdir(parents=True)
     yield running
     running.ended.set()
-    running.thread.join(60)
+    if running.thread.ident is not None:
+        running.thread.join(60)
     assert not running.thread.is_alive()
 
 
@@ -112,14 +127,141 @@ def test_a_file_that_changes_all_the_time_is_told_of_once(service):
 
 
 @pytest.mark.parametrize("put", [pipe, folder, link, large_envelope, brackets, signed_by_nobody])
-def test_a_strangers_answer_ends_an_analysis_by_name(tmp_path, put):
-    request = pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}"))
-    replies = tmp_path / "exchange" / "North" / "replies"
-    replies.mkdir(parents=True)
-    put(replies / f"{number_of(request)}.reply")
-    prints = {"North": Identity.generate().public.fingerprint}
+def test_a_strangers_answer_is_put_aside_and_the_site_gives_its_own(service, put):
+    request = pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}", None, 1))
+    place = service.exchange / "North" / "replies" / f"{number_of(request)}.reply"
+    place.parent.mkdir(parents=True)
+    put(place)
+    service.thread.start()
+    with pytest.warns(FedstatWarning, match="the place of its answer was none"):
+        answer = service.carrier().carry("North", request)
+    assert unpack_reply(answer).site == "North"
+    assert len(list((service.exchange / "North" / "odd").iterdir())) == 1
+
+
+def test_an_answer_under_another_key_ends_the_wait_by_name(service):
+    """It may be the site's: then its owner has another key than the one that was pinned."""
+    request, other = (
+        pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}", None, 1)),
+        Identity.generate(),
+    )
+    number = number_of(request)
+    place = service.exchange / "North" / "replies" / f"{number}.reply"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(sign(other, Envelope("North", "coordinator", number, b"")))
+    service.thread.start()
+    with pytest.raises(SecurityError) as told:
+        service.carrier().carry("North", request)
+    for key in (other.public.fingerprint, service.site.fingerprint):
+        assert key in str(told.value)
+    assert unpack_reply(service.carrier().carry("North", request)).site == "North"
+
+
+def test_an_answer_that_was_altered_is_given_again_and_the_analysis_goes_on(service):
+    """What lies in the way of an analysis blocks it once, and not until somebody deletes it by hand."""
+    carrier = service.carrier(timeout=0.3)
+    request = pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}", None, 1))
+    with pytest.raises(EngineError, match="did not answer"):
+        carrier.carry("North", request)
+    service.thread.start()
+    place = service.exchange / "North" / "replies" / f"{number_of(request)}.reply"
+    wait_until(place.exists)
+    content = place.read_bytes()
+    place.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    carrier.timeout = 60.0
+    with pytest.warns(FedstatWarning, match="altered on its way"):
+        answer = carrier.carry("North", request)
+    assert open_answer(content, service.site.fingerprint, "North", number_of(request), "") == answer
+    assert [chain.round for chain in service.site.account.chains] == [1]
+
+
+def test_a_pair_that_was_read_is_found_by_whoever_asks_again(service):
+    service.thread.start()
+    request = pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}", None, 1))
+    first = service.carrier().carry("North", request)
+    service.ended.set()
+    service.thread.join(60)
+    part = SitesPart(service.exchange / "North")
+    assert part.open_numbers() == ([], []) and part.done(number_of(request)).exists()
+    assert service.carrier(timeout=0.0).carry("North", request) == first
+
+
+def test_a_question_that_is_put_back_is_not_answered_anew(service):
+    service.thread.start()
+    requests = [
+        pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}", None, turn)) for turn in (1, 2)
+    ]
+    for request in requests:
+        service.carrier().carry("North", request)
+    part, number = SitesPart(service.exchange / "North"), number_of(requests[0])
+    kept = part.done(number).read_bytes()
+    shutil.copy(part.done(number).with_suffix(".ask"), part.ask(number))
+    wait_until(part.reply(number).exists)
+    with part.reply(number).open("rb") as file:
+        refusal = open_answer(file, service.site.fingerprint, "North", number, "")
+    with pytest.raises(SecurityError, match="not answered anew"):
+        unpack_reply(refusal)
+    part.settle(number)  # what passed first stays beside it
+    assert kept in [path.read_bytes() for path in part.done(number).parent.glob(f"{number}.reply*")]
+
+
+class Stranger:
+    """A coordinator that North has not pinned."""
+
+    def __init__(self, service):
+        self.identity = Identity.generate()
+        prints = {"North": service.site.fingerprint}
+        self.carrier = FolderCarrier(service.exchange, self.identity, prints, 60.0, 0.01)
+        self.request = pack_ask(Ask("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}"))
+        self.note = SitesPart(service.exchange / "North").note(number_of(self.request))
+
+
+def test_a_coordinator_that_is_not_trusted_is_told_so_at_once(service):
+    service.thread.start()
+    stranger = Stranger(service)
+    begun = time.monotonic()
+    with pytest.raises(EngineError, match="fedstat site pin") as told:
+        stranger.carrier.carry("North", stranger.request)
+    assert time.monotonic() - begun < 50
+    for key in (stranger.identity.public.fingerprint, service.site.fingerprint):
+        assert key in str(told.value)
+    # The note is no answer, and tells nothing but the key that asked.
+    content = stranger.note.read_bytes()
+    assert COORDINATOR.public.fingerprint.encode() not in content
     with pytest.raises(SecurityError):
-        FolderCarrier(tmp_path / "exchange", COORDINATOR, prints, 1.0, 0.01).carry("North", request)
+        open_answer(content, service.site.fingerprint, "North", number_of(stranger.request), "")
+
+
+def test_a_note_that_the_site_did_not_sign_or_signed_once_is_not_believed(service):
+    service.thread.start()
+    stranger = Stranger(service)
+    with pytest.raises(EngineError, match="fedstat site pin"):
+        stranger.carrier.carry("North", stranger.request)
+    old = stranger.note.read_bytes()
+    service.ended.set()
+    service.thread.join(60)
+    # put back when the owner has pinned the coordinator: it is on another question of that number
+    stranger.note.write_bytes(old)
+    time.sleep(1.1)  # an envelope bears its time to the second
+    stranger.carrier.timeout = 0.2
+    with pytest.raises(EngineError, match="did not answer"):
+        stranger.carrier.carry("North", stranger.request)
+    altered = old.replace(b"untrusted", b"closedbut")
+    stranger.note.write_bytes(altered)
+    with pytest.warns(FedstatWarning, match="was none"), pytest.raises(EngineError, match="did not answer"):
+        stranger.carrier.carry("North", stranger.request)
+
+
+def test_strangers_do_not_fill_the_folder_with_notes(service):
+    asks = service.exchange / "North" / "asks"
+    for i in range(150):
+        number = f"{i:032x}"
+        question = sign(Identity.generate(), Envelope("coordinator", "North", number, b"?"))
+        (asks / f"{number}.ask").write_bytes(question)
+    service.thread.start()
+    for _ in range(45):
+        service.ask()
+    assert 0 < len(list((service.exchange / "North" / "replies").glob("*.note"))) <= 100
 
 
 def test_nothing_is_written_through_a_link(service, tmp_path):
@@ -129,7 +271,8 @@ def test_nothing_is_written_through_a_link(service, tmp_path):
     service.thread.start()
     with pytest.raises((EngineError, SecurityError)):
         service.ask(timeout=1.0)
-    assert not list(elsewhere.iterdir()) and any("link" in line for line in service.told)
+    wait_until(lambda: any("link" in line for line in service.told))
+    assert not list(elsewhere.iterdir())
 
 
 def test_a_link_at_the_name_of_a_file_is_replaced(tmp_path):

@@ -1,35 +1,35 @@
 """Signed files in a folder: the slowest carrier, and the one that everybody can inspect.
 
 For sites without open ports. Every question and every answer is one file, signed by who wrote it; people or a
-synchronised folder move them. Nothing is deleted, so that the folder is the record of what passed::
-
-    <folder>/<site>/asks/<number>.ask       signed by the coordinator
-    <folder>/<site>/replies/<number>.reply  signed by the site
+synchronised folder move them. Nothing is deleted, so that the folder is the record of what passed; where
+everything lies, says :mod:`fedstat.federation.carry.exchange`.
 
 A question that is asked again, by whoever goes on after a fault, has the same number, and finds its answer.
 
 Who can write to the folder can stop messages, and nothing else: whatever is no plain file with the signature
-of the pinned key is passed over before it is parsed, and no link is followed.
+of the pinned key is passed over before it is parsed, and no link is followed. What lies in the place of an
+answer is put aside, so that the site writes it once more; what another key has signed ends the wait at once,
+because the site may have that key.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import ClassVar
 
-from fedstat.errors import EngineError, SecurityError
-from fedstat.federation.carry.remote import NUMBER_LENGTH, SiteServer
-from fedstat.federation.carry.signed import answer_signed, open_answer, sign_question
-from fedstat.federation.crypto.keys import Identity
+from fedstat.errors import EngineError, FedstatWarning, SecurityError, warn
+from fedstat.federation.carry.exchange import Pace, SitesPart
+from fedstat.federation.carry.inbox import Inbox
+from fedstat.federation.carry.notes import UNTRUSTED, open_note
+from fedstat.federation.carry.remote import SiteServer
+from fedstat.federation.carry.signed import PinnedSite, open_answer, sign_question
+from fedstat.federation.crypto.envelopes import signer_of
+from fedstat.federation.crypto.keys import Identity, plain_fingerprint
 from fedstat.federation.door.site import Site
-from fedstat.federation.files import check_folder, open_regular, write_whole
-
-NUMBER = re.compile(f"[0-9a-f]{{{NUMBER_LENGTH}}}")
-"""Names that questions have; a file of another name is nobody's question."""
+from fedstat.federation.files import group_remedy, open_regular, write_shared
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class FolderCarrier:
     """Writes the coordinator's questions into a folder and waits for the answers.
 
     A site, of those whose `fingerprints` are known, counts as silent after `timeout` seconds; `poll` seconds
-    pass between two looks.
+    pass between two looks, and more when an answer takes long.
     """
 
     folder: Path
@@ -51,54 +51,127 @@ class FolderCarrier:
     def carry(self, site: str, request: bytes) -> bytes:
         """Write one question, and read its answer.
 
-        EngineError where the site was silent for too long, or the folder cannot be written; SecurityError
-        where the answer is not signed by the site, or belongs to another question.
+        EngineError where the site was silent for too long or does not take this coordinator's questions, or
+        the folder cannot be used; SecurityError where another key has signed the answer.
         """
         number, question = sign_question(self.identity, site, request)
-        asks, replies = (Path(self.folder, site, name) for name in ("asks", "replies"))
-        ask, reply = asks / f"{number}.ask", replies / f"{number}.reply"
+        wait = _Wait(self, site, SitesPart(Path(self.folder, site)), number, question)
         # the answer may be there: an analysis that was interrupted asks the same question again
-        answer = self._read(site, reply)
+        answer = wait.look()
         if answer is None:
-            self._write(site, ask, question)
-            answer = self._wait(site, reply, ask)
+            self._write(wait)
+            answer = wait.wait()
+        wait.part.settle(number)
         return answer
 
-    def _write(self, site: str, path: Path, question: bytes) -> None:
+    def _write(self, wait: _Wait) -> None:
+        part, path = wait.part, wait.part.ask(wait.number)
         try:
-            if site not in self._seen:
+            if wait.site not in self._seen:
                 # Not again: where a share is gone, its empty place is not the folder.
-                for name in ("asks", "replies"):
-                    Path(self.folder, site, name).mkdir(parents=True, exist_ok=True)
-                self._seen.add(site)
+                part.make()
+                self._seen.add(wait.site)
             # before every question: somebody may have put a link in the place of a folder since
-            for place in (path.parent.parent, path.parent):
-                check_folder(place)
-            write_whole(path, question)
+            part.check()
+            write_shared(path, wait.question)
         except OSError as error:
+            remedy = group_remedy(path, error)
             raise EngineError(
                 f"'{path.parent}' cannot be written ({error.strerror}); make room, mend its permissions, or "
-                "connect the share again"
+                f"connect the share again{remedy}"
             ) from error
 
-    def _wait(self, site: str, path: Path, ask: Path) -> bytes:
-        until = time.monotonic() + self.timeout
-        while (answer := self._read(site, path)) is None:
+
+@dataclass(slots=True)
+class _Wait:
+    """One question of a carrier, and what was found instead of its answer."""
+
+    carrier: FolderCarrier
+    site: str
+    part: SitesPart
+    number: str
+    question: bytes
+    _said: dict[str, str] = field(default_factory=dict)
+
+    def wait(self) -> bytes:
+        """Look until the answer is there."""
+        pace, until = Pace(self.carrier.poll), time.monotonic() + self.carrier.timeout
+        while (answer := self.look()) is None:
+            self._read_note()
             if time.monotonic() > until:
+                ask = self.part.ask(self.number)
                 raise EngineError(
-                    f"'{site}' did not answer within {self.timeout:g} s; '{ask.name}' waits for it in "
-                    f"'{ask.parent}'. Is 'fedstat site serve' running there?"
+                    f"'{self.site}' did not answer within {self.carrier.timeout:g} s; '{ask.name}' waits for "
+                    f"it in '{ask.parent}'. Is 'fedstat site serve' running there?"
+                    + "".join(f" {said}" for said in self._said.values())
                 )
-            time.sleep(self.poll)
+            pace.rest()
         return answer
 
-    def _read(self, site: str, path: Path) -> bytes | None:
-        """Read an answer; None where it is absent, or out of reach for now."""
+    def look(self) -> bytes | None:
+        """Read the answer; None where it is absent, or out of reach for now."""
+        for path in (self.part.reply(self.number), self.part.done(self.number)):
+            try:
+                with open_regular(path) as file:
+                    return open_answer(file, self._pinned, self.site, self.number, f"'{path}'")
+            except PermissionError as error:
+                raise EngineError(
+                    f"'{path}' cannot be read ({error.strerror}){group_remedy(path, error)}"
+                ) from error
+            except OSError:
+                continue
+            except SecurityError as error:
+                self._pass_over(path, error)
+        return None
+
+    @property
+    def _pinned(self) -> str:
+        return self.carrier.fingerprints[self.site]
+
+    def _pass_over(self, path: Path, error: SecurityError) -> None:
+        """Put aside what is no answer of the site; SecurityError where another key has signed it."""
+        foreign = self._is_foreign(path)
+        moved = self.part.put_aside(path)
+        if foreign:
+            raise error
+        where = "it was put aside, and the site writes its answer again" if moved else "remove it"
+        self._say(path.name, f"What lay in the place of its answer was none ({error}); {where}.")
+
+    def _is_foreign(self, path: Path) -> bool:
+        """Whether keys other than the pinned ones signed a file."""
         try:
             with open_regular(path) as file:
-                return open_answer(file, self.fingerprints[site], site, path.stem, f"'{path}'")
+                keys, _ = signer_of(file, f"'{path}'")
+        except (OSError, SecurityError):
+            return False
+        return keys.digest.hex() != plain_fingerprint(self._pinned)
+
+    def _read_note(self) -> None:
+        """Heed what the site says of this question; EngineError where it does not take it."""
+        path = self.part.note(self.number)
+        try:
+            with open_regular(path) as file:
+                note = open_note(file, self._pinned, self.site, self.number, self.question, f"'{path}'")
         except OSError:
-            return None
+            return
+        except SecurityError as error:
+            self._pass_over(path, error)
+            return
+        if note is None:
+            return
+        if note.why == UNTRUSTED:
+            raise EngineError(
+                f"'{self.site}', whose key is {self._pinned}, takes no questions that are signed with the "
+                f"key of this coordinator, {self.carrier.identity.public.fingerprint}: its owner has pinned "
+                "another one. Compare that fingerprint by telephone; then, at the institution: fedstat site "
+                "pin FOLDER CARD, with the card of this coordinator"
+            )
+        self._say("note", "It says that it answers nothing for now: its owner finds why in the site's log.")
+
+    def _say(self, what: str, said: str) -> None:
+        if what not in self._said:
+            self._said[what] = said
+            warn(f"'{self.site}': {said}", FedstatWarning)
 
 
 def serve_folder(
@@ -114,88 +187,12 @@ def serve_folder(
 
     Questions that the `coordinator` with this fingerprint did not sign are passed over; `refused` is told
     once of every file that was passed over or cannot be written, and why. `stop` is asked before every look,
-    with `poll` seconds between two looks.
+    with `poll` seconds between two looks, and more when nothing comes for long.
     """
-    server, inbox = SiteServer(site), Inbox(Path(folder), site.name, refused)
-
-    def answer(question: IO[bytes], where: str, number: str) -> bytes:
-        return answer_signed(server, question, coordinator, where, number)
-
+    served, inbox = (
+        PinnedSite(SiteServer(site), coordinator),
+        Inbox(SitesPart(Path(folder, site.name)), refused),
+    )
+    pace = Pace(poll)
     while not stop():
-        if not inbox.look(answer):
-            time.sleep(poll)
-
-
-@dataclass(slots=True)
-class Inbox:
-    """A site's part of a :class:`FolderCarrier`'s folder; `refused` is told once of every file, as above."""
-
-    folder: Path
-    site: str
-    refused: Callable[[str], None]
-    _passed: set[tuple[str, int]] = field(default_factory=set)
-    _told: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        for place in (self.asks, self.replies):
-            place.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def asks(self) -> Path:
-        """Where questions come."""
-        return self.folder / self.site / "asks"
-
-    @property
-    def replies(self) -> Path:
-        """Where answers go."""
-        return self.folder / self.site / "replies"
-
-    def look(self, answer: Callable[[IO[bytes], str, str], bytes]) -> bool:
-        """Have what waits answered, given by file, place and number; whether there was anything."""
-        busy = False
-        for path in self._unanswered():
-            try:
-                # with its time, so that a file which was mended is looked at again
-                look = (path.name, path.lstat().st_mtime_ns)
-                if look not in self._passed:
-                    self._answer(path, answer)
-                    busy = True
-            except SecurityError as error:
-                self._passed.add(look)
-                self._tell_once(path.name, str(error))
-            except OSError as error:
-                # The server holds the answer: it is written at a later look.
-                self._tell_once(
-                    path.name, f"'{path.name}': its answer cannot be written yet ({error.strerror})"
-                )
-        return busy
-
-    def _tell_once(self, name: str, problem: str) -> None:
-        # Strangers can change a file as often as they like; the log is not theirs to fill.
-        if name not in self._told:
-            self._told.add(name)
-            self.refused(problem)
-
-    def _unanswered(self) -> list[Path]:
-        """Questions without an answer, in the order of their numbers; none while a folder is a link."""
-        try:
-            for place in (self.asks.parent, self.asks, self.replies):
-                check_folder(place)
-        except SecurityError as error:
-            self._tell_once("", str(error))
-            return []
-        answered = {path.stem for path in self.replies.glob("*.reply")}
-        return sorted(
-            path
-            for path in self.asks.glob("*.ask")
-            if NUMBER.fullmatch(path.stem) and path.stem not in answered
-        )
-
-    def _answer(self, path: Path, answer: Callable[[IO[bytes], str, str], bytes]) -> None:
-        """Have one question answered, unless it was answered before."""
-        reply = self.replies / f"{path.stem}.reply"
-        if reply.exists():
-            return
-        with open_regular(path) as file:
-            content = answer(file, f"'{path.name}'", path.stem)
-        write_whole(reply, content)
+        pace.rest(inbox.look(served))

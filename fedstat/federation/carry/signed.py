@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import IO
@@ -10,6 +11,7 @@ from typing import IO
 from fedstat.errors import PartitionError, SecurityError
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.in_force import OwnersWord
+from fedstat.federation.carry.notes import SiteNote
 from fedstat.federation.carry.remote import SiteServer, number_of
 from fedstat.federation.carry.site_folder import DESCRIPTION, SiteDescription, read_description
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
@@ -43,6 +45,30 @@ def answer_signed(
         raise SecurityError(f"{where}: meant for another site, or under another number")
     payload = server.answer(envelope.payload, coordinator)
     return sign(site.trust.identity, Envelope(site.name, COORDINATOR, envelope.number, payload))
+
+
+def note_signed(
+    site: Site, question: bytes | IO[bytes], coordinator: str, where: str, number: str, why: str
+) -> bytes | None:
+    """Sign a note on a question; None where that is not why it is not answered."""
+    note = SiteNote.on(question, coordinator, where)
+    return note.sign(site.trust.identity, site.name, number) if note.why == why else None
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedSite:
+    """A site that answers the coordinator with one fingerprint, and signs what it answers."""
+
+    server: SiteServer
+    coordinator: str
+
+    def answer(self, question: bytes | IO[bytes], where: str, number: str) -> bytes:
+        """Answer a question that the coordinator signed for this site; SecurityError for any other."""
+        return answer_signed(self.server, question, self.coordinator, where, number)
+
+    def note(self, question: bytes | IO[bytes], where: str, number: str, why: str) -> bytes | None:
+        """Sign a note; see :func:`note_signed`."""
+        return note_signed(self.server.site, question, self.coordinator, where, number, why)
 
 
 class SignedSite:
@@ -87,3 +113,7 @@ class SignedSite:
         with self._lock:
             self._word.heed()
             return answer_signed(self._server, question, self.description.coordinator, where, number)
+
+    def note(self, question: bytes | IO[bytes], where: str, number: str, why: str) -> bytes | None:
+        """Sign a note; see :func:`note_signed`."""
+        return note_signed(self.site, question, self.description.coordinator, where, number, why)

@@ -83,8 +83,21 @@ def open_signed(data: bytes | IO[bytes], fingerprint: str, where: str) -> Envelo
     return Envelope(sender, receiver, number, payload, written)
 
 
+def signer_of(data: bytes | IO[bytes], where: str) -> tuple[PublicIdentity, str]:
+    """Tell whose keys signed an envelope, whoever that is, and the digest of what they signed.
+
+    Neither header nor payload is parsed. SecurityError where the keys that it names did not sign it.
+    """
+    keys, header = _signed_by(io.BytesIO(data) if isinstance(data, bytes) else data, None, where)
+    return keys, hashlib.sha256(header).hexdigest()
+
+
 def _signed_header(file: IO[bytes], fingerprint: str, where: str) -> bytes:
-    """Read an envelope up to its payload, and check who signed it; nothing is parsed."""
+    return _signed_by(file, fingerprint, where)[1]
+
+
+def _signed_by(file: IO[bytes], fingerprint: str | None, where: str) -> tuple[PublicIdentity, bytes]:
+    """Read an envelope up to its payload, and check who signed it, anybody for None; nothing is parsed."""
     fixed = file.read(FIXED)
     length = int.from_bytes(fixed[-LENGTH_BYTES:], "little")
     if len(fixed) < FIXED or fixed[: len(MAGIC)] != MAGIC or length > LONGEST_HEADER:
@@ -97,7 +110,8 @@ def _signed_header(file: IO[bytes], fingerprint: str, where: str) -> bytes:
         fixed[-LENGTH_BYTES - SIGNATURE_BYTES : -LENGTH_BYTES],
     )
     public = PublicIdentity(keys[:KEY_BYTES], keys[KEY_BYTES:])
-    pin({where: fingerprint}, {where: public})
+    if fingerprint is not None:  # an empty one is nobody's
+        pin({where: fingerprint}, {where: public})
     if not public.has_signed(encode(MAGIC, keys, header), signature):
         raise SecurityError(f"{where}: altered on its way, or not signed with the key that it names")
-    return header
+    return public, header

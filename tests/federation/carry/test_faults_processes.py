@@ -20,6 +20,7 @@ from operating import make_federation, serve, wait
 import fedstat as fs
 from fedstat.errors import EngineError, SessionError
 from fedstat.federation.account.ledger_file import read_account
+from fedstat.federation.carry.exchange import SitesPart
 from fedstat.federation.carry.folder import FolderCarrier, serve_folder
 from fedstat.federation.carry.remote import RemoteSite
 from fedstat.federation.carry.site_folder import load_identity
@@ -259,13 +260,15 @@ def test_an_answer_that_is_there_is_not_replaced(tmp_path, monkeypatch):
 
     look(1)
     (reply,) = tmp_path.glob("A/replies/*.reply")
-    answer, glob = reply.read_bytes(), Path.glob
-    monkeypatch.setattr(Path, "glob", lambda path, what: () if "reply" in what else glob(path, what))
+    answer, written = reply.read_bytes(), reply.stat().st_mtime_ns
+    monkeypatch.setattr(SitesPart, "open_numbers", lambda part: ([reply.stem], []))
     look(2)
-    assert reply.read_bytes() == answer
-    (asked,) = glob(tmp_path, "A/asks/*.ask")
+    assert reply.read_bytes() == answer and reply.stat().st_mtime_ns == written
+    (asked,) = tmp_path.glob("A/asks/*.ask")
     before = asked.stat().st_mtime_ns
-    assert unpack_reply(carrier.carry("A", question)).site == "A" and asked.stat().st_mtime_ns == before
+    assert unpack_reply(carrier.carry("A", question)).site == "A"
+    (asked,) = tmp_path.glob("A/done/*/*.ask")
+    assert asked.stat().st_mtime_ns == before
 
 
 def test_a_site_that_leaves_for_good(federation, tmp_path):
