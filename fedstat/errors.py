@@ -132,12 +132,19 @@ class EstimationError(FedstatError, ArithmeticError):
 class EngineError(FedstatError):
     """A site was not reached, or did not answer in time; the message says what is kept and how to go on.
 
+    Attributes
+    ----------
+    sites : tuple of str
+        The sites, where it is known which.
+
     Examples
     --------
     >>> import fedstat as fs
-    >>> issubclass(fs.errors.EngineError, fs.errors.FedstatError)
-    True
+    >>> issubclass(fs.errors.EngineError, fs.errors.FedstatError), fs.errors.EngineError("a folder").sites
+    (True, ())
     """
+
+    sites: tuple[str, ...] = ()
 
 
 class NotAvailableError(FedstatError, AttributeError):
@@ -197,6 +204,8 @@ class SessionError(MessageError):
     >>> issubclass(fs.errors.SessionError, fs.errors.MessageError)
     True
     """
+
+    sites: tuple[str, ...] = ()
 
 
 class PolicyError(DoorError):

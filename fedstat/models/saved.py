@@ -194,4 +194,12 @@ class SavedLedger:
     def restore(self) -> Ledger:
         """Rebuild the ledger."""
         receipt = None if self.receipt is None else Receipt.from_json(self.receipt)
-        return Ledger(self.at, list(self.entries), self.rounds, receipt=receipt, setting=self.setting)
+        absent = () if receipt is None else receipt.absent
+        return Ledger(
+            self.at,
+            list(self.entries),
+            self.rounds,
+            receipt=receipt,
+            setting=self.setting,
+            absent=absent,
+        )

@@ -29,6 +29,25 @@ _RULE = re.compile(r"its policy \(([a-z ]{1,60})\)")
 
 
 @dataclass(frozen=True, slots=True)
+class AbsentSite:
+    """A site that was asked in vain, in a round of a ledger and in a session, and is left out from then on.
+
+    Where it is `back`, it had lost the session only, and takes part in the next one.
+    """
+
+    site: str
+    round: int
+    session: str
+    back: bool = False
+
+    def __str__(self) -> str:
+        what = "was started again in round {}, and takes part in the fit that was begun anew"
+        if not self.back:
+            what = "was lost in round {}, and its rows are not in the fit"
+        return f"'{self.site}' {what.format(self.round)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One array or text that passed, or a refusal.
 

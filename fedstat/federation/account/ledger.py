@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 import pandas as pd
 
-from fedstat.federation.account.entry import COORDINATOR, TEXT, Entry, answered, asked, refused
+from fedstat.federation.account.entry import (
+    COORDINATOR,
+    TEXT,
+    AbsentSite,
+    Entry,
+    answered,
+    asked,
+    refused,
+)
 from fedstat.federation.message import Ask, Kind, Reply, Step
 
 if TYPE_CHECKING:
@@ -67,6 +75,9 @@ class Ledger:
         The sites' signed statements on a run, once it has ended.
     setting : str
         What to say of where the sites were; empty where each was in a process of its own.
+    absent : tuple of AbsentSite
+        Sites without which the run was begun anew; what they and the others released before is entered as
+        well.
 
     Examples
     --------
@@ -90,6 +101,7 @@ class Ledger:
     account: CoordinatorAccount = field(default_factory=CoordinatorAccount, repr=False, compare=False)
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
     setting: str = field(default="", repr=False, compare=False)
+    absent: tuple[AbsentSite, ...] = field(default=(), repr=False, compare=False)
 
     def __repr__(self) -> str:
         where = f", coordinator at {self.at!r}" if self.at else ""
@@ -106,6 +118,16 @@ class Ledger:
         """Enter what passed in the present round, texts after arrays."""
         ordered = sorted(entries, key=lambda entry: entry.array == TEXT)
         self.entries += [entry.in_round(self.rounds) for entry in ordered]
+
+    def goes_on_in(self, later: Ledger) -> Ledger:
+        """Return a later ledger that begins with all of this one; the account is the later one's."""
+        entries = [entry.in_round(entry.round + self.rounds) for entry in later.entries]
+        return replace(
+            later,
+            entries=[*self.entries, *entries],
+            rounds=self.rounds + later.rounds,
+            absent=(*self.absent, *later.absent),
+        )
 
     @property
     def bytes(self) -> int:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from fedstat.errors import ReceiptError
 from fedstat.federation.account.charges import BudgetSpent
-from fedstat.federation.account.entry import REFUSAL, Entry, read_entry
+from fedstat.federation.account.entry import REFUSAL, AbsentSite, Entry, read_entry
 from fedstat.federation.account.head import AccountHead, told
 from fedstat.federation.account.link import (
     CHARGED,
@@ -125,6 +125,8 @@ class Receipt:
         The coordinator's ledger: all that it carried in the session, in order.
     statements : mapping of str to Statement
         By site.
+    absent : tuple of AbsentSite
+        Sites that were lost in earlier sessions of the run, and have no statement; the others sign it.
 
     Examples
     --------
@@ -147,6 +149,7 @@ class Receipt:
     at: str | None
     passed: tuple[Entry, ...]
     statements: Mapping[str, Statement]
+    absent: tuple[AbsentSite, ...] = ()
 
     @property
     def lines(self) -> list[Exposure]:
@@ -200,6 +203,7 @@ class Receipt:
             "at": self.at,
             "passed": [entry.signed for entry in self.passed],
             "statements": {site: one.to_dict() for site, one in self.statements.items()},
+            **absent_signed(self.absent),
         }
         return canonical(content) + "\n"
 
@@ -216,6 +220,7 @@ class Receipt:
         try:
             plain = json.loads(content)
             head = {"session": plain["session"], "at": plain["at"], "passed": [], "statements": {}}
+            head["absent"] = plain.get("absent", [])
             receipt = replace(
                 from_plain(cls, head, where, ReceiptError),
                 passed=tuple(map(read_entry, plain["passed"])),
@@ -266,7 +271,8 @@ class Receipt:
         n_sites = len(self.statements)
         head = f"Receipt of session {self.session}: {n_sites} sites, {len(self.passed):,} entries"
         tables = [self.sites().to_string(), self.released.to_string(index=False)]
-        return "\n\n".join([head, *tables, CAVEAT, *filter(None, [self.alarm]), *self.budgets, *self.losses])
+        told = [*filter(None, [self.alarm]), *self.budgets, *self.losses, *map(str, self.absent)]
+        return "\n\n".join([head, *tables, CAVEAT, *told])
 
     def __repr__(self) -> str:
         return f"<Receipt of session {self.session}: {', '.join(self.statements)}>"
@@ -274,10 +280,15 @@ class Receipt:
     def _repr_html_(self) -> str:
         head = f"<p>Receipt of session {self.session}</p>"
         tables = self.sites().to_html() + self.released.to_html(index=False)
-        return f"{head}{tables}<p>{' '.join([CAVEAT, self.alarm, *self.budgets])}</p>"
+        return f"{head}{tables}<p>{' '.join([CAVEAT, self.alarm, *self.budgets, *map(str, self.absent)])}</p>"
 
 
-def coordinator_digest(at: str | None, passed: Sequence[Entry]) -> str:
+def absent_signed(absent: Sequence[AbsentSite]) -> dict[str, Any]:
+    """Sites that were lost, for JSON; nothing where none was."""
+    return {"absent": to_plain(tuple(absent))} if absent else {}
+
+
+def coordinator_digest(at: str | None, passed: Sequence[Entry], absent: Sequence[AbsentSite] = ()) -> str:
     """SHA-256 of the coordinator's ledger."""
-    content = {"at": at, "passed": [entry.signed for entry in passed]}
+    content = {"at": at, "passed": [entry.signed for entry in passed], **absent_signed(absent)}
     return hashlib.sha256(canonical(content).encode()).hexdigest()

@@ -127,7 +127,7 @@ def _problems(receipt: Receipt, keys: Mapping[str, str]) -> list[str]:
     ]
     if receipt.at is not None and receipt.at not in receipt.statements:
         problems.append(f"the coordinator is said to sit at '{receipt.at}', which has no statement")
-    digest = coordinator_digest(receipt.at, receipt.passed)
+    digest = coordinator_digest(receipt.at, receipt.passed, receipt.absent)
     for site, statement in receipt.statements.items():
         if site not in keys:
             problems.append(f"{site}: no fingerprint was given for this site")

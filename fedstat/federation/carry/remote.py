@@ -27,6 +27,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from threading import Lock
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -279,7 +280,7 @@ class RemoteEngine(RoundEngine):
                 self._open.add(key)
                 turns[key] += 1
                 numbered.append(pack_ask(replace(asks[place], turn=turns[key])))
-            answers = remote.answer_all(numbered)
+            answers = self._reach(remote, numbered)
             yield from ((place, answer, False) for place, answer in zip(message, answers, strict=False))
             # a refusal is the last that is read
             if len(answers) < len(message):
@@ -299,6 +300,14 @@ class RemoteEngine(RoundEngine):
         self._turns[ask.session, ask.site] += 1
         return outcome
 
+    def _reach(self, remote: RemoteSite, numbered: Sequence[bytes]) -> list[bytes]:
+        """Have a site asked; an error says that it was this one that was not reached."""
+        try:
+            return remote.answer_all(numbered)
+        except EngineError as error:
+            error.sites = (remote.name,)
+            raise
+
     def _explained(self, errors: Sequence[tuple[Ask, FedstatError]]) -> FedstatError:
         """Say of a failed round how to go on; runs in a session that a site has lost are given up."""
         lost = {ask.session for ask, error in errors if isinstance(error, SessionError)}
@@ -306,17 +315,26 @@ class RemoteEngine(RoundEngine):
             self._journal.lose(lost)
         # a lost session goes first: no other error tells that the runs in it are void
         first = next((e for _, e in errors if isinstance(e, SessionError)), errors[0][1])
-        if isinstance(first, SessionError) and self._journal is not None:
-            return SessionError(
-                f"{first}: run the same analysis again with the journal '{self._journal.folder}', where the "
-                "runs of this session are set aside; they are asked anew, and all others taken up"
-            )
+        if isinstance(first, SessionError):
+            if self._journal is not None:
+                first = SessionError(
+                    f"{first}: run the same analysis again with the journal '{self._journal.folder}', where "
+                    "the runs of this session are set aside; they are asked anew, and all others taken up"
+                )
+            first.sites = tuple(ask.site for ask, error in errors if isinstance(error, SessionError))
         if isinstance(first, EngineError):
-            return EngineError(f"{first} (round {self._number + 1}); {self._how_to_go_on()}")
+            explained = EngineError(f"{first} (round {self._number + 1}); {self._how_to_go_on()}")
+            away = [error.sites for _, error in errors if isinstance(error, EngineError)]
+            # What went wrong here, such as a full disk, is no site's absence.
+            explained.sites = tuple(dict.fromkeys(chain.from_iterable(away))) if all(away) else ()
+            return explained
         return first
 
     def _how_to_go_on(self) -> str:
-        gone = "without a site that is gone for good by ClientPartition.connect(..., without=[...])"
+        gone = (
+            "without a site that is gone for good by ClientPartition.connect(..., without=[...]), or "
+            "without any that is lost by connect(..., quorum=the fewest that are to be left)"
+        )
         if self._journal is None:
             return f"no journal was given, so that the model must be made again with from_formula; {gone}"
         return (

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -194,8 +194,7 @@ class Agreement:
         self._identity = identity
         self._pinned = dict(pinned)
         self._public = dict(public or {})
-        self._fresh: X25519PrivateKey | None = X25519PrivateKey.generate()
-        self._lock = Lock()
+        self._begin(X25519PrivateKey.generate())
         # Of what is pinned, which is known before any key has arrived: sites that pinned others differ.
         names = [part for name in self.sites for part in (name, digests[name])]
         self._roster = hashlib.sha256(encode("fedstat sites 2", session, *names)).digest()
@@ -233,10 +232,17 @@ class Agreement:
         parts = [part for name in self.sites for part in (name, self._public[name].digest, offered[name])]
         transcript = hashlib.sha256(encode("fedstat transcript 1", self.session, *parts)).digest()
         shared = {name: self._exchange(fresh, name, offered[name]) for name in sorted(others)}
+        self._close()
+        return PairKeys(self.site, self.session, transcript, shared)
+
+    def _begin(self, fresh: X25519PrivateKey) -> None:
+        self._fresh: X25519PrivateKey | None = fresh
+        self._lock = Lock()
+
+    def _close(self) -> None:
         with self._lock:
             self._open()
             self._fresh = None
-        return PairKeys(self.site, self.session, transcript, shared)
 
     def _open(self) -> X25519PrivateKey:
         # A second set of the same keys would start its counters and records of nonces anew.
@@ -275,13 +281,20 @@ class PairKeys:
 
     Each purpose is handed out once per peer, so that no two counters or records of nonces ever run over the
     same key. `transcript` is the SHA-256 of all that was agreed, `shared` the result of the Diffie-Hellman
-    exchanges by peer.
+    exchanges by peer. `sites` are all of the session, by default this one and its peers.
     """
 
-    def __init__(self, site: str, session: str, transcript: bytes, shared: Mapping[str, bytes]) -> None:
+    def __init__(
+        self,
+        site: str,
+        session: str,
+        transcript: bytes,
+        shared: Mapping[str, bytes],
+        sites: Sequence[str] = (),
+    ) -> None:
         self.site, self.session = site, session
         self.peers = tuple(sorted(shared))
-        self.sites = tuple(sorted((site, *shared)))
+        self.sites = tuple(sorted(sites or (site, *shared)))
         self._transcript = transcript
         self._shared = dict(shared)
         self._taken: set[tuple[str, str]] = set()

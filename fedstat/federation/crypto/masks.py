@@ -4,10 +4,11 @@ Site k encodes x_k in fixed point as an integer mod 2^64, 2^128 or 2^384, and se
 
     x_k + sum_{l > k} m_kl - sum_{l < k} m_lk
 
-with masks m_kl that k and l draw from the ChaCha20 keystream (RFC 8439, section 2.4) under the secret of the
-pair, nonce = (round, array). Each mask enters once with each sign and is gone from the sum, to the bit
-(Bonawitz et al. 2017, doi:10.1145/3133956.3133982, section 4). A masked array is uniform and independent of
-x_k for whoever lacks the masks of one pair.
+over all other sites l, or from 14 sites on over its neighbours on a ring
+(:mod:`fedstat.federation.crypto.neighbours`), with masks m_kl that k and l draw from the ChaCha20 keystream
+(RFC 8439, section 2.4) under the secret of the pair, nonce = (round, array). Each mask enters once with each
+sign and is gone from the sum, to the bit (Bonawitz et al. 2017, doi:10.1145/3133956.3133982, section 4). A
+masked array is uniform and independent of x_k for whoever lacks the masks of one pair.
 
 *Precision.* Floats are carried in 64.64 bits (:data:`FLOATS`): no scale has to be agreed. Every x with
 |x| >= 2^-12 = 2.4e-4 goes in exactly, smaller ones to within 2^-65 = 2.7e-20. The sum is taken without
@@ -19,10 +20,11 @@ carried in 192.192 bits (:data:`WIDE`): up to 2^175/K = 4.8e52/K, to within 2^-1
 booleans are carried exactly.
 
 *Adversary.* Semi-honest coordinator and sites. The coordinator and any c of K sites together learn the sum
-over the others, and no more. Not protected: the sum itself, and what two sums over lists of sites that differ
-by one give by subtraction; sums of two sites, from these two (:func:`hides`); shapes and names of arrays; the
-sum against a site that puts in false numbers. If a site is absent there is no sum. See
-:mod:`fedstat.federation.crypto`.
+over the others, and no more; of neighbours only, over each connected part of the others, which is all of them
+but for a chance of 1e-9 where a third of 200 are in league. Not protected: the sum itself, and what two sums
+over lists of sites that differ by one give by subtraction; sums of two sites, from these two (:func:`hides`);
+shapes and names of arrays; the sum against a site that puts in false numbers. If a site is absent there is no
+sum, and the others take it anew under keys of a session of their own. See :mod:`fedstat.federation.crypto`.
 """
 
 from __future__ import annotations

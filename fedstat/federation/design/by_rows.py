@@ -100,7 +100,7 @@ def agree_transforms(
     """Agree on the state of transforms; `hidden`: from masked sums."""
     sites = [row.site for row in agreement.sites]
     states = agree_states(agreement.question, sites, rows_ask(session), added=hidden)
-    state = yield from masked(states, sites, session) if hidden else states
+    state = yield from masked(states, sites, session, sums_only=True) if hidden else states
     return replace(agreement, spec=replace(agreement.spec, state=plain_state(state)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,13 @@ def connect(
     journal: str | Path | None = None,
     without: Sequence[str] = (),
     carrier: Carrier | None = None,
+    quorum: int = 0,
 ) -> PartitionParts:
     """Ask the sites of a federation for the schema of their tables, once they hold what they signed."""
     load_families()
     federation = read_federation(path)
     fingerprints = _asked_sites(federation, without)
+    _check_quorum(federation, quorum, len(fingerprints))
     if carrier is None:
         carrier = open_carrier(federation, sites=tuple(fingerprints))
     remote = {name: RemoteSite(name, carrier) for name in fingerprints}
@@ -99,7 +102,8 @@ def connect(
     options = PartitionOptions("condition", federation.min_count)
     if federation.layout == "horizontal":
         alignment, site_column = _stacked(schemas, tables)
-        return PartitionParts("horizontal", (), alignment, options, sites, site_column, engine)
+        parts = PartitionParts("horizontal", (), alignment, options, sites, site_column, engine)
+        return replace(parts, quorum=quorum)
     alignment, aligned_as = linked(federation.folder, schemas, tables)
     key = next(schema.link.key for schema in schemas.values() if schema.link is not None)
     # at a site that is left out the coordinator has no one to answer in place
@@ -135,6 +139,18 @@ def _asked_sites(federation: FederationDescription, without: Sequence[str]) -> d
             f"{federation.folder} CARD'"
         )
     return asked
+
+
+def _check_quorum(federation: FederationDescription, quorum: object, n_sites: int) -> None:
+    if not isinstance(quorum, int) or isinstance(quorum, bool) or not 0 <= quorum <= n_sites:
+        raise PartitionError(
+            f"quorum: expected a whole number up to the {n_sites} sites, received {quorum!r}"
+        )
+    if quorum and federation.layout != "horizontal":
+        raise PartitionError(
+            "quorum: in the vertical layout no fit goes on without a site, whose columns nobody else has. "
+            "Connect without=[...] it, and fit a model without its columns"
+        )
 
 
 def schema_problems(schemas: Mapping[str, TableSchema], layout: Layout = "horizontal") -> Iterator[str]:

@@ -34,4 +34,5 @@ def copied_parts(partition: PartitionViews) -> PartitionParts:
         {},
         partition.site_column,
         division=partition.division,
+        quorum=partition.quorum,
     )

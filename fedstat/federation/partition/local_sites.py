@@ -112,6 +112,7 @@ class PartitionParts:
     aligned_as: str = ""
     coordinator: str = ""
     division: Division = field(default_factory=Division)
+    quorum: int = 0
 
     def opened(self) -> PartitionParts:
         """Open sites in this process, with keys and accounts of their own."""

@@ -51,9 +51,8 @@ class ClientPartition(PartitionViews):
     layout institutions hold different columns of overlapping entities; in the *horizontal* layout they
     hold the same columns of different entities.
 
-    It can be pickled and copied where its rows are in this process or in Parquet files. The sites of the copy
-    are made anew, with keys and accounts of their own: what was asked of the others, or of their budgets
-    spent, they do not know.
+    It can be pickled and copied where its rows are in this process or in Parquet files. The copy's sites have
+    keys and accounts of their own, and do not know what was asked of the others, or spent of their budgets.
 
     Attributes
     ----------
@@ -85,6 +84,8 @@ class ClientPartition(PartitionViews):
         that follows from the formula.
     division : Division
         Records that are set aside, and entities that take no part.
+    quorum : int
+        Fewest sites among which fits go on; see :meth:`connect`.
 
     Examples
     --------
@@ -119,27 +120,25 @@ class ClientPartition(PartitionViews):
     ) -> ClientPartition:
         """Take one table per institution: linked by a key (vertical), or stacked (horizontal).
 
-        Vertical: a row that holds its key and nothing else is no record; the institution does not have that
-        entity. Horizontal: every row is a record, and models use the columns that all institutions have.
+        Vertical: a row that holds its key alone is no record; the institution does not have that entity.
+        Horizontal: every row is a record, and models use the columns that all institutions have.
 
         Parameters
         ----------
         frames : mapping of str to pandas, polars or pyarrow table
-            One table per institution. Vertical: no column but the key may be at two institutions. Horizontal:
-            also what :func:`fedstat.federation.tables.sources.open_source` gives: a Parquet file and the
-            rows of a query are streamed.
+            One per institution. Vertical: no column but the key may be at two. Horizontal: also what
+            :func:`fedstat.federation.tables.sources.open_source` gives: Parquet and queries are streamed.
         on : str or sequence of str, optional
             Key columns, the same in every table. Vertical: required; whole numbers of any width match
             each other. Horizontal: no model sees them, and no two rows of an institution in memory have the
             same.
         layout : {"vertical", "horizontal"}
-            Whether institutions hold different columns or different rows.
+            Different columns or rows.
         align : {"clear", "private"}
             Vertical: put the keys side by side, or link them by
             :mod:`fedstat.federation.rounds.alignment`, in which no institution shows a key. The records are
-            linked alike; `entities` are then numbers, in an order drawn anew every time, because nobody
-            knows all keys. It takes 43 microseconds a key, times the square of the number of institutions
-            in one process.
+            linked alike; `entities` are then numbers, in an order drawn anew every time, because nobody knows
+            all keys. It takes 43 microseconds a key, times the squared number of institutions in one process.
         site_column : str
             Horizontal: the name by which a formula may ask for the institution, as in ``C(site)``.
         partial : {"condition", "drop", "error", "mean"}
@@ -155,12 +154,11 @@ class ClientPartition(PartitionViews):
         policies : mapping of str to Policy or path, optional
             Policies of single institutions, in the place of the common one.
         shared_seed : int, optional
-            Secret that the institutions share, from which common sketches are drawn; give one to
-            repeat a fit number for number. Drawn from the operating system, 128 bits, when not given: a
-            short number can be found by trying, which matters where sites are served, and is refused there.
+            Secret that the institutions share, from which common sketches are drawn; give one to repeat a fit
+            number for number. Drawn from the operating system, 128 bits, when not given: a short number can
+            be found by trying, which matters where sites are served, and is refused there.
         new_data : bool
-            True for entities that are only to be predicted for: institutions without rows, or without a
-            value, are then allowed.
+            True for entities that are only predicted for: institutions may lack rows, or all values.
         published : mapping of str to path or mapping, optional
             By institution, what its owner publishes of its columns: a ``columns.toml``, or what such a file
             says. By default proposed from the institution's table where its policy judges questions from it.
@@ -172,7 +170,7 @@ class ClientPartition(PartitionViews):
         Raises
         ------
         PartitionError
-            If the tables cannot be linked or used; all problems that were found are listed.
+            If the tables cannot be linked or used; all problems are listed.
         """
         options = PartitionOptions(partial, min_count, policy, policies, shared_seed, new_data, published)
         check.refuse(check.layout_problems(layout, on, site_column))
@@ -214,11 +212,11 @@ class ClientPartition(PartitionViews):
         ----------
         frame : pandas, polars or pyarrow table
         columns : mapping of str to sequence of str, optional
-            Columns of each institution (vertical layout); columns that are not named are left out.
-            An institution whose columns are all missing in a row does not have that entity.
+            Columns of each institution (vertical layout), which has no entity of which all are missing; those
+            that are not named are left out.
         by : str, optional
-            The column that names each row's institution (horizontal layout), and so the partition's
-            ``site_column``; institutions come in sorted or categorical order and hold all other columns.
+            The column that names each row's institution (horizontal layout), the ``site_column``;
+            institutions come in sorted or categorical order and hold all other columns.
         on : str or sequence of str, optional
             Key columns; without them every row is an entity.
         partial, min_count, policy, policies, shared_seed, new_data, published, curves
@@ -282,8 +280,7 @@ class ClientPartition(PartitionViews):
         on, layout, site_column
             As in :meth:`from_frames`.
         na_values : sequence of str
-            What a missing cell of a text file looks like; only these. A level called "None" stays
-            a level.
+            What a missing cell of a text file looks like; a level called "None" stays a level.
         dtype : mapping of str to str, optional
             Types of columns of text files, e.g. ``{"id": "str"}`` for keys with leading zeros.
         partial, min_count, policy, policies, shared_seed, new_data, published, curves
@@ -326,45 +323,47 @@ class ClientPartition(PartitionViews):
         journal: str | Path | None = None,
         *,
         without: Sequence[str] = (),
+        quorum: int = 0,
         carrier: Carrier | None = None,
     ) -> ClientPartition:
         """Connect to sites that run in processes of their own.
 
-        They are asked for the names and types of their columns, the number of their rows, and their policy.
-        No row comes: views that need rows raise :class:`~fedstat.errors.NotAvailableError`.
-
-        Sites of the vertical layout have been aligned once, by 'fedstat federation align'. Entities are then
-        numbers, in an order that tells nothing, and the coordinator sits apart from all sites unless the file
-        says at which of them; `coordinator` of a model goes before both.
+        They are asked for names and types of their columns, the number of their rows, and their policy. No
+        row comes: views that need rows raise :class:`~fedstat.errors.NotAvailableError`. In the vertical
+        layout they have been aligned once, by 'fedstat federation align'. Entities are then numbers, in an
+        order that tells nothing, and the coordinator sits apart from all sites unless the file says at which
+        of them; `coordinator` of a model goes before both.
 
         Parameters
         ----------
         path : path
-            ``federation.toml``, or the folder that it is in; 'fedstat federation new' makes one.
+            ``federation.toml``, or its folder; 'fedstat federation new' makes one.
         journal : path, optional
-            Folder that keeps what the sites answer, so that an interrupted analysis that is run again goes on
-            where it stopped. One journal belongs to one analysis.
+            Folder that keeps what sites answer, so that one interrupted analysis, run again, goes on.
         without : sequence of str
             Sites that are not asked, and whose rows are left out, such as one that is gone for good;
             vertical: with the entities that they alone have.
+        quorum : int
+            Fewest sites among which a horizontal fit of a GLM, or of federated averaging, is begun anew where
+            others are lost; by default none is. The lost ones' parts of earlier sums follow by subtraction,
+            which owners' policies may refuse (`apart`).
         carrier : Carrier, optional
-            What brings questions to the sites; by default what the file names, a folder or NVIDIA FLARE. Over
-            FLARE the job that is open is joined, and one is begun where none is; see :meth:`close`.
+            What brings questions to the sites; by default the file names a folder or NVIDIA FLARE, of which
+            the job that is open is joined, and one is begun where none is; see :meth:`close`.
 
         Raises
         ------
         PartitionError
-            The file cannot be used, or the tables of the sites do not fit together, or a site is in the order
-            of no alignment or of another than the coordinator; all problems are listed.
+            The file cannot be used, tables do not fit together, or a site is in the order of no alignment or
+            of another than the coordinator; all problems are listed.
         EngineError
             A site did not answer; names it.
         SecurityError
-            An answer is not signed by the site's key, or the account of a site does not hold what it signed
-            for an earlier analysis: its files were put back.
+            An answer is not signed by the site's key, or its account does not hold what it signed earlier.
         PolicyError
             A site has too few rows, or its owner does not allow the question.
         """
-        return cls._of(connect(path, journal, without, carrier))
+        return cls._of(connect(path, journal, without, carrier, quorum))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy tables and settings, of which :meth:`_again` makes sites with keys of their own."""
@@ -397,4 +396,5 @@ class ClientPartition(PartitionViews):
             _aligned_as=parts.aligned_as,
             coordinator=parts.coordinator,
             division=parts.division,
+            quorum=parts.quorum,
         )

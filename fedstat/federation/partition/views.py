@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import pandas as pd
 
 from fedstat.errors import NotAvailableError, PartitionError
@@ -24,7 +26,7 @@ from fedstat.federation.partition.describe import (
 )
 from fedstat.federation.partition.division import Division
 from fedstat.federation.partition.local_sites import PartitionOptions
-from fedstat.federation.partition.row_tables import common_columns
+from fedstat.federation.partition.row_tables import RowRanges, common_columns
 from fedstat.federation.rounds.engine import Engine, LocalEngine
 from fedstat.federation.tables.curves.array import CurveArray
 from fedstat.federation.tables.linked import new_session
@@ -75,6 +77,7 @@ class PartitionViews:
     _aligned_as: str = field(default="", repr=False)
     coordinator: str = ""
     division: Division = field(default_factory=Division, repr=False)
+    quorum: int = 0
 
     @property
     def engine(self) -> Engine:
@@ -89,6 +92,21 @@ class PartitionViews:
         """Where the coordinator sits when it predicts: at the holder of the response, or as connected to."""
         at = self.coordinator or holder
         return at if at in self.sites else None
+
+    def _among(self, sites: Sequence[str]) -> Self:
+        """Return the same, in the horizontal layout, without the rows of other sites."""
+        tables = {site: self._tables[site] for site in sites}
+        rows = RowRanges({site: table.n_rows for site, table in tables.items()})
+        here = np.concatenate([self.rows[site] for site in sites])
+        return replace(
+            self,
+            entities=self.entities[here] if self.key else pd.RangeIndex(len(here)),
+            sites=MappingProxyType({site: self.sites[site] for site in sites}),
+            rows=MappingProxyType(rows),
+            columns=MappingProxyType({site: self.columns[site] for site in sites}),
+            empty_rows=MappingProxyType({site: self.empty_rows[site] for site in sites}),
+            _tables=MappingProxyType(tables),
+        )
 
     @property
     def clients(self) -> tuple[str, ...]:

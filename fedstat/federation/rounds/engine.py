@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from fedstat.errors import FedstatError, MessageError
+from fedstat.errors import EngineError, FedstatError, MessageError, SessionError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.door.owner.claims import one_process
 from fedstat.federation.door.owner.policy import Policy
@@ -117,6 +117,8 @@ class LocalEngine(RoundEngine):
             # The account has refused questions as well: the site's own chain counts them, and both are
             # compared.
             enter(ask, error, ledger)
+            if isinstance(error, EngineError | SessionError):
+                error.sites = (ask.site,)
             raise
         enter(ask, reply, ledger)
         return reply

@@ -4,16 +4,28 @@ Two rounds: sites show their public identities and sign fresh keys, over the fin
 pinned; then they hold each other's identities and signatures against these fingerprints
 (:mod:`fedstat.federation.crypto.keys`). A key is signed before any other is known, which costs nothing: no
 secret comes of it before the second round, and sites whose owners pinned different keys sign different lists.
+
+Where many sites need keys for sums only, each agrees with few neighbours, in three rounds: sites bind
+themselves to fresh keys, sign them, and check what their neighbours signed
+(:mod:`fedstat.federation.crypto.neighbours`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedstat.errors import SecurityError
-from fedstat.federation.crypto.keys import Agreement, PairKeys, PublicIdentity
+from fedstat.federation.crypto.key_text import read_parts
+from fedstat.federation.crypto.keys import ANNOUNCED, Agreement, PairKeys, PublicIdentity
 from fedstat.federation.crypto.masks import Masker
+from fedstat.federation.crypto.neighbours import (
+    NeighbourAgreement,
+    all_neighbours,
+    is_sparse,
+    join_words,
+    split_words,
+)
 from fedstat.federation.door.conduct import in_order
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
@@ -41,6 +53,32 @@ class KeysAnnounced:
     announced: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class BoundSites:
+    """A session of many sites that needs keys, and by what each has bound itself to its key."""
+
+    session: str
+    sites: tuple[str, ...]
+    committed: str
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSite:
+    """One site's public identity, and by what it has bound itself to its key."""
+
+    public: str
+    committed: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeysShown:
+    """Keys of all sites, in the order of names, and what a site's neighbours are and announced."""
+
+    keys: str
+    public: Mapping[str, str]
+    announced: Mapping[str, str]
+
+
 def introduce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Show the site's public identity."""
     return {}, data.trust.identity.public.to_json()
@@ -52,13 +90,18 @@ def announce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array],
     A SecurityError where this site's owner has pinned no key of one of them.
     """
     asked = from_json(KeysQuestion, text, f"{data.name}: the question about keys")
-    pinned = {name: data.trust.pinned.get(name, "") for name in asked.sites}
+    agreement = Agreement(data.trust.identity, asked.session, data.name, None, _pinned(data, asked.sites))
+    state.keep("agreement", agreement)
+    return {}, agreement.announce()
+
+
+def _pinned(data: SiteData, names: Iterable[str]) -> dict[str, str]:
+    """Fingerprints that the owner pinned; a SecurityError names the sites of which there is none."""
+    pinned = {name: data.trust.pinned.get(name, "") for name in names}
     unknown = sorted(name for name, fingerprint in pinned.items() if not fingerprint)
     if unknown:
         raise SecurityError(f"{data.name}: its owner has pinned no key of {', '.join(unknown)}")
-    agreement = Agreement(data.trust.identity, asked.session, data.name, None, pinned)
-    state.keep("agreement", agreement)
-    return {}, agreement.announce()
+    return pinned
 
 
 def finish(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -71,10 +114,38 @@ def finish(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], s
     found = from_json(KeysAnnounced, text, f"{data.name}: the keys that it was told")
     # The coordinator carries the identities, and could put its own in their place: only pinned ones count.
     public = {name: PublicIdentity.from_json(key) for name, key in found.public.items()}
-    keys = agreement.finish(found.announced, public)
+    return _keep_keys(state, agreement.finish(found.announced, public))
+
+
+def _keep_keys(state: State, keys: PairKeys) -> tuple[dict[str, Array], str]:
     state.keep("keys", keys)
     state.keep("masker", Masker(keys))
     return {}, ""
+
+
+def commit(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Show the site's public identity, and bind it to a fresh key for the session that the text names."""
+    agreement = NeighbourAgreement(data.trust.identity, text, data.name)
+    state.keep("agreement", agreement)
+    public = data.trust.identity.public.to_json()
+    return {}, to_json(BoundSite(public, join_words({data.name: agreement.commitment})))
+
+
+def sign(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Show the fresh key, signed with what all sites are bound to; once, and to pinned sites."""
+    asked = from_json(BoundSites, text, f"{data.name}: the question about keys")
+    agreement = state.use("agreement", NeighbourAgreement, "this site is bound to no key; ask 'commit' first")
+    committed = split_words(asked.sites, asked.committed)
+    return {}, agreement.sign(committed, _pinned(data, committed))
+
+
+def meet(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Check the keys of all sites and what the neighbours announced; keep keys with these, and a masker."""
+    asked = from_json(KeysShown, text, f"{data.name}: the keys that it is shown")
+    agreement = state.use("agreement", NeighbourAgreement, "this site is bound to no key; ask 'commit' first")
+    public = {name: PublicIdentity.from_json(key) for name, key in asked.public.items()}
+    keys = split_words(agreement.sites, asked.keys)
+    return _keep_keys(state, agreement.meet(keys, public, asked.announced))
 
 
 def keys_of(state: State) -> PairKeys:
@@ -87,16 +158,28 @@ STEPS: Mapping[str, Step] = {
     "introduce": Step(introduce, text_in=Declared("control", "nothing"), text_out=PUBLIC, public=True),
     "announce": Step(announce, text_in=PUBLIC, text_out=PUBLIC, public=True),
     "finish": Step(finish, text_in=PUBLIC, public=True),
+    "commit": Step(commit, text_in=Declared("control", "name of the session"), text_out=PUBLIC, public=True),
+    "sign": Step(sign, text_in=PUBLIC, text_out=PUBLIC, public=True),
+    "meet": Step(meet, text_in=PUBLIC, public=True),
 }
-FAMILIES[FAMILY] = in_order(STEPS, {"announce": "introduce", "finish": "announce"})
+ORDER = {"announce": "introduce", "finish": "announce", "sign": "commit", "meet": "sign"}
+FAMILIES[FAMILY] = in_order(STEPS, ORDER)
+LAST = ("finish", "meet")
+"""Steps with which an agreement ends."""
 
 
-def agree_keys(sites: Sequence[str], session: str) -> Rounds[None]:
-    """Let sites agree on pairwise keys; a SecurityError where a key is not pinned or a signature wrong."""
+def agree_keys(sites: Sequence[str], session: str, sums_only: bool = False) -> Rounds[None]:
+    """Let sites agree on pairwise keys; a SecurityError where a key is not pinned or a signature wrong.
+
+    Of many sites whose keys serve masked sums only, each agrees with its neighbours.
+    """
 
     def ask(site: str, step: str, content: str) -> Ask:
         return Ask(site, FAMILY, step, {}, session, content)
 
+    if sums_only and is_sparse(len(sites)):
+        yield from agree_with_neighbours(sites, session, ask)
+        return
     content = to_json(KeysQuestion(session, tuple(sites)))
     introducing = [ask(site, "introduce", "{}") for site in sites]
     replies = yield introducing + [ask(site, "announce", content) for site in sites]
@@ -108,3 +191,35 @@ def agree_keys(sites: Sequence[str], session: str) -> Rounds[None]:
     # Packed once for all sites: it grows with their number.
     content = to_json(KeysAnnounced(public, announced))
     yield [ask(site, "finish", content) for site in sites]
+
+
+def agree_with_neighbours(
+    sites: Sequence[str], session: str, ask: Callable[[str, str, str], Ask]
+) -> Rounds[None]:
+    """Let each of many sites agree on keys with its neighbours."""
+    replies = yield [ask(site, "commit", session) for site in sites]
+    told = {
+        site: from_json(BoundSite, reply.text, f"{site}: what binds it to its key")
+        for site, reply in zip(sites, replies, strict=True)
+    }
+    words = {site: split_words([site], one.committed)[site] for site, one in told.items()}
+    content = to_json(BoundSites(session, tuple(sorted(sites)), join_words(words)))
+    replies = yield [ask(site, "sign", content) for site in sites]
+    announced = {site: reply.text for site, reply in zip(sites, replies, strict=True)}
+    keys = {
+        site: read_parts(text, f"the announcement of '{site}'", "fedstat agreement 1", ANNOUNCED)["key"]
+        for site, text in announced.items()
+    }
+    near = all_neighbours(keys, session)
+    yield [ask(site, "meet", to_json(_shown(keys, near[site], told, announced))) for site in sites]
+
+
+def _shown(
+    keys: Mapping[str, bytes],
+    near: Sequence[str],
+    told: Mapping[str, BoundSite],
+    announced: Mapping[str, str],
+) -> KeysShown:
+    """Put together what one site is shown of the others."""
+    public = {name: told[name].public for name in near}
+    return KeysShown(join_words(keys), public, {name: announced[name] for name in near})

@@ -4,7 +4,7 @@
 the step declares arrays of which only the sum is needed, the sites hide them by pairwise masks
 (:mod:`fedstat.federation.crypto.masks`), and the protocol is handed the sum in the first reply and zeros in
 the others: what it adds up is the same, and nothing that belongs to one site was in the coordinator's hands.
-Sites agree on keys in two rounds, the second alongside the protocol's own.
+Sites agree on keys in two rounds, many sites in three, the last alongside the protocol's own.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from fedstat.federation.crypto.masks import unmask_sum
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.message import Ask, Reply
 from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.key_agreement import agree_keys
+from fedstat.federation.rounds.key_agreement import LAST, agree_keys
 from fedstat.typing import Array
 
 Fit = TypeVar("Fit")
 
 
-def masked(protocol: Rounds[Fit], sites: Sequence[str], session: str) -> Rounds[Fit]:
+def masked(protocol: Rounds[Fit], sites: Sequence[str], session: str, sums_only: bool = False) -> Rounds[Fit]:
     """Run a protocol with masked sums over two sites or more; return what it returns.
 
-    Of arrays that are declared maskable the protocol may use sums over all of `sites` only. A MessageError
-    tells of one that asks only some of them for what is to be added up, a SecurityError of sites that could
-    not agree on keys, or of masks that do not cancel.
+    Of arrays that are declared maskable the protocol may use sums over all of `sites` only. Where keys serve
+    `sums_only`, each of many sites agrees on them with its neighbours. A MessageError tells of a protocol
+    that asks only some sites for what is to be added up, a SecurityError of sites that could not agree on
+    keys, or of masks that do not cancel.
     """
     try:
         asks = next(protocol)
-        agreement = agree_keys(sites, session)
+        agreement = agree_keys(sites, session, sums_only)
         about_keys = next(agreement)
         number = 0
         while True:
             groups = masked_groups(asks, sites)
             # Sums need keys: the agreement is brought to its last round, which goes along with the sums.
-            while groups and about_keys and about_keys[0].step != "finish":
+            while groups and about_keys and about_keys[0].step not in LAST:
                 about_keys = go_on(agreement, (yield about_keys))
             rounds = {i: number + g for g, places in enumerate(groups) for i in places}
             # Masks of a round are used once: the same stream under two sums would give away their difference.

@@ -123,7 +123,7 @@ def receipted(protocol: Rounds[Fit], sites: Sequence[str], session: str, ledger:
     """
     fit = yield from protocol
     passed = ledger.account.passed
-    digest = json.dumps(coordinator_digest(ledger.at, passed))
+    digest = json.dumps(coordinator_digest(ledger.at, passed, ledger.absent))
     replies = yield [Ask(site, RECEIPT, "state_ledger", {}, session, digest) for site in sites]
     try:
         found = [
@@ -134,7 +134,8 @@ def receipted(protocol: Rounds[Fit], sites: Sequence[str], session: str, ledger:
         raise ReceiptError("a site's statement on what passed is malformed") from error
     # A run that was taken up again goes on in the session in which it began.
     began = found[0].session if found else session
-    ledger.receipt = Receipt(began, ledger.at, passed, dict(zip(sites, found, strict=True)))
+    statements = dict(zip(sites, found, strict=True))
+    ledger.receipt = Receipt(began, ledger.at, passed, statements, ledger.absent)
     if ledger.receipt.alarm:
         warn(ledger.receipt.alarm, DisclosureWarning)
     return fit

@@ -71,6 +71,7 @@ class FedAvg(HorizontalModel):
     """
 
     model_name: ClassVar[str] = "FedAvg"
+    _goes_on = True
     _plan = FedAvgPlan
     method_name: ClassVar[str] = "federated averaging"
     _default_family: ClassVar[Any] = sm_families.Binomial

@@ -66,6 +66,7 @@ class FederatedGLM(HorizontalModel):
     """
 
     model_name: ClassVar[str] = "Federated GLM"
+    _goes_on = True
     _plan = GLMPlan
     _results: ClassVar[type[GLMResults]] = GLMResults
 

@@ -178,7 +178,7 @@ def _protocol(
     found, squares = None, None
     if recalibrate:
         asking = recalibrated(names, session, distribution, hidden)
-        found, squares = yield from masked(asking, names, session) if hidden else asking
+        found, squares = yield from masked(asking, names, session, sums_only=True) if hidden else asking
     binary = distribution.name == "Binomial"
     return Evaluation(
         edges=edges,

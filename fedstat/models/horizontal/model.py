@@ -11,7 +11,15 @@ from typing import Any, ClassVar, Self
 import statsmodels.genmod.families as sm_families
 
 from fedstat.documented import takes_arguments_of
-from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError, warn
+from fedstat.errors import (
+    DataWarning,
+    DesignError,
+    EngineError,
+    FormulaError,
+    ModelError,
+    SessionError,
+    warn,
+)
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.by_rows import RowsAgreement, agree_coding, agree_rows, agree_transforms
@@ -29,6 +37,7 @@ from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_call
 from fedstat.models.consent import FurtherAnalysis, owners_asked
 from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.models.horizontal.absence import going_on, rest_after
 from fedstat.models.horizontal.session import RowsSession
 
 
@@ -78,6 +87,8 @@ class HorizontalModel(Explainable):
     model_name: ClassVar[str] = "Federated model"
     method_name: ClassVar[str] = ""
     _default_family: ClassVar[Any] = sm_families.Gaussian
+    _goes_on: ClassVar[bool] = False
+    """Whether a fit is begun anew among the rest where sites are lost."""
 
     def __init__(
         self,
@@ -105,13 +116,8 @@ class HorizontalModel(Explainable):
         self.question = self._question(offset, labels, complete)
         self.question.check()
         check_units({name: site.published for name, site in partition.sites.items()}, self.question.needed)
-        self.sites = tuple(partition.sites)
-        self.engine: Engine = partition.engine
-        self._session = secrets.token_hex(8)
-        self._agreement_ledger = Ledger()
-        self._assumed = bool(owners_asked(partition)) and needs_sums(self.question)
-        # Levels, transforms and rows are agreed on here, once: every fit of this model codes alike.
-        self.agreement: RowsAgreement = self.engine.run(self._agree(), self._agreement_ledger)
+        self._rest: Self | None = None
+        self._settle(partition, Ledger())
         self._tell_of_missing(missing)
 
     @classmethod
@@ -177,6 +183,43 @@ class HorizontalModel(Explainable):
         parsed = parse_pooled_formula(formula, partition.pooled_columns, (partition.site_column, *partly))
         return cls(parsed, partition, **settings)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "fit" in vars(cls) and cls._goes_on:
+            cls.fit = going_on(cls.fit)
+
+    def _settle(self, partition: ClientPartition, before: Ledger) -> None:
+        """Agree on levels, transforms and rows with sites, once: every fit of this model codes alike.
+
+        `before` has what was asked of sites of which some are lost.
+        """
+        while True:
+            self.partition, self.sites = partition, tuple(partition.sites)
+            self.engine: Engine = partition.engine
+            self._session = secrets.token_hex(8)
+            self._running = Ledger()
+            self._assumed = bool(owners_asked(partition)) and needs_sums(self.question)
+            try:
+                self.agreement: RowsAgreement = self.engine.run(self._agree(), self._running)
+            except (EngineError, SessionError) as error:
+                self._running = before = before.goes_on_in(self._running)
+                partition = self._rest_after(error)
+            else:
+                self._agreement_ledger = before.goes_on_in(self._running)
+                return
+
+    def _rest_after(self, error: EngineError | SessionError) -> ClientPartition:
+        """Return the partition among which a run is begun anew, or raise the error."""
+        if not self._goes_on:
+            raise error
+        return rest_after(self.partition, error, self._running, self._session)
+
+    def _without_lost(self, error: EngineError | SessionError) -> Self:
+        """Return the same model among the sites that are left, or raise the error."""
+        rest = copy.copy(self)
+        rest._settle(self._rest_after(error), self._running)
+        return rest
+
     @property
     def _masks_wanted(self) -> bool:
         """Whether an owner lets sums leave masked only, and there is another site."""
@@ -190,7 +233,7 @@ class HorizontalModel(Explainable):
 
     def _run(self, session: RowsSession, protocol: Rounds[Fit]) -> tuple[Fit, Ledger]:
         """Run a fit's protocol, masked if it shall be, and keep its account."""
-        ledger = self._new_ledger()
+        self._running = ledger = self._new_ledger()
         protocol = self._after_transforms(session.hide(protocol), ledger)
         return self.engine.run(self._receipted(protocol, ledger), ledger), ledger
 

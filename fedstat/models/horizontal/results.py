@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import pandas as pd
 
 from fedstat.errors import NotAvailableError
+from fedstat.federation.account.entry import AbsentSite
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign
 from fedstat.federation.partition.partition import ClientPartition
@@ -157,6 +158,16 @@ class RowsResults(Saveable, FederatedResults):
 
     def _deviations(self) -> pd.Series:
         return pd.Series(self._fit.design.spread, index=list(self.estimate.names))
+
+    @property
+    def absent(self) -> tuple[AbsentSite, ...]:
+        """Sites that were lost, in which round; the fit is that of all others."""
+        return self._ledger.absent if isinstance(self._ledger, Ledger) else ()
+
+    def _summary_notes(self) -> list[str]:
+        lost = "; ".join(map(str, self.absent))
+        told = [f"{lost}. Parts of sums before that follow by subtraction."] if lost else []
+        return [*super()._summary_notes(), *told]
 
     @property
     def deviance(self) -> float:

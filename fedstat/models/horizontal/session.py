@@ -62,7 +62,7 @@ class RowsSession:
 
     def hide(self, protocol: Rounds[Fit]) -> Rounds[Fit]:
         """Mask a protocol's sums, if they shall be."""
-        return masked(protocol, self.sites, self.session) if self.masked else protocol
+        return masked(protocol, self.sites, self.session, sums_only=True) if self.masked else protocol
 
 
 def add(replies: Sequence[Reply], name: str) -> Array:
