@@ -24,6 +24,7 @@
     │   ├── SpellingWarning  levels of a column differ by blanks or case alone
     │   └── UnitsWarning     a column of one institution is far from that of all others
     ├── AssumptionWarning    the data contradict what the model assumes
+    ├── VersionWarning       sites run other versions of fedstat, which understand this one
     ├── DisclosureWarning    as many numbers left an institution as it has values in play
     └── ConvergenceWarning   an iteration stopped before its tolerance
 
@@ -338,6 +339,20 @@ class DisclosureWarning(FedstatWarning):
     ...     fs.errors.warn("told", fs.errors.DisclosureWarning)
     Traceback (most recent call last):
     fedstat.errors.DisclosureWarning: told
+    """
+
+
+class VersionWarning(FedstatWarning):
+    """Sites run other versions of fedstat than whoever asks; they understand each other.
+
+    Examples
+    --------
+    >>> import fedstat as fs, warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", fs.errors.VersionWarning)
+    ...     fs.errors.warn("told", fs.errors.VersionWarning)
+    Traceback (most recent call last):
+    fedstat.errors.VersionWarning: told
     """
 
 

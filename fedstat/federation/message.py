@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -46,6 +47,10 @@ Kind: TypeAlias = Literal[
 ``raw columns``  the values themselves
 """
 
+VERSION = version("fedstat")
+RUNS = f"fedstat {VERSION}"
+MESSAGES = 1
+"""What questions and answers mean: raised when two versions of fedstat no longer understand each other."""
 HEADER = "fedstat"
 DTYPES = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_), np.dtype(np.uint8))
 """Numbers and truth values; bytes for what is sealed."""
@@ -190,6 +195,18 @@ class Reply:
     def released(self) -> list[str]:
         """Names of its arrays, and of its text where there is one."""
         return [*self.arrays, *(["text"] if self.text else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What an institution runs: its version of fedstat and of the messages, and the families installed.
+
+    One from before versions were told has none.
+    """
+
+    version: str = ""
+    messages: int = 0
+    families: tuple[str, ...] = ()
 
 
 REFUSALS: Mapping[str, type[FedstatError]] = {

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from fedstat.errors import FedstatError
 from fedstat.federation.carry.flare.kit import FLARE
+from fedstat.federation.message import RUNS
 from fedstat.operator import (
     account,
     description_commands,
@@ -274,6 +275,7 @@ def parser() -> argparse.ArgumentParser:
         description="Sites that answer questions about their records, and federations of them.",
         epilog="Exit codes: 0 in order, 1 a problem was found, 2 the command was not understood.",
     )
+    top.add_argument("--version", action="version", version=RUNS)
     rooms = top.add_subparsers(metavar="{site,federation}", required=True)
     for room, about, folder, commands in ROOMS:
         words = rooms.add_parser(room, help=about).add_subparsers(required=True)

@@ -26,7 +26,7 @@ from fedstat.federation.partition.federation_file import (
 )
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_alignment
-from fedstat.federation.rounds.schema import TableSchema, ask_schemas
+from fedstat.federation.rounds.schema import TableSchema, ask_schemas, version_remarks
 from fedstat.operator.cards import COMPARE, FILE, SITE, Card, make_folder, read_card
 from fedstat.operator.entries import quoted, set_entry
 from fedstat.operator.screen import columns, heading, tell_problems, typed
@@ -117,6 +117,8 @@ def test(folder: Path, timeout: float) -> int:
     if federation.layout == "vertical":
         print(alignment_table(folder, schemas) + "\n")
         problems += alignment_problems(folder, load_alignment(folder), schemas)
+    for remark in version_remarks(schemas):
+        print(f"  Note: {remark}.\n")
     if not problems:
         print(f'  In Python:    partition = fedstat.ClientPartition.connect("{folder / FEDERATION}")')
     return tell_problems(problems)
@@ -124,7 +126,11 @@ def test(folder: Path, timeout: float) -> int:
 
 def _ask_all(carrier: Carrier, sites: Iterable[str]) -> tuple[dict[str, TableSchema], list[str]]:
     """Print who answers, and how fast; the schemas of those, and why the others do not."""
-    rows, problems, schemas = [("site", "answers", "seconds", "rows", "columns")], [], {}
+    rows, problems, schemas = (
+        [("site", "answers", "seconds", "rows", "columns", "fedstat", "families")],
+        [],
+        {},
+    )
     for site in sites:
         began = time.monotonic()
         # one by one, not in one round, which would end with the first site that does not answer
@@ -133,12 +139,14 @@ def _ask_all(carrier: Carrier, sites: Iterable[str]) -> tuple[dict[str, TableSch
             schema = engine.run(ask_schemas((site,), secrets.token_hex(8)), Ledger())[site]
         except FedstatError as error:
             problems.append(str(error))
-            rows.append((site, "no", "", "", ""))
+            rows.append((site, "no", *5 * ("",)))
             continue
         schemas[site] = schema
         seconds = f"{time.monotonic() - began:.2f}"
-        rows.append((site, "yes", seconds, f"{schema.n_rows:,}", str(len(schema.columns))))
-    print(columns(rows, head=True, right=(2, 3, 4)) + "\n")
+        counts = f"{schema.n_rows:,}", str(len(schema.columns))
+        release = schema.release
+        rows.append((site, "yes", seconds, *counts, release.version, str(len(release.families))))
+    print(columns(rows, head=True, right=(2, 3, 4, 6)) + "\n")
     return schemas, problems
 
 

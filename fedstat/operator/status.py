@@ -22,7 +22,9 @@ from fedstat.federation.carry.site_folder import (
     read_site_policy,
 )
 from fedstat.federation.door.owner.charging import budget_spent
+from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.files import write_whole
+from fedstat.federation.message import VERSION
 from fedstat.operator.screen import columns, heading, typed
 
 STATUS = "status.json"
@@ -35,7 +37,16 @@ def now() -> str:
 
 def write_status(home: Path, state: str, name: str, began: str, more: Mapping[str, Any]) -> None:
     """Write how this process is, which calls itself `name` and began then."""
-    content = {"state": state, "site": name, "process": os.getpid(), "since": began, **more}
+    content = {
+        "state": state,
+        "site": name,
+        "process": os.getpid(),
+        "since": began,
+        "fedstat": VERSION,
+        **more,
+    }
+    if FAMILIES:  # another process loads them where another carrier starts one
+        content["families"] = ", ".join(sorted(FAMILIES))
     write_whole(home / STATUS, json.dumps(content, indent=2).encode())
 
 
@@ -86,6 +97,8 @@ def read_status(
         if "connected" in content:
             content["connected"] = "no"
         del content["process"]
+    if content.get("fedstat", VERSION) != VERSION:
+        content["fedstat"] += f" (installed is {VERSION}: start it again)"
     return content | {**more(description), **rules(folder)}, running
 
 

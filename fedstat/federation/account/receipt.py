@@ -42,6 +42,8 @@ LOSS = (
     "{site}: its owner declared on {time} that its account was lost; what it answered before may not "
     "be known there, and is not held against new answers."
 )
+ABSENT: Mapping[str, Any] = {"account": None, "privacy": None, "version": "", "families": []}
+"""Parts of a statement that not every site has; what is absent is not signed."""
 Natural: TypeAlias = Annotated[int, Least(0)]
 
 
@@ -55,8 +57,9 @@ class Statement:
     `vectors` are the numbers for each entity that have left, of all sessions.
     `earlier` to `entities` are those of :class:`~fedstat.federation.account.released.SiteCounts`. `account`
     is the head of the site's whole account at rest, where it has one; `privacy` how its privacy budget
-    stands, where it has one, over all sessions. The signature (Ed25519) is over all but the entries, for
-    which `head` stands.
+    stands, where it has one, over all sessions; `version` is that of fedstat there, and `families` what it
+    had installed, empty from before these were told. The signature (Ed25519) is over all but the entries,
+    for which `head` stands.
     """
 
     site: str
@@ -76,6 +79,8 @@ class Statement:
     account: AccountHead | None = None
     vectors: Natural = 0
     privacy: BudgetSpent | None = None
+    version: str = ""
+    families: tuple[str, ...] = ()
 
     @property
     def counts(self) -> SiteCounts:
@@ -88,8 +93,8 @@ class Statement:
         """List what the signature is over."""
         plain: dict[str, Any] = to_plain(replace(self, entries=()))
         del plain["entries"], plain["signature"]
-        for name in ("account", "privacy"):
-            if plain[name] is None:
+        for name in ABSENT:
+            if not plain[name]:
                 del plain[name]
         return {"format": STATEMENT, "count": len(self.entries)} | plain
 
@@ -103,8 +108,7 @@ class Statement:
         """Rebuild what :meth:`to_dict` took apart; ReceiptError where it is no such thing."""
         try:
             entries = tuple(map(read_link, content["entries"]))
-            absent = {"account": None, "privacy": None}
-            plain = {**absent, **content["signed"], "entries": [], "signature": content["signature"]}
+            plain = {**ABSENT, **content["signed"], "entries": [], "signature": content["signature"]}
             if (plain.pop("format"), plain.pop("count")) != (STATEMENT, len(entries)):
                 raise ValueError("count")
         except (LookupError, TypeError, ValueError) as error:
@@ -252,7 +256,7 @@ class Receipt:
         return pd.DataFrame(rows, columns=["site", *LINK_FIELDS, CHARGED])
 
     def sites(self) -> pd.DataFrame:
-        """One row per site: entries, refusals, place of the session, head, fingerprint."""
+        """One row per site: entries, refusals, place of the session, head, version, fingerprint."""
         return pd.DataFrame(
             {
                 "entries": [len(one.entries) for one in self.statements.values()],
@@ -262,6 +266,7 @@ class Receipt:
                 ],
                 "session no.": [one.ordinal for one in self.statements.values()],
                 "head": [one.head[:16] for one in self.statements.values()],
+                "fedstat": [one.version for one in self.statements.values()],
                 "key": [one.keys.fingerprint[:19] for one in self.statements.values()],
             },
             index=pd.Index(list(self.statements), name="site"),

@@ -38,7 +38,16 @@ from fedstat.federation.carry.heads import KeptHeads
 from fedstat.federation.carry.journal import Journal
 from fedstat.federation.door.site import RECALL, RECEIPT, Site
 from fedstat.federation.door.state import SESSIONS_KEPT
-from fedstat.federation.message import Ask, Reply, pack_ask, pack_refusal, unpack_ask, unpack_reply
+from fedstat.federation.message import (
+    RUNS,
+    Ask,
+    Release,
+    Reply,
+    pack_ask,
+    pack_refusal,
+    unpack_ask,
+    unpack_reply,
+)
 from fedstat.federation.rounds.engine import Fit, RoundEngine, Rounds, enter
 
 NUMBER_LENGTH = 32
@@ -173,6 +182,7 @@ class RemoteEngine(RoundEngine):
         heads: KeptHeads | None = None,
     ) -> None:
         self._sites = dict(sites)
+        self.installed: Mapping[str, Release] = {}
         self._journal = journal
         self._heads = heads
         self._number = 0
@@ -250,6 +260,7 @@ class RemoteEngine(RoundEngine):
         for place, ask in enumerate(asks):
             if ask.site not in self._sites:
                 raise MessageError(f"no site '{ask.site}'; there are {sorted(self._sites)}")
+            self._check_installed(ask)
             # its site may have answered: the same turn again would be refused there, or answered twice
             if ask.session in left_open:
                 raise EngineError(
@@ -257,6 +268,16 @@ class RemoteEngine(RoundEngine):
                 )
             places.setdefault(ask.site, []).append(place)
         return places
+
+    def _check_installed(self, ask: Ask) -> None:
+        """Ask nobody where a site lacks the family, as far as it has told."""
+        there = self.installed.get(ask.site)
+        if there is not None and ask.family not in there.families:
+            raise MessageError(
+                f"{ask.site}: its fedstat {there.version} has no family '{ask.family}', which this model "
+                f"needs; it has {', '.join(there.families)}. Here is {RUNS}: install it there as well, and "
+                "start the site's service again"
+            )
 
     def _answers(
         self, site: str, asks: Sequence[Ask], places: Sequence[int]

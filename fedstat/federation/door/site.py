@@ -34,7 +34,7 @@ from fedstat.federation.door.owner.stricter import stricter_rules
 from fedstat.federation.door.refusing import Refusals
 from fedstat.federation.door.rules import AnsweredInstead, Installed, check_told, judge, tell_weights
 from fedstat.federation.door.state import ENDED, SESSIONS_KEPT, SiteData, State, Trust
-from fedstat.federation.message import Ask, Reply, Step, check_arrays, pack_reply, unpack_ask
+from fedstat.federation.message import RUNS, Ask, Reply, Step, check_arrays, pack_reply, unpack_ask
 from fedstat.federation.tables.linked import LinkedTable
 from fedstat.federation.tables.published import Published, PublishedColumn
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
@@ -364,11 +364,12 @@ class Site:
         steps = FAMILIES.get(ask.family)
         if steps is None:
             raise MessageError(
-                f"{self.name}: unknown family '{ask.family}'; installed are {sorted(FAMILIES)}"
+                f"{self.name}: unknown family '{ask.family}'; installed are {sorted(FAMILIES)} ({RUNS})"
             )
         if ask.step not in steps:
             raise MessageError(
-                f"{self.name}: family '{ask.family}' has no step '{ask.step}'; it has {sorted(steps)}"
+                f"{self.name}: family '{ask.family}' has no step '{ask.step}'; it has {sorted(steps)} "
+                f"({RUNS})"
             )
         step = steps[ask.step]
         if ask.text and step.text_in is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.errors import NotAvailableError, PartitionError
+from fedstat.errors import NotAvailableError, PartitionError, VersionWarning, warn
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.carry.heads import KeptHeads
 from fedstat.federation.carry.journal import Journal
@@ -28,7 +28,7 @@ from fedstat.federation.partition.federation_file import (
 from fedstat.federation.partition.local_sites import PartitionOptions, PartitionParts
 from fedstat.federation.partition.row_tables import RowRanges, common_columns
 from fedstat.federation.rounds.engine import side_by_side
-from fedstat.federation.rounds.schema import TableSchema, ask_schemas
+from fedstat.federation.rounds.schema import TableSchema, ask_schemas, version_remarks
 from fedstat.federation.rounds.statements import ask_heads
 from fedstat.federation.tables.checks import refuse
 from fedstat.federation.tables.curves.declared import curve_problems
@@ -97,6 +97,9 @@ def connect(
     )
     schemas, now = engine.run(asked, Ledger())
     heads.keep(now)
+    engine.installed = {name: schema.release for name, schema in schemas.items()}
+    for remark in version_remarks(schemas):
+        warn(remark, VersionWarning)
     tables = {name: ConnectedTable(name, schema) for name, schema in schemas.items()}
     sites = {name: ConnectedSite(name, key, schemas[name]) for name, key in fingerprints.items()}
     options = PartitionOptions("condition", federation.min_count)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from fedstat.federation.door.owner.charging import budget_spent
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Ask, Declared, Step
+from fedstat.federation.message import MESSAGES, VERSION, Ask, Declared, Release, Step
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.curves.array import CurveShape
 from fedstat.federation.tables.curves.streamed import CurveTable
@@ -47,7 +48,7 @@ class TableSchema:
     `site_column` is the name under which the site itself stands in a formula, empty for none; by the owner's
     `policy` a fit can be explained before it asks; `link` is there in the vertical layout only; `published`
     is what the owner says of the columns, from which questions are judged; `privacy` how its privacy budget
-    stands, None for none; `curves` have the points of columns that hold curves.
+    stands, None for none; `curves` have the points of columns that hold curves; `release` is what runs there.
     """
 
     columns: Mapping[str, str | None]
@@ -58,6 +59,7 @@ class TableSchema:
     published: Published = field(default_factory=dict)
     privacy: BudgetSpent | None = None
     curves: Mapping[str, CurveShape] = field(default_factory=dict)
+    release: Release = field(default_factory=Release)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class TableTold:
     published: Published
     curves: Mapping[str, CurveShape]
     privacy: BudgetSpent | None
+    release: Release
 
 
 def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
@@ -116,8 +119,14 @@ def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, A
         published=published,
         privacy=budget_spent(data.policy, data.account),
         curves=found.curves,
+        release=own_release(),
     )
     return {}, records.to_json(told)
+
+
+def own_release() -> Release:
+    """Say what runs here."""
+    return Release(VERSION, MESSAGES, tuple(sorted(FAMILIES)))
 
 
 STEPS: Mapping[str, Step] = {
@@ -137,20 +146,23 @@ FAMILIES[FAMILY] = STEPS
 def ask_schemas(sites: Sequence[str], session: str) -> Rounds[dict[str, TableSchema]]:
     """Ask every site what its table looks like.
 
-    A MessageError where an answer is no such description, a PolicyError where a site has too few rows, or its
-    owner does not allow the question.
+    A MessageError where an answer is no such description, or that of a version whose messages are others, a
+    PolicyError where a site has too few rows, or its owner does not allow the question.
     """
     replies = yield [Ask(site, FAMILY, "describe_table", {}, session, "{}") for site in sites]
     return {reply.site: _read(reply.site, reply.text) for reply in replies}
 
 
 def _read(site: str, text: str) -> TableSchema:
+    release = _release(site, text)
     where = f"{site}: its description of its table"
-    told = records.from_json(TableTold, text, where)
     try:
+        told = records.from_json(TableTold, text, where)
         policy = Policy.from_text(f"{site}: its policy", told.policy)
-    except PartitionError as error:
-        raise MessageError(f"{where} is malformed") from error
+    except (PartitionError, MessageError) as error:
+        if release.version == VERSION:
+            raise MessageError(f"{where} is malformed") from error
+        raise MessageError(_other_version(site, release)) from error
     return TableSchema(
         told.columns,
         told.n_rows,
@@ -160,4 +172,38 @@ def _read(site: str, text: str) -> TableSchema:
         told.published,
         told.privacy,
         told.curves,
+        told.release,
     )
+
+
+def _release(site: str, text: str) -> Release:
+    """Read what a site runs, before anything that another version may have said in another way."""
+    try:
+        told = json.loads(text).get("release", {})
+        known = {name: told[name] for name in ("version", "messages", "families") if name in told}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise MessageError(f"{site}: its description of its table is malformed") from error
+    release = records.from_plain(Release, known, f"{site}: its version", defaults=True)
+    if release.messages != MESSAGES:
+        raise MessageError(_other_version(site, release))
+    return release
+
+
+def _other_version(site: str, release: Release) -> str:
+    there = release.version or "of an earlier version, which does not tell its number"
+    return (
+        f"{site}: it runs fedstat {there} (messages {release.messages}), and here runs {VERSION} (messages "
+        f"{MESSAGES}): they do not understand each other. Install the same version at both, and start the "
+        "site's service again"
+    )
+
+
+def version_remarks(schemas: Mapping[str, TableSchema]) -> Iterator[str]:
+    """One line where sites run other versions that understand this one."""
+    others = {site: one.release.version for site, one in schemas.items() if one.release.version != VERSION}
+    if others:
+        told = ", ".join(f"{version} at {site}" for site, version in others.items())
+        yield (
+            f"fedstat is {VERSION} here, and {told}. They understand each other, but numbers may differ in "
+            "their last digits, and an earlier version may lack what a model asks: install one version"
+        )

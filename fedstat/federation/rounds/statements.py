@@ -15,7 +15,7 @@ from fedstat.federation.account.receipt import LOSS, Receipt, Statement, coordin
 from fedstat.federation.door.owner.charging import budget_spent
 from fedstat.federation.door.site import FAMILIES, RECALL, RECEIPT
 from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Ask, Declared, Step
+from fedstat.federation.message import VERSION, Ask, Declared, Step
 from fedstat.federation.rounds.engine import Rounds
 from fedstat.federation.tables.table import held_curves
 from fedstat.records import from_json, to_json
@@ -58,6 +58,8 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
         vectors=account.vectors,
         account=None if account.store is None else account.store.head,
         privacy=budget_spent(data.policy, account),
+        version=VERSION,
+        families=tuple(sorted(FAMILIES)),
     )
     signature = keys.signing.sign(canonical(statement.signed()).encode()).hex()
     return {}, canonical(replace(statement, signature=signature).to_dict())

@@ -168,6 +168,7 @@ def test_every_signed_field_and_every_field_of_the_file_is_guarded(study, receip
         for name in list(names):
             value = copy.deepcopy(holder[name])
             special = {"earlier": [None, {"1": 5}, {"0": 1}], "fields": [content["fields"][::-1]]}
+            special |= {"families": [None, [], ["glm"]], "signature": [str(value).upper(), f"{value}x", None]}
             for other in special[name] if name in special else others(value):
                 holder[name] = other
                 path = write(tmp_path / "fit.json", canonical(content) + "\n")
