@@ -15,6 +15,7 @@ from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
 """Behind what is written over lines."""
@@ -93,6 +94,11 @@ def entitle(ax: Axes, headline: str, rest: str = "", top: float | None = None) -
             parse_math=False,
             annotation_clip=False,
         )
+
+
+def title_figure(figure: Figure, headline: str) -> None:
+    """Write a title over several panels."""
+    figure.suptitle(headline, x=0.01, ha="left", fontsize=TITLE, fontweight="bold", parse_math=False)
 
 
 def _is_short(headline: str, rest: str) -> bool:

@@ -26,6 +26,7 @@ from fedstat.drawing import (
     plain_legend,
     shorten,
     thin_labels,
+    title_figure,
     width_of,
 )
 from fedstat.errors import ModelError
@@ -211,7 +212,7 @@ class DistributionPanel:
     linear: float
 
 
-def plot_distributions(panels: Sequence[DistributionPanel]) -> Figure:
+def plot_distributions(panels: Sequence[DistributionPanel], title: str) -> Figure:
     """Draw distributions side by side, a panel a column."""
     across = min(len(panels), ACROSS)
     rows = -(-len(panels) // ACROSS)
@@ -245,6 +246,8 @@ def plot_distributions(panels: Sequence[DistributionPanel]) -> Figure:
         ax.tick_params(labelsize="x-small")
     for ax in places[len(panels) :]:
         ax.set_visible(False)
+    figure.supylabel("probability", fontsize=SMALL)
+    title_figure(figure, title)
     return figure
 
 

@@ -76,7 +76,7 @@ def test_a_heat_map_and_margins(width):
         DistributionPanel(NAMES[2], probabilities, (), np.linspace(-1e5, 1e6, 61), "asinh", 100.0),
         DistributionPanel("age", probabilities, (), np.linspace(18.0, 90.0, 61), "linear", 1.0),
     ]
-    assert not faults(plot_distributions(panels[: 2 if width < 5.0 else 4]))
+    assert not faults(plot_distributions(panels[: 2 if width < 5.0 else 4], "Margins"))
 
 
 @pytest.mark.parametrize("width", JOURNAL)

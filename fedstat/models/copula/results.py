@@ -236,7 +236,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
             bins = margin.bins
             scale = bins.scale, bins.around
             panels.append(DistributionPanel(bins.name, margin.probabilities, bins.levels, bins.edges, *scale))
-        return plot_distributions(panels)
+        return plot_distributions(panels, "Released distributions")
 
     def plot_correlation(self, ax: Axes | None = None) -> Axes:
         """Draw the correlations of the latent normals as a heat map.

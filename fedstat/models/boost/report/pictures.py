@@ -147,4 +147,5 @@ class BoostPictures:
             return draw_scatter(found.ravel(), y.ravel(), self.estimate.response, ax)
         if y.ndim == 1:
             raise ModelError("new: curves are drawn beside fits at the same points, and these have others")
-        return draw_curves(np.asarray(held.t), y, found, [str(name) for name in rows.index], ax)
+        names = [str(name) for name in rows.index]
+        return draw_curves(np.asarray(held.t), y, found, names, self.estimate.response, ax)

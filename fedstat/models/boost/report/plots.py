@@ -13,8 +13,6 @@ from fedstat.drawing import (
     NARROW,
     OPEN,
     ROWS_ONLY,
-    SMALL,
-    TITLE,
     axes_for,
     entitle,
     label_rows,
@@ -22,9 +20,9 @@ from fedstat.drawing import (
     legend_below,
     mark_x,
     name_width,
-    plain_legend,
     pyplot,
     shorten,
+    title_figure,
     width_of,
 )
 from fedstat.typing import Floats
@@ -43,7 +41,7 @@ def draw_surface(
     """
     of, rest = frame.columns[0], [name for name in ("s", "x", "t") if name in frame.columns]
     ax = axes_for(ax, 6.0, 4.5, hidden=OPEN if len(rest) < 2 else ())
-    title = f"{label} on {response}" if title is None else title
+    title, said = f"{label} on {response}" if title is None else title, ""
     if len(rest) == 2:
         table = frame.pivot_table("estimate", rest[0], rest[1])
         size = float(np.nanmax(np.abs(table.to_numpy()))) or 1.0
@@ -57,10 +55,11 @@ def draw_surface(
                 frame.assign(apart=apart.astype(float)).pivot_table("apart", rest[0], rest[1]).to_numpy()
             )
             if 0.0 < outside.mean() < 1.0:
+                said = "lines: around where the simultaneous band is apart from 0"
                 ax.contour(x, y, outside, levels=[0.5], colors="black", linewidths=0.8)
         ax.set_xlabel(rest[1])
         ax.set_ylabel(axis_name(rest[0], label), parse_math=False)
-        entitle(ax, title)
+        entitle(ax, title, said)
         return ax
     ax.axhline(0.0, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
     groups = [("", frame)] if of in rest else list(frame.groupby(of, sort=False))
@@ -73,6 +72,7 @@ def draw_surface(
         x = rows[rest[0]].to_numpy(dtype=float)
         ax.plot(x, rows["estimate"], color=colour, label=name)
         if "lower" in rows:
+            said = "shaded: intervals of each point; dotted: the simultaneous band"
             ax.fill_between(x, rows["lower"], rows["upper"], color=colour, alpha=0.2, linewidth=0.0)
             for side in ("band_lower", "band_upper"):
                 ax.plot(x, rows[side], color=colour, linewidth=0.8, linestyle=":")
@@ -82,7 +82,7 @@ def draw_surface(
         ax.set_xticks([])
     if of not in rest:
         legend_below(ax)
-    entitle(ax, title)
+    entitle(ax, title, said)
     return ax
 
 
@@ -123,7 +123,7 @@ def draw_importance(learners: pd.DataFrame, ax: Axes | None) -> Axes:
     at = np.arange(len(learners), dtype=float)
     ax.barh(at, 100.0 * learners["explained"], color=COLOURS[0])
     most = name_width(ax, 0.42, 36)
-    label_rows(ax, at, [shorten(str(name), most) for name in learners.index])
+    label_rows(ax, at, [shorten("intercept" if name == "1" else str(name), most) for name in learners.index])
     ax.set_xlabel("share in what is explained, %")
     return ax
 
@@ -137,21 +137,22 @@ def draw_effects(effects: Mapping[str, pd.DataFrame], response: str) -> np.ndarr
         draw_surface(frame, label, response, ax, label)
     for ax in axes.ravel()[len(effects) :]:
         ax.set_axis_off()
-    figure.suptitle(
-        f"Effects on {response}", x=0.01, ha="left", fontsize=TITLE, fontweight="bold", parse_math=False
-    )
+    title_figure(figure, f"Effects on {response}")
     return np.asarray(axes)
 
 
-def draw_curves(t: Floats, observed: Floats, fitted: Floats, names: Sequence[str], ax: Axes | None) -> Axes:
+def draw_curves(
+    t: Floats, observed: Floats, fitted: Floats, names: Sequence[str], response: str, ax: Axes | None
+) -> Axes:
     """Draw curves (m, G): what was observed as points, what is fitted as lines."""
     ax = axes_for(ax, 6.5, 4.0, "Observed (points) and fitted (lines)")
     for i, name in enumerate(names):
         colour = COLOURS[i % len(COLOURS)]
         ax.plot(t, observed[i], "o", color=colour, markersize=2.5, alpha=0.6)
-        ax.plot(t, fitted[i], color=colour, label=name)
-    plain_legend(ax, title="row", title_fontsize=SMALL)
+        ax.plot(t, fitted[i], color=colour, label=f"row {name}")
     ax.set_xlabel("t")
+    legend_below(ax)
+    label_y(ax, response)
     return ax
 
 

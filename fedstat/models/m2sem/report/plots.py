@@ -16,6 +16,7 @@ from fedstat.drawing import (
     name_width,
     shorten,
     thin_labels,
+    title_figure,
     width_of,
 )
 from fedstat.errors import NotAvailableError
@@ -95,6 +96,7 @@ def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
     axes[-1].set_xlabel("distance from the mean of all, in standard deviations of the column")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper right", frameon=False, fontsize=SMALL, ncols=2)
+    title_figure(figure, "Profiles of the clusters")
     figure.set_layout_engine("none")
     figure.tight_layout(rect=(0.0, 0.0, 1.0, 1.0 - 0.35 / figure.get_figheight()))
     return figure
@@ -113,7 +115,7 @@ def plot_profile_heat(r: M2SEMRecord, ax: Axes | None) -> Axes:
     ax.set_xticks(range(len(frame.columns)), [f"{k}" for k in frame.columns])
     ax.set_xlabel("cluster")
     where: dict[str, Any] = {"location": "bottom"} if width_of(ax) < NARROW else {}
-    ax.figure.colorbar(image, ax=ax, label="standard deviations of the column", **where)
+    ax.figure.colorbar(image, ax=ax, label="standard deviations from the mean", **where)
     entitle(ax, "Profiles of the clusters")
     thin_labels(ax)
     return ax
