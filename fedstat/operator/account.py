@@ -86,7 +86,8 @@ def _show(chain: Chain) -> None:
     if not links:
         return
     what = f"Session {chain.session}" if chain.session else "Messages that belong to no session"
-    print(f"\n{what}, to the coordinator, {links[0].time} to {links[-1].time}\n")
+    print(f"\n{what}, to the coordinator, {links[0].time} to {links[-1].time}")
+    print(f"over records as of {chain.as_of}\n" if chain.as_of else "")
     rows = arrays_left(chain)
     if rows:
         print(columns([HEAD[: len(rows[0])], *rows], head=True, right=RIGHT[: len(rows[0]) - RIGHT[0]]))

@@ -102,6 +102,11 @@ SITE = (
         site_commands.check,
     ),
     Command(
+        "reload",
+        "Read the records anew, after they have changed, without an end to the service.",
+        site_commands.reload,
+    ),
+    Command(
         "describe",
         "Propose what is published of the columns (columns.toml), or hold the records against it.",
         description_commands.describe,

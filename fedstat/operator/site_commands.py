@@ -6,6 +6,7 @@ import io
 import os
 import secrets
 import textwrap
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from fedstat.federation.carry.site_folder import (
     DESCRIPTION,
     IDENTITY,
     POLICY,
+    RELOAD,
     SEED_DIGITS,
     SiteDescription,
     load_identity,
@@ -173,6 +175,21 @@ def consent(folder: Path, names: Sequence[str]) -> int:
         set_entry(folder / DESCRIPTION, "consent", name, now)
     print(f"{description.name} consents to one alignment of its keys with {', '.join(names)}, from now on.")
     print("None of them sees a key. Who enters keys that it has made up learns which of them are here.")
+    return 0
+
+
+def reload(folder: Path) -> int:
+    """Ask the process that serves a site to read its records anew."""
+    name = read_description(folder).name
+    write_whole(folder / RELOAD, f"{time.time_ns()}\n".encode())
+    if not is_served(folder):
+        print(f"{name} is not served now; its records are read when it is started.")
+        return 0
+    print(f"{name} reads its records anew before its next question.")
+    print(
+        "Where they have changed, open sessions end; where they cannot be used, it goes on with those of now."
+    )
+    print(f"What became of it:    fedstat site status {typed(folder)}")
     return 0
 
 

@@ -110,12 +110,14 @@ def show_status(content: Mapping[str, Any], running: bool) -> int:
 
 
 def rules(folder: Path) -> dict[str, str]:
-    """Say by which rules a site is served; nothing where it is not."""
+    """Say by which rules a site is served, and over records of when; nothing where it is not."""
     held = InForce.load(folder) if is_served(folder) else None
     if held is None:
         return {}
     problems = list(rule_problems(folder))
-    return {"rules": "; ".join(problems) or f"those of {' and '.join(RULES)}, read {held.read}"}
+    found = {"rules": "; ".join(problems) or f"those of {' and '.join(RULES)}, read {held.read}"}
+    records = {"records as of": held.as_of, "last reload": held.reloaded}
+    return found | {name: text for name, text in records.items() if text}
 
 
 def rule_problems(folder: Path) -> Iterator[str]:

@@ -103,7 +103,8 @@ class Chain:
     """One site's entries of one session, which is number `ordinal`, from 1, of those that the site opened.
 
     `previous` is the head of the session opened before, as it was then; empty for the first. A chain is
-    `resumed` where its first entries were made before the site was started again.
+    `resumed` where its first entries were made before the site was started again. The records that it is
+    about were read at the time `as_of`, empty where they are read for every answer.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Chain:
         account: SiteAccount,
     ) -> None:
         self.site, self.session, self.ordinal, self.previous = site, session, ordinal, previous
+        self.as_of = account.as_of if session else ""
         self.links: list[ChainLink] = []
         self.round = 0
         self.numbers = NumbersPassed()
@@ -234,7 +236,8 @@ class SiteAccount:
     is answered once; `decisions` are the owner's newest about plans, by digest; `charges` are all to its
     privacy budget. `disputed` says why the
     account is not whole, `losses` are the times at which its owner declared that the one before was lost,
-    with the reasons. `recalled` are the rows behind answers of an earlier process.
+    with the reasons. The records were read at the time `as_of`. `recalled` are the rows behind answers of an
+    earlier process.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -248,6 +251,7 @@ class SiteAccount:
         self.decisions: dict[str, Decision] = {}
         self.charges = Charges()
         self.disputed = ""
+        self.as_of = ""
         self.losses: list[tuple[str, str]] = []
         self.recalled: dict[str, Array] = {}
         self._chains: dict[str, Chain] = {}

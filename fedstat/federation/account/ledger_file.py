@@ -102,7 +102,7 @@ class LedgerFile:
 
     def opened(self, chain: Chain) -> None:
         """Append that a session was opened."""
-        self.append([to_plain(OpenedLine(chain.session, chain.ordinal, chain.previous))])
+        self.append([to_plain(OpenedLine(chain.session, chain.ordinal, chain.previous, chain.as_of))])
 
     def entered(self, chain: Chain, links: Sequence[tuple[ChainLink, str]]) -> None:
         """Append entries, with the head of the chain after the last of them."""

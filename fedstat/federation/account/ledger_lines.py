@@ -39,11 +39,12 @@ class BegunLine:
 
 @dataclass(frozen=True, slots=True)
 class OpenedLine:
-    """A session was opened."""
+    """A session was opened, over records that were read at a time; empty where every answer reads them."""
 
     session: str
     ordinal: Annotated[int, Least(1)]
     previous: str
+    as_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +139,11 @@ class Reading:
             raise ValueError("begun")
 
     def _open(self, line: dict[str, Any]) -> None:
-        opened = from_plain(OpenedLine, line, LEDGER, SecurityError)
+        opened = from_plain(OpenedLine, line, LEDGER, SecurityError, defaults=True)
         chain = self._chains[opened.ordinal] = self.account.open(self.site, self.keys, opened.session)
         if (chain.ordinal, chain.previous) != (opened.ordinal, opened.previous):
             raise ValueError("session")
+        chain.as_of = opened.as_of
 
     def _enter(self, line: dict[str, Any]) -> None:
         chain = self._chains[line["ordinal"]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,8 +43,9 @@ LOSS = (
     "{site}: its owner declared on {time} that its account was lost; what it answered before may not "
     "be known there, and is not held against new answers."
 )
-ABSENT: Mapping[str, Any] = {"account": None, "privacy": None, "version": "", "families": []}
+ABSENT: Mapping[str, Any] = {"account": None, "privacy": None, "version": "", "families": [], "as_of": ""}
 """Parts of a statement that not every site has; what is absent is not signed."""
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 Natural: TypeAlias = Annotated[int, Least(0)]
 
 
@@ -58,8 +60,8 @@ class Statement:
     `earlier` to `entities` are those of :class:`~fedstat.federation.account.released.SiteCounts`. `account`
     is the head of the site's whole account at rest, where it has one; `privacy` how its privacy budget
     stands, where it has one, over all sessions; `version` is that of fedstat there, and `families` what it
-    had installed, empty from before these were told. The signature (Ed25519) is over all but the entries,
-    for which `head` stands.
+    had installed, empty from before these were told; `as_of` is when its records were read, empty where every
+    answer reads them. The signature (Ed25519) is over all but the entries, for which `head` stands.
     """
 
     site: str
@@ -81,6 +83,7 @@ class Statement:
     privacy: BudgetSpent | None = None
     version: str = ""
     families: tuple[str, ...] = ()
+    as_of: str = ""
 
     @property
     def counts(self) -> SiteCounts:
@@ -111,6 +114,8 @@ class Statement:
             plain = {**ABSENT, **content["signed"], "entries": [], "signature": content["signature"]}
             if (plain.pop("format"), plain.pop("count")) != (STATEMENT, len(entries)):
                 raise ValueError("count")
+            if plain["as_of"] and not TIME.fullmatch(plain["as_of"]):
+                raise ValueError("time")
         except (LookupError, TypeError, ValueError) as error:
             raise ReceiptError(f"{where}: malformed ({error})") from error
         return replace(from_plain(cls, plain, where, ReceiptError), entries=entries)
@@ -256,7 +261,11 @@ class Receipt:
         return pd.DataFrame(rows, columns=["site", *LINK_FIELDS, CHARGED])
 
     def sites(self) -> pd.DataFrame:
-        """One row per site: entries, refusals, place of the session, head, version, fingerprint."""
+        """One row per site: entries, refusals, place of the session, head, version, fingerprint.
+
+        Where a site reads its records once, and not for every answer, also the time at which it did.
+        """
+        read = {"records as of": [one.as_of for one in self.statements.values()]}
         return pd.DataFrame(
             {
                 "entries": [len(one.entries) for one in self.statements.values()],
@@ -268,6 +277,7 @@ class Receipt:
                 "head": [one.head[:16] for one in self.statements.values()],
                 "fedstat": [one.version for one in self.statements.values()],
                 "key": [one.keys.fingerprint[:19] for one in self.statements.values()],
+                **(read if any(read["records as of"]) else {}),
             },
             index=pd.Index(list(self.statements), name="site"),
         )

@@ -24,10 +24,12 @@ from fedstat.federation.carry.site_folder import (
     COLUMNS,
     DESCRIPTION,
     POLICY,
+    RELOAD,
     SiteDescription,
     heed,
     mode_problems,
     open_site,
+    read_anew,
     read_description,
     read_site_columns,
     read_site_policy,
@@ -55,11 +57,17 @@ class ClosedError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """The rules that a service goes by: digests of their files, when they were read, and what is wrong."""
+    """The rules that a service goes by: digests of their files, when they were read, and what is wrong.
+
+    Its records were read at the time `as_of`, empty where every answer reads them; `reloaded` says what
+    became of the last wish that they be read anew.
+    """
 
     digests: Mapping[str, str]
     read: str
     problem: str = ""
+    as_of: str = ""
+    reloaded: str = ""
 
     @classmethod
     def load(cls, folder: Path) -> InForce | None:
@@ -87,10 +95,12 @@ class OwnersWord:
     problem: str = ""
     _held: dict[str, str] = field(init=False)
     _failed: tuple[object, ...] = ()
+    _wish: str = ""
+    _reloaded: str = ""
 
     def __post_init__(self) -> None:
         # before they are read: what changes between the two is taken over at the first question
-        self._held = digests_of(self.folder)
+        self._held, self._wish = digests_of(self.folder), _digest(self.folder / RELOAD)
         self.description = read_description(self.folder)
         self.site = open_site(self.folder)
         self._write()
@@ -105,6 +115,7 @@ class OwnersWord:
         """
         found = digests_of(self.folder)
         if found == self._held and not self.problem:
+            self._reload()
             return False
         modes = tuple(mode_problems(self.folder))
         # what failed is not tried again at every look: columns are held against all records
@@ -143,9 +154,23 @@ class OwnersWord:
         self.tell(f"goes by {', '.join(changed) or 'its files'} as it is now{ends}")
         return DESCRIPTION in changed
 
+    def _reload(self) -> None:
+        """Read the records anew where the owner asked for it; else, and where that fails, go on as it is."""
+        wish = _digest(self.folder / RELOAD)
+        if wish in ("", self._wish):
+            return
+        self._wish = wish
+        try:
+            self._reloaded = read_anew(self.folder, self.site)
+        except (FedstatError, OSError, ImportError) as error:
+            self._reloaded = f"did not read its records anew, and goes on with those that it has: {error}"
+        self.tell(self._reloaded)
+        self._write()
+
     def _write(self) -> None:
         rules = {name: self._held[name] for name in RULES}
-        content = to_json(InForce(rules, told(time.time_ns()), self.problem)).encode()
+        told_of = self.problem, self.site.account.as_of, self._reloaded
+        content = to_json(InForce(rules, told(time.time_ns()), *told_of)).encode()
         with suppress(OSError):  # a disk that is full is told of elsewhere, and is no reason to end
             write_whole(self.folder / IN_FORCE, content)
 

@@ -8,6 +8,7 @@ It is its owner's alone (mode 0700, its files 0600), and not served where others
     policy.toml     what may leave (fedstat.Policy)
     columns.toml    what everybody may know of the columns; see :mod:`fedstat.federation.tables.published`
     in_force.json   what a service goes by; see :mod:`fedstat.federation.carry.in_force`
+    reload          when its owner asked that the records be read anew
     refusals.log    why questions were refused, for its owner alone (mode 0600)
     identity.json   the site's private keys, for its owner alone (mode 0600)
     ledger.jsonl    what left; see :mod:`fedstat.federation.account.ledger_file`
@@ -44,14 +45,14 @@ from fedstat.federation.door.state import Trust
 from fedstat.federation.files import is_open
 from fedstat.federation.tables.linked import ALIGNMENT, LinkedTable
 from fedstat.federation.tables.published import Published, description_problems, read_published
-from fedstat.federation.tables.row_marks import places_of, row_marks
+from fedstat.federation.tables.row_marks import order_mark, places_of, row_marks
 from fedstat.federation.tables.sources import Source, open_source, read_source
-from fedstat.federation.tables.table import FrameTable, Table
+from fedstat.federation.tables.table import FrameTable, Table, read_at
 from fedstat.records import from_plain
 from fedstat.typing import Array
 
 DESCRIPTION, POLICY, IDENTITY = "site.toml", "policy.toml", "identity.json"
-COLUMNS, REFUSALS = "columns.toml", "refusals.log"
+COLUMNS, REFUSALS, RELOAD = "columns.toml", "refusals.log", "reload"
 PRIVATE = (DESCRIPTION, POLICY, IDENTITY, REFUSALS, LEDGER, HEAD, SECRET, ANSWERED, ALIGNMENT)
 """Files that nobody but the owner may read or write (mode 0600)."""
 SEED_DIGITS, LEAST_DIGITS = 32, 8
@@ -228,14 +229,39 @@ def refusal_log(folder: str | Path) -> Callable[[str], None]:
 
 def open_records(folder: str | Path, description: SiteDescription) -> Table:
     """Open the records of a site, without their key; in the vertical layout in the order of its alignment."""
-    source, folder = description.source, Path(folder)
-    if description.site_column:
+    source, folder, now = description.source, Path(folder), told(time.time_ns())
+    table = _open_table(source, folder, bool(description.site_column))
+    if isinstance(table, FrameTable):
+        table.as_of = now
+    return table
+
+
+def _open_table(source: Source, folder: Path, by_rows: bool) -> Table:
+    if by_rows:
         return open_source(source, folder)
     # The families of the vertical layout need the table in memory.
     if source.key:
-        return LinkedTable(description.name, read_source(source, folder), source.key, folder)
+        return LinkedTable(source.site, read_source(source, folder), source.key, folder)
     table = open_source(source)
     return FrameTable(pd.concat(list(table.chunks(table.columns)), ignore_index=True))
+
+
+def read_anew(folder: Path, site: Site) -> str:
+    """Read the records of a site anew, and let it go on with them; what became of it, for the owner.
+
+    A PartitionError where they are not what its description or its public columns say, SecurityError where
+    they cannot be held against earlier answers: the site goes on with those that it has.
+    """
+    table = open_records(folder, read_description(folder))
+    read_site_columns(folder, site.name, table)
+    same = order_mark(table) == order_mark(site.table)
+    if not same:
+        site.change_records(table, partial(unfit, table, site.trust.identity))
+    site.account.as_of = read_at(table)
+    ends = (
+        "they are the same as before" if same else "they have changed, and sessions that were open have ended"
+    )
+    return f"read its records anew, {table.n_rows:,} rows: {ends}"
 
 
 def mode_problems(folder: str | Path) -> Iterator[str]:
@@ -276,6 +302,7 @@ def open_site(folder: str | Path) -> Site:
         log=refusal_log(folder),
         plans=PlanFolder(description.name, Path(folder), identity.public),
     )
+    site.account.as_of = read_at(table)
     site.approvals.take_up()
     # rows behind answers of earlier processes: a difference to a new answer would tell of single entities
     site.remember(recalled(site.account, table, identity))

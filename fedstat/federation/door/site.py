@@ -16,6 +16,7 @@ from fedstat.errors import FedstatError, MessageError, NotAvailableError, Securi
 from fedstat.federation.account.chain import Chain, SiteAccount
 from fedstat.federation.account.charges import BudgetSpent
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.account.ledger_file import Fits
 from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.door.conduct import bind_common, check_order, mask, note_answered
 from fedstat.federation.door.memory import AnswersRemembered
@@ -103,7 +104,6 @@ class Site:
         self.policy = policy if policy is not None else Policy()
         self.ledger = Ledger()
         held = FrameTable(table) if isinstance(table, pd.DataFrame) else table
-        self._size = f"{held.n_rows} records, {len(held.columns)} columns"
         if site_column:
             held = LabelledTable(held, site_column, name)
         account = SiteAccount() if account is None else account
@@ -165,9 +165,18 @@ class Site:
         self.policy = self._noise.policy = policy
         self._data = replace(self._data, policy=policy, published={**published, **self._label})
         if stricter:
-            self._put_out |= dict.fromkeys(self._states, ENDED["rules"])
-            self._states.clear()
+            self._end_sessions("rules")
         return stricter
+
+    def change_records(self, table: Table, fits: Fits) -> None:
+        """Go on with records that were read anew and have changed; see :meth:`SiteData.with_records`."""
+        self._data = self._data.with_records(table, fits)
+        self._noise.take(self._data.table)
+        self._end_sessions("records")
+
+    def _end_sessions(self, why: str) -> None:
+        self._put_out |= dict.fromkeys(self._states, ENDED[why])
+        self._states.clear()
 
     @property
     def table(self) -> Table:
@@ -190,25 +199,16 @@ class Site:
         return self.trust.identity.public.fingerprint
 
     def __repr__(self) -> str:
-        return f"Site({self.name!r}, {self._size})"
+        n_columns = len(self.table.columns) - len(self._label)
+        return f"Site({self.name!r}, {self.table.n_rows} records, {n_columns} columns)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise NotAvailableError(f"{self.name}: {NOT_COPIED}")
 
     def answer(self, request: bytes, asker: str = "") -> bytes:
-        """Answer one ask.
+        """Answer a packed :class:`~fedstat.federation.message.Ask` by a packed Reply.
 
-        Parameters
-        ----------
-        request : bytes
-            A packed :class:`~fedstat.federation.message.Ask`.
-        asker : str
-            Fingerprint of who asks, as far as whoever carried the question knows it.
-
-        Returns
-        -------
-        bytes
-            A packed :class:`~fedstat.federation.message.Reply`.
+        `asker` is the fingerprint of who asks, as far as whoever carried the question knows it.
 
         Raises
         ------

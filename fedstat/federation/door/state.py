@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import pandas as pd
 
-from fedstat.errors import DesignError, MessageError, PartitionError
+from fedstat.errors import DesignError, MessageError, PartitionError, SecurityError
 from fedstat.federation.account.chain import SiteAccount
+from fedstat.federation.account.ledger_file import Fits
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.facts import Entities
 from fedstat.federation.door.memory import AnswersRemembered
@@ -29,6 +30,8 @@ ENDED = {
     "from_formula",
     "rules": "its owner has made its rules stricter since this session began. Make the model again with "
     "from_formula",
+    "records": "its records were read anew since this session began, and they have changed. Make the model "
+    "again with from_formula",
 }
 """Why a site no longer goes on in a session."""
 
@@ -87,6 +90,16 @@ class SiteData:
     account: SiteAccount = field(default_factory=SiteAccount)
     published: Published = field(default_factory=dict)
     approvals: Approvals = field(default_factory=lambda: Approvals("", SiteAccount()))
+
+    def with_records(self, table: Table, fits: Fits) -> SiteData:
+        """Return the same with other records; SecurityError where these do not fit earlier answers."""
+        kept = self.memory.to_arrays(self.table, self.mark_key)
+        if kept and (why := fits(kept, self.table.n_rows)):
+            raise SecurityError(f"{self.name}: {why}")
+        memory = AnswersRemembered.from_arrays(kept, table, self.mark_key) if kept else AnswersRemembered()
+        if isinstance(self.table, LabelledTable):
+            table = LabelledTable(table, self.table.name, self.table.label)
+        return replace(self, table=table, memory=memory)
 
     @property
     def common_seed(self) -> int:

@@ -60,6 +60,7 @@ def state_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
         privacy=budget_spent(data.policy, account),
         version=VERSION,
         families=tuple(sorted(FAMILIES)),
+        as_of=chain.as_of,
     )
     signature = keys.signing.sign(canonical(statement.signed()).encode()).hex()
     return {}, canonical(replace(statement, signature=signature).to_dict())

@@ -47,6 +47,16 @@ def content_mark(table: Table, secret: bytes) -> bytes:
     return digest.digest()
 
 
+def order_mark(table: Table) -> bytes:
+    """Digest of all that a table holds in the order of its rows, to compare it with what it was."""
+    table = table.table if isinstance(table, LabelledTable) else table
+    digest = hashlib.blake2b(repr((table.columns, table.n_rows, order_of(table))).encode())
+    for chunk in table.chunks(table.columns) if table.columns else ():
+        digest.update(_hashed(chunk).tobytes())
+    digest.update(table.entities.tobytes() if isinstance(table, LinkedTable) else b"")
+    return digest.digest()
+
+
 def places_of(known: Array, marks: Array) -> Ints:
     """Find marks among known ones: (m, 16), (n, 16) -> (n,), -1 for new ones."""
     if not len(known):

@@ -49,8 +49,10 @@ class FrameTable:
     """A table in memory, its own single chunk; `frame` (n_rows, p) is not copied, and under a RangeIndex.
 
     `entities` tells which entity each row is of, (n_rows,) or (n_rows, w), written alike at all sites; by
-    default the places of the rows.
+    default the places of the rows. `as_of` says when the records were read, empty where nobody knows.
     """
+
+    as_of = ""
 
     def __init__(self, frame: pd.DataFrame, entities: Array | None = None) -> None:
         # rows are meant by position: with an index of the caller's own pandas would align by label
@@ -155,6 +157,12 @@ class LabelledTable:
             constant = pd.Categorical.from_codes(code, pd.Index([self.label]))
             labelled.insert(place, self.name, pd.Series(constant, index=frame.index))
             yield labelled
+
+
+def read_at(table: Table) -> str:
+    """Return when the records of a table were read; empty where they are read for every answer."""
+    inner = table.table if isinstance(table, LabelledTable) else table
+    return str(getattr(getattr(inner, "table", inner), "as_of", ""))
 
 
 def entities_of(table: Table) -> Array:

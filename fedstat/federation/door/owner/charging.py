@@ -112,6 +112,10 @@ class NoisyAnswers:
     keys: Callable[[], Identity]
     _content: bytes = b""
 
+    def take(self, table: Table) -> None:
+        """Answer for other records from now on, whose questions are charged anew."""
+        self.table, self._content = table, b""
+
     def check(self, ask: Ask, owed: Iterable[NoiseOwed]) -> None:
         """Refuse an answer that would exceed the budget, by what its arrays owe that were not charged before.
 
