@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import PolicyError
+from fedstat.errors import DescriptionError, PolicyError
 from fedstat.federation.door.facts import EstimatedUnder
 from fedstat.federation.door.leverage import find_singled_out, most_of_group
 from fedstat.federation.door.memory import ReleasedGroups
+from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.door.owner.question import check_mask
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.tables.columns import LevelValue
 from fedstat.typing import Bools, Floats, Ints
@@ -21,6 +24,7 @@ SAME_DIVISION = "Use the entities, columns, folds and way with missing blocks of
 SAME_OUTCOMES = "Keep the comparison of the earlier model, or choose one that is farther away"
 
 PLACE = "weights of estimates"
+MASKED = "masked sums over "
 NEGLIGIBLE = 1e-12
 """Of a combination of weights, relative to the largest, below which there is none."""
 
@@ -228,3 +232,39 @@ def singles_out(X: Floats, few: int, shares: bool) -> bool:
     if shares and float(np.einsum("ij,ij->i", U, U).max()) > most_of_group(n, p):
         return True
     return find_singled_out(U, np.eye(p), few) is not None
+
+
+def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> None:
+    """Refuse a masked sum over few sites, or that with earlier ones tells of few; else remember its list.
+
+    Where a site is lost in a round, the others are asked anew without it. What they and the lost one sent for
+    the sum over all still completes it, if its answer comes late, or if a coordinator says falsely that it is
+    lost: the difference is the part of that one site. No mask helps, as one may as well take the sums of two
+    rounds, at coefficients that have hardly moved. Any one of those that are asked anew can refuse, for all.
+
+    Raises
+    ------
+    DescriptionError
+        From the lists alone, which whoever asks has made; names the line of the policy.
+    """
+    check_mask(data.name, policy, len(sites), len(data.trust.pinned))
+    this, spent, least = MASKED + json.dumps(sorted(sites)), data.account.spent, policy.apart
+    if least <= 1 or this in spent:
+        return
+    lists = [json.loads(text.removeprefix(MASKED)) for text in spent if text.startswith(MASKED)]
+    if sites_isolated([*lists, sites], least):
+        raise DescriptionError(
+            f"{data.name}: its policy (apart) answers for no masked sum over {len(sites)} institutions that, "
+            f"by itself or with earlier ones, tells of fewer than {least}. Ask when all institutions of the "
+            "earlier sums are there again, or have the owner allow it by the line  apart = 1  in policy.toml"
+        )
+    data.account.spend(this)
+
+
+def sites_isolated(lists: Sequence[Collection[str]], least: int) -> bool:
+    """Whether sums over these lists of sites can be combined to one over fewer than `least`."""
+    names = sorted(set().union(*lists))
+    released = ReleasedGroups.none(len(names))
+    for one in lists:
+        released = released.with_groups(np.array([0 if name in one else -1 for name in names]))
+    return released.fewest_isolated(least) > 0

@@ -19,6 +19,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.account.ledger_file import Fits
 from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.door.conduct import bind_common, check_order, mask, note_answered
+from fedstat.federation.door.differencing import check_masked_sites
 from fedstat.federation.door.memory import AnswersRemembered
 from fedstat.federation.door.owner.approval import APPROVAL, Approvals, PlanStore
 from fedstat.federation.door.owner.charging import NoiseOwed, NoisyAnswers, budget_spent
@@ -28,7 +29,6 @@ from fedstat.federation.door.owner.question import (
     check_ask,
     check_columns,
     check_counts,
-    check_mask,
     check_vectors,
 )
 from fedstat.federation.door.owner.stricter import stricter_rules
@@ -380,7 +380,7 @@ class Site:
         """Return the masker of this session, where the policy allows a sum over so many sites."""
         absent = f"step '{ask.step}': asked for masked, and the sites have not agreed on keys in this session"
         masker = state.use("masker", Masker, absent)
-        check_mask(self.name, self.policy, len(masker.sites))
+        check_masked_sites(self._data, self.policy, masker.sites)
         return masker
 
     def _keep_state(self, session: str, state: State) -> None:

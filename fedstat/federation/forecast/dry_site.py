@@ -69,7 +69,7 @@ class DrySite(Site):
         """
         self.refused = list(refusals(self.name, self.owners, ask, FAMILIES[ask.family][ask.step]))
         if ask.masked is not None:
-            self._hold("two sites", "", partial(check_mask, self.name, self.owners, self.n_masked))
+            self._hold("", "", partial(check_mask, self.name, self.owners, self.n_masked))
         # The rules above are off here: else the first of them would hide what the steps have to say.
         counts = replace(ALLOWING_ALL, **{name: getattr(self.owners, name) for name in COUNTS})
         try:

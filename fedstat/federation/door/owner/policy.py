@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from fedstat.errors import PartitionError
 from fedstat.federation.door.owner.policy_file import (
-    KEYS,
     check_budget,
     check_values,
     parse_policy,
     read_policy,
     write_policy,
 )
+from fedstat.federation.door.owner.policy_keys import KEYS
 from fedstat.federation.message import Kind
 from fedstat.privacy.zcdp import on_grid, rho_of_budget
 
@@ -98,8 +98,8 @@ class Policy:
     families : frozenset of str or None
         Families that may ask; None allows every installed one.
     refused_kinds : frozenset of Kind
-        Kinds of values that may not leave, e.g. ``frozenset({"raw columns"})``; those of a masked sum are
-        not refused, but for values per entity, which masks do not hide over many rounds.
+        Kinds of values that may not leave, such as "raw columns"; those of a masked sum are not refused, but
+        for values per entity, which masks do not hide over many rounds.
     per_entity : int or "any"
         Most numbers for each entity, such as linear predictors, that ever leave, of all sessions together,
         masked or not: about as many as the site has columns give its rows away. 0: none.
@@ -107,6 +107,10 @@ class Policy:
         Whether arrays of which only the sum over sites is needed leave in no other way than masked.
     two_sites : {"warn", "refuse"}
         What to do with a masked sum over two sites, which hides neither from the other.
+    quorum : int or float
+        Fewest sites in a masked sum, or the smallest share of those that are pinned; 0: any.
+    apart : int
+        Fewest sites that masked sums, and differences of masked sums of all sessions, are over.
     min_count : int
         Smallest number of entities behind an aggregate or a sketch.
     min_events : int
@@ -116,7 +120,7 @@ class Policy:
     max_parameters : float
         Most coefficients per row of a model over rows.
     max_columns : int or None
-        Most design columns of this site in one model, without intercept and response; None: any number.
+        Most design columns of this site in one model, without intercept and response.
     remember : {"all", "rows", "nothing"}
         Which earlier answers, of all sessions, are held against a new one, so that sums which together tell
         of a few rows do not both leave: those of models over rows, all, or none.
@@ -135,8 +139,7 @@ class Policy:
     reasons : {"told", "logged"}
         Whether a refusal that depends on rows says why to whoever asked, or to the owner's log alone.
     max_refusals : int
-        Refusals that depend on rows after which one who asks gets no more answers, until the owner says so;
-        0: any number.
+        Refusals that depend on rows after which who asks gets no more answers; 0: any number.
     alignment : {"allow", "ask"}
         "ask" wants the owner's consent to every alignment of keys, by 'fedstat site consent'.
     max_keys : int or None
@@ -181,6 +184,8 @@ class Policy:
     refused_kinds: frozenset[Kind] = frozenset()
     masked_only: bool = False
     two_sites: Literal["warn", "refuse"] = "warn"
+    quorum: float = 0
+    apart: int = 1
     min_count: int = 5
     min_events: int = 3
     min_level_count: int = 3

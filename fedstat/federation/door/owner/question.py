@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -183,6 +184,10 @@ def rules_in_force(policy: Policy, declared: Declared, n_masked: int = 0) -> Ite
         yield "masked only"
     if n_masked and not hides(n_masked):
         yield f"two sites: {policy.two_sites}"
+    if n_masked and policy.quorum:
+        yield f"quorum {policy.quorum}"
+    if n_masked and policy.apart > 1:
+        yield f"apart {policy.apart}"
     if declared.kind in COUNTED:
         yield f"minimum count {policy.min_count}"
     if policy.privacy is not None:
@@ -201,14 +206,23 @@ def check_ask(site: str, policy: Policy, ask: Ask, step: Step) -> None:
         raise PolicyError(refusal.message)
 
 
-def check_mask(site: str, policy: Policy, n_sites: int) -> None:
-    """Require that a masked sum over so many sites is allowed.
+def check_mask(site: str, policy: Policy, n_sites: int, n_pinned: int = 0) -> None:
+    """Require that a masked sum over so many sites, of those that are pinned, is allowed.
 
     Raises
     ------
     DescriptionError
-        Two sites, and the owner refuses that; names the line of the policy that would allow it.
+        They are fewer than the owner wants; names the line of the policy that would allow it.
     """
+    share = isinstance(policy.quorum, float)
+    least = math.ceil(policy.quorum * n_pinned) if share else policy.quorum
+    if n_sites < least:
+        of = f" of the {n_pinned} that are pinned" if share else ""
+        raise DescriptionError(
+            f"{site}: its policy (quorum) wants masked sums over at least {least} institutions{of}, and this "
+            f"one is over {n_sites}. Wait for the others, or have the owner lower  quorum = {policy.quorum}  "
+            "in policy.toml"
+        )
     if policy.two_sites == "refuse" and not hides(n_sites):
         raise DescriptionError(
             f"{site}: its policy (two sites) refuses. {TWO_SITES} The owner may allow it by the line  "

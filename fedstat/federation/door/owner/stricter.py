@@ -23,7 +23,8 @@ def _no_word_of(strict: Any) -> Callable[[Any, Any], bool]:
 
 LOOSER: Mapping[str, Callable[[Any, Any], bool]] = {
     **{name: _no_word_of(STRICT[name]) for name in WORDS},
-    **dict.fromkeys(("min_count", "min_events", "min_level_count"), operator.gt),
+    **dict.fromkeys(("min_count", "min_events", "min_level_count", "apart"), operator.gt),
+    "quorum": lambda old, new: new == 0 or (type(old) is type(new) and old > new),
     **dict.fromkeys(("max_parameters", "max_share"), operator.lt),
     "max_columns": _no_limit(None),
     "max_refusals": _no_limit(0),
