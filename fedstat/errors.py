@@ -18,6 +18,7 @@
         │   ├── DescriptionError it goes beyond what the site publishes of its columns; no row was read
         │   └── ConsentError it needs the owner's consent first, or a line of the policy; no row was read
         └── SecurityError    it is not from whom, or not what, it should be: key, signature, seal or mask
+            └── PinError     an owner has pinned no key of an institution, or another one
 
     FedstatWarning (UserWarning)
     ├── DataWarning          rows or blocks were left out, and how many
@@ -255,6 +256,21 @@ class SecurityError(DoorError):
     >>> import fedstat as fs
     >>> issubclass(fs.errors.SecurityError, fs.errors.DoorError)
     True
+    """
+
+
+class PinError(SecurityError):
+    """The owner of a site has pinned no key of another institution, or another key than it shows.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> from fedstat.federation.crypto.keys import Identity, pin
+    >>> try:
+    ...     pin({"North": Identity.generate().public.fingerprint}, {"North": Identity.generate().public})
+    ... except fs.errors.PinError as error:
+    ...     print(str(error)[:18])
+    not the pinned key
     """
 
 

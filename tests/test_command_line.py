@@ -22,7 +22,7 @@ from fedstat.federation.door.owner.claims import threats_under
 from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.message import Ask, pack_ask
 from fedstat.operator.command_line import main
-from fedstat.operator.entries import set_entry, withdraw_entry
+from fedstat.operator.writing.entries import set_entry, withdraw_entry
 
 RECORDS = pd.DataFrame({"age": [61.0, 47, 55, 70, 39, 58], "sex": list("fmfmfm")})
 SCHEMA = pack_ask(Ask("A", "schema", "describe_table", {}, "s1", "{}"))

@@ -22,7 +22,7 @@ from fedstat.federation.carry.site_folder import (
 )
 from fedstat.federation.door.owner.charging import budget_spent
 from fedstat.operator.page.passed import HEAD, RIGHT, arrays_left, refusals_of
-from fedstat.operator.screen import columns, heading
+from fedstat.operator.writing.screen import columns, heading
 
 
 def ledger(folder: Path, session: str | None, as_json: bool) -> int:

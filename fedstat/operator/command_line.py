@@ -23,6 +23,7 @@ from fedstat.operator import (
     serve,
     site_commands,
 )
+from fedstat.operator.enrolling import pins
 
 NEW_FOLDER = "a folder that is new or empty"
 
@@ -72,6 +73,13 @@ CARRIER = argument(
 )
 
 DIGEST = argument("digest", help="of the plan, or the first digits of it, as 'fedstat site pending' shows it")
+
+REPLACE = argument(
+    "--replace",
+    metavar="FINGERPRINT",
+    default="",
+    help="the fingerprint that is known, where a new key takes its place (ask them by telephone)",
+)
 
 SITE = (
     Command(
@@ -129,8 +137,8 @@ SITE = (
     Command(
         "pin",
         "Trust the coordinator, or the other site, of a card.",
-        site_commands.pin,
-        (argument("card", type=Path, help="card.toml of the coordinator or of the other site"),),
+        pins.pin,
+        (argument("card", type=Path, help="card.toml of the coordinator or of the other site"), REPLACE),
     ),
     Command(
         "revoke",
@@ -223,7 +231,7 @@ FEDERATION = (
         "join",
         "Add a site by its public card.",
         federation_commands.join,
-        (argument("card", type=Path, help="card.toml of the site"),),
+        (argument("card", type=Path, help="card.toml of the site"), REPLACE),
     ),
     Command(
         "test",

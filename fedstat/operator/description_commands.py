@@ -25,7 +25,7 @@ from fedstat.federation.tables.published import (
     read_published,
     write_published,
 )
-from fedstat.operator.screen import columns, heading, typed
+from fedstat.operator.writing.screen import columns, heading, typed
 
 WIDTH = 100
 

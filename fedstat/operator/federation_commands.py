@@ -27,11 +27,13 @@ from fedstat.federation.partition.federation_file import (
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_alignment
 from fedstat.federation.rounds.schema import TableSchema, ask_schemas, version_remarks
-from fedstat.operator.cards import COMPARE, FILE, SITE, Card, make_folder, read_card
-from fedstat.operator.entries import quoted, set_entry
-from fedstat.operator.screen import columns, heading, tell_problems, typed
-from fedstat.operator.templates import BY_FLARE, BY_FOLDER, COLUMNS, ROWS
-from fedstat.operator.templates import FEDERATION as TEMPLATE
+from fedstat.operator.enrolling.cards import COMPARE, FILE, SITE, Card, make_folder, read_card
+from fedstat.operator.enrolling.pairs import pair_problems
+from fedstat.operator.enrolling.pins import check_replaced, same
+from fedstat.operator.writing.entries import quoted, set_entry
+from fedstat.operator.writing.screen import columns, heading, tell_problems, typed
+from fedstat.operator.writing.templates import BY_FLARE, BY_FOLDER, COLUMNS, ROWS
+from fedstat.operator.writing.templates import FEDERATION as TEMPLATE
 
 LAYOUTS = {"horizontal": ROWS, "vertical": COLUMNS}
 
@@ -75,26 +77,23 @@ def _by_flare(host: str | None, port: int | None) -> str:
     return BY_FLARE.format(host=quoted(host), port=port)
 
 
-def join(folder: Path, card: Path) -> int:
+def join(folder: Path, card: Path, replace: str = "") -> int:
     """Add the site of a card."""
     federation, told = read_federation(folder), read_card(card)
     if told.role != SITE:
         raise PartitionError(f"'{card}' is the card of a coordinator; sites are added here")
     if federation.carrier == FLARE:
         check_flare_name(told.name)
-    known = federation.sites.get(told.name)
-    if known == told.fingerprint:
+    known = federation.sites.get(told.name, "")
+    if known and same(known, told.fingerprint):
         print(f"{told.name} was added before.")
         return 0
-    if known is not None:
-        raise PartitionError(
-            f"there is a site '{told.name}' with another key; where it has new keys, take its old line out "
-            f"of '{folder / FEDERATION}' first"
-        )
+    check_replaced(f"site {told.name}", known, told.fingerprint, replace)
     set_entry(folder / FEDERATION, "sites", told.name, told.fingerprint)
     if federation.layout == "vertical" and load_alignment(federation.folder) is not None:
         print(f"Its entities have to be aligned:    fedstat federation align {typed(folder)}\n")
-    print(f"{told.name} is site {len(federation.sites) + 1} of {federation.name}:\n\n  {told.fingerprint}\n")
+    place = [*federation.sites, *([] if known else [told.name])].index(told.name) + 1
+    print(f"{told.name} is site {place} of {federation.name}:\n\n  {told.fingerprint}\n")
     print(COMPARE)
     if federation.carrier == FLARE:
         print(f"Then certify it by    fedstat federation provision {typed(folder)} {told.name}.request")
@@ -111,6 +110,7 @@ def test(folder: Path, timeout: float) -> int:
     carrier = open_carrier(federation, timeout)
     print(heading(f"Federation {federation.name}"))
     schemas, problems = _ask_all(carrier, federation.sites)
+    problems += pair_problems(carrier, tuple(schemas))
     if isinstance(carrier, Closing):
         carrier.close()
     problems += schema_problems(schemas, federation.layout) if schemas else ()

@@ -39,8 +39,8 @@ from fedstat.federation.partition.federation_file import (
     read_federation,
 )
 from fedstat.operator.participant import FlareProcess, is_running
-from fedstat.operator.screen import columns, heading, tell_problems, typed
 from fedstat.operator.status import budget, counts, read_status
+from fedstat.operator.writing.screen import columns, heading, tell_problems, typed
 
 KITS, REQUEST, GRANTED = "kits", ".request", ".kit"
 SOON = 30

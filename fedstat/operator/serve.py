@@ -19,9 +19,9 @@ from fedstat.operator import flare_commands
 from fedstat.operator.description_commands import plan_folder
 from fedstat.operator.page.owner import OwnerView
 from fedstat.operator.page.server import serve_page
-from fedstat.operator.screen import typed
 from fedstat.operator.site_commands import examined
 from fedstat.operator.status import budget, counts, is_served, now, read_status, show_status, write_status
+from fedstat.operator.writing.screen import typed
 
 POLL = 0.05
 ORDERLY = "stopped"

@@ -46,13 +46,13 @@ from fedstat.federation.tables.checks import content_problems
 from fedstat.federation.tables.linked import ALIGNED_BY, LinkedTable
 from fedstat.federation.tables.sources import SOURCE_KINDS, kind_of_file
 from fedstat.federation.tables.table import LabelledTable, Table
-from fedstat.operator.cards import COMPARE, SITE, Card, check_name, make_folder, read_card
-from fedstat.operator.entries import quoted, set_entry, withdraw_entry
+from fedstat.operator.enrolling.cards import SITE, Card, check_name, make_folder
 from fedstat.operator.flare_commands import site_problems
-from fedstat.operator.screen import columns, heading, tell_problems, typed
 from fedstat.operator.status import is_served, rule_problems
-from fedstat.operator.templates import BY_KEY, BY_ROWS
-from fedstat.operator.templates import SITE as TEMPLATE
+from fedstat.operator.writing.entries import quoted, set_entry, withdraw_entry
+from fedstat.operator.writing.screen import columns, heading, tell_problems, typed
+from fedstat.operator.writing.templates import BY_KEY, BY_ROWS
+from fedstat.operator.writing.templates import SITE as TEMPLATE
 
 FILES = (
     (IDENTITY, "private keys, for this account alone; keep a copy where you keep passwords"),
@@ -102,23 +102,6 @@ def _source_entries(path: str, key: Sequence[str]) -> dict[str, str]:
         "path": quoted(path),
         "key": f"key = [{', '.join(map(quoted, key))}]" if key else '# key = "patient_id"',
     }
-
-
-def pin(folder: Path, card: Path) -> int:
-    """Trust the coordinator or the site of a card."""
-    description, told = read_description(folder), read_card(card)
-    if told.name == description.name and told.role == SITE:
-        own = load_identity(folder).public.fingerprint
-        if told.fingerprint != own:
-            raise PartitionError(f"the card has the name of this site, '{told.name}', and another key")
-    if told.role == SITE:
-        set_entry(folder / DESCRIPTION, "pinned", told.name, told.fingerprint)
-    else:
-        set_entry(folder / DESCRIPTION, "", COORDINATOR, told.fingerprint)
-    who = f"site {told.name}" if told.role == SITE else f"the coordinator of {told.name}"
-    print(f"{description.name} now trusts {who}:\n\n  {told.fingerprint}\n")
-    print(COMPARE)
-    return 0
 
 
 def revoke(folder: Path, name: str) -> int:

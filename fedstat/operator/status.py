@@ -25,7 +25,7 @@ from fedstat.federation.door.owner.charging import budget_spent
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.files import write_whole
 from fedstat.federation.message import VERSION
-from fedstat.operator.screen import columns, heading, typed
+from fedstat.operator.writing.screen import columns, heading, typed
 
 STATUS = "status.json"
 

@@ -45,8 +45,8 @@ from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_a
 from fedstat.federation.rounds.schema import TableTold
 from fedstat.federation.tables.linked import LinkedTable
 from fedstat.federation.tables.published import read_published
-from fedstat.operator.cards import read_card
 from fedstat.operator.command_line import main
+from fedstat.operator.enrolling.cards import read_card
 from fedstat.records import from_json, to_json
 
 SLOW, PATIENCE, MEMORY = 1.0, 30.0, 200 * 2**20

@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedstat.errors import SecurityError
+from fedstat.errors import PinError, SecurityError
 from fedstat.federation.crypto.key_text import read_parts, write_parts
 from fedstat.federation.files import read_private, write_private
 
@@ -150,14 +150,14 @@ def pin(expected: Mapping[str, str], public: Mapping[str, PublicIdentity]) -> No
         (public.keys() - expected.keys(), "no fingerprint is pinned for"),
     ):
         if names:
-            raise SecurityError(f"{problem} {', '.join(sorted(names))}; every site of a session needs both")
+            raise PinError(f"{problem} {', '.join(sorted(names))}; every site of a session needs both")
     wrong = [
         f"'{name}' (pinned {expected[name]}, received {public[name].fingerprint})"
         for name in sorted(public)
         if plain_fingerprint(expected[name]) != public[name].digest.hex()
     ]
     if wrong:
-        raise SecurityError(
+        raise PinError(
             f"not the pinned key: {'; '.join(wrong)}. Ask the institution itself, not the coordinator, for "
             "its fingerprint"
         )
@@ -217,7 +217,10 @@ class Agreement:
         """
         fresh = self._open()
         if public is not None:
-            pin(self._pinned, public)
+            try:
+                pin(self._pinned, public)
+            except PinError as error:
+                raise PinError(f"{self.site}: {error}") from None
             self._public = dict(public)
         others = set(self.sites) - {self.site}
         if others - announcements.keys() or announcements.keys() - set(self.sites):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedstat.errors import SecurityError
+from fedstat.errors import PinError
 from fedstat.federation.crypto.key_text import read_parts
 from fedstat.federation.crypto.keys import ANNOUNCED, Agreement, PairKeys, PublicIdentity
 from fedstat.federation.crypto.masks import Masker
@@ -100,7 +100,7 @@ def _pinned(data: SiteData, names: Iterable[str]) -> dict[str, str]:
     pinned = {name: data.trust.pinned.get(name, "") for name in names}
     unknown = sorted(name for name, fingerprint in pinned.items() if not fingerprint)
     if unknown:
-        raise SecurityError(f"{data.name}: its owner has pinned no key of {', '.join(unknown)}")
+        raise PinError(f"{data.name}: its owner has pinned no key of {', '.join(unknown)}")
     return pinned
 
 

@@ -11,9 +11,9 @@ from fedstat.errors import PartitionError
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.site_folder import IDENTITY, read_entries
 from fedstat.federation.crypto.keys import Identity, plain_fingerprint
-from fedstat.operator.entries import quoted
-from fedstat.operator.screen import columns
-from fedstat.operator.templates import CARD
+from fedstat.operator.writing.entries import quoted
+from fedstat.operator.writing.screen import columns
+from fedstat.operator.writing.templates import CARD
 
 FILE = "card.toml"
 COMPARE = "Compare it by telephone with what they read out: a card can be exchanged on its way."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tomllib
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstat.errors import PartitionError
+from fedstat.federation.account.head import told
 from fedstat.federation.files import write_whole
-from fedstat.operator.status import now
 
 
 def quoted(text: str) -> str:
@@ -45,7 +46,9 @@ def withdraw_entry(path: Path, table: str, name: str) -> None:
     def edit(lines: list[str]) -> list[str]:
         start, end = _bounds(lines, table)
         return [
-            f"# withdrawn {now()}: {line}" if start <= place < end and _name(line) == name else line
+            f"# withdrawn {told(time.time_ns())}: {line}"
+            if start <= place < end and _name(line) == name
+            else line
             for place, line in enumerate(lines)
         ]
 

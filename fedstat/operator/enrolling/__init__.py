@@ -1,0 +1,1 @@
+"""Whom a site and a coordinator take part with: cards, pins, rosters."""

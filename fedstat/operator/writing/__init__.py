@@ -1,0 +1,1 @@
+"""What the command writes: tables for a terminal, entries of files, and files to fill in."""
