@@ -139,10 +139,10 @@ PLAIN = """SELECT i AS patient, CASE WHEN i % 7 > 0 THEN i / 3.0::float8 END AS 
 def test_rows_are_the_same_by_either_driver_of_postgresql(server, monkeypatch):
     """Arrow as the server's own bytes give it, and as made from Python's objects."""
     pytest.importorskip("adbc_driver_postgresql")
-    frames, kinds = [], []
+    frames, kinds, connect = [], [], readers._connect_adbc
     database = open_database("Ward", server, "a test")
-    for has in (True, False):
-        monkeypatch.setattr(readers, "_has_adbc", lambda has=has: has)
+    for used in (True, False):
+        monkeypatch.setattr(readers, "_connect_adbc", connect if used else lambda address: None)
         table = SqlTable("Ward", database, PLAIN, ["patient"], rows_per_chunk=7_000)
         frames.append(pd.concat(list(table.chunks(table.columns)), ignore_index=True))
         kinds.append(table.kinds)
@@ -159,9 +159,9 @@ def test_both_drivers_of_postgresql_see_one_state(server, monkeypatch):
             "CREATE TABLE standing AS SELECT i AS patient, i AS a FROM generate_series(1, 9) AS s(i)"
         )
 
-        def later(address, begin, statement):
+        def later(connection, begin, statement):
             owner.execute("DELETE FROM standing WHERE patient < 5")
-            return read(address, begin, statement)
+            return read(connection, begin, statement)
 
         monkeypatch.setattr(readers, "_arrow_batches", later)
         query = "SELECT * FROM standing"

@@ -81,30 +81,34 @@ def _read_postgresql(url: Any, seconds: int) -> Iterator[DriverSession]:
                 # also finds out whether this is one statement, before the faster driver has it
                 cursor.execute(statement)
                 plain = {column.type_code for column in cursor.description} <= PLAIN
-            if not plain:
+            faster = _connect_adbc(url.set(drivername="postgresql")) if plain else None
+            if faster is None:
                 return None
             ((snapshot,),) = connection.execute("SELECT pg_export_snapshot()").fetchall()
-            state = f"SET TRANSACTION SNAPSHOT '{snapshot}'"
-            return _arrow_batches(url.set(drivername="postgresql"), [state, limit], statement)
+            return _arrow_batches(faster, [f"SET TRANSACTION SNAPSHOT '{snapshot}'", limit], statement)
 
-        yield DriverSession(ask, arrow if _has_adbc() else lambda _: None)
-
-
-def _has_adbc() -> bool:
-    return find_spec("adbc_driver_postgresql") is not None
+        yield DriverSession(ask, arrow)
 
 
-def _arrow_batches(address: Any, begin: Sequence[str], statement: str) -> Iterator[Any]:
+def _connect_adbc(address: Any) -> Any:
+    """Connect by the driver that gives Arrow; None where it is not installed, or cannot."""
+    if find_spec("adbc_driver_postgresql") is None:
+        return None
+    from adbc_driver_postgresql import dbapi  # noqa: PLC0415
+
+    try:
+        return dbapi.connect(address.render_as_string(hide_password=False))
+    except Exception:
+        # such as a list of hosts, which is written in another way; the other driver has a session already
+        return None
+
+
+def _arrow_batches(opened: Any, begin: Sequence[str], statement: str) -> Iterator[Any]:
     """Rows of a statement in the binary form in which the server sends them, without a Python object each.
 
     In a READ ONLY transaction of its own, which begins with some statements: its state is that of another.
     """
-    from adbc_driver_postgresql import dbapi  # noqa: PLC0415
-
-    with (
-        dbapi.connect(address.render_as_string(hide_password=False)) as connection,
-        connection.cursor() as cursor,
-    ):
+    with opened as connection, connection.cursor() as cursor:
         for text in ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", *begin, statement):
             cursor.execute(text)
         yield from cursor.fetch_record_batch()
