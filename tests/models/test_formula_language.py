@@ -200,3 +200,16 @@ def test_a_rare_side_of_a_comparison_is_refused_at_one_institution():
 def test_a_dry_run_knows_what_a_spline_asks(masked):
     model = fs.FederatedGLM.from_formula(f"y ~ {CR} + poly(z, 2)", ROWS, family=sm.families.Gaussian())
     assert "Every policy lets this fit pass" in str(model.explain(masked=masked))
+
+
+def test_a_centred_cubic_spline_is_the_natural_one_of_r():
+    """R: lm(y ~ splines::ns(x, knots=c(8, 15, 22), Boundary.knots=c(1, 40.5))), fitted values."""
+    x = np.tile(np.append(np.arange(1.0, 21.0), [25.0, 31.0, 40.5]), 3)  # three times every row: the same fit
+    frame = pd.DataFrame({"x": x, "y": np.sin(x / 5) + x / 30, "site": np.where(np.arange(69) % 2, "A", "B")})
+    spline = "cr(x, knots=(8, 15, 22), lower_bound=1, upper_bound=40.5, constraints='center')"
+    partition = fs.ClientPartition.from_frame(frame, by="site")
+    fitted = fs.FederatedOLS.from_formula(f"y ~ {spline}", partition).fit()
+    of_r = [0.2169709889850, 0.4397490947257, 0.6541484295690, 1.3072065589169, 0.0432883002416]
+    found = fitted.predict(frame).to_numpy()
+    np.testing.assert_allclose(found[[0, 1, 2, 7, 19]], of_r, rtol=1e-10)
+    np.testing.assert_allclose(found[20:23], [0.0142828797593, 0.6341212139670, 2.4240959458652], rtol=1e-10)

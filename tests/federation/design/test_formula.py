@@ -452,6 +452,9 @@ def test_a_column_may_be_called_like_anything(name: str) -> None:
         ("y ~ I(Age, Income)", ["I(...)", "poly(x, 2)"]),
         ("y ~ log(Age, base=2)", ["base=", "log()"]),
         ("y ~ Age / Weight", ["'/'", "+ - : * ^"]),
+        ("y ~ ns(Age, df=3)", ["ns(...)", "cr(x, df=4, constraints='center')", "knots=", "Boundary.knots"]),
+        ("y ~ s(Age)", ["no penalised smooths", "cr(x, df=4, constraints='center')"]),
+        ("y ~ factor(Sex)", ["C(x)", "Treatment"]),
     ],
 )
 def test_errors_say_what_where_and_what_to_do(text: str, parts: list[str]) -> None:

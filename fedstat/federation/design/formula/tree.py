@@ -23,8 +23,18 @@ ALLOWED_NUMERIC = (
     "allowed inside offset() and cbind() are columns, `odd names` in backticks, Q('odd name'), numbers, "
     "log, exp, sqrt, np.log, np.exp, np.sqrt, and + - * / **"
 )
+NATURAL = (
+    "natural cubic splines are cr(x, df=4, constraints='center'), which spans what R's ns(x, df=4) spans and "
+    "so gives the same fit with other coefficients, or, where institutions hold different rows, cr(x, "
+    "knots=(30, 45, 60), lower_bound=18, upper_bound=90, constraints='center') for R's ns(x, knots=c(30, 45, "
+    "60), Boundary.knots=c(18, 90)). Of df= knots are quantiles of the distinct values, in R of all values"
+)
 PLACES: Mapping[str, str] = MappingProxyType(
     {
+        "ns": NATURAL,
+        "rcs": NATURAL,
+        "s": f"there are no penalised smooths; {NATURAL}",
+        "factor": "a factor is C(x), with its reference level C(x, Treatment('level'))",
         "offset": "an offset is added to the right side, outside parentheses, products and transforms, as in "
         "'y ~ x + offset(log(days))'",
         "cbind": "cbind is the whole left side, as in 'cbind(events, n - events) ~ x'",
