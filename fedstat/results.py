@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedstat.federation.partition.dependence import BlockCorrelation as BlockCorrelation
     from fedstat.federation.partition.describe import PartitionDescription as PartitionDescription
     from fedstat.inference.compare import Comparison as Comparison
+    from fedstat.inference.evaluation.accuracy import Accuracy as Accuracy
     from fedstat.inference.evaluation.discrimination import Discrimination as Discrimination
     from fedstat.inference.evaluation.evaluation import Evaluation as Evaluation
     from fedstat.inference.evaluation.recalibration import Recalibration as Recalibration
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from fedstat.models.vglm.results import VerticalGLMResults as VerticalGLMResults
 
 _WHERE = {
+    "Accuracy": "inference.evaluation.accuracy",
     "AuditResults": "models.copula.audit.results",
     "BlockCorrelation": "federation.partition.dependence",
     "BoostPrediction": "models.boost.inference.response",

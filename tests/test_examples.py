@@ -7,18 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from public_api import entries, examples, function_of, is_called, members, text_of, undocumented
+from public_api import entries, examples, function_of, is_called, members, statements, text_of, undocumented
 
 import fedstat
 
 ENTRIES = entries()
 CLASSES = {name: value for name, value in ENTRIES.items() if inspect.isclass(value)}
 RESULTS = {cls for name, cls in CLASSES.items() if name.startswith("results.")} | {fedstat.ClientPartition}
-MODELS = {
-    cls
-    for name, cls in CLASSES.items()
-    if "." not in name and {base.__name__ for base in cls.__mro__} & {"HorizontalModel", "VerticalModel"}
-}
+MODELS = {cls for name, cls in CLASSES.items() if "." not in name and hasattr(cls, "fit")}
 NOT_RESULTS = {
     "CurveArray",
     "Engine",
@@ -63,6 +59,12 @@ def test_example_runs(name, tmp_path, monkeypatch):
     for value in made.globs.values():
         if type(value) in RESULTS | MODELS:
             assert not undocumented(value), type(value).__name__
+
+
+@pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
+def test_every_model_is_walked(cls):
+    """Its example, or that of what it inherits from, gives one a name, so that its attributes are seen."""
+    assert any(re.search(r"^model = ", statements(base), re.M) for base in cls.__mro__[:-1])
 
 
 @pytest.mark.parametrize("name", ENTRIES)

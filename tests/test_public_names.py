@@ -6,6 +6,7 @@ from importlib.metadata import version
 from itertools import pairwise
 
 import pytest
+from public_api import entries, function_of, members
 
 import fedstat
 import fedstat.datasets
@@ -64,22 +65,18 @@ DATASETS = [
 
 
 def documented():
-    """Public callables with their names: functions, classes and the classes' own public methods."""
-    for space, names in ((fedstat, PUBLIC), (fedstat.datasets, DATASETS)):
-        for name in names:
-            value = getattr(space, name, None)
-            if not callable(value):
-                continue
-            yield name, value
-            if inspect.isclass(value):
-                yield from ((f"{name}.{attribute}", method) for attribute, method in public_methods(value))
+    """Public callables with their names: functions, classes, and the methods of classes by who defines them.
 
-
-def public_methods(cls):
-    for attribute, raw in vars(cls).items():
-        method = getattr(cls, attribute)
-        if not attribute.startswith("_") and (inspect.isroutine(method) or isinstance(raw, property)):
-            yield attribute, raw.fget if isinstance(raw, property) else method
+    What a reader calls; of results and errors, which are made for him, :mod:`test_examples` asks for less.
+    """
+    found = {}
+    for name, value in entries().items():
+        if name.startswith(("results.", "errors.")):
+            continue
+        found[name] = value
+        for attribute, owner, raw in members(value) if inspect.isclass(value) else ():
+            found[f"{owner.__qualname__}.{attribute}"] = function_of(raw)
+    yield from found.items()
 
 
 def arguments(value):

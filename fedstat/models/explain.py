@@ -80,7 +80,15 @@ def settled(fit: Callable[..., object], arguments: Mapping[str, Any]) -> dict[st
 
 
 class Explainable:
-    """A model that says what its fit would ask for; its family names the plan of its fits."""
+    """A model that says what its fit would ask for; its family names the plan of its fits.
+
+    Attributes
+    ----------
+    engine : Engine
+        What asks the sites; that of the partition.
+    distribution : DistributionSpec
+        Law and link of the response, of models that have one.
+    """
 
     partition: ClientPartition
     engine: Engine

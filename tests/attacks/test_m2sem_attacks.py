@@ -53,7 +53,7 @@ def asked(model, course, steps=3, change=lambda asks: asks):
 
 def run(model, protocol, masks=True):
     if masks:
-        protocol = masked(protocol, model.subjects.clients, model._session)
+        protocol = masked(protocol, model._subjects.clients, model._session)
     return model.engine.run(protocol, model._new_ledger())
 
 

@@ -62,7 +62,7 @@ def released(model, *several, rounds=3, steps=100, last=None):
             out.append((yield from exchange.release(one, np.arange(2))))
         return out
 
-    protocol = masked(protocol(), model.subjects.clients, model._session)
+    protocol = masked(protocol(), model._subjects.clients, model._session)
     return [
         {reply.site: reply.arrays for reply in replies}
         for replies in model.engine.run(protocol, model._new_ledger())
@@ -190,7 +190,7 @@ def test_clusters_that_are_far_apart_are_fitted_once():
 
 
 def run(model, protocol, masks=True):
-    protocol = masked(protocol, model.subjects.clients, model._session) if masks else protocol
+    protocol = masked(protocol, model._subjects.clients, model._session) if masks else protocol
     return model.engine.run(protocol, model._new_ledger())
 
 

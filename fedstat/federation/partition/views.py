@@ -302,7 +302,7 @@ class PartitionViews:
         ImportError
             If matplotlib is not installed.
         PartitionError
-            As in :meth:`correlation`.
+            If the layout is horizontal or no institution has a numeric column.
 
         Examples
         --------

@@ -176,8 +176,8 @@ class CopulaPlan(ForecastPlan):
     def notes(self, forecast: Forecast) -> Iterator[str]:
         """Say how large errors will be."""
         model, missing = self.model, getattr(self.model, "missing", None)
-        table = np.zeros((model.partition.n_entities, len(model.rows)), dtype=np.bool_)
-        for k, rows in enumerate(model.rows.values()):
+        table = np.zeros((model.partition.n_entities, len(model._rows)), dtype=np.bool_)
+        for k, rows in enumerate(model._rows.values()):
             table[rows, k] = True
         groups = choose_groups(model._planned, table, missing or "pairs")
         noise = PredictedNoise.of(groups, table)

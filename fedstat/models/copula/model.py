@@ -92,7 +92,8 @@ class CopulaSynthesizer(PrivateRelease):
     >>> held = {"Registry": ["age", "sex"], "Laboratory": ["chol"]}
     >>> partition = fs.ClientPartition.from_frame(table, columns=held, policy=budget)
     >>> bounds = fs.Bounds({"age": (20, 80), "sex": [0, 1], "chol": (80, 600)})
-    >>> fit = fs.CopulaSynthesizer(partition, epsilon=3.0, bounds=bounds).fit()
+    >>> model = fs.CopulaSynthesizer(partition, epsilon=3.0, bounds=bounds)
+    >>> fit = model.fit()
     >>> fit.sample(1000, seed=1).shape
     (1000, 3)
     """
@@ -219,7 +220,7 @@ class CopulaSynthesizer(PrivateRelease):
         protocol = fit_copula(
             asking,
             self.bounds,
-            self.rows,
+            self._rows,
             tuple(self.partition.sites),
             self.partition.n_entities,
             self._planned.rho,

@@ -51,7 +51,7 @@ class PrivateRelease(Explainable):
         self.partition, self.engine, self.columns = partition, partition.engine, columns
         self.epsilon, self.delta = _check_epsilon(epsilon), _check_delta(delta)
         self.bounds = self._describe(bounds)
-        self.rows = {client: partition.rows[client] for client in columns}
+        self._rows = {client: partition.rows[client] for client in columns}
         self.coordinator = coordinator or partition.coordinator or "apart"
         check_choice("coordinator", self.coordinator, ("apart", *partition.clients))
         self._session = partition._new_session()
@@ -74,7 +74,7 @@ class PrivateRelease(Explainable):
     @property
     def _counts(self) -> dict[str, int]:
         """Records of every institution."""
-        return {client: len(rows) for client, rows in self.rows.items()}
+        return {client: len(rows) for client, rows in self._rows.items()}
 
     def _new_ledger(self) -> Ledger:
         """Start an account for one run."""

@@ -68,7 +68,7 @@ class PrivateGLMPlan(CopulaPlan):
 
     def notes(self, forecast: Forecast) -> Iterator[str]:
         """Say how large errors will be."""
-        n = min(len(rows) for rows in self.model.rows.values())
+        n = min(len(rows) for rows in self.model._rows.values())
         planned = self.model._planned
         ratio = (step_ratio if planned.of_step else noise_ratio)(planned, n)
         wider = math.hypot(1.0, ratio)

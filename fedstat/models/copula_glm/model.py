@@ -125,7 +125,7 @@ class PrivateCopulaGLM(PrivateRelease):
         super().__init__(partition, epsilon, delta, columns, bounds, coordinator)
         described = {name: column for own in self.bounds.values() for name, column in own.items()}
         check_response(formula, self.distribution.name, described)
-        self.design = score_columns(formula, described)
+        self._design = score_columns(formula, described)
 
     @classmethod
     def from_formula(
@@ -171,7 +171,7 @@ class PrivateCopulaGLM(PrivateRelease):
         of_step = self._rho * OF_STEP * self._polish
         return MomentQuestion(
             bounds=self.bounds,
-            design=self.design,
+            design=self._design,
             holder=str(self.formula.response_client),
             response=LINKS[self.distribution.name],
             rho=self._rho - of_step,
@@ -251,7 +251,7 @@ class PrivateCopulaGLM(PrivateRelease):
         protocol = fit_private(
             Conversation(FAMILY, self._session, ledger.at),
             planned._question,
-            self.rows,
+            self._rows,
             tuple(self.partition.sites),
             self.partition.n_entities,
             isinstance(self.engine, Rehearsal),

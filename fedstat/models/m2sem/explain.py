@@ -55,7 +55,7 @@ class M2SEMPlan(ForecastPlan):
         """Say what posteriors and sums tell."""
         yield from learned_of(self.model, self.given["starts"] == "all" and self.model.n_clusters > 1)
         if self.given.get("cov_type") is not None and self.model.n_clusters > 1:
-            yield from products_told(self.model.subjects.clients)
+            yield from products_told(self.model._subjects.clients)
 
     def notes(self, forecast: Forecast) -> Iterator[str]:
         """Say how rounds are guessed."""
@@ -68,7 +68,7 @@ class M2SEMPlan(ForecastPlan):
 
 def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
     """Say who learns what, in the words of whoever is asked."""
-    clients, sums = model.subjects.clients, model.subjects.members.sum(axis=1)
+    clients, sums = model._subjects.clients, model._subjects.members.sum(axis=1)
     yield (
         "each institution",
         "the probability of each cluster for each of its own entities, after every round. Clusters are made "
@@ -96,13 +96,13 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
         '(remember = "all"), by the posteriors of their last EM steps; what steps before these leave is not '
         "held against anything, and tells of an entity in which two fits differ there",
     )
-    alone = int((sums[model.subjects.pattern] == 1).sum())
-    two = int((sums[model.subjects.pattern] == 2).sum())
-    terms = {client: one.terms for client, one in model.chosen.adjust.items()}
+    alone = int((sums[model._subjects.pattern] == 1).sum())
+    two = int((sums[model._subjects.pattern] == 2).sum())
+    terms = {client: one.terms for client, one in model._chosen.adjust.items()}
     if terms:
         yield (
             "coordinator",
-            f"{adjusted_in_words(terms, model.chosen.columns)}. Of covariates it is told names "
+            f"{adjusted_in_words(terms, model._chosen.columns)}. Of covariates it is told names "
             "and levels, how many records lack some, which entities are left; and with the estimates means "
             "and deviations, the coding with what transforms keep, and effects on every column",
         )

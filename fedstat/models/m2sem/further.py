@@ -74,8 +74,8 @@ def ask_scores(model: Any, client: str, slot: int) -> Floats:
         (reply,) = yield [model._asking.ask(client, "release_scores", slot=np.array(slot))]
         return reply.arrays["scores"]
 
-    width = model.n_factors * len(model.agreed.modalities[client])
-    shapes = {client: {"scores": (len(model.subjects.place[client]), width)}}
+    width = model.n_factors * len(model._agreed.modalities[client])
+    shapes = {client: {"scores": (len(model._subjects.place[client]), width)}}
     call, columns = f"M2SEMResults.factor_scores({client!r})", {client: model._columns_read(client)}
     analysis = analysis_of(model.partition, call, model._description, columns, "release_scores", shapes)
     return analysis.run(protocol(), protocol, model._new_ledger())

@@ -53,6 +53,7 @@ class M2SEM(Explainable):
     The columns of one kind at one institution, a *modality*, are measured on a few factors of their own, of
     which the clusters move the means. Entities that an institution lacks cost nothing: the likelihood is that
     of what there is. By penalties it is found which modalities tell clusters apart, and by which columns.
+    The steps that sites are asked for are those of `family`.
 
     Parameters
     ----------
@@ -104,7 +105,8 @@ class M2SEM(Explainable):
     >>> import fedstat as fs
     >>> data = fs.datasets.make_clusters(200, ["continuous", "ordinal"], p=3, seed=1)
     >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
-    >>> fit = fs.M2SEM(partition, n_clusters=2, n_factors=1).fit(select=None, n_init=1, cov_type=None)
+    >>> model = fs.M2SEM(partition, n_clusters=2, n_factors=1)
+    >>> fit = model.fit(select=None, n_init=1, cov_type=None)
     >>> fit.n_clusters, len(fit.labels)
     (2, 200)
     >>> fs.M2SEM.from_formula("~ c1_1 + c2_1", partition, n_clusters=2, n_factors=1).n_clusters
@@ -141,17 +143,17 @@ class M2SEM(Explainable):
         check_choice("coordinator", self.coordinator, ("apart", *partition.clients))
         said = {"continuous": continuous, "ordinal": ordinal, "nominal": nominal}
         terms = read_adjust(adjust, partition)
-        self.chosen = choose_columns(partition, columns, modalities, said, terms)
-        check_adjusted(terms, self.chosen, one_for_all=isinstance(adjust, str))
+        self._chosen = choose_columns(partition, columns, modalities, said, terms)
+        check_adjusted(terms, self._chosen, one_for_all=isinstance(adjust, str))
         self._session = partition._new_session()
         self._account = CoordinatorAccount()
         self._agreement = self._new_ledger()
         self._asking = Conversation(FAMILY, self._session, self._agreement.at)
-        self.agreed: Agreed = self.engine.run(agree_columns(self._asking, self.chosen), self._agreement)
-        warn_of_lacking(self.agreed.covariates)
+        self._agreed: Agreed = self.engine.run(agree_columns(self._asking, self._chosen), self._agreement)
+        warn_of_lacking(self._agreed.covariates)
         least = {c: (p.min_count, p.max_share) for c, p in self._policies.items()}
-        self.subjects, _ = who_has_whom(self.agreed, partition.rows, partition.n_entities, least)
-        check_sizes(self.agreed, self.subjects, self.n_clusters, self.n_factors)
+        self._subjects, _ = who_has_whom(self._agreed, partition.rows, partition.n_entities, least)
+        check_sizes(self._agreed, self._subjects, self.n_clusters, self.n_factors)
 
     @classmethod
     def from_formula(cls, formula: str, partition: ClientPartition, **options: Any) -> Self:
@@ -187,16 +189,16 @@ class M2SEM(Explainable):
 
     @property
     def _policies(self) -> dict[str, Policy]:
-        return {client: self.partition.sites[client].policy for client in self.chosen.columns}
+        return {client: self.partition.sites[client].policy for client in self._chosen.columns}
 
     @property
     def _description(self) -> str:
         """What is asked for, in words."""
         words = (
-            f"{self.n_clusters} clusters by {self.agreed.columns} columns on {self.n_factors} factors each"
+            f"{self.n_clusters} clusters by {self._agreed.columns} columns on {self.n_factors} factors each"
         )
-        terms = {client: own.terms for client, own in self.chosen.adjust.items()}
-        return f"{words}; {adjusted_in_words(terms, self.chosen.columns)}" if terms else words
+        terms = {client: own.terms for client, own in self._chosen.adjust.items()}
+        return f"{words}; {adjusted_in_words(terms, self._chosen.columns)}" if terms else words
 
     @property
     def _law(self) -> str:
@@ -273,7 +275,7 @@ class M2SEM(Explainable):
         check_whole("half_samples", half_samples, 0)
         plan = replace(plan, half_samples=int(half_samples), **self._errors(cov_type))
         ledger = copy.deepcopy(self._agreement)
-        protocol = fit_mixture(self._exchange(seed, max_rounds), plan, self.agreed.modalities)
+        protocol = fit_mixture(self._exchange(seed, max_rounds), plan, self._agreed.modalities)
         try:
             fit = self._run(protocol, masked, ledger)
         except PolicyError as error:
@@ -360,7 +362,7 @@ class M2SEM(Explainable):
         """Say whether there are to be standard errors, and why not where an owner gives nothing for them."""
         wanted = cov_type is not None and self.n_clusters > 1
         why = [
-            withheld(client, policy, self.agreed.modalities[client], client in self.agreed.covariates)
+            withheld(client, policy, self._agreed.modalities[client], client in self._agreed.covariates)
             for client, policy in self._policies.items()
         ]
         words = "; ".join(filter(None, why)) if wanted else ""
@@ -378,11 +380,11 @@ class M2SEM(Explainable):
         return MixturePlan(self.n_clusters, self.n_factors, begin, select, int(local_steps), FINE_NODES)
 
     def _exchange(self, seed: int, most: int) -> Exchange:
-        return Exchange(self._asking, self.subjects, NODES, np.random.default_rng(seed), int(most))
+        return Exchange(self._asking, self._subjects, NODES, np.random.default_rng(seed), int(most))
 
     def _run(self, protocol: Rounds[Fit], masked: bool | None, ledger: Ledger) -> Fit:
         """Run a protocol, whose sums are masked where that hides something, or is asked for."""
-        sites = self.subjects.clients
+        sites = self._subjects.clients
         masks = check_masked(masked, len(sites), any(p.masked_only for p in self._policies.values()))
         if masks and len(sites) == 2:
             warn(TWO_SITES, DisclosureWarning)
@@ -391,8 +393,8 @@ class M2SEM(Explainable):
         return self.engine.run(self._receipted(protocol, ledger), ledger)
 
     def _columns_read(self, site: str) -> Sequence[str]:
-        adjust = self.chosen.adjust.get(site)
-        return (*self.chosen.columns.get(site, ()), *(adjust.columns if adjust else ()))
+        adjust = self._chosen.adjust.get(site)
+        return (*self._chosen.columns.get(site, ()), *(adjust.columns if adjust else ()))
 
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        return invent_clients(self.agreed, self.partition.rows, policies, self._session)
+        return invent_clients(self._agreed, self.partition.rows, policies, self._session)

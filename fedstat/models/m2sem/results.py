@@ -71,10 +71,10 @@ class M2SEMResults(
     @classmethod
     def _of(cls, model: Any, fit: MixtureFit, masked: bool, own: bool, ledger: Ledger) -> M2SEMResults:
         """Make results of a fit."""
-        one, place = fit.course, model.subjects.place
+        one, place = fit.course, model._subjects.place
         clients = {reply.site: fitted_client(model, reply, len(place[reply.site])) for reply in fit.released}
         record = M2SEMRecord(
-            clients={client: clients[client] for client in model.agreed.modalities},
+            clients={client: clients[client] for client in model._agreed.modalities},
             shares=fit.w,
             factors=one.factors,
             nodes=one.nodes,
@@ -94,7 +94,7 @@ class M2SEMResults(
             own=own,
             frequencies=None
             if fit.frequencies is None
-            else np.concatenate([fit.frequencies[client] for client in model.agreed.modalities]),
+            else np.concatenate([fit.frequencies[client] for client in model._agreed.modalities]),
             observed=fit.observed,
             ledger=None,
         )
@@ -170,7 +170,7 @@ class M2SEMResults(
             for one in self._record.clients[client].modalities
             for q in range(self._record.factors)
         ]
-        rows = live.model.subjects.place[client]
+        rows = live.model._subjects.place[client]
         columns = pd.MultiIndex.from_tuples(names, names=["modality", "factor"])
         return pd.DataFrame(scores, index=live.model.partition.entities[rows], columns=columns)
 
@@ -253,7 +253,7 @@ class M2SEMResults(
         ['estimate', 'std_error', 'conf_low', 'conf_high']
         """
         check_whole("samples", samples, 2)
-        place = self._alive("bootstrap").model.subjects.place
+        place = self._alive("bootstrap").model._subjects.place
         return bootstrap(self._record, place, int(samples), alpha, np.random.default_rng(seed))
 
     def outside(self, variable: str, *, client: str | None = None, alpha: float = 0.05) -> OutsideResults:
@@ -305,7 +305,7 @@ class M2SEMResults(
                 f"outside: expected a column of one institution, received {variable!r}, which {who}"
             )
         (holder,) = holders
-        if variable in model.chosen.columns.get(holder, ()):
+        if variable in model._chosen.columns.get(holder, ()):
             raise ModelError(
                 f"outside: clusters are made of {variable!r}, in which they differ by themselves; "
                 "profiles(), contrasts() and tests() have it"
@@ -353,8 +353,8 @@ class M2SEMResults(
 
 def fitted_client(model: Any, reply: Reply, entities: int) -> FittedClient:
     """Take what an institution has released."""
-    arrays, modalities = dict(reply.arrays), model.agreed.modalities[reply.site]
-    told, adjust = model.agreed.covariates.get(reply.site), model.chosen.adjust.get(reply.site)
+    arrays, modalities = dict(reply.arrays), model._agreed.modalities[reply.site]
+    told, adjust = model._agreed.covariates.get(reply.site), model._chosen.adjust.get(reply.site)
     return FittedClient(
         modalities=modalities,
         floor=marked(modalities, arrays.pop("floor")),

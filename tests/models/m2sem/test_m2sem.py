@@ -165,7 +165,7 @@ def test_whole_numbers_of_few_values_are_asked_about():
     ):
         fs.M2SEM(partition_of(frames))
     model = fs.M2SEM(partition_of(frames), 2, 1, ordinal=["score"], continuous=["children"])
-    kinds = {c.name: c.kind for one in model.agreed.modalities["A"] for c in one.columns}
+    kinds = {c.name: c.kind for one in model._agreed.modalities["A"] for c in one.columns}
     assert kinds["children"] == "continuous" and kinds["score"] == "ordinal"
 
 
@@ -197,7 +197,7 @@ def test_a_constant_column_and_an_entity_that_nobody_has():
 def test_named_groups_share_factors_by_kind():
     frames = plain(q=pd.Categorical(np.array(["u", "v"])[np.arange(60) % 2]))
     model = fs.M2SEM(partition_of(frames), 2, 1, modalities={"first": ["a0", "q"]})
-    assert [one.name for one in model.agreed.modalities["A"]] == [
+    assert [one.name for one in model._agreed.modalities["A"]] == [
         "first (continuous)",
         "first (categorical)",
         "A",

@@ -259,11 +259,11 @@ def held(n=60, seed=0):
 def test_of_one_formula_each_client_has_its_own_terms():
     with pytest.warns(DataWarning, match=r"columns of 'B' stay as they are"):
         model = M2SEM(partition_of(held()), 2, 1, adjust="~ age + C(sex)")
-    assert model.chosen.columns == {"A": ("a0", "a1", "a2"), "B": ("b0", "b1", "b2")}
+    assert model._chosen.columns == {"A": ("a0", "a1", "a2"), "B": ("b0", "b1", "b2")}
     assert "those of 'B' are not" in model._description
-    assert [list(one.names) for one in model.agreed.covariates.values()] == [["age", "C(sex)[T.1]"]]
+    assert [list(one.names) for one in model._agreed.covariates.values()] == [["age", "C(sex)[T.1]"]]
     both = M2SEM(partition_of(held()), 2, 1, adjust="~ age + b2", nominal=["sex"])
-    assert {c: terms.terms for c, terms in both.chosen.adjust.items()} == {"A": ("age",), "B": ("b2",)}
+    assert {c: terms.terms for c, terms in both._chosen.adjust.items()} == {"A": ("age",), "B": ("b2",)}
     explained = " ".join(str(model.explain(**QUICK)).split())
     assert "effects on every column" in explained and "those of 'B' are not" in explained
 
@@ -273,7 +273,7 @@ def test_a_missing_covariate_is_a_missing_record():
     frames["A"].loc[:6, "age"] = np.nan
     with pytest.warns(DataWarning, match="lack a covariate count as missing there: 7 at 'A'"):
         model = M2SEM(partition_of(frames), 2, 1, adjust={"A": "~ age"}, continuous=["sex"])
-    assert len(model.subjects.place["A"]) == 53 and len(model.subjects.place["B"]) == 60
+    assert len(model._subjects.place["A"]) == 53 and len(model._subjects.place["B"]) == 60
     alone = partition_of({"A": frames["A"]})
     with pytest.warns(DataWarning), pytest.raises(fs.errors.EstimationError, match=r"7 of 60.*lack a cov"):
         M2SEM(alone, 2, 1, adjust="~ age", continuous=["sex"])
