@@ -46,7 +46,7 @@ class Explanation:
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
     >>> told = fs.GLORE.from_formula("num > 0 ~ age", partition).explain()
     >>> told.call, told.passes, len(told.rounds), told.refused
-    ('GLORE.fit()', True, 5, {})
+    ('GLORE.fit()', True, 4, {})
     >>> len(told.tidy()) == len(told.table), told.totals().index.tolist()
     (True, ['coordinator', 'Cleveland', 'Hungary', 'Long Beach', 'Switzerland'])
     """

@@ -32,7 +32,7 @@ class Accuracy:
     >>> found = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit().evaluate().accuracy
     >>> len(found.rmse), len(found.rsquared), bool(found.rsquared[-1] > 0.0), "Deviance" in found.note
     (5, 5, True, True)
-    >>> round(found.deviance_explained, 6) == round(found.rsquared[-1], 6)
+    >>> bool(abs(found.deviance_explained - found.rsquared[-1]) < 1e-9)
     True
     """
 

@@ -181,7 +181,7 @@ class PrivateFunctionBoost(PrivateRelease):
         ledger = self._new_ledger()
         asking = Conversation(FAMILY, self._session, ledger.at)
         protocol = release_curves(
-            asking, self._planned, self.rows, tuple(self.partition.sites), self.partition.n_entities
+            asking, self._planned, self._rows, tuple(self.partition.sites), self.partition.n_entities
         )
         return self.engine.run(self._receipted(protocol, ledger), ledger), ledger
 

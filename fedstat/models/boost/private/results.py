@@ -135,7 +135,7 @@ class PrivateBoostResults(
             delta=model.delta,
             blocks=tuple(
                 ClientBlock(client, released.plan.width(client), released.n, 1.0 - released.n / len(rows))
-                for client, rows in model.rows.items()
+                for client, rows in model._rows.items()
             ),
             notes=tuple(release_notes(released, model.delta)),
             ledger=None,

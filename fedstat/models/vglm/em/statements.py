@@ -36,11 +36,9 @@ class BlockStatements(AssumptionStatements):
     True
     >>> fit.predict(partition).shape, fit.get_prediction(partition).summary_frame().shape
     ((600,), (600, 4))
-    >>> try:
-    ...     fit.evaluate(partition)
-    ... except fs.errors.NotAvailableError as error:
-    ...     print(error)
-    no evaluation: it is of a binary response, and this one is Gaussian
+    >>> evaluation = fit.evaluate(partition)
+    >>> evaluation.to_frame().columns[-2:].tolist(), len(evaluation.accuracy.rsquared)
+    (['rmse', 'rsquared'], 2)
     """
 
     observed: Observed | None = None
