@@ -187,6 +187,9 @@ CLAIMS = {
         steps_off = without["without Switzerland, one step"] - without["without Switzerland, fitted"]
         assert (steps_off / result.bse).drop("Intercept").abs().max() < 0.3
         assert distance < 0.5 and once.ledger.rounds < result.ledger.rounds
+        assert all(fit.nobs == 920 for fit in fits) and over_imputations.imputations == 10
+        assert (over_imputations.bse / result.bse).between(0.8, 1.2).all()
+        assert over_imputations.fmi.between(0.0, 0.5).all()
         assert frames["Hungary"]["slope"].notna().mean() < 0.36
         assert frames["Switzerland"]["chol"].isna().all()
     """,
@@ -405,6 +408,8 @@ CLAIMS = {
     "selecting-across-institutions": """
         assert result.converged and len(wrong) <= 3 and result.ledger.rounds < 12
         assert inside.sum() >= 90 and false == 0 and bound < 12
+        assert predicted.se_mean.max() < 0.4 and 0.85 < evaluated.recalibration.slope < 1.15
+        assert evaluated.accuracy.rsquared[-1] > 0.75
         assert abs(blocks.loc["missing='em'", "intercept"]) < 0.1
         assert blocks.loc["complete cases", "intercept"] < -0.2
         assert (blocks.loc["missing='em'", ["missed", "false"]] <= 1).all()
