@@ -33,10 +33,10 @@ STRICT_LEARNS: Mapping[str, str] = {
     ANALYST: "Estimates with their errors, each institution's own fit, sums over the rows of three or more, "
     "what is published of columns, counts of rows and of levels, and one bit for each of {max_refusals} "
     "refusals; of one evaluated model each institution's counts and sums of responses and predicted means by "
-    "bin, and the response regressed on predictions; an institution's part of a sum by leaving it out; of "
-    "institutions with different columns what a coordinator has of them. Of fewer than {min_count} entities "
-    "no sum, of a level or an outcome of fewer than {min_few} none. Sums over rows are exact: very many "
-    "analyses of the same rows tell more than each alone.",
+    "bin, squared errors and deviance, and the response regressed on predictions; an institution's part of a "
+    "sum by leaving it out; of institutions with different columns what a coordinator has of them. Of fewer "
+    "than {min_count} entities no sum, of a level or an outcome of fewer than {min_few} none. Sums over rows "
+    "are exact: very many analyses of the same rows tell more than each alone.",
     COORDINATOR: "What an analyst learns, all messages, and which institution has which entity. Of "
     "institutions with different columns the sums of their products by pattern of records, of values moved a "
     "little, by which no column is determined in a pattern, whether its values are many or few: other "
