@@ -11,7 +11,16 @@ from pictures import JOURNAL, faults, page
 from fedstat.inference.evaluation.calibration import plot_roc
 from fedstat.inference.heterogeneity.forest import plot_forest
 from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_heat
-from fedstat.models.boost.report.plots import draw_effects, draw_surface
+from fedstat.models.boost.report.plots import (
+    draw_curves,
+    draw_cv,
+    draw_effects,
+    draw_importance,
+    draw_path,
+    draw_scatter,
+    draw_surface,
+)
+from fedstat.models.laser.report.plots import draw_history
 from fedstat.models.vglm.report.plots import plot_path, plot_stability
 
 NAMES = [f"{k:02d}_{'of_an_institution_with_a_long_name' * 2}"[:57] + f"_{k:02d}" for k in range(60)]
@@ -84,10 +93,36 @@ def test_effects_of_boosting(width):
     t = np.linspace(0.0, 1.0, 9)
     surface = pd.DataFrame([("x", a, b, a * b) for a in t for b in t], columns=["of", "s", "t", "estimate"])
     lines = pd.DataFrame([(g, a, a) for g in NAMES[:6] for a in t], columns=["group", "t", "estimate"])
-    for frame in (surface, lines):
+    limits = {"lower": -0.2, "upper": 0.2, "band_lower": -0.4, "band_upper": 0.4}
+    bands = [
+        frame.assign(**{k: frame["estimate"] + v for k, v in limits.items()}) for frame in (surface, lines)
+    ]
+    for frame in (surface, lines, *bands):
         ax = draw_surface(frame, f"bhist({NAMES[0]})", NAMES[1], page(width, 3.6))
         assert not faults(ax.figure)
     assert not faults(draw_effects({NAMES[0]: surface, "group": lines, "z": surface}, "y")[0, 0].figure)
+
+
+@pytest.mark.parametrize("width", JOURNAL)
+def test_the_course_of_boosting_and_of_networks(width):
+    steps = pd.RangeIndex(1, 61, name="step")
+    path = pd.DataFrame({"learner": NAMES[:6] * 10, "rsquared": np.linspace(0.0, 0.9, 60)}, index=steps)
+    cv = pd.DataFrame({"loss": 1e6 / steps, "se": 1e4}, index=steps)
+    learners = pd.DataFrame({"explained": np.linspace(0.5, 0.0, 12)}, index=["1", *NAMES[:11]])
+    t, curves = np.linspace(0.0, 1.0, 9), np.linspace(-1e5, 1e5, 54).reshape(6, 9)
+    history = pd.DataFrame({"loss": 1.0 / steps, "validation": 2.0 / steps}, index=steps)
+    for taken in (1, 30, 60):
+        assert not faults(draw_cv(cv, taken, page(width, 2.6)).figure)
+        ax = draw_history(history, taken, page(width, 2.6))
+        assert not faults(ax.figure) and f"kept: {taken}" in [text.get_text() for text in ax.texts]
+    ax = draw_importance(learners, page(width, 3.6))
+    assert not faults(ax.figure) and ax.get_yticklabels()[0].get_text() == "intercept"
+    for ax in (
+        draw_path(path, page(width, 3.6)),
+        draw_curves(t, curves, curves, NAMES[:6], NAMES[0], page(width, 3.6)),
+        draw_scatter(curves.ravel(), curves.ravel(), NAMES[0], page(width, 3.6)),
+    ):
+        assert not faults(ax.figure)
 
 
 def path(n_lambdas=25, chosen=12):

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from pictures import JOURNAL, faults, page
 
 import fedstat as fs
 from fedstat.errors import ModelError
@@ -165,6 +166,7 @@ def test_what_is_printed_and_drawn(audited):
         "none of yours was asked",
     ):
         assert words in text
+    assert not any(faults(audited.plot(page(width, 4.6)).figure) for width in JOURNAL)
     ax = audited.plot()
     assert [line.get_label().split(":")[0] for line in ax.lines] == ["claimed", "250 releases", "guessing"]
     roc = audited.roc()

@@ -5,6 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
+from pictures import JOURNAL, faults, page
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, EstimationError, ModelError, PolicyError
@@ -248,6 +249,8 @@ def test_pictures(fitted):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     figure = fitted[1].plot_margins()
     assert [ax.get_title() for ax in figure.axes if ax.get_visible()] == ["a", "b", "c", "d"]
+    assert not faults(figure)
+    assert not any(faults(fitted[1].plot_correlation(page(width, 4.0)).figure) for width in JOURNAL)
     ax = fitted[1].plot_correlation()
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b", "c", "d"]
     pyplot.close("all")

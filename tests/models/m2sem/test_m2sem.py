@@ -213,6 +213,7 @@ def test_a_search_prints_and_plots_and_finds_the_number(frames):
     grid = fs.M2SEM.search(partition_of(frames[0]), n_clusters=range(1, 4), n_factors=(1,), n_init=1)
     assert grid.best == (2, 1) and len(grid.table) == 3
     assert "smallest BIC" in str(grid) and len(grid.plot().lines) == 1
+    assert not any(faults(grid.plot(page(width, 2.6)).figure) for width in JOURNAL)
     # Of one cluster it is the sum of the clients' own factor analyses.
     assert grid.table["parameters"].iloc[0] == 3 * (4 + 4 + 4)
 
