@@ -160,6 +160,13 @@ def width_of(ax: Axes) -> float:
     return float(figure.get_figwidth()) / columns
 
 
+def settle(ax: Axes) -> None:
+    """Draw once more without a picture: a layout whose parts moved each other comes to rest."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+
+
 def points_across(ax: Axes) -> float:
     """Points from the left to the right end of the axes, as they are now."""
     figure = ax.get_figure(root=True)
@@ -346,8 +353,12 @@ def legend_below(ax: Axes) -> None:
     # In points, so that it stays below the label however high the axes come to be.
     place = ax.transAxes + ScaledTranslation(0.0, -40.0 / 72.0, figure.dpi_scale_trans)
     widest = max((text_width(label, SMALL) for label in ax.get_legend_handles_labels()[1]), default=0.0)
-    # Plain type is narrower than bold, by a twelfth.
-    columns = max(1, int((72.0 * width_of(ax) - 58.0) / (0.92 * widest + 26.0)))
+    figure.draw_without_rendering()
+    spec = ax.get_subplotspec()
+    begins = 0 if spec is None else spec.colspan.start
+    left = ax.get_window_extent().x0 / figure.dpi * 72.0 - 72.0 * width_of(ax) * begins
+    # Plain type is narrower than bold, by a twelfth; the name of an axis may still come.
+    columns = max(1, int((72.0 * width_of(ax) - max(left + 6.0, 58.0)) / (0.92 * widest + 26.0)))
     options = {"handlelength": 1.2, "columnspacing": 1.2, "borderaxespad": 0.0, "ncols": columns}
     plain_legend(ax, loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=place, **options)
 

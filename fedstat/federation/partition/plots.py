@@ -20,6 +20,7 @@ from fedstat.drawing import (
     name_width,
     points_up,
     pyplot,
+    settle,
     shorten,
     text_width,
     thin_labels,
@@ -150,7 +151,7 @@ def draw_correlation(correlation: BlockCorrelation, ax: Axes | None) -> Axes:
         _name_blocks(ax, right, blocks)
     thin_labels(ax, "x")
     thin_labels(ax, "y")
-    points_up(ax)
+    settle(ax)
     return ax
 
 

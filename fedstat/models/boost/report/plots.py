@@ -15,7 +15,9 @@ from fedstat.drawing import (
     ROWS_ONLY,
     axes_for,
     entitle,
+    few_ticks,
     label_rows,
+    label_x,
     label_y,
     legend_below,
     mark_x,
@@ -59,6 +61,8 @@ def draw_surface(
                 ax.contour(x, y, outside, levels=[0.5], colors="black", linewidths=0.8)
         ax.set_xlabel(rest[1])
         ax.set_ylabel(axis_name(rest[0], label), parse_math=False)
+        # Few ticks, the same however high the axes come to be.
+        ax.locator_params(axis="y", nbins=4)
         entitle(ax, title, said)
         return ax
     ax.axhline(0.0, color="0.6", linewidth=1.0, linestyle="--", zorder=0)
@@ -97,9 +101,10 @@ def draw_path(path: pd.DataFrame, ax: Axes | None) -> Axes:
     name = "loss" if what == "loss" else "R-squared"
     ax = axes_for(ax, 6.5, 4.0, "Steps of boosting")
     ax.plot(path.index, path[what], color="0.7", linewidth=1.0, zorder=0)
+    most = name_width(ax, 0.5, 28)
     for i, (label, rows) in enumerate(path.groupby("learner", sort=False)):
         colour = COLOURS[i % len(COLOURS)]
-        ax.plot(rows.index, rows[what], ".", color=colour, markersize=4.0, label=str(label))
+        ax.plot(rows.index, rows[what], ".", color=colour, markersize=4.0, label=shorten(str(label), most))
     ax.set(xlabel="step", ylabel=name)
     legend_below(ax)
     return ax
@@ -124,7 +129,7 @@ def draw_importance(learners: pd.DataFrame, ax: Axes | None) -> Axes:
     ax.barh(at, 100.0 * learners["explained"], color=COLOURS[0])
     most = name_width(ax, 0.42, 36)
     label_rows(ax, at, [shorten("intercept" if name == "1" else str(name), most) for name in learners.index])
-    ax.set_xlabel("share in what is explained, %")
+    label_x(ax, "share in what is explained, %")
     return ax
 
 
@@ -145,13 +150,17 @@ def draw_curves(
     t: Floats, observed: Floats, fitted: Floats, names: Sequence[str], response: str, ax: Axes | None
 ) -> Axes:
     """Draw curves (m, G): what was observed as points, what is fitted as lines."""
-    ax = axes_for(ax, 6.5, 4.0, "Observed (points) and fitted (lines)")
+    ax = axes_for(ax, 6.5, 4.0)
+    most = name_width(ax, 0.5, 28)
     for i, name in enumerate(names):
         colour = COLOURS[i % len(COLOURS)]
         ax.plot(t, observed[i], "o", color=colour, markersize=2.5, alpha=0.6)
-        ax.plot(t, fitted[i], color=colour, label=f"row {name}")
+        ax.plot(t, fitted[i], color=colour, label=shorten(f"row {name}", most))
     ax.set_xlabel("t")
+    label_y(ax, response)
     legend_below(ax)
+    entitle(ax, "Observed (points) and fitted (lines)")
+    # The legend made the axes lower.
     label_y(ax, response)
     return ax
 
@@ -162,6 +171,7 @@ def draw_scatter(fitted: Floats, observed: Floats, response: str, ax: Axes | Non
     ax.plot(fitted, observed, "o", color=COLOURS[0], markersize=3.0, alpha=0.5, markeredgewidth=0.0)
     ends = np.nanmin(fitted), np.nanmax(fitted)
     ax.plot(ends, ends, color="0.4", linewidth=1.0, linestyle="--")
-    ax.set_xlabel(f"fitted {response}", parse_math=False)
-    ax.set_ylabel(f"observed {response}", parse_math=False)
+    label_x(ax, f"fitted {response}")
+    label_y(ax, f"observed {response}")
+    few_ticks(ax)
     return ax
