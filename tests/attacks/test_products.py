@@ -237,7 +237,7 @@ def test_without_a_checksum_a_wrong_triple_moves_the_estimate(monkeypatch):
 def columns_from_a_dealer(dealer, policy="open", first="A"):
     """A's columns, where the coordinator sits at P and says who deals for A and P; `first` is told as A."""
     asking, seed = Coordinator(["A", "B", "P"], policy), secure.new_seed()
-    keys = asking.partition.sites["P"]._states[asking.session].look_at("keys")
+    keys = asking.partition.sites["P"].states[asking.session].look_at("keys")
     text, product = asking.describe("A", "P", dealer)
     text = text.replace('"client_a": "A"', f'"client_a": "{first}"')
     group, rows = np.zeros(N, dtype=np.int64), np.arange(N)

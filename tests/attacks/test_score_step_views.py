@@ -208,7 +208,7 @@ def test_residuals_are_in_their_range_whatever_coefficients_are_told(carried):
         wrong = steps.ScoreAsked(asked.terms, "A", asked.columns, slopes, middle, asked.variance)
         ask = last(carried, "begin_score", "A")
         ask_again(made, Ask("A", ask.family, "begin_score", {}, ask.session, to_json(wrong)))
-        kept = made.partition.sites["A"]._states[ask.session].look_at(steps.KEPT_ROWS)
+        kept = made.partition.sites["A"].states[ask.session].look_at(steps.KEPT_ROWS)
         assert np.abs(kept.part).max() <= mean.halves["A"]
         lengths = (kept.scores.astype(float) ** 2).sum(axis=1)
         assert lengths.max() <= asked.terms.radii["A"] * 4.0**10

@@ -124,6 +124,7 @@ class Chain:
         self.vectors = 0
         self.resumed = False
         self._account = account
+        self._waiting: list[tuple[ChainLink, str]] = []
         self._secret = hmac.digest(account.secret, encode("session", str(ordinal), session), "sha256")
         self._digests = [genesis(site, keys, session, ordinal, previous)]
         # A statement is on what passed before it was asked for: its own question is not in it yet.
@@ -152,8 +153,11 @@ class Chain:
         self._time = max(now, self.links[-1].time) if self.links else now
 
     def ask(self, ask: Ask, step: Step) -> None:
-        """Enter what came in."""
-        self._enter(asked(ask, step, self.round), {}, 1)
+        """Enter what came in, which is written with what becomes of it.
+
+        A site that is killed in between has answered nothing, and can be asked the same again.
+        """
+        self._waiting += self._linked_all(asked(ask, step, self.round), {}, 1)
 
     def reply(
         self,
@@ -168,7 +172,9 @@ class Chain:
 
         `clear` are the arrays before they were masked, for a sum over `n_sites`.
         """
-        return self._enter(answered(ask, step, reply, self.round), clear, n_sites, costs)
+        new = self._linked_all(answered(ask, step, reply, self.round), clear, n_sites, costs)
+        self._keep(new)
+        return [link.entry for link, _ in new]
 
     def refusal(self, ask: Ask, error: Exception) -> None:
         """Enter that nothing left, and the rule."""
@@ -181,13 +187,14 @@ class Chain:
         self.resumed, self.round = True, max(self.round, link.entry.round)
         self._append(link, mark)
 
-    def _enter(
+    def _linked_all(
         self,
         entered: Entered,
         clear: Mapping[str, Array],
         n_sites: int,
         costs: Mapping[str, str] = MappingProxyType({}),
-    ) -> list[Entry]:
+    ) -> list[tuple[ChainLink, str]]:
+        """Enter what passes, which is still to be kept."""
         new = []
         for entry, content in entered:
             link, mark = self._linked(entry, content, clear.get(entry.array, content), n_sites)
@@ -195,8 +202,7 @@ class Chain:
                 link = replace(link, charged=costs[entry.array])
             self._append(link, mark)
             new.append((link, mark))
-        self._keep(new)
-        return [link.entry for link, _ in new]
+        return new
 
     def _linked(self, entry: Entry, content: Content, clear: Content, n_sites: int) -> tuple[ChainLink, str]:
         """Count what is new in a content and commit to it; with the mark by which it is known again."""
@@ -222,6 +228,7 @@ class Chain:
         self._digests.append(extend(self._digests[-1], link))
 
     def _keep(self, new: Sequence[tuple[ChainLink, str]]) -> None:
+        new, self._waiting = [*self._waiting, *new], []
         if self._account.store is not None and new:
             self._account.store.entered(self, new)
 

@@ -78,6 +78,8 @@ class LedgerFile:
         except OSError:
             raise absent(self.path) from None
         self._broken: OSError | None = None
+        self.followed: Callable[[], None] = lambda: None
+        """Called after every line."""
         until = time.monotonic() + patience
         while not lock(self._file):
             if time.monotonic() > until:
@@ -87,6 +89,12 @@ class LedgerFile:
                     "histories of one site"
                 )
             time.sleep(0.05)
+        self.found = self.stamp()
+
+    def stamp(self) -> tuple[int, int]:
+        """Size of the file, and when it was changed last, which nobody sets who writes to files."""
+        now = os.fstat(self._file.fileno())
+        return now.st_size, now.st_ctime_ns
 
     def go_on(self, identity: Identity, reading: Reading) -> None:
         """Take up an account that was read, and sign what comes."""
@@ -180,6 +188,7 @@ class LedgerFile:
             os.fsync(self._file.fileno())
             self._lines, self._digest, self._size = head.lines, digest, self._size + len(content)
             self._show(head)
+            self.followed()
         except OSError as error:
             self._broken = error
             raise self._full(error) from error

@@ -9,11 +9,19 @@ A bundle is a magic word, and each message with its length before it. No single 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from fedstat.errors import MessageError
 
 MAGIC = b"fedstat bundle 1\n"
 LENGTH_BYTES = 8
+
+
+class Answered(NamedTuple):
+    """An answer as it leaves, and whether it is a refusal."""
+
+    packed: bytes
+    refused: bool = False
 
 
 def is_bundle(message: bytes) -> bool:

@@ -9,8 +9,8 @@
     run-0002/00003-001.reply  an answer, or a refusal, written before the protocol sees it
     void-1/run-0002           a run in a lost session
 
-The keys of masks belong to a session. A site that was started again draws new ones in a new session, so that
-all runs of the lost session are asked anew, and no answer under old masks meets one under new masks.
+The keys of masks belong to a session. A site that has lost it draws new ones in a new session, so that all
+runs of the lost session are asked anew, and no answer under old masks meets one under new masks.
 """
 
 from __future__ import annotations

@@ -29,14 +29,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from threading import Lock
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from fedstat.errors import ConsentError, EngineError, FedstatError, MessageError, SessionError
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.carry.bundle import bundle, unbundle
+from fedstat.federation.carry.bundle import Answered, bundle, unbundle
 from fedstat.federation.carry.heads import KeptHeads
 from fedstat.federation.carry.journal import Journal
-from fedstat.federation.door.site import RECALL, RECEIPT, Site
+from fedstat.federation.carry.session_folder import SessionFolder
+from fedstat.federation.door.site import RECEIPT, Site
 from fedstat.federation.door.state import SESSIONS_KEPT
 from fedstat.federation.message import (
     RUNS,
@@ -49,6 +50,7 @@ from fedstat.federation.message import (
     unpack_reply,
 )
 from fedstat.federation.rounds.engine import Fit, RoundEngine, Rounds, enter
+from fedstat.federation.rounds.statements import RECALL
 
 NUMBER_LENGTH = 32
 UNNUMBERED = "a question without its turn is the only one of its session; ask by a RemoteEngine"
@@ -98,6 +100,7 @@ class SiteServer:
     def __init__(self, site: Site) -> None:
         self.site = site
         self._last: dict[str, dict[bytes, Answered]] = {}
+        self._sessions = SessionFolder.of(site)
         self._lock = Lock()
 
     def answer(self, request: bytes, asker: str = "") -> bytes:
@@ -113,6 +116,9 @@ class SiteServer:
                 answers.append(answer.packed)
                 if answer.refused:
                     break
+            if self._sessions is not None:  # before anything leaves
+                for session in begun:
+                    self._sessions.keep(session, self._last[session])
             return bundle(answers) if len(questions) > 1 else answers[0]
 
     def _answer_one(self, request: bytes, asker: str, begun: set[str]) -> Answered:
@@ -122,6 +128,8 @@ class SiteServer:
             ask = unpack_ask(request)
         except MessageError:
             return self._ask_site(request, asker)  # the site says why, and enters it
+        if self._sessions is not None and ask.session not in self._last:
+            self._last.update(self._sessions.take_up(ask.session))
         kept = self._last.get(ask.session, {}).get(digest)
         if kept is not None:
             begun.add(ask.session)
@@ -153,13 +161,6 @@ class SiteServer:
             # What went wrong may quote values: its type is all that is told.
             where = f"{self.site.name}: failed ({type(error).__name__}) outside any step; see its own log"
             return refusal(self.site.name, MessageError(where))
-
-
-class Answered(NamedTuple):
-    """An answer as it leaves, and whether it is a refusal."""
-
-    packed: bytes
-    refused: bool = False
 
 
 def refusal(site: str, error: FedstatError) -> Answered:

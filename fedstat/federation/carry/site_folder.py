@@ -12,6 +12,7 @@ It is its owner's alone (mode 0700, its files 0600), and not served where others
     refusals.log    why questions were refused, for its owner alone (mode 0600)
     identity.json   the site's private keys, for its owner alone (mode 0600)
     ledger.jsonl    what left; see :mod:`fedstat.federation.account.ledger_file`
+    sessions        what sessions hold, sealed; see :mod:`fedstat.federation.carry.session_folder`
     pending, decided  plans of analyses; see :mod:`fedstat.federation.carry.plan_folder`
     alignment.npz   vertical layout: numbers of the entities; see :mod:`fedstat.federation.tables.linked`
 """

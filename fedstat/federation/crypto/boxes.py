@@ -43,7 +43,7 @@ class Channel:
     def __init__(self, keys: PairKeys, peer: str, step: str) -> None:
         both = keys.secret(peer, f"box {step}", 2 * KEY_BYTES)
         # One key for each direction: both sides count from 0, and no nonce may meet a key twice.
-        lower, upper = ChaCha20Poly1305(both[:KEY_BYTES]), ChaCha20Poly1305(both[KEY_BYTES:])
+        lower, upper = both[:KEY_BYTES], both[KEY_BYTES:]
         self.site, self.peer, self.step = keys.site, peer, step
         self._outward, self._inward = (lower, upper) if keys.site < peer else (upper, lower)
         self._out = encode("fedstat box 1", keys.session, keys.site, peer, step)
@@ -72,7 +72,8 @@ class Channel:
                 )
             self._sealed += 1
         header = HEADER.pack(MAGIC, _tag(self._out), number, len(message) + SEAL_BYTES)
-        return header + self._outward.encrypt(_nonce(number), message, encode(self._out, header))
+        key = ChaCha20Poly1305(self._outward)
+        return header + key.encrypt(_nonce(number), message, encode(self._out, header))
 
     def open(self, box: bytes) -> bytes:
         """Open the next message from the peer.
@@ -83,7 +84,7 @@ class Channel:
         number = self._number(box)
         header, sealed = box[: HEADER.size], box[HEADER.size :]
         try:
-            message = self._inward.decrypt(_nonce(number), sealed, encode(self._in, header))
+            message = ChaCha20Poly1305(self._inward).decrypt(_nonce(number), sealed, encode(self._in, header))
         except InvalidTag:
             raise SecurityError(
                 f"{self._where}: altered on its way, or sealed with other keys; nothing of it was used"

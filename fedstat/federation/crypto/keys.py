@@ -15,7 +15,8 @@ different keys of anyone in the session have different salts, hence no common se
 The coordinator relays all public keys, and may replace, withhold or repeat them, in league with any sites but
 the two: replacing gives a :class:`~fedstat.errors.SecurityError` about the signature, provided that the
 fingerprints did not come through the coordinator; repeating an old key gives nobody the secret. Not
-protected: who talks with whom, and an institution whose identity file was stolen, from then on. See
+protected: who talks with whom, and an institution whose folder was stolen, from then on, and in the sessions
+that it keeps there. See
 :mod:`fedstat.federation.crypto`.
 """
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -48,6 +50,9 @@ class OpenRows:
     (2, p), `term_names` the term of each but the intercept, and `used` (n_rows,) the rows that are whole.
     """
 
+    MADE_AGAIN: ClassVar = ("held",)
+    """What is coded from the table again where a session is taken up."""
+
     data: SiteData
     question: RowsQuestion
     spec: BlockSpec
@@ -69,6 +74,12 @@ class OpenRows:
             if len(rows.frame):
                 coded = design_matrix(rows, self.question, self.terms, self.spec, self.data.name)
                 yield rows, self.standardise(coded.X)
+
+    def make_again(self) -> None:
+        """Code the rows of a table of one chunk again, to the same numbers."""
+        self.held = None
+        first = list(islice(self.chunks(), 2))
+        self.held = first[0] if len(first) == 1 else None
 
     def settle(self, mean: Floats, spread: Floats) -> None:
         """Take the site's own means and deviations, (p,), and standardise what is held."""

@@ -71,11 +71,12 @@ class Refusals:
         # Under a budget nothing pays for a reason.
         if policy.reasons == "told" and policy.privacy is None:
             return error
-        self._keep(str(error))
+        self.note(str(error))
         rule = policy_rule(error) or "the rows do not admit it"
         return PolicyError(f"{self.site}: refused; its policy ({rule}). Why stands in the log of its owner")
 
-    def _keep(self, reason: str) -> None:
+    def note(self, reason: str) -> None:
+        """Tell the owner, and nobody else."""
         if self.log is not None:
             self.log(reason)
         self.reasons = [*self.reasons[1 - KEPT :], reason]

@@ -46,8 +46,6 @@ FAMILIES = Installed()
 NOT_COPIED = "a site is not pickled or copied, nor is a model, which asks it; results and partitions can be"
 RECEIPT = "receipt"
 """Family that asks for a site's statement on what has passed: it holds no data, and no policy refuses it."""
-RECALL = "recall_head"
-"""Its step that holds the account against an earlier head."""
 BEFORE_ALIGNING = ("schema", "secure", "align", APPROVAL)
 """Families that ask nothing of which the order of the records matters, and no part of an analysis."""
 
@@ -122,8 +120,13 @@ class Site:
         )
         self._noise = NoisyAnswers(name, self.policy, account, held, lambda: self.trust.identity)
         self.refusals = Refusals(name, account, log)
-        self._states: dict[str, State] = {}
+        self.states: dict[str, State] = {}
         self._put_out: dict[str, str] = {}
+
+    @property
+    def data(self) -> SiteData:
+        """What steps are handed."""
+        return self._data
 
     @property
     def trust(self) -> Trust:
@@ -175,8 +178,8 @@ class Site:
         self._end_sessions("records")
 
     def _end_sessions(self, why: str) -> None:
-        self._put_out |= dict.fromkeys(self._states, ENDED[why])
-        self._states.clear()
+        self._put_out |= dict.fromkeys(self.states, ENDED[why])
+        self.states.clear()
 
     @property
     def table(self) -> Table:
@@ -244,7 +247,7 @@ class Site:
         self.account.check_undisputed(self.name)
         chain.ask(ask, step)
         check_arrays(f"{self.name}, step '{ask.step}'", step.takes, ask.arrays)
-        state = self._states.get(ask.session, State(self.name))
+        state = self.states.get(ask.session, State(self.name))
         if ask.family != RECEIPT:
             self.refusals.check_patience(self.policy, asker)
             check_ask(self.name, self.policy, ask, step)
@@ -349,7 +352,7 @@ class Site:
             )
 
     def _check_not_forgotten(self, ask: Ask, chain: Chain) -> None:
-        if not ask.session or ask.session in self._states:
+        if not ask.session or ask.session in self.states:
             return
         if chain.resumed:
             raise SessionError(f"{self.name}: {ENDED['restart']}")
@@ -385,16 +388,14 @@ class Site:
 
     def _keep_state(self, session: str, state: State) -> None:
         """Keep what a session left here; one that was never answered puts no other out."""
-        if session not in self._states:
-            while len(self._states) >= SESSIONS_KEPT:
-                oldest = next(iter(self._states))
+        if session not in self.states:
+            while len(self.states) >= SESSIONS_KEPT:
+                del self.states[oldest := next(iter(self.states))]
                 self._put_out[oldest] = ENDED["newer"]
-                del self._states[oldest]
-            self._states[session] = state
+            self.states[session] = state
 
     def _run(self, ask: Ask, step: Step, state: State) -> Reply:
-        if step.text_in is not None or step.text_out is not None:
-            arrays, text = step.run(self._data, state, ask.text, **ask.arrays)
-            return Reply(self.name, arrays, text, state.entities)
-        arrays = step.run(self._data, state, **ask.arrays)
-        return Reply(self.name, arrays, "", state.entities)
+        if step.text_in is None and step.text_out is None:
+            return Reply(self.name, step.run(self._data, state, **ask.arrays), "", state.entities)
+        arrays, text = step.run(self._data, state, ask.text, **ask.arrays)
+        return Reply(self.name, arrays, text, state.entities)

@@ -54,12 +54,12 @@ class DrySite(Site):
 
     def open(self, session: str, state: State) -> None:
         """Let a session have opened an invented design."""
-        self._states[session] = state
+        self.states[session] = state
 
     @property
     def n_masked(self) -> int:
         """Most sites with which a session of it has agreed on masks."""
-        maskers = [state.use("masker", Masker) for state in self._states.values() if "masker" in state]
+        maskers = [state.use("masker", Masker) for state in self.states.values() if "masker" in state]
         return max((len(masker.sites) for masker in maskers), default=0)
 
     def hear(self, ask: Ask) -> Reply:
@@ -82,7 +82,7 @@ class DrySite(Site):
 
     def _hold_reply(self, ask: Ask, reply: Reply) -> None:
         # Columns are open for the whole session; refused once, they would be refused again at every answer.
-        columns = 0 if self._told_of_columns else self._states.get(ask.session, State(self.name)).columns
+        columns = 0 if self._told_of_columns else self.states.get(ask.session, State(self.name)).columns
         if not self._hold(
             "maximum columns", "", partial(check_columns, self.name, self.owners, ask, columns)
         ):

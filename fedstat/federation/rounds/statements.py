@@ -13,7 +13,7 @@ from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.account.link import NumbersPassed, canonical
 from fedstat.federation.account.receipt import LOSS, Receipt, Statement, coordinator_digest
 from fedstat.federation.door.owner.charging import budget_spent
-from fedstat.federation.door.site import FAMILIES, RECALL, RECEIPT
+from fedstat.federation.door.site import FAMILIES, RECEIPT
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import VERSION, Ask, Declared, Step
 from fedstat.federation.rounds.engine import Rounds
@@ -23,6 +23,7 @@ from fedstat.typing import Array
 
 Fit = TypeVar("Fit")
 
+RECALL = "recall_head"
 DIGEST_LENGTH = 64
 
 

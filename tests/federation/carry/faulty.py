@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedstat.federation.door.owner.policy import Policy
 from fedstat.federation.door.site import Site
 from fedstat.federation.door.state import Trust
 from fedstat.federation.message import unpack_ask, unpack_reply
+from fedstat.federation.tables.table import LabelledTable
 
 ROUNDS = 20
 """Questions of :func:`analysis`: the design, three for keys, fifteen under masks, the receipt."""
@@ -38,6 +40,14 @@ def patients() -> pd.DataFrame:
     )
     frame["y"] = (rng.random(90) < 1 / (1 + np.exp(-frame["x"]))).astype(int)
     return frame
+
+
+def enterprises():
+    """Two institutions and a coordinator apart, which draws the random numbers for their product."""
+    frame = patients()
+    frame["w"] = frame["y"] + frame["x"] + frame["z"] ** 2
+    columns = {"A": ["w", "x"], "B": ["z"]}
+    return fs.ClientPartition.from_frame(frame, columns=columns, shared_seed=1)
 
 
 def analysis(partition: fs.ClientPartition, formula: str = "y ~ x + z"):
@@ -69,8 +79,9 @@ class Place:
     def start(self) -> None:
         data, trust = self.site._data, Trust(dict(self.site.trust.pinned), self.keys)
         account = open_account(self.folder, self.site.name, self.keys)
-        table = data.table.table
-        site = Site(self.site.name, table, self.policy, data.shared_seed, "h", trust, account)
+        table = data.table.table if isinstance(data.table, LabelledTable) else data.table
+        column = "h" if isinstance(data.table, LabelledTable) else ""
+        site = Site(self.site.name, table, self.policy, data.shared_seed, column, trust, account)
         self.server = SiteServer(site)
 
     def restart(self) -> None:
@@ -161,6 +172,12 @@ def restarted(study: Study, deliver, request: bytes) -> bytes:
     """The site is started again between two questions."""
     study.places["B"].restart()
     return study.places["B"].server.answer(request)
+
+
+def forgotten(study: Study, deliver, request: bytes) -> bytes:
+    """The site is started again, and what was kept of its sessions is gone."""
+    shutil.rmtree(study.places["B"].folder / "sessions")
+    return restarted(study, deliver, request)
 
 
 def died_with_the_answer(study: Study, deliver, request: bytes) -> bytes:

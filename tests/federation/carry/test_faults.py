@@ -18,10 +18,11 @@ from faulty import (
     Study,
     analysis,
     died_with_the_answer,
+    enterprises,
+    forgotten,
     killed,
     killed_with_the_answer,
     late,
-    patients,
     restarted,
     rows,
     silent,
@@ -120,30 +121,33 @@ def one_session_per_sum(study, monkeypatch):
     assert len(taken) > ROUNDS and all(len(sessions) == 1 for sessions in taken)
 
 
-def test_a_site_is_started_again_in_every_round(study, undisturbed, tmp_path, one_session_per_sum):
+@pytest.mark.parametrize("turn", range(1, ROUNDS + 1))
+def test_a_site_that_is_started_again_goes_on(study, undisturbed, turn):
+    assert_same(analysis(study.connected(None, restarted, turn)), study, undisturbed)
+
+
+def test_a_site_forgets_its_session_in_every_round(study, undisturbed, tmp_path, one_session_per_sum):
     journal = tmp_path / "journal"
     for turn in range(2, ROUNDS):
         with pytest.raises(SessionError, match=r"B: it was started again.*with the journal.*set aside"):
-            analysis(study.connected(journal, restarted, turn))
+            analysis(study.connected(journal, forgotten, turn))
     # The last question is for the account, which goes on; before the first there is nothing to lose.
-    assert_same(analysis(study.connected(journal, restarted, ROUNDS)), study, undisturbed)
-    assert_same(analysis(study.connected(tmp_path / "other", restarted, 1)), study, undisturbed)
+    assert_same(analysis(study.connected(journal, forgotten, ROUNDS)), study, undisturbed)
+    assert_same(analysis(study.connected(tmp_path / "other", forgotten, 1)), study, undisturbed)
     assert len(list(journal.glob("void-*"))) == ROUNDS - 2
 
 
-def test_a_site_dies_with_an_answer_in_every_round(study, undisturbed, tmp_path, one_session_per_sum):
+def test_a_site_dies_with_an_answer_in_every_round(study, undisturbed, tmp_path):
     journal = tmp_path / "journal"
     for turn in range(1, ROUNDS + 1):
         with pytest.raises(EngineError, match=r"did not answer.*run the same analysis again"):
             analysis(study.connected(journal, died_with_the_answer, turn))
-        with pytest.raises(SessionError, match=r"B: it was started again.*set aside"):
-            analysis(study.connected(journal))
     assert_same(analysis(study.connected(journal)), study, undisturbed)
 
 
 def test_without_a_journal_the_model_is_made_again(study, undisturbed):
     model = fs.FedAvg.from_formula("y ~ x + z", study.connected())
-    study.places["B"].restart()
+    forgotten(study, None, study.asked[-1])
     with pytest.raises(SessionError, match=r"B: it was started again.*from_formula"):
         model.fit(rounds=10, seed=1, masked=True)
     assert_same(analysis(study.connected()), study, undisturbed)
@@ -217,7 +221,9 @@ def test_old_questions_are_not_answered_anew(study, undisturbed):
 
     assert_same(analysis(study.connected(None, replayed)), study, undisturbed)
     study.places["B"].restart()
-    for old in study.asked:
+    # The latest one is known again, and has the same answer.
+    assert study.places["B"].server.answer(study.asked[-1]) is not None
+    for old in study.asked[:-1]:
         with pytest.raises((SecurityError, SessionError)):
             unpack_reply(study.places["B"].server.answer(old))
     assert len(study.accounts()["B"]) == 2  # the session, and what belongs to none
@@ -317,14 +323,6 @@ def test_clocks_that_are_set_back(study, undisturbed, monkeypatch):
     gmtime, seconds = time.gmtime, itertools.count(10**9, -1000)
     monkeypatch.setattr(time, "gmtime", lambda: gmtime(next(seconds)))
     assert_same(analysis(study.connected()), study, undisturbed)
-
-
-def enterprises():
-    """Two institutions and a coordinator apart, which draws the random numbers for their product."""
-    frame = patients()
-    frame["w"] = frame["y"] + frame["x"] + frame["z"] ** 2
-    columns = {"A": ["w", "x"], "B": ["z"]}
-    return fs.ClientPartition.from_frame(frame, columns=columns, shared_seed=1)
 
 
 def test_drawn_numbers_are_not_drawn_again(tmp_path):

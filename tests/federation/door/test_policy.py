@@ -157,13 +157,13 @@ PASSES = {
 def test_a_refusal_names_site_rule_array_and_remedy_and_leaves_no_trace(case):
     policy, step, words = REFUSALS[case]
     site = sites(**policy)["Bank"]
-    before = {name: dict(vars(state)) for name, state in site._states.items()}
+    before = {name: dict(vars(state)) for name, state in site.states.items()}
     text = {"text": "{}"} if step == "code" else {}
     for _ in range(2):
         with pytest.raises(PolicyError, match=f"Bank: its policy {words}"):
             ask(site, step, **text)
     assert site.ledger.entries == [] and site.ledger.rounds == 0
-    assert {name: dict(vars(state)) for name, state in site._states.items()} == before
+    assert {name: dict(vars(state)) for name, state in site.states.items()} == before
     assert site._data.memory.released is None
 
 

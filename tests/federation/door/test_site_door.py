@@ -128,7 +128,7 @@ def test_a_refused_family_is_not_computed(make):
     site = make(families=frozenset({"glm"}))
     with pytest.raises(PolicyError):
         site.answer(question(session="s"))
-    assert "s" not in site._states
+    assert "s" not in site.states
 
 
 def test_ten_thousand_random_byte_strings_leave_the_site_intact(make):
@@ -153,9 +153,9 @@ def test_sessions_are_apart_and_the_oldest_is_forgotten(make):
     for i in range(SESSIONS_KEPT + 2):
         site.answer(question(session=str(i)))
         site.answer(question(session=str(i)))
-    assert len(site._states) == SESSIONS_KEPT
-    assert all(state.use("asked", int) == 2 for state in site._states.values())
-    assert "0" not in site._states
+    assert len(site.states) == SESSIONS_KEPT
+    assert all(state.use("asked", int) == 2 for state in site.states.values())
+    assert "0" not in site.states
     with pytest.raises(SessionError, match="newer sessions took the place of this one"):
         site.answer(question(session="0"))
 

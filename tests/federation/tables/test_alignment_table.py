@@ -97,7 +97,7 @@ def test_places_that_make_no_sense_change_nothing(places, name, expected):
     made, alignment = aligned()
     table = made["A"]._data.table
     before = table.frame.copy()
-    made["A"]._states["s"].keep("order", np.arange(5))
+    made["A"].states["s"].keep("order", np.arange(5))
     with pytest.raises(MessageError, match=expected):
         ask(made["A"], "keep_places", json.dumps(name), "s", places=np.array(places))
     pd.testing.assert_frame_equal(table.frame, before)

@@ -134,14 +134,14 @@ TEXTS = ["", "{", "[]", "null", "3", '"x"', "{}", '{"clusters": 3}', "[" * 4000 
 @pytest.mark.parametrize("step", [s for s in STEPS if FAMILIES["glm"][s].text_in is not None])
 def test_a_text_that_is_not_what_it_should_be_is_named(model, step, text):
     site = site_of(model)
-    states = copy.deepcopy(site._states)
+    states = copy.deepcopy(site.states)
     message = refuse(
         site,
         Ask(SITE, "glm", step, arrays_of(step) and one_of(step), model._session, text),
         kind=FedstatError,
     )
     assert len(message) < 1000
-    site._states = states
+    site.states = states
 
 
 def one_of(step):
@@ -231,10 +231,10 @@ class Mutating:
 
     def attempt(self, ask, name, what):
         site = self.site
-        states, entries = copy.copy(site._states), len(site.ledger.entries)
-        site._states = {key: copy.copy(state) for key, state in states.items()}
+        states, entries = copy.copy(site.states), len(site.ledger.entries)
+        site.states = {key: copy.copy(state) for key, state in states.items()}
         for key, state in states.items():
-            site._states[key]._items, site._states[key]._counts = dict(state._items), dict(state._counts)
+            site.states[key]._items, site.states[key]._counts = dict(state._items), dict(state._counts)
         try:
             with np.errstate(all="ignore"):
                 site.answer(pack_ask(ask))
@@ -243,7 +243,7 @@ class Mutating:
             outcome = "named" if len(site.ledger.entries) == entries else "entered"
         except Exception as error:
             outcome = type(error).__name__
-        site._states = states
+        site.states = states
         del site.ledger.entries[entries:]
         self.outcomes.append((ask.step, name, what, outcome))
 

@@ -141,7 +141,7 @@ def glm_theta(model, result, study):
     )
     Sigmas = []
     for client in study.columns:
-        kept = model.partition.sites[client]._states[model._session].look_at("vfem")
+        kept = model.partition.sites[client].states[model._session].look_at("vfem")
         scale = kept.block.scale
         Sigmas.append(kept.accepted.Sigma * np.outer(scale, scale))
     return pooled.pack(

@@ -173,7 +173,7 @@ class Study:
 
 def block_parameters(model, client):
     """beta, mu, Sigma in the units of the data, from what the client's site remembers of the last fit."""
-    block = model.partition.sites[client]._states[model._session].look_at("vfem")
+    block = model.partition.sites[client].states[model._session].look_at("vfem")
     at, scale = block.current, block.scale
     return at.beta / scale, block.shift + scale * at.mu, at.Sigma * np.outer(scale, scale)
 

@@ -171,7 +171,7 @@ class Engine(LocalEngine):
 
     def attempt(self, ask, name, what):
         site = sites[ask.site]
-        states, entries = kept(site._states), len(site.ledger.entries)
+        states, entries = kept(site.states), len(site.ledger.entries)
         print(json.dumps([ask.step, name, what, "died"]), file=sys.stderr, flush=True)
         try:
             site.answer(pack_ask(ask))
@@ -180,7 +180,7 @@ class Engine(LocalEngine):
             outcome = "named" if len(site.ledger.entries) == entries else "entered"
         except Exception as error:
             outcome = type(error).__name__
-        site._states = states
+        site.states = states
         del site.ledger.entries[entries:]
         self.outcomes.append([ask.step, name, what, outcome])
 

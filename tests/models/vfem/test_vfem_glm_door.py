@@ -96,7 +96,7 @@ def test_a_masked_part_is_noise_and_the_sum_is_the_linear_predictor(study):
     total = unmask_sum("linear_predictor", list(heard.values()))
     X = study.table[study.covariates].fillna(0.0)
     slopes = result.params[study.covariates]
-    seen = [model.partition.sites[k]._states[model._session].look_at("vfem") for k in study.columns]
+    seen = [model.partition.sites[k].states[model._session].look_at("vfem") for k in study.columns]
     centred = X @ slopes
     for kept, (client, names) in zip(seen, study.columns.items(), strict=True):
         centred[study.table[names[0]].notna()] -= kept.block.shift @ result._fit.beta[client]
@@ -123,7 +123,7 @@ def model(study):
 
 
 def client(model, name="Court"):
-    return model.partition.sites[name]._states[model._session].look_at("vfem")
+    return model.partition.sites[name].states[model._session].look_at("vfem")
 
 
 def hostile(model, site, step, text="", **arrays):
