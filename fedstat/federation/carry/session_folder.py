@@ -153,7 +153,8 @@ class SessionFolder:
         specs, pieces, used = [], [], set[str]()
         for array in [*arrays, *packed]:
             order = "C" if array.flags.c_contiguous else "F"
-            content, part = memoryview((array if order == "C" else array.T).reshape(-1).view(np.uint8)), ""
+            flat = (array if order == "C" else array.T).reshape(-1)
+            content, part = flat.view(np.uint8).data, ""
             if len(content) >= LARGE:
                 # The tag of the cipher is a keyed digest, and ten times as fast as another; it is not shown.
                 tag = self._digest.encrypt(bytes(NONCE), b"", content)
@@ -173,8 +174,8 @@ class SessionFolder:
             "rules": self._rules(),
         }
         header = json.dumps(told).encode()
-        content = len(header).to_bytes(LENGTH_BYTES, "little") + header + b"".join(pieces)
-        _write(place / STATE, self._sealed(content, *_address(chain)))
+        whole = len(header).to_bytes(LENGTH_BYTES, "little") + header + b"".join(pieces)
+        _write(place / STATE, self._sealed(whole, *_address(chain)))
         for part in known - used:
             (place / f"{part}.part").unlink(missing_ok=True)
         self._parts[chain.session] = used

@@ -41,7 +41,7 @@ def write_state(state: Any, outside: Mapping[str, object]) -> tuple[str, list[Ar
 
     TypeError names a kind that cannot be written.
     """
-    writer = _Writer(outside)
+    writer = _StateWriter(outside)
     root = writer.write(state)
     return json.dumps({"root": root, "nodes": writer.nodes}), writer.arrays
 
@@ -49,7 +49,7 @@ def write_state(state: Any, outside: Mapping[str, object]) -> tuple[str, list[Ar
 def read_state(text: str, arrays: Sequence[Array], outside: Mapping[str, object]) -> Any:
     """Read what :func:`write_state` wrote; its text has to be known to be this site's own."""
     told = json.loads(text)
-    return _Reading(told["nodes"], arrays, outside).read(told["root"])
+    return _StateReader(told["nodes"], arrays, outside).read(told["root"])
 
 
 def fields_of(value: object) -> Iterator[str]:
@@ -64,7 +64,7 @@ def fields_of(value: object) -> Iterator[str]:
             yield name
 
 
-class _Writer:
+class _StateWriter:
     def __init__(self, outside: Mapping[str, object]) -> None:
         self.nodes: list[Node] = []
         self.arrays: list[Array] = []
@@ -157,7 +157,7 @@ def _named(name: str) -> Any:
     return functools.reduce(getattr, path.split("."), importlib.import_module(module))
 
 
-class _Reading:
+class _StateReader:
     def __init__(self, nodes: Sequence[Node], arrays: Sequence[Array], outside: Mapping[str, object]) -> None:
         self._nodes, self._arrays, self._outside = nodes, arrays, outside
         self._made: dict[int, Any] = {}
