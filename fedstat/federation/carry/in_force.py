@@ -145,7 +145,7 @@ class OwnersWord:
         description, policy = read_description(self.folder), read_site_policy(self.folder)
         published = self.site.published
         if found[COLUMNS] != self._held[COLUMNS]:
-            published = read_site_columns(self.folder, self.site.name, self.site.table)
+            published = read_site_columns(self.folder, self.site.name, self.site.data.table)
         changed = [name for name in WATCHED if found[name] != self._held[name]]
         stricter = self.site.change_rules(policy, published)
         heed(self.site, description)

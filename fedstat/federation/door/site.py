@@ -182,11 +182,6 @@ class Site:
         self.states.clear()
 
     @property
-    def table(self) -> Table:
-        """Its records, for who checks them at its owner's."""
-        return self._data.table
-
-    @property
     def published(self) -> Published:
         """What the owner publishes of the columns."""
         return self._data.published
