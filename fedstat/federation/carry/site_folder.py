@@ -255,7 +255,7 @@ def read_anew(folder: Path, site: Site) -> str:
     """
     table = open_records(folder, read_description(folder))
     read_site_columns(folder, site.name, table)
-    same = order_mark(table) == order_mark(site.table)
+    same = order_mark(table) == order_mark(site.data.table)
     if not same:
         site.change_records(table, partial(unfit, table, site.trust.identity))
     site.account.as_of = read_at(table)
