@@ -197,8 +197,8 @@ class Site:
         return self.trust.identity.public.fingerprint
 
     def __repr__(self) -> str:
-        n_columns = len(self.table.columns) - len(self._label)
-        return f"Site({self.name!r}, {self.table.n_rows} records, {n_columns} columns)"
+        n_columns = len(self._data.table.columns) - len(self._label)
+        return f"Site({self.name!r}, {self._data.table.n_rows} records, {n_columns} columns)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise NotAvailableError(f"{self.name}: {NOT_COPIED}")
