@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
-from fedstat.errors import FedstatError, PartitionError
+from fedstat.errors import EngineError, FedstatError, PartitionError
 from fedstat.federation.account.head import told
 from fedstat.federation.crypto.keys import encode
 from fedstat.federation.files import write_whole
@@ -88,7 +88,12 @@ class PageServer(ThreadingHTTPServer):
         self._key = secrets.token_bytes(32)
         self._entering = threading.Lock()
         self.entered: Callable[[], None] = lambda: None
-        super().__init__((LOOPBACK, port), PageHandler)
+        try:
+            super().__init__((LOOPBACK, port), PageHandler)
+        except OSError as error:
+            raise EngineError(
+                f"port {port} of {LOOPBACK} cannot be had ({error.strerror}); choose another"
+            ) from error
 
     def server_bind(self) -> None:
         """Bind without asking for the name of this machine."""
@@ -126,7 +131,9 @@ class PageServer(ThreadingHTTPServer):
             super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of connections that break off."""
+        """Say nothing of connections that break off; what is wrong here is told on the owner's terminal."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class PageHandler(BaseHTTPRequestHandler):

@@ -8,6 +8,7 @@ from dataclasses import fields
 from fractions import Fraction
 from importlib.metadata import version
 from itertools import groupby
+from textwrap import shorten
 
 from fedstat.federation.account.head import told
 from fedstat.federation.door.owner.charging import budget_spent
@@ -33,7 +34,8 @@ ASKED: Mapping[str, tuple[Verdict, str, str]] = {
     ),
 }
 """By the last word of the address: what is decided, the button, and what it means."""
-NEWEST = 5
+NEWEST, SHOWN = 5, 300
+"""Sessions on the first page, and letters of a plan before it is opened."""
 
 
 def overview(view: OwnerView, root: str) -> Iterator[Markup]:
@@ -90,11 +92,11 @@ def _plans_waiting(view: OwnerView, root: str) -> Iterator[Markup]:
     for digest, plan in found.items():
         yield tag(
             "article",
-            tag("h3", link(f"{root}plans/{digest}", plan.call)),
+            tag("h3", link(f"{root}plans/{digest}", shorten(plan.call, SHOWN))),
             pairs(
                 [
-                    ("Formula", tag("code", plan.formula)),
-                    ("Columns", ", ".join(plan.columns) or "none"),
+                    ("Formula", tag("code", shorten(plan.formula, SHOWN))),
+                    ("Columns", shorten(", ".join(plan.columns) or "none", SHOWN)),
                     ("Leaves at most", _numbers(plan)),
                     ("Plan", tag("code", f"{digest:.12}")),
                 ]

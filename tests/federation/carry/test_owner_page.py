@@ -148,10 +148,12 @@ class Elsewhere:
     server_port: int
 
 
-def test_a_folder_that_others_may_read_is_not_served(tmp_path, capsys):
+def test_a_folder_that_others_may_read_is_not_served(tmp_path, capsys, monkeypatch):
     folder = make_site(tmp_path)
     os.chmod(folder, 0o755)
-    assert main(["site", "page", str(folder)]) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr("fedstat.operator.page.server.PageServer.serve_forever", lambda server: None)
+        assert main(["site", "page", str(folder)]) == 1
     assert "chmod 700" in capsys.readouterr().err
     os.chmod(folder, 0o700)
     digest = propose(folder)
@@ -180,6 +182,20 @@ def test_a_browser_is_opened_by_a_private_file_and_not_by_the_token(tmp_path, mo
     ((address, mode, text),) = seen
     assert "token" not in address and mode == 0o600 and "/enter?token=" in text
     assert not (folder / "page.html").exists()
+
+
+def test_a_port_that_is_taken_is_named(folder, capsys):
+    with page_of(folder) as server:
+        assert main(["site", "page", str(folder), "--port", str(server.server_port)]) == 1
+    assert f"port {server.server_port} of 127.0.0.1 cannot be had" in capsys.readouterr().err
+
+
+def test_a_plan_without_end_is_listed_by_its_beginning_and_shown_whole_where_it_is_decided(folder):
+    digest = propose(folder, "age ~ " + " + ".join(f"column_{number}" for number in range(5000)))
+    with owner_of(folder) as owner:
+        assert "column_4999" not in owner.get("").text and digest[:12] in owner.get("").text
+        for page in (f"plans/{digest}", f"plans/{digest}/approve"):
+            assert "column_4999" in owner.get(page).text
 
 
 def test_the_style_is_served_and_pages_have_no_script(folder):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from browser import FOUND, browsing
@@ -11,6 +14,32 @@ from paged import make_site, page_of, propose
 from fedstat.federation.carry.site_folder import open_site
 
 pytestmark = pytest.mark.skipif(not FOUND, reason="needs Chromium or Chrome")
+
+
+@contextmanager
+def listening():
+    """Another server on this machine, and all that it is told."""
+    heard = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_GET(self):
+            heard.append(f"{self.requestline} {self.headers}")
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<p>hello</p>")
+
+        def log_message(self, *given):
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", heard
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_an_owner_approves_by_clicks(tmp_path):
@@ -29,6 +58,11 @@ def test_an_owner_approves_by_clicks(tmp_path):
         # the style is taken, by the policy of what may be loaded
         assert browser.find("getComputedStyle(document.querySelector('header')).display") == "flex"
         assert browser.find("document.cookie") == ""
+        # a server of another account on this machine is not sent what opens the page: cookies know no ports
+        with listening() as (address, heard):
+            browser.open(f"{address}/")
+            browser.open(f"http://{server.host}{server.root}plans")
+        assert heard and not any(server.cookie in said for said in heard)
         browser.click(f"a[href$='{wanted}']")
         assert "Leaves at most" not in browser.text and "sums of the score" in browser.text
         browser.click("a.approve")
