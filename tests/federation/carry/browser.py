@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,13 +41,16 @@ os.execv(sys.argv[3], sys.argv[3:])
 """The browser reads from file 3 and writes to 4, whatever numbers they have here."""
 
 
+class BrowserError(Exception):
+    """What the browser does not do, and why."""
+
+
 class Browser:
     """One page of a browser that was started with its files 3 and 4 as pipes."""
 
     def __init__(self, to: int, back: int) -> None:
         self._to, self._back = os.fdopen(to, "wb", 0), os.fdopen(back, "rb")
         self._number, self._session = 0, None
-        self._seen: list[dict[str, Any]] = []
         target = self.tell("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.tell("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.tell("Page.enable")
@@ -59,9 +63,9 @@ class Browser:
             said["sessionId"] = self._session
         self._to.write(json.dumps(said).encode() + b"\0")
         while (told := self._read()).get("id") != self._number:
-            self._seen.append(told)
+            pass
         if "error" in told:
-            raise RuntimeError(f"{method}: {told['error']}")
+            raise BrowserError(f"{method}: {told['error']}")
         return told["result"]
 
     def _read(self) -> dict[str, Any]:
@@ -73,43 +77,38 @@ class Browser:
             content += one
         return json.loads(content)
 
-    def _loaded(self) -> None:
-        while True:
-            told = self._seen.pop(0) if self._seen else self._read()
-            if told.get("method") == "Page.loadEventFired":
-                return
-
     def open(self, address: str) -> None:
         """Open an address, and wait until it is there."""
-        self._seen.clear()
         self.tell("Page.navigate", url=address)
-        self._loaded()
+        self.wait_for("")
 
     def wait_for(self, words: str) -> None:
-        """Wait until a page says something, over as many pages as lead there."""
-        while words not in self.text:
-            self._loaded()
+        """Wait until a page is there whole and says something, over as many pages as lead there."""
+        while self.find("document.readyState") != "complete" or words not in self.text:
+            time.sleep(0.02)
 
     def click(self, selector: str) -> None:
-        """Click as a finger does, in the middle of the element, and wait for the page that follows."""
+        """Click as a finger does, in the middle of the element."""
         where = self.find(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView();"
             "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2] })()"
         )
-        self._seen.clear()
         for kind in ("mousePressed", "mouseReleased"):
             given = {"type": kind, "x": where[0], "y": where[1], "button": "left", "clickCount": 1}
             self.tell("Input.dispatchMouseEvent", **given)
-        self._loaded()
 
     def find(self, expression: str) -> Any:
-        """Return the value of an expression in the page."""
-        return self.tell("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+        """Return the value of an expression in the page; None where it is just left for another."""
+        try:
+            found = self.tell("Runtime.evaluate", expression=expression, returnByValue=True)
+        except BrowserError:
+            return None
+        return found["result"].get("value")
 
     @property
     def text(self) -> str:
         """What is to be read on the page."""
-        return self.find("document.body ? document.body.innerText : ''")
+        return self.find("document.body.innerText") or ""
 
     def picture(self, path: Path, width: int, height: int = 900, dark: bool = False) -> None:
         """Take a picture of the whole page at a width."""
