@@ -152,6 +152,6 @@ def _reasons(view: OwnerView) -> Iterator[Markup]:
     lines = view.reasons()
     if lines:
         yield note("Why questions were refused because of the records. Nobody else is told.")
-        yield table(("when", "why"), [line.partition(" ")[::2] for line in lines])
+        yield table(("when", "why"), [line.partition(" ")[::2] for line in lines], kind="log")
     else:
         yield note("It is empty.")
