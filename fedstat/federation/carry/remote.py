@@ -355,7 +355,7 @@ class RemoteEngine(RoundEngine):
     def _how_to_go_on(self) -> str:
         gone = (
             "without a site that is gone for good by ClientPartition.connect(..., without=[...]), or "
-            "without any that is lost by connect(..., quorum=the fewest that are to be left)"
+            "a GLM or FedAvg without any that is lost by connect(..., quorum=fewest that are to be left)"
         )
         if self._journal is None:
             return f"no journal was given, so that the model must be made again with from_formula; {gone}"

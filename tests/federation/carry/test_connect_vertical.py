@@ -140,6 +140,13 @@ def test_what_is_known_without_rows(there, here):
         there.correlation()
 
 
+def test_no_fit_goes_on_without_a_site_whose_columns_nobody_else_has(federation):
+    with pytest.raises(PartitionError, match="quorum: in the vertical layout no fit goes on without a site"):
+        fs.ClientPartition.connect(federation["study"], quorum=2)
+    with pytest.raises(PartitionError, match="quorum: expected a whole number"):
+        fs.ClientPartition.connect(federation["study"], quorum=4)
+
+
 def test_the_coordinator_is_apart_unless_the_file_says_where(federation, there):
     assert fs.VFEMRegression.from_formula("y ~ b1 + t1 + s1", there).coordinator == "apart"
     path = federation["study"] / "federation.toml"

@@ -43,15 +43,17 @@ STRICT_LEARNS: Mapping[str, str] = {
     "institutions' columns count over all fits, functions of its own in one.",
     CLIENT: "Coefficients, means and deviations over all, which of its entities others "
     "have, and of a product random numbers. Joined by the coordinator: a sum less its own part, which is "
-    "that of the last when all others join; products of its own columns with another's, as many equations "
-    "as it has columns.",
-    DEPARTING: "What a coordinator learns, each institution's part of a sum by leaving that one out, and an "
-    "estimate that is wrong for all. Steps in another order, rows that differ by a few from earlier ones, "
-    "weights on few rows, estimates under weights that differ from earlier ones in a few, products of rows "
-    "of different entities, and itself as dealer are refused. So are "
-    "coefficients of its choosing by which the sums that one session was told single out few rows, but not "
-    "those that nearly do so, nor sums of several sessions or epochs of gradient descent together: of a row "
-    "that alone has a combination of levels these tell the other columns, and the outcome.",
+    "that of the last when all others join; of 14 institutions or more, of which a third join, in one of "
+    "100 million agreements on keys sums over parts of the others; products of its own columns with "
+    "another's, as many equations as it has columns.",
+    DEPARTING: "What a coordinator learns, each institution's part of a sum by leaving that one out or "
+    "calling it lost (not where another's policy says apart = 2), and an estimate that is wrong for all. "
+    "Steps in another order, rows that differ by a few from earlier ones, weights on few rows, estimates "
+    "under weights that differ from earlier ones in a few, products of rows of different entities, and "
+    "itself as dealer are refused. So are coefficients of its choosing by which the sums that one session "
+    "was told single out few rows, but not those that nearly do so, nor sums of several sessions or epochs "
+    "of gradient descent together: of a row that alone has a combination of levels these tell the other "
+    "columns, and the outcome.",
     INTRUDER: "Who asks whom, when and how much, and what passes neither masked nor sealed. What it alters "
     "or puts back is not answered, and an account that it alters is not served; what it removes stops an "
     "analysis. Who reads a site's own files has its keys and records.",
