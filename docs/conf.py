@@ -23,6 +23,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "numpydoc",
     "building.mathml",
+    "building.offline",
     "building.references",
     "building.vignettes",
 ]

@@ -1,5 +1,6 @@
 """Pages and their links: every public name has a place in the reference, every vignette one in the index."""
 
+import importlib
 import re
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -71,3 +72,20 @@ def test_first_page_shows_what_its_example_prints(capsys):
     printed = [re.sub(r"\s+[\d.]+ kB", " kB", line.rstrip()) for line in capsys.readouterr().out.splitlines()]
     lines = [re.sub(r"\s+[\d.]+ kB", " kB", line) for line in shown.splitlines()]
     assert [line for line in lines if line not in printed] == []
+
+
+def test_a_page_that_asks_another_host_or_hides_a_picture_is_found(tmp_path, monkeypatch):
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(DOCS)
+    offline = importlib.import_module("building.offline")
+    pages = {
+        "good.html": '<script src="_static/a.js"></script><img src="a.png" alt="A path"><a href="https://x.org">',
+        "script.html": '<script defer src="https://cdn.example.org/a.js"></script>',
+        "font.html": '<link rel="stylesheet" href="//fonts.example.org/a.css">',
+        "picture.html": '<img src="a.png" alt="">',
+        "style.css": "@import url(https://fonts.example.org/a.css);",
+    }
+    for name, text in pages.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = {name: offline.faults(tmp_path / name) for name in pages}
+    assert found.pop("good.html") == [] and all(len(faults) == 1 for faults in found.values())
