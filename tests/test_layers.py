@@ -19,6 +19,7 @@ FEDERATION = (
     "rounds",
     "design.formula",
     "design",
+    "carry.exchange",
     "carry",
     "carry.flare",
     "forecast",

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedstat.errors import PartitionError
-from fedstat.federation.carry.exchange import Pace, SitesPart
+from fedstat.federation.carry.exchange.inbox import Inbox
+from fedstat.federation.carry.exchange.part import Pace, SitesPart
 from fedstat.federation.carry.in_force import ClosedError
-from fedstat.federation.carry.inbox import Inbox
 from fedstat.federation.carry.signed import SignedSite
 from fedstat.federation.carry.site_folder import DESCRIPTION, SiteDescription, read_description
 from fedstat.operator import flare_commands
@@ -101,7 +101,6 @@ def serve(folder: Path, once: bool, poll: float) -> int:
             f"'{folder / DESCRIPTION}' names no folder for questions and answers; write it under 'exchange', "
             f"or join a kit for NVIDIA FLARE with 'fedstat site join-kit {typed(folder)} KIT'"
         )
-    flare_commands.require_coordinator(folder, description)
     service = Service(folder, SignedSite(folder, tell=log), once)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, service.stop)

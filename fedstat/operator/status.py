@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def write_status(home: Path, state: str, name: str, began: str, more: Mapping[st
     }
     if FAMILIES:  # another process loads them where another carrier starts one
         content["families"] = ", ".join(sorted(FAMILIES))
-    write_whole(home / STATUS, json.dumps(content, indent=2).encode())
+    with suppress(OSError):  # on a full disk; what is full stands where the rules in force do
+        write_whole(home / STATUS, json.dumps(content, indent=2).encode())
 
 
 def counts(account: SiteAccount) -> dict[str, Any]:

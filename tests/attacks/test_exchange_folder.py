@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from fedstat.errors import EngineError, FedstatWarning, MessageError, SecurityError
-from fedstat.federation.carry.exchange import SitesPart
+from fedstat.federation.carry.exchange.part import SitesPart
 from fedstat.federation.carry.folder import FolderCarrier, serve_folder
 from fedstat.federation.carry.remote import number_of
 from fedstat.federation.carry.signed import open_answer

@@ -49,6 +49,11 @@ from fedstat.typing import Array
 class ChainStore(Protocol):
     """Where a site's chains outlive its process."""
 
+    @property
+    def broken(self) -> str:
+        """Why nothing can be kept any more; empty where it can."""
+        ...
+
     def close(self) -> None:
         """Let another process write."""
         ...

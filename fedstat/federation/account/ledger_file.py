@@ -104,6 +104,11 @@ class LedgerFile:
         if reading.lines:
             self._show(reading.head)
 
+    @property
+    def broken(self) -> str:
+        """Why nothing can be written any more; empty where it can."""
+        return "" if self._broken is None else str(self._broken.strerror or self._broken)
+
     def close(self) -> None:
         """Let another process write."""
         self._file.close()
@@ -155,6 +160,7 @@ class LedgerFile:
         try:
             write_whole(self.folder / NEXT, content.getvalue())
         except OSError as error:
+            self._broken = error
             raise self._full(error) from error
         self.append([to_plain(AnsweredLine(hashlib.sha256(content.getvalue()).hexdigest(), n_rows))])
         (self.folder / NEXT).replace(self.folder / ANSWERED)

@@ -2,7 +2,7 @@
 
 For sites without open ports. Every question and every answer is one file, signed by who wrote it; people or a
 synchronised folder move them. Nothing is deleted, so that the folder is the record of what passed; where
-everything lies, says :mod:`fedstat.federation.carry.exchange`.
+everything lies, says :mod:`fedstat.federation.carry.exchange.part`.
 
 A question that is asked again, by whoever goes on after a fault, has the same number, and finds its answer.
 
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedstat.errors import EngineError, FedstatWarning, SecurityError, warn
-from fedstat.federation.carry.exchange import Pace, SitesPart
-from fedstat.federation.carry.inbox import Inbox
-from fedstat.federation.carry.notes import UNTRUSTED, open_note
+from fedstat.federation.carry.exchange.inbox import Inbox
+from fedstat.federation.carry.exchange.notes import UNTRUSTED, open_note
+from fedstat.federation.carry.exchange.part import Pace, SitesPart
 from fedstat.federation.carry.remote import SiteServer
 from fedstat.federation.carry.signed import PinnedSite, open_answer, sign_question
 from fedstat.federation.crypto.envelopes import signer_of

@@ -12,14 +12,18 @@ process over a folder, or one of NVIDIA FLARE.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from fedstat.errors import EngineError, FedstatError
 from fedstat.federation.account.head import told
+from fedstat.federation.account.ledger_lines import LEDGER
+from fedstat.federation.carry.room import cannot_grow, full_disk, full_ledger
 from fedstat.federation.carry.site_folder import (
     COLUMNS,
     DESCRIPTION,
@@ -40,6 +44,7 @@ from fedstat.records import from_json, to_json
 
 IN_FORCE, RULES = "in_force.json", (POLICY, COLUMNS)
 WATCHED = (DESCRIPTION, *RULES)
+ROOM, LONGEST_PROBLEM = 8192, 1000
 SETTLED, RETRIED = 0.02, 60.0
 """Seconds after which a file that was being written is read again, and one that could not be used."""
 
@@ -93,6 +98,7 @@ class OwnersWord:
     site: Site = field(init=False)
     description: SiteDescription = field(init=False)
     problem: str = ""
+    has_failed: bool = False
     _held: dict[str, str] = field(init=False)
     _failed: tuple[object, ...] = ()
     _wish: str = ""
@@ -113,6 +119,9 @@ class OwnersWord:
         ClosedError
             A file cannot be used now.
         """
+        if full := full_disk(self.folder):
+            self._failed = ()
+            self.close(full)
         found = digests_of(self.folder)
         if found == self._held and not self.problem:
             self._reload()
@@ -126,13 +135,39 @@ class OwnersWord:
             moved = self._take_over(found, modes)
         except (FedstatError, OSError) as error:
             self._failed = attempt
-            if str(error) != self.problem:
-                self.problem = str(error)
-                self.tell(f"answers nothing, since it cannot go by what its owner has changed: {error}")
-                self._write()
-            raise ClosedError(self.problem) from error
+            self.close(f"it cannot go by what its owner has changed: {error}")
         self._write()
         return moved
+
+    def close(self, problem: str) -> NoReturn:
+        """Answer nothing for now: ClosedError. The log is told once, whatever the figures in it."""
+        if _bare(problem) != _bare(self.problem):
+            self.tell(f"answers nothing: {problem}")
+        self.problem = problem
+        self._write()
+        raise ClosedError(problem)
+
+    def check_written(self) -> None:
+        """Let no answer go of which the account could not be written; what it says in memory is void then."""
+        store = self.site.account.store
+        if store is not None and store.broken:
+            self.has_failed = True
+            self.close(cannot_grow(self.folder / LEDGER, store.broken))
+
+    def open_again(self) -> None:
+        """Open the site anew, with the account as it is on disk; ClosedError while it cannot be written."""
+        problem = full_disk(self.folder) or full_ledger(self.folder)
+        if problem:
+            self.close(problem)
+        if self.site.account.store is not None:  # held until now, so that no other process took it
+            self.site.account.store.close()
+        try:
+            fresh = OwnersWord(self.folder, self.tell)
+        except (FedstatError, OSError) as error:
+            self.close(f"it cannot be opened again: {error}")
+        self.site, self.description, self._held = fresh.site, fresh.description, fresh._held
+        self.has_failed, self.problem = False, ""
+        self.tell("has room again, and was opened anew; open sessions have ended")
 
     def _take_over(self, found: dict[str, str], modes: tuple[str, ...]) -> bool:
         while (again := _after_a_moment(self.folder)) != found:
@@ -149,7 +184,7 @@ class OwnersWord:
         changed = [name for name in WATCHED if found[name] != self._held[name]]
         stricter = self.site.change_rules(policy, published)
         heed(self.site, description)
-        self.description, self._held, self.problem = description, found, ""
+        self.description, self._held, self.problem, self._failed = description, found, "", ()
         ends = f", stricter in {', '.join(stricter)}: open sessions have ended" if stricter else ""
         self.tell(f"goes by {', '.join(changed) or 'its files'} as it is now{ends}")
         return DESCRIPTION in changed
@@ -169,15 +204,25 @@ class OwnersWord:
 
     def _write(self) -> None:
         rules = {name: self._held[name] for name in RULES}
-        told_of = self.problem, self.site.account.as_of, self._reloaded
-        content = to_json(InForce(rules, told(time.time_ns()), *told_of)).encode()
-        with suppress(OSError):  # a disk that is full is told of elsewhere, and is no reason to end
-            write_whole(self.folder / IN_FORCE, content)
+        told_of = self.problem[:LONGEST_PROBLEM], self.site.account.as_of, self._reloaded[:LONGEST_PROBLEM]
+        held = InForce(rules, told(time.time_ns()), *told_of)
+        path, content = self.folder / IN_FORCE, to_json(held).encode().ljust(ROOM)
+        with suppress(OSError):
+            if not path.is_symlink() and path.exists() and path.stat().st_size == len(content):
+                # in its place, for which there is room on a full disk as well
+                with path.open("r+b") as file:
+                    file.write(content)
+            else:
+                write_whole(path, content)
 
 
 def digests_of(folder: Path) -> dict[str, str]:
     """SHA-256 of the files that an owner changes; empty for one that is absent."""
     return {name: _digest(folder / name) for name in WATCHED}
+
+
+def _bare(problem: str) -> str:
+    return re.sub(r"[0-9.]+ MB|cannot be written \([^)]*\)", "", problem)
 
 
 def _digest(path: Path) -> str:

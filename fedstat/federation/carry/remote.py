@@ -34,6 +34,7 @@ from typing import Protocol, runtime_checkable
 from fedstat.errors import ConsentError, EngineError, FedstatError, MessageError, SessionError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.carry.bundle import Answered, bundle, unbundle
+from fedstat.federation.carry.exchange.part import NUMBER_LENGTH
 from fedstat.federation.carry.heads import KeptHeads
 from fedstat.federation.carry.journal import Journal
 from fedstat.federation.carry.session_folder import SessionFolder
@@ -52,7 +53,6 @@ from fedstat.federation.message import (
 from fedstat.federation.rounds.engine import Fit, RoundEngine, Rounds, enter
 from fedstat.federation.rounds.statements import RECALL
 
-NUMBER_LENGTH = 32
 UNNUMBERED = "a question without its turn is the only one of its session; ask by a RemoteEngine"
 
 

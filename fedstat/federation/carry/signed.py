@@ -10,10 +10,10 @@ from typing import IO
 
 from fedstat.errors import PartitionError, SecurityError
 from fedstat.federation.account.entry import COORDINATOR
+from fedstat.federation.carry.exchange.notes import SiteNote
 from fedstat.federation.carry.in_force import OwnersWord
-from fedstat.federation.carry.notes import SiteNote
 from fedstat.federation.carry.remote import SiteServer, number_of
-from fedstat.federation.carry.site_folder import DESCRIPTION, SiteDescription, read_description
+from fedstat.federation.carry.site_folder import DESCRIPTION, SiteDescription
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.site import Site
@@ -78,12 +78,12 @@ class SignedSite:
     """
 
     def __init__(self, folder: Path, name: str = "", tell: Callable[[str], None] = lambda _: None) -> None:
-        if not read_description(folder).coordinator:
-            raise PartitionError(
-                f"'{folder / DESCRIPTION}' pins no coordinator; write the fingerprint of its key "
-                "under 'coordinator'"
-            )
         self._word = OwnersWord(folder, tell)
+        if not self.description.coordinator:
+            raise PartitionError(
+                f"'{folder / DESCRIPTION}' pins no coordinator: nobody is answered; write the fingerprint "
+                "of its key under 'coordinator', or use fedstat site pin"
+            )
         if name not in ("", self.site.name):
             raise PartitionError(
                 f"'{folder / DESCRIPTION}' is of '{self.site.name}', and FLARE knows '{name}'"
@@ -103,7 +103,13 @@ class SignedSite:
     def heed(self) -> bool:
         """Take over what the owner has changed; see :meth:`OwnersWord.heed`."""
         with self._lock:
-            return self._word.heed()
+            return self._heed()
+
+    def _heed(self) -> bool:
+        if self._word.has_failed:
+            self._word.open_again()
+            self._server = SiteServer(self.site)
+        return self._word.heed()
 
     def answer(self, question: bytes | IO[bytes], where: str = "a question", number: str = "") -> bytes:
         """Answer a question that the coordinator signed for this site; SecurityError for any other.
@@ -111,8 +117,10 @@ class SignedSite:
         ClosedError where nothing is answered for now.
         """
         with self._lock:
-            self._word.heed()
-            return answer_signed(self._server, question, self.description.coordinator, where, number)
+            self._heed()
+            answer = answer_signed(self._server, question, self.description.coordinator, where, number)
+            self._word.check_written()
+            return answer
 
     def note(self, question: bytes | IO[bytes], where: str, number: str, why: str) -> bytes | None:
         """Sign a note; see :func:`note_signed`."""

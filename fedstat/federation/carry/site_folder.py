@@ -24,6 +24,7 @@ import re
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -221,9 +222,10 @@ def refusal_log(folder: str | Path) -> Callable[[str], None]:
     """Return what appends one line a refusal to ``refusals.log``."""
 
     def append(reason: str) -> None:
-        handle = os.open(Path(folder, REFUSALS), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(handle, "a", encoding="utf-8") as file:
-            file.write(f"{told(time.time_ns())} {' '.join(reason.split())}\n")
+        with suppress(OSError):  # on a full disk: a refusal is not held up by its reason
+            handle = os.open(Path(folder, REFUSALS), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(handle, "a", encoding="utf-8") as file:
+                file.write(f"{told(time.time_ns())} {' '.join(reason.split())}\n")
 
     return append
 

@@ -78,6 +78,14 @@ def wait(
         time.sleep(0.05)
 
 
+def until_true(what: Callable[[], object], seconds: float = 120) -> None:
+    """Wait for a condition."""
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 @contextmanager
 def served_sites(
     home: Path, names: Iterable[str], start: Callable[[Path], Forked] = serve

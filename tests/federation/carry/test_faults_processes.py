@@ -20,7 +20,7 @@ from operating import make_federation, serve, wait
 import fedstat as fs
 from fedstat.errors import EngineError
 from fedstat.federation.account.ledger_file import read_account
-from fedstat.federation.carry.exchange import SitesPart
+from fedstat.federation.carry.exchange.part import SitesPart
 from fedstat.federation.carry.folder import FolderCarrier, serve_folder
 from fedstat.federation.carry.remote import RemoteSite
 from fedstat.federation.carry.site_folder import load_identity

@@ -4,7 +4,7 @@ import os
 
 import pandas as pd
 import pytest
-from operating import make_federation, serve, wait
+from operating import make_federation, serve, until_true, wait
 
 import fedstat as fs
 from fedstat.errors import EngineError, PolicyError, SessionError
@@ -186,12 +186,3 @@ def test_check_and_status_compare_with_what_the_service_uses(home, capsys):
     finally:
         process.kill()
         process.wait()
-
-
-def until_true(what, seconds: float = 120):
-    import time
-
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.05)

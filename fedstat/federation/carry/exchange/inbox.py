@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from fedstat.errors import SecurityError
-from fedstat.federation.carry.exchange import SitesPart
-from fedstat.federation.carry.notes import CLOSED, UNTRUSTED
+from fedstat.federation.carry.exchange.notes import CLOSED, UNTRUSTED
+from fedstat.federation.carry.exchange.part import SitesPart
 from fedstat.federation.files import group_remedy, open_regular, write_shared
 
 NOTES_AT_ONCE, MOST_NOTES = 4, 100

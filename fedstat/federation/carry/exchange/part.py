@@ -28,12 +28,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedstat.errors import SecurityError
-from fedstat.federation.carry.remote import NUMBER_LENGTH
 from fedstat.federation.files import check_folder, make_folders
 
 ASK, REPLY, NOTE = ".ask", ".reply", ".note"
 LONGEST_REST, REST_SHARE = 0.8, 1 / 75
 """Seconds between two looks when nothing has come for a minute, and their share of the time until then."""
+NUMBER_LENGTH = 32
 NUMBER = re.compile(f"[0-9a-f]{{{NUMBER_LENGTH}}}")
 """Names that questions have; a file of another name is nobody's question."""
 

@@ -1,0 +1,1 @@
+"""A folder through which questions and answers go as signed files, as both sides see it."""
