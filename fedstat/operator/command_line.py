@@ -23,7 +23,7 @@ from fedstat.operator import (
     serve,
     site_commands,
 )
-from fedstat.operator.enrolling import pins
+from fedstat.operator.enrolling import pins, rosters
 
 NEW_FOLDER = "a folder that is new or empty"
 
@@ -141,6 +141,24 @@ SITE = (
         (argument("card", type=Path, help="card.toml of the coordinator or of the other site"), REPLACE),
     ),
     Command(
+        "accept",
+        "Show the roster of a federation; with its fingerprint, trust the coordinator and all sites in it.",
+        rosters.accept,
+        (
+            argument(
+                "roster", type=Path, nargs="?", help="roster.json (default: the one in the exchange folder)"
+            ),
+            argument("--fingerprint", default="", help="of the roster, as you have compared it by telephone"),
+            argument(
+                "--replace",
+                metavar="FINGERPRINT",
+                action="append",
+                default=[],
+                help="one that is known, where a new key takes its place (ask them by telephone)",
+            ),
+        ),
+    ),
+    Command(
         "revoke",
         "Trust a site, or the coordinator, no longer.",
         site_commands.revoke,
@@ -232,6 +250,17 @@ FEDERATION = (
         "Add a site by its public card.",
         federation_commands.join,
         (argument("card", type=Path, help="card.toml of the site"), REPLACE),
+    ),
+    Command(
+        "roster",
+        "Sign who takes part, for the sites, which enter it by 'fedstat site accept'.",
+        rosters.make_roster,
+    ),
+    Command(
+        "accept",
+        "Take a site's word that it has accepted the roster, where no exchange folder brings it.",
+        rosters.take_acceptance,
+        (argument("path", type=Path, metavar="accepted", help="NAME.accepted, as the site sent it"),),
     ),
     Command(
         "test",

@@ -30,6 +30,7 @@ from fedstat.federation.rounds.schema import TableSchema, ask_schemas, version_r
 from fedstat.operator.enrolling.cards import COMPARE, FILE, SITE, Card, make_folder, read_card
 from fedstat.operator.enrolling.pairs import pair_problems
 from fedstat.operator.enrolling.pins import check_replaced, same
+from fedstat.operator.enrolling.rosters import roster_remarks
 from fedstat.operator.writing.entries import quoted, set_entry
 from fedstat.operator.writing.screen import columns, heading, tell_problems, typed
 from fedstat.operator.writing.templates import BY_FLARE, BY_FOLDER, COLUMNS, ROWS
@@ -119,6 +120,8 @@ def test(folder: Path, timeout: float) -> int:
         problems += alignment_problems(folder, load_alignment(folder), schemas)
     for remark in version_remarks(schemas):
         print(f"  Note: {remark}.\n")
+    for remark in roster_remarks(folder):
+        print(f"  {remark}\n")
     if not problems:
         print(f'  In Python:    partition = fedstat.ClientPartition.connect("{folder / FEDERATION}")')
     return tell_problems(problems)

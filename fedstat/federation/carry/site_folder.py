@@ -60,6 +60,14 @@ PRIVATE = (DESCRIPTION, POLICY, IDENTITY, REFUSALS, LEDGER, HEAD, SECRET, ANSWER
 SEED_DIGITS, LEAST_DIGITS = 32, 8
 SEED = re.compile(f"[0-9a-fA-F]{{{SEED_DIGITS}}}")
 """A seed; one with fewer different digits is hardly drawn: it is one of twenty million."""
+TABLES = {
+    "pinned": "fingerprint",
+    "sites": "fingerprint",
+    "consent": "time",
+    "roster": "digest",
+    "revoked": "name",
+}
+"""Tables of texts, and what each of these is."""
 T = TypeVar("T")
 
 
@@ -71,7 +79,8 @@ class SiteDescription:
     `pinned` has one by site, its own among them. `site_column` is the name by which a formula may ask for
     the site, empty in the vertical layout; `seed` the secret that the sites share for common random
     projections; `exchange` the folder through which questions come, empty where another carrier brings them;
-    `consent` says when the owner has consented to an alignment, by site.
+    `consent` says when the owner has consented to an alignment, by site; `roster` has the digests of the
+    rosters that it has accepted, by number.
     """
 
     name: str
@@ -82,6 +91,7 @@ class SiteDescription:
     seed: str | int = ""
     exchange: str = ""
     consent: Mapping[str, str] = field(default_factory=dict)
+    roster: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def source(self) -> Source:
@@ -109,6 +119,8 @@ class SiteDescription:
     def check(self) -> None:
         """Find what is wrong when the file is read, and not when records or the seed are asked for."""
         _ = self.source, self.shared_seed
+        if not all(number.isdecimal() for number in self.roster):
+            raise PartitionError(f"{self.name}: [roster]: expected digests by the number of the roster")
 
 
 def read_description(folder: str | Path) -> SiteDescription:
@@ -134,7 +146,7 @@ def read_toml(path: Path, remedy: str) -> dict[str, Any]:
 def read_entries(kind: type[T], path: Path, remedy: str) -> T:
     """Read a TOML file as a record; entries that have a default may be left out."""
     content = read_toml(path, remedy)
-    for table, what in (("pinned", "fingerprint"), ("sites", "fingerprint"), ("consent", "time")):
+    for table, what in TABLES.items():
         keys = content.get(table)
         wrong = [name for name in keys if not isinstance(keys[name], str)] if isinstance(keys, dict) else []
         if wrong:
@@ -144,7 +156,12 @@ def read_entries(kind: type[T], path: Path, remedy: str) -> T:
 
 def heed(site: Site, description: SiteDescription) -> None:
     """Take over whom the owner trusts now, and what it consents to."""
-    for held, given in ((site.trust.pinned, description.pinned), (site.trust.consents, description.consent)):
+    trust = site.trust
+    for held, given in (
+        (trust.pinned, description.pinned),
+        (trust.consents, description.consent),
+        (trust.rosters, description.roster),
+    ):
         held.clear()
         held.update(given)
 
@@ -299,7 +316,7 @@ def open_site(folder: str | Path) -> Site:
         policy=policy,
         shared_seed=description.shared_seed,
         site_column=description.site_column,
-        trust=Trust(dict(description.pinned), identity, dict(description.consent)),
+        trust=Trust(dict(description.pinned), identity, dict(description.consent), dict(description.roster)),
         account=open_account(folder, description.name, identity, partial(unfit, table, identity)),
         published=read_site_columns(folder, description.name, table),
         log=refusal_log(folder),

@@ -41,12 +41,14 @@ class Trust:
     """A site's keys, the fingerprints that its owner has pinned, and what the owner has consented to.
 
     `pinned` has the fingerprint of every site that this one exchanges secrets with, its own among them, and
-    `consents` when the owner consented to one alignment of keys with a site.
+    `consents` when the owner consented to one alignment of keys with a site; `rosters` the digests of the
+    rosters that the owner has accepted, by number.
     """
 
     pinned: dict[str, str] = field(default_factory=dict)
     _identity: Identity | None = None
     consents: dict[str, str] = field(default_factory=dict)
+    rosters: dict[str, str] = field(default_factory=dict)
 
     @property
     def identity(self) -> Identity:

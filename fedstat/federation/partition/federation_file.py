@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from fedstat.errors import PartitionError, SecurityError
@@ -38,7 +38,8 @@ class FederationFile:
     that of the file, `timeout` the seconds until a site counts as silent, `min_count` the fewest entities of
     a category level in a design. `carrier` brings questions to the sites: "folder", "flare", whose server is
     at `host` and `port`, or the name of one that is handed to :func:`connect`. `coordinator` is the site at
-    whose institution this coordinator is, or "apart".
+    whose institution this coordinator is, or "apart". `revoked` has the names of sites that were taken out,
+    by the fingerprint of their keys.
     """
 
     layout: str
@@ -51,6 +52,7 @@ class FederationFile:
     host: str = ""
     port: int = 0
     coordinator: str = APART
+    revoked: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from fedstat.federation.crypto.neighbours import (
     join_words,
     split_words,
 )
+from fedstat.federation.crypto.rosters import hold_rosters, show_roster, without_roster
 from fedstat.federation.door.conduct import in_order
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.door.state import SiteData, State
@@ -92,7 +93,12 @@ def announce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array],
     asked = from_json(KeysQuestion, text, f"{data.name}: the question about keys")
     agreement = Agreement(data.trust.identity, asked.session, data.name, None, _pinned(data, asked.sites))
     state.keep("agreement", agreement)
-    return {}, agreement.announce()
+    return {}, _with_roster(data, asked.session, agreement.announce())
+
+
+def _with_roster(data: SiteData, session: str, announced: str) -> str:
+    trust = data.trust
+    return show_roster(trust.identity, session, data.name, trust.rosters, announced)
 
 
 def _pinned(data: SiteData, names: Iterable[str]) -> dict[str, str]:
@@ -114,7 +120,8 @@ def finish(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], s
     found = from_json(KeysAnnounced, text, f"{data.name}: the keys that it was told")
     # The coordinator carries the identities, and could put its own in their place: only pinned ones count.
     public = {name: PublicIdentity.from_json(key) for name, key in found.public.items()}
-    return _keep_keys(state, agreement.finish(found.announced, public))
+    told = hold_rosters(data.name, agreement.session, data.trust.rosters, public, found.announced)
+    return _keep_keys(state, agreement.finish(told, public))
 
 
 def _keep_keys(state: State, keys: PairKeys) -> tuple[dict[str, Array], str]:
@@ -136,7 +143,7 @@ def sign(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str
     asked = from_json(BoundSites, text, f"{data.name}: the question about keys")
     agreement = state.use("agreement", NeighbourAgreement, "this site is bound to no key; ask 'commit' first")
     committed = split_words(asked.sites, asked.committed)
-    return {}, agreement.sign(committed, _pinned(data, committed))
+    return {}, _with_roster(data, agreement.session, agreement.sign(committed, _pinned(data, committed)))
 
 
 def meet(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
@@ -145,7 +152,8 @@ def meet(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str
     agreement = state.use("agreement", NeighbourAgreement, "this site is bound to no key; ask 'commit' first")
     public = {name: PublicIdentity.from_json(key) for name, key in asked.public.items()}
     keys = split_words(agreement.sites, asked.keys)
-    return _keep_keys(state, agreement.meet(keys, public, asked.announced))
+    told = hold_rosters(data.name, agreement.session, data.trust.rosters, public, asked.announced)
+    return _keep_keys(state, agreement.meet(keys, public, told))
 
 
 def keys_of(state: State) -> PairKeys:
@@ -207,7 +215,9 @@ def agree_with_neighbours(
     replies = yield [ask(site, "sign", content) for site in sites]
     announced = {site: reply.text for site, reply in zip(sites, replies, strict=True)}
     keys = {
-        site: read_parts(text, f"the announcement of '{site}'", "fedstat agreement 1", ANNOUNCED)["key"]
+        site: read_parts(
+            without_roster(text), f"the announcement of '{site}'", "fedstat agreement 1", ANNOUNCED
+        )["key"]
         for site, text in announced.items()
     }
     near = all_neighbours(keys, session)

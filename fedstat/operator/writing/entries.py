@@ -32,12 +32,19 @@ def set_entry(path: Path, table: str, name: str, value: str) -> None:
         here = [place for place in range(start, end) if _name(lines[place]) == name]
         if here:
             return [*lines[: here[0]], line, *lines[here[0] + 1 :]]
-        # before the blank lines that part the table from the next one
-        while end > start and not lines[end - 1].strip():
+        # before the blank lines, and the words about it, that part the table from the next one
+        while end > start and (not lines[end - 1].strip() or lines[end - 1].startswith("#")):
             end -= 1
         return [*lines[:end], line, *lines[end:]]
 
     _rewrite(path, edit, lambda content: _table(content, table).update({name: value}))
+
+
+def make_table(path: Path, table: str) -> None:
+    """Begin a table at the end of a file that does not have it: one made before there was such a table."""
+    text = path.read_text(encoding="utf-8")
+    if table not in tomllib.loads(text):
+        write_whole(path, f"{text.rstrip()}\n\n[{table}]\n".encode())
 
 
 def withdraw_entry(path: Path, table: str, name: str) -> None:

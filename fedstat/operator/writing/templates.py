@@ -49,6 +49,9 @@ path = {path}
 # Vertical layout: consent to one alignment of keys with each of these. Enter it with:
 #     fedstat site consent FOLDER SITE ...
 [consent]
+
+# Rosters of the federation that were accepted, by number. Enter one with:  fedstat site accept FOLDER
+[roster]
 """
 
 BY_ROWS = """\
@@ -71,6 +74,9 @@ min_count = 5             # fewest rows of a category level in a design
 # Fingerprint of every site, in the order of the partition. Add one with:
 #     fedstat federation join {folder} CARD
 [sites]
+
+# Keys of sites that were taken out. Take one out with:  fedstat federation remove {folder} SITE
+[revoked]
 """
 
 ROWS = """\

@@ -1,0 +1,214 @@
+"""Rosters: who takes part in a federation, signed by its coordinator and countersigned by every site.
+
+A roster has a number, the fingerprints of coordinator and sites, of keys that were taken out, and the digests
+of all earlier rosters. One fingerprint, the digest of all this, is compared by telephone; every owner's
+service has looked for its own key in it. So two owners who read out the same fingerprint have pinned the
+right keys of each other, whatever carried the roster. A coordinator can still make two rosters, with keys of
+its own, and read to every owner another fingerprint: owners compare it among themselves. Where sites take
+part in a session, each signs beside its fresh key which roster it has accepted, and two of one number are
+found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fedstat.errors import SecurityError
+from fedstat.federation.crypto.keys import Identity, PublicIdentity, encode, plain_fingerprint
+from fedstat.records import Least, from_json, from_plain, to_json, to_plain
+
+ROSTER, ACCEPTANCE, SHOWN = "fedstat roster 1", "fedstat acceptance 1", "fedstat roster shown 1"
+LONGEST_ROSTER = 2**20
+LONGEST_TEXT, DIGITS = 200, 64
+
+
+@dataclass(frozen=True, slots=True)
+class SignedText:
+    """A signed record as its file has it, in hexadecimal digits what is bytes."""
+
+    format: str
+    content: Any
+    keys: PublicIdentity
+    signature: str
+
+
+def _statement(form: str, content: Any) -> bytes:
+    return encode(form, json.dumps(content, sort_keys=True, ensure_ascii=False))
+
+
+def _sign(identity: Identity, form: str, record: Any) -> str:
+    content = to_plain(record)
+    signature = identity.signing.sign(_statement(form, content)).hex()
+    return json.dumps(to_plain(SignedText(form, content, identity.public, signature)), indent=1) + "\n"
+
+
+def _open(text: str | bytes, form: str, where: str) -> tuple[Any, PublicIdentity]:
+    """Content of a signed record, and who signed it, which says nothing of who that is."""
+    try:
+        found = from_json(SignedText, text, where, SecurityError)
+        signature = bytes.fromhex(found.signature)
+    except ValueError as error:
+        raise SecurityError(f"{where}: no {form}") from error
+    if found.format != form or not found.keys.has_signed(_statement(form, found.content), signature):
+        raise SecurityError(f"{where}: no {form}, or altered since it was signed")
+    return found.content, found.keys
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Who takes part: fingerprints by site, and of keys that were taken out, with the name of each.
+
+    `earlier` are the digests of the rosters before, from the first on; `layout` is that of the federation.
+    """
+
+    name: str
+    number: Annotated[int, Least(1)]
+    date: str
+    layout: str
+    coordinator: str
+    sites: Mapping[str, str]
+    revoked: Mapping[str, str] = field(default_factory=dict)
+    earlier: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Require texts that can be shown, fingerprints, and as many earlier rosters as there were."""
+        fingerprints = [self.coordinator, *self.sites.values(), *self.revoked, *self.earlier]
+        texts = [self.name, self.date, self.layout, *self.sites, *self.revoked.values(), *fingerprints]
+        if not all(text.isprintable() and 0 < len(text) <= LONGEST_TEXT for text in texts):
+            raise ValueError("a text that cannot be shown")
+        if any(
+            len(digits) != DIGITS or set(digits) - set("0123456789abcdef")
+            for digits in map(plain_fingerprint, fingerprints)
+        ):
+            raise ValueError("a fingerprint")
+        if len(self.earlier) != self.number - 1:
+            raise ValueError("the number")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it, in hexadecimal digits."""
+        return hashlib.sha256(_statement(ROSTER, to_plain(self))).hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        """The digest in groups, to be read out."""
+        return " ".join(self.digest[i : i + 4] for i in range(0, DIGITS, 4))
+
+    def digest_of(self, number: int) -> str:
+        """Digest of the roster of a number up to this one."""
+        return [*self.earlier, self.digest][number - 1]
+
+    def sign(self, identity: Identity) -> str:
+        """Text of its file, signed by the coordinator."""
+        return _sign(identity, ROSTER, self)
+
+    @classmethod
+    def read(cls, text: str | bytes, where: str) -> Roster:
+        """Read what :meth:`sign` wrote; SecurityError where the coordinator that it names did not sign it."""
+        content, keys = _open(text, ROSTER, where)
+        roster = from_plain(cls, content, where, SecurityError)
+        if plain_fingerprint(roster.coordinator) != keys.digest.hex():
+            raise SecurityError(f"{where}: not signed by the coordinator that it names")
+        return roster
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """A site's word that its owner has accepted a roster."""
+
+    site: str
+    number: Annotated[int, Least(1)]
+    digest: str
+    date: str
+
+    def sign(self, identity: Identity) -> str:
+        """Text of its file, signed by the site."""
+        return _sign(identity, ACCEPTANCE, self)
+
+    @classmethod
+    def read(cls, text: str | bytes, where: str, sites: Mapping[str, str], roster: Roster) -> Acceptance:
+        """Read what :meth:`sign` wrote; SecurityError where it is of no site, or of another roster."""
+        content, keys = _open(text, ACCEPTANCE, where)
+        found = from_plain(cls, content, where, SecurityError)
+        if plain_fingerprint(sites.get(found.site, "")) != keys.digest.hex():
+            raise SecurityError(f"{where}: not signed by a site of this federation under its name")
+        if found.number > roster.number or found.digest != roster.digest_of(found.number):
+            raise SecurityError(f"{where}: '{found.site}' has accepted a roster that was not made here")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRoster:
+    """What a site announced of its fresh key, and, signed for the session, which roster it has accepted."""
+
+    announced: str
+    number: int
+    digest: str
+    signature: str
+
+    def statement(self, session: str, site: str) -> bytes:
+        """Return what the signature is over."""
+        return encode(SHOWN, session, site, str(self.number), self.digest)
+
+
+def show_roster(
+    identity: Identity, session: str, site: str, rosters: Mapping[str, str], announced: str
+) -> str:
+    """Put the roster that a site has accepted last, of digests by number, beside what it announces."""
+    if not rosters:
+        return announced
+    number = max(map(int, rosters))
+    shown = ShownRoster(announced, number, rosters[str(number)], "")
+    signature = identity.signing.sign(shown.statement(session, site)).hex()
+    return to_json(ShownRoster(announced, number, shown.digest, signature))
+
+
+def _shown(text: str, where: str) -> ShownRoster | None:
+    return from_json(ShownRoster, text, where, SecurityError) if '"announced"' in text else None
+
+
+def without_roster(text: str) -> str:
+    """Take what a site announced of its key alone."""
+    shown = _shown(text, "what a site announced")
+    return text if shown is None else shown.announced
+
+
+def hold_rosters(
+    site: str,
+    session: str,
+    rosters: Mapping[str, str],
+    public: Mapping[str, PublicIdentity],
+    announced: Mapping[str, str],
+) -> dict[str, str]:
+    """Hold the rosters of others against those that this site has accepted; what was announced, without them.
+
+    Owners accept a new roster one after another, so that another number is none of the same history only
+    where this site knows it: the other does where it has the later one. SecurityError where it is another
+    roster of a number, or none: who carries the announcements may have left it out.
+    """
+    bare = {name: without_roster(text) for name, text in announced.items()}
+    for name, text in announced.items() if rosters else ():
+        shown = _shown(text, f"{site}: the roster of '{name}'")
+        if shown is None:
+            raise SecurityError(
+                f"{site}: '{name}' shows no roster, and this site has accepted one; its owner enters it by "
+                "'fedstat site accept FOLDER'"
+            )
+        try:
+            signature = bytes.fromhex(shown.signature)
+        except ValueError:
+            signature = b""
+        if name not in public or not public[name].has_signed(shown.statement(session, name), signature):
+            raise SecurityError(f"{site}: the roster that '{name}' shows was replaced on its way")
+        known = rosters.get(str(shown.number), shown.digest)
+        if known != shown.digest:
+            raise SecurityError(
+                f"{site}: '{name}' has accepted another roster {shown.number} than this site: two were made "
+                "under one number. Compare its fingerprint with each other by telephone, and do not go on "
+                "through this coordinator before it is known how"
+            )
+    return bare

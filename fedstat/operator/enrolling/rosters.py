@@ -1,0 +1,324 @@
+"""Commands of the roster: the coordinator makes it, owners accept it, and it is told who has.
+
+::
+
+    study/roster.json               the last roster; a copy is in the exchange folder
+    study/accepted/North.json       which roster North's owner has accepted, signed by North
+    exchange/North/roster.accepted  the same on its way; without such a folder North.accepted is sent
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedstat.errors import FedstatError, PartitionError, SecurityError
+from fedstat.federation.account import head
+from fedstat.federation.account.entry import COORDINATOR
+from fedstat.federation.carry.site_folder import (
+    DESCRIPTION,
+    SiteDescription,
+    load_identity,
+    read_description,
+)
+from fedstat.federation.crypto.keys import plain_fingerprint
+from fedstat.federation.crypto.rosters import LONGEST_ROSTER, Acceptance, Roster
+from fedstat.federation.files import check_folder, make_folders, open_regular, write_shared, write_whole
+from fedstat.federation.partition.federation_file import (
+    FOLDER,
+    FederationDescription,
+    coordinator_identity,
+    read_federation,
+)
+from fedstat.operator.enrolling.cards import check_name
+from fedstat.operator.enrolling.pins import check_replaced, same
+from fedstat.operator.writing.entries import make_table, set_entry, withdraw_entry
+from fedstat.operator.writing.screen import columns, heading, typed
+
+FILE, ACCEPTED, CARRIED = "roster.json", ".accepted", "roster.accepted"
+COMPARE = (
+    "Compare it by telephone with another institution, and not with the coordinator alone: who makes\n"
+    "a roster could make two. Where you both read the same, you have each other's key."
+)
+
+
+def make_roster(folder: Path) -> int:
+    """Sign who takes part now, under the next number."""
+    federation = read_federation(folder)
+    if not federation.sites:
+        raise PartitionError(f"no site has been added yet: fedstat federation join {typed(folder)} CARD")
+    last, roster = last_roster(federation), sign_roster(federation)
+    told = "stands: nothing has changed" if roster == last else "was made"
+    print(f"Roster {roster.number} of {federation.name} {told}.\n")
+    print(columns(list(roster.sites.items())))
+    print(f"\nFingerprint of the roster  {roster.fingerprint}\n")
+    where = f"    fedstat site accept FOLDER{'' if federation.carrier == FOLDER else f' {FILE}'}"
+    if federation.carrier != FOLDER:
+        print(f"Next: give '{folder / FILE}', in which nothing is secret, to every site.")
+    print(f"Next: every owner enters it by{where}")
+    print("and compares its fingerprint by telephone with the other institutions.")
+    return 0
+
+
+def sign_roster(federation: FederationDescription) -> Roster:
+    """Make the next roster where something has changed, and put it where sites look."""
+    folder, last = federation.folder, last_roster(federation)
+    identity = coordinator_identity(folder)
+    roster = Roster(
+        name=federation.name,
+        number=1 if last is None else last.number + 1,
+        date=_now(),
+        layout=federation.layout,
+        coordinator=identity.public.fingerprint,
+        sites=dict(federation.sites),
+        revoked=dict(federation.revoked),
+        earlier=() if last is None else (*last.earlier, last.digest),
+    )
+    if last is not None and _content(last) == _content(roster):
+        roster = last
+    text = roster.sign(identity).encode()
+    write_whole(folder / FILE, text)
+    if federation.carrier == FOLDER:
+        make_folders(Path(federation.exchange))
+        write_shared(Path(federation.exchange, FILE), text)
+    return roster
+
+
+def _now() -> str:
+    return head.told(time.time_ns())
+
+
+def _content(roster: Roster) -> tuple[object, ...]:
+    """List what may change from one roster to the next."""
+    return roster.name, roster.layout, roster.coordinator, dict(roster.sites), dict(roster.revoked)
+
+
+def last_roster(federation: FederationDescription) -> Roster | None:
+    """Read the last roster that was made here; None where there is none."""
+    path = federation.folder / FILE
+    if not path.exists():
+        return None
+    roster = Roster.read(path.read_bytes(), f"'{path}'")
+    if not same(roster.coordinator, coordinator_identity(federation.folder).public.fingerprint):
+        raise SecurityError(f"'{path}' is the roster of another coordinator; put back the one made here")
+    return roster
+
+
+def accept(folder: Path, roster: Path | None, fingerprint: str, replace: Sequence[str]) -> int:
+    """Show a roster; with its fingerprint, pin all that is in it."""
+    description = read_description(folder)
+    path = Path(description.exchange, FILE) if roster is None else roster
+    if roster is None and not description.exchange:
+        raise PartitionError(f"name the file: fedstat site accept {typed(folder)} {FILE}")
+    told = Roster.read(_read(path), f"'{path}'")
+    _check_of_site(folder, description, told)
+    known = _history(description, told)
+    _check_replaced(description, told, replace)
+    print(heading(f"Roster {told.number} of {told.name}"))
+    print(columns(_changes(description, told)))
+    print(f"\nFingerprint of the roster  {told.fingerprint}\n")
+    if not fingerprint:
+        print(COMPARE + "\n")
+        given = [word for one in replace for word in ("--replace", f'"{one}"')]
+        words = ["fedstat site accept", typed(folder), *([] if roster is None else [typed(path)])]
+        print(f'Then:    {" ".join([*words, *given])} --fingerprint "{told.fingerprint}"')
+        return 1
+    if not same(fingerprint, told.fingerprint):
+        raise SecurityError(
+            f"not the roster that was compared, and nothing was changed:\n\n  compared  {fingerprint}\n  "
+            f"this one  {told.fingerprint}\n\nSomebody exchanged '{path}', or there is a newer one"
+        )
+    _enter(folder, description, told, known)
+    print(f"{description.name} trusts the coordinator and the institutions of roster {told.number} now.")
+    _countersign(folder, description, told)
+    return 0
+
+
+def _read(path: Path) -> bytes:
+    """Read a file that strangers may have put there, of a size that a roster may have."""
+    try:
+        with open_regular(path) as file:
+            text = file.read(LONGEST_ROSTER + 1)
+    except FileNotFoundError as error:
+        raise PartitionError(
+            f"'{path}' is absent; the coordinator makes it by 'federation roster'"
+        ) from error
+    if len(text) > LONGEST_ROSTER:
+        raise SecurityError(f"'{path}' is larger than such a file may be")
+    return text
+
+
+def _check_of_site(folder: Path, description: SiteDescription, told: Roster) -> None:
+    """Require that this site takes part, under its own key."""
+    own, name = load_identity(folder).public.fingerprint, description.name
+    if name not in told.sites:
+        if plain_fingerprint(own) in map(plain_fingerprint, told.revoked):
+            raise PartitionError(f"roster {told.number} has {name} among those that were taken out")
+        raise PartitionError(
+            f"roster {told.number} does not list {name}; send the coordinator its card again"
+        )
+    if not same(told.sites[name], own):
+        raise SecurityError(
+            f"roster {told.number} lists {name} with another key than its own: its card was exchanged on the "
+            "way to the coordinator. Ask by telephone, and accept nothing before"
+        )
+    for site in told.sites:
+        check_name(site)
+    layout = "horizontal" if description.site_column else "vertical"
+    if told.layout != layout:
+        raise PartitionError(f"the federation is of the {told.layout} layout, and {name} is of the {layout}")
+
+
+def _history(description: SiteDescription, told: Roster) -> dict[str, str]:
+    """Hold a roster against those that were accepted before; what is kept of these."""
+    if not same(description.coordinator, told.coordinator):
+        return {}
+    latest = max(map(int, description.roster), default=0)
+    if told.number < latest:
+        raise SecurityError(
+            f"roster {told.number} is older than roster {latest}, which {description.name} has accepted; "
+            "somebody put it back, or ask the coordinator for the last one"
+        )
+    for number, digest in description.roster.items():
+        if told.digest_of(int(number)) != digest:
+            raise SecurityError(
+                f"roster {number} was another one when {description.name} accepted it: the coordinator has "
+                "made two under one number. Ask the other institutions by telephone which they have"
+            )
+    return dict(description.roster)
+
+
+def _check_replaced(description: SiteDescription, told: Roster, replace: Sequence[str]) -> None:
+    pairs = [(f"the coordinator of {told.name}", description.coordinator, told.coordinator)]
+    pairs += [(f"site {site}", description.pinned.get(site, ""), key) for site, key in told.sites.items()]
+    for who, known, key in pairs:
+        check_replaced(who, known, key, next((one for one in replace if same(one, known)), ""))
+
+
+def _leaving(description: SiteDescription, told: Roster) -> Iterator[str]:
+    """Sites that are pinned here by keys that were taken out, and do not take part by another."""
+    out = set(map(plain_fingerprint, told.revoked))
+    for site, key in description.pinned.items():
+        if site not in told.sites and plain_fingerprint(key) in out:
+            yield site
+
+
+def _changes(description: SiteDescription, told: Roster) -> list[tuple[str, ...]]:
+    """Rows of what is not as it is pinned here."""
+    parties = {COORDINATOR: (description.coordinator, told.coordinator)}
+    parties |= {site: (description.pinned.get(site, ""), key) for site, key in told.sites.items()}
+    rows: list[tuple[str, ...]] = [
+        (who, "new" if not known else "has a new key", key)
+        for who, (known, key) in parties.items()
+        if not same(known, key)
+    ]
+    rows += [(site, "is taken out", description.pinned[site]) for site in _leaving(description, told)]
+    as_before = len(parties) - sum(row[1] != "is taken out" for row in rows)
+    return [*rows, (f"{as_before} others" if rows else "all", "as before", "")] if as_before else rows
+
+
+def _enter(folder: Path, description: SiteDescription, told: Roster, known: dict[str, str]) -> None:
+    """Write whom the owner trusts by a roster, and its number last: a cut leaves it to be accepted again."""
+    path = folder / DESCRIPTION
+    make_table(path, "roster")
+    for site, key in told.sites.items():
+        if not same(description.pinned.get(site, ""), key):
+            set_entry(path, "pinned", site, key)
+    for site in _leaving(description, told):
+        withdraw_entry(path, "pinned", site)
+    set_entry(path, "", COORDINATOR, told.coordinator)
+    for old in set(description.roster) - set(known):  # of another coordinator
+        withdraw_entry(path, "roster", old)
+    for number in range(1, told.number + 1):
+        set_entry(path, "roster", str(number), told.digest_of(number))
+
+
+def _countersign(folder: Path, description: SiteDescription, told: Roster) -> None:
+    """Write for the coordinator that the roster was accepted here."""
+    acceptance = Acceptance(description.name, told.number, told.digest, _now())
+    text = acceptance.sign(load_identity(folder)).encode()
+    path = folder / f"{description.name}{ACCEPTED}"
+    write_whole(path, text)
+    if description.exchange:
+        place = Path(description.exchange, description.name)
+        make_folders(place)
+        check_folder(place)
+        write_shared(place / CARRIED, text)
+        print("The coordinator sees it in the exchange folder.")
+    else:
+        print(f"Give '{path}', in which nothing is secret, to the coordinator.")
+
+
+def take_acceptance(folder: Path, path: Path) -> int:
+    """Keep a site's word that it has accepted a roster."""
+    federation = read_federation(folder)
+    roster = last_roster(federation)
+    if roster is None:
+        raise PartitionError(f"there is no roster yet: fedstat federation roster {typed(folder)}")
+    found = Acceptance.read(_read(path), f"'{path}'", federation.sites, roster)
+    _keep(federation, roster, found, _read(path))
+    print(f"{found.site} has accepted roster {found.number}. {_standing(federation, roster)}")
+    return 0
+
+
+def _keep(federation: FederationDescription, roster: Roster, found: Acceptance, text: bytes) -> None:
+    """Keep it, unless a later one is there."""
+    folder = federation.folder / "accepted"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if accepted(federation, roster).get(found.site, 0) < found.number:
+        write_whole(folder / f"{found.site}.json", text)
+
+
+def accepted(federation: FederationDescription, roster: Roster) -> dict[str, int]:
+    """Return the number of the roster that each site has accepted last, as far as it was told."""
+    found = dict[str, int]()
+    for site in federation.sites:
+        path = federation.folder / "accepted" / f"{site}.json"
+        try:
+            found[site] = Acceptance.read(path.read_bytes(), f"'{path}'", federation.sites, roster).number
+        except (OSError, FedstatError):
+            continue
+    return found
+
+
+def collect(federation: FederationDescription, roster: Roster) -> list[str]:
+    """Take what sites have put into the exchange folder; what is none of theirs is told."""
+    strange = []
+    for site in federation.sites if federation.carrier == FOLDER else ():
+        path = Path(federation.exchange, site, CARRIED)
+        try:
+            check_folder(path.parent)
+            text = _read(path)
+            found = Acceptance.read(text, f"'{path}'", {site: federation.sites[site]}, roster)
+            _keep(federation, roster, found, text)
+        except (PartitionError, OSError):
+            continue  # it has written none yet
+        except SecurityError as error:
+            strange.append(str(error))
+    return strange
+
+
+def _standing(federation: FederationDescription, roster: Roster) -> str:
+    """Say who has accepted the last roster, and who not."""
+    numbers = accepted(federation, roster)
+    lacking = [
+        f"{site} ({f'roster {numbers[site]}' if site in numbers else 'none'})"
+        for site in federation.sites
+        if numbers.get(site) != roster.number
+    ]
+    if not lacking:
+        return f"All sites have accepted roster {roster.number}."
+    return f"Roster {roster.number} is not yet accepted by {', '.join(lacking)}."
+
+
+def roster_remarks(folder: Path) -> Iterator[str]:
+    """Lines about the last roster, for whoever looks at a federation; none where there is no roster."""
+    federation = read_federation(folder)
+    roster = last_roster(federation)
+    if roster is None:
+        return
+    yield from collect(federation, roster)
+    yield _standing(federation, roster)
+    if _content(roster)[3:] != (dict(federation.sites), dict(federation.revoked)):
+        yield f"Sites have changed since; make the next one by    fedstat federation roster {typed(folder)}"
