@@ -62,7 +62,8 @@ class SqlTable:
         folder: Path | None = None,
     ) -> None:
         self.site, self.rows_per_chunk = site, rows_per_chunk
-        self._database, self._key = database, tuple(key)
+        self._key = tuple(key)
+        self._quoted_key = ", ".join(map(database.reader.quoted, key))
         self._from = f"FROM (\n{single_query(database, query)}\n) records"
         self._kept = KeptRows(site, memory, folder)
         self._missing: set[str] = set()
@@ -140,10 +141,6 @@ class SqlTable:
             "text": pa.string(),
             ARRAYS: pa.list_(pa.float64()),
         }[kind]
-
-    @property
-    def _quoted_key(self) -> str:
-        return ", ".join(map(self._database.reader.quoted, self._key))
 
     def _key_problems(self) -> Iterator[str]:
         absent = [name for name in self._key if name not in self.kinds]

@@ -3,11 +3,13 @@
 import logging
 import os
 import sqlite3
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import psycopg
 import pytest
+import sqlalchemy
 from database_servers import postgresql_server
 
 from fedstat.errors import EngineError, PartitionError, SecurityError
@@ -168,6 +170,21 @@ def test_both_drivers_of_postgresql_see_one_state(server, monkeypatch):
         table = SqlTable("Ward", open_database("Ward", server, "a test"), query, ["patient"])
         assert table.n_rows == 9 and owner.execute("SELECT count(*) FROM standing").fetchall() == [(5,)]
         owner.execute("DROP TABLE standing")
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM standing", "SELECT 1; COMMIT; DELETE FROM standing",
+                                       "COPY standing TO '/tmp/fedstat-copied'"])  # fmt: skip
+def test_the_faster_driver_refuses_alone(server, statement):
+    """Here a statement reaches it as it is, and without having been to the other driver first."""
+    pytest.importorskip("adbc_driver_postgresql")
+    with psycopg.connect(server, autocommit=True) as owner:
+        owner.execute("CREATE TABLE standing AS SELECT 1 AS patient")
+        connection = readers._connect_adbc(sqlalchemy.make_url(server))
+        with pytest.raises(Exception, match=r"read-only transaction|multiple commands|COPY"):
+            list(readers._arrow_batches(connection, [], statement))
+        assert owner.execute("SELECT count(*) FROM standing").fetchall() == [(1,)]
+        owner.execute("DROP TABLE standing")
+    assert not Path("/tmp/fedstat-copied").exists()
 
 
 SLOW = {

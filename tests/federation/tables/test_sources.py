@@ -19,7 +19,7 @@ from database_servers import SECRET, postgresql_server
 from fedstat import GLORE
 from fedstat.errors import DesignError, FedstatError, NotAvailableError, PartitionError, SecurityError
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.tables.databases.database import open_database
+from fedstat.federation.tables.databases.database import Database, open_database
 from fedstat.federation.tables.sources import Source, open_source, read_source
 from fedstat.federation.tables.sql import SqlTable
 from fedstat.federation.tables.table import ParquetTable
@@ -395,9 +395,12 @@ def test_neither_errors_nor_logs_quote_a_value(ask, caplog, kind):
     assert not any(word in told for word in ("it's", "hi:gh", SECRET))
 
 
-def test_a_table_tells_nothing_of_its_database(ask):
-    assert repr(ask("sqlite")) == f"SqlTable('Ward', {N} rows, 4 columns)"
-    assert "wards.sqlite" not in repr(ask("sqlite")._database)
+def test_a_table_tells_nothing_of_its_database(ask, addresses):
+    table = ask("sqlite")
+    assert repr(table) == f"SqlTable('Ward', {N} rows, 4 columns)"
+    assert "wards.sqlite" not in repr(open_database("Ward", addresses("sqlite"), "a test"))
+    # with the rows at hand the connection string is not needed, and is not kept
+    assert not any(isinstance(held, Database) for held in vars(table).values())
 
 
 def sql_source(**entries):
