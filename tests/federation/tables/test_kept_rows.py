@@ -172,18 +172,28 @@ def test_both_drivers_of_postgresql_see_one_state(server, monkeypatch):
         owner.execute("DROP TABLE standing")
 
 
-@pytest.mark.parametrize("statement", ["DELETE FROM standing", "SELECT 1; COMMIT; DELETE FROM standing",
-                                       "COPY standing TO '/tmp/fedstat-copied'"])  # fmt: skip
+@pytest.mark.parametrize("statement", ["DELETE FROM standing", "SELECT 1; COMMIT; DELETE FROM standing"])
 def test_the_faster_driver_refuses_alone(server, statement):
     """Here a statement reaches it as it is, and without having been to the other driver first."""
     pytest.importorskip("adbc_driver_postgresql")
     with psycopg.connect(server, autocommit=True) as owner:
         owner.execute("CREATE TABLE standing AS SELECT 1 AS patient")
         connection = readers._connect_adbc(sqlalchemy.make_url(server))
-        with pytest.raises(Exception, match=r"read-only transaction|multiple commands|COPY"):
+        with pytest.raises(Exception, match=r"read-only transaction|multiple commands"):
             list(readers._arrow_batches(connection, [], statement))
         assert owner.execute("SELECT count(*) FROM standing").fetchall() == [(1,)]
         owner.execute("DROP TABLE standing")
+
+
+def test_a_statement_has_to_be_a_query_before_the_faster_driver_has_it(server, monkeypatch):
+    """A superuser's COPY ... TO writes a file in a read-only transaction too."""
+    monkeypatch.setattr(readers, "_arrow_batches", None)
+    for statement in ("COPY pg_class TO '/tmp/fedstat-copied'", "SELECT 1; SELECT 2"):
+        with (
+            open_database("Ward", server, "a test").session() as session,
+            pytest.raises(PartitionError, match=r"a query that writes|refused the query \(\w*SyntaxError"),
+        ):
+            list(session.batches(statement))
     assert not Path("/tmp/fedstat-copied").exists()
 
 
