@@ -89,7 +89,7 @@ def read_status(
     description = read_description(folder)
     if not (home / STATUS).exists():
         how = f"has not been started yet; start it with    fedstat site serve {typed(folder)}"
-        return {"site": description.name, "state": how}, False
+        return {"site": description.name, "state": how, **more(description)}, False
     content: dict[str, Any] = json.loads((home / STATUS).read_text(encoding="utf-8"))
     # the file is the word of a process that may have been killed since: locks tell whether it lives
     running = is_served(home)

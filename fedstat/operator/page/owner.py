@@ -84,7 +84,7 @@ class OwnerView:
     def decisions(self) -> list[tuple[Decision, str]]:
         """All decisions, the newest first, each with what became of it."""
         laid = {
-            one.plan: (one, "is laid down for the site, which is not served or busy")
+            one.plan: (one, "is signed; the site enters it into its account when it is asked next")
             for one in self.plans.decided()
         }
         account = self.account

@@ -8,14 +8,19 @@ import re
 import signal
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from forked import Forked
 from operating import main
 from paged import RECORDS, Visitor, make_site, owner_of, page_of, propose
 
 from fedstat.errors import MessageError, SecurityError
+from fedstat.federation.carry.flare.kit import FLARE, KIT
 from fedstat.federation.carry.site_folder import open_site, refusal_log
 from fedstat.federation.door.owner.claims import threats_under
 from fedstat.federation.door.owner.plan import described
@@ -196,6 +201,23 @@ def test_a_plan_without_end_is_listed_by_its_beginning_and_shown_whole_where_it_
         assert "column_4999" not in owner.get("").text and digest[:12] in owner.get("").text
         for page in (f"plans/{digest}", f"plans/{digest}/approve"):
             assert "column_4999" in owner.get(page).text
+
+
+def test_days_of_a_certificate_are_shown_before_it_expires(tmp_path):
+    folder = tmp_path / "north"
+    given = ["--name", "north", "--data", str(tmp_path / "records.csv"), "--carrier", "flare"]
+    assert main(["site", "init", str(folder), *given]) == 0
+    RECORDS.to_csv(tmp_path / "records.csv", index=False)
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now = datetime.now(UTC)
+    certificate = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(12.5))
+    startup = folder / FLARE / KIT / "startup"
+    startup.mkdir(parents=True, mode=0o700)
+    signed = certificate.sign(key, hashes.SHA256())
+    (startup / "client.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    with owner_of(folder) as owner:
+        assert "valid for 12 more days" in owner.get("").text
+        assert "the certificate expires in 12 days" in owner.get("check").text
 
 
 def test_the_style_is_served_and_pages_have_no_script(folder):

@@ -69,7 +69,7 @@ def test_an_owner_approves_by_clicks(tmp_path):
         browser.wait_for("cannot be taken back")
         assert wanted in browser.text
         browser.click("button.approve")
-        browser.wait_for("is laid down for the site")
+        browser.wait_for("the site enters it into its account")
         assert browser.find("location.pathname") == f"{server.root}plans"
         assert hostile[:12] in browser.text.partition("Decided")[0]
     site = open_site(folder)
