@@ -23,7 +23,7 @@ from fedstat.operator import (
     serve,
     site_commands,
 )
-from fedstat.operator.enrolling import pins, rosters
+from fedstat.operator.enrolling import members, pins, rosters
 
 NEW_FOLDER = "a folder that is new or empty"
 
@@ -249,7 +249,17 @@ FEDERATION = (
         "join",
         "Add a site by its public card.",
         federation_commands.join,
-        (argument("card", type=Path, help="card.toml of the site"), REPLACE),
+        (
+            argument("card", type=Path, help="card.toml of the site"),
+            REPLACE,
+            argument("--again", action="store_true", help="although its key was taken out before"),
+        ),
+    ),
+    Command(
+        "remove",
+        "Take a site out: its key is listed, and the next roster is without it.",
+        members.remove,
+        (argument("name", help="of the site"),),
     ),
     Command(
         "roster",

@@ -28,6 +28,7 @@ from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_alignment
 from fedstat.federation.rounds.schema import TableSchema, ask_schemas, version_remarks
 from fedstat.operator.enrolling.cards import COMPARE, FILE, SITE, Card, make_folder, read_card
+from fedstat.operator.enrolling.members import check_again, revoked_problems
 from fedstat.operator.enrolling.pairs import pair_problems
 from fedstat.operator.enrolling.pins import check_replaced, same
 from fedstat.operator.enrolling.rosters import roster_remarks
@@ -78,7 +79,7 @@ def _by_flare(host: str | None, port: int | None) -> str:
     return BY_FLARE.format(host=quoted(host), port=port)
 
 
-def join(folder: Path, card: Path, replace: str = "") -> int:
+def join(folder: Path, card: Path, replace: str = "", again: bool = False) -> int:
     """Add the site of a card."""
     federation, told = read_federation(folder), read_card(card)
     if told.role != SITE:
@@ -90,6 +91,7 @@ def join(folder: Path, card: Path, replace: str = "") -> int:
         print(f"{told.name} was added before.")
         return 0
     check_replaced(f"site {told.name}", known, told.fingerprint, replace)
+    check_again(folder, federation, told, again)
     set_entry(folder / FEDERATION, "sites", told.name, told.fingerprint)
     if federation.layout == "vertical" and load_alignment(federation.folder) is not None:
         print(f"Its entities have to be aligned:    fedstat federation align {typed(folder)}\n")
@@ -112,6 +114,7 @@ def test(folder: Path, timeout: float) -> int:
     print(heading(f"Federation {federation.name}"))
     schemas, problems = _ask_all(carrier, federation.sites)
     problems += pair_problems(carrier, tuple(schemas))
+    problems += revoked_problems(federation)
     if isinstance(carrier, Closing):
         carrier.close()
     problems += schema_problems(schemas, federation.layout) if schemas else ()

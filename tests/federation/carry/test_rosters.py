@@ -223,3 +223,29 @@ def test_rosters_travel_signed_for_their_session():
         hold_rosters("A", "s", one, public, {**told, "B": "{}"})
     with pytest.raises(SecurityError, match="was replaced on its way"):
         hold_rosters("A", "s", one, public, {**told, "B": told["B"].replace("b" * 64, "a" * 64)})
+
+
+def test_a_site_that_is_taken_out_is_unpinned_and_joins_no_more_unasked(home, capsys):
+    for name in SITES:
+        accept(home, capsys, name)
+    key = last(home).sites["C"]
+    assert "there are A, B, C" in printed(capsys, "federation", "remove", home / "study", "X", code=1)
+    assert "Roster 2, without it" in printed(capsys, "federation", "remove", home / "study", "C")
+    listed = tomllib.loads((home / "study" / "federation.toml").read_text())
+    assert listed["revoked"] == {key: "C"} and list(listed["sites"]) == ["A", "B"]
+    text = accept(home, capsys, "A")
+    assert "is taken out" in text and set(site_file(home, "A")["pinned"]) == {"A", "B"}
+    assert "has C among those that were taken out" in accept(home, capsys, "C", code=1)
+    assert "joins" not in printed(capsys, "federation", "join", home / "study", home / "A")
+    text = printed(capsys, "federation", "join", home / "study", home / "C", code=1)
+    assert "was taken out" in text and "--again" in text
+    assert "C" not in tomllib.loads((home / "study" / "federation.toml").read_text())["sites"]
+    # B has not accepted the roster without it, and a number behind is not another roster
+    with served_sites(home, ("A", "B")):
+        text = printed(capsys, "federation", "test", home / "study", "--timeout", "600")
+        assert "Roster 2 is not yet accepted by B (roster 1)" in text
+    printed(capsys, "federation", "join", home / "study", home / "C", "--again")
+    printed(capsys, "federation", "roster", home / "study")
+    assert last(home).number == 3 and not last(home).revoked
+    accept(home, capsys, "A")
+    assert site_file(home, "A")["pinned"]["C"] == key
