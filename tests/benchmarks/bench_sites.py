@@ -76,8 +76,8 @@ def main(numbers: tuple[int, ...]) -> None:
         about = (
             "# Many sites in one process\n\n"
             f"Logistic regression of {ROWS} rows a site under the strict policy, model and fit; "
-            f"{date.today()}, {platform.machine()}, two cores with other work on them. Written by "
-            "`bench_sites.py`.\n\n"
+            f"{date.today()}, {platform.machine()}, two cores that were shared with many "
+            "other processes: CPU seconds compare. Written by `bench_sites.py`.\n\n"
         )
         RESULTS.write_text(about + "\n".join(lines) + "\n")
 

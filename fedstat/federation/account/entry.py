@@ -30,14 +30,13 @@ _RULE = re.compile(r"its policy \(([a-z ]{1,60})\)")
 
 @dataclass(frozen=True, slots=True)
 class AbsentSite:
-    """A site that was asked in vain, in a round of a ledger and in a session, and is left out from then on.
+    """A site that was asked in vain in a round of a ledger, and is left out from then on.
 
     Where it is `back`, it had lost the session only, and takes part in the next one.
     """
 
     site: str
     round: int
-    session: str
     back: bool = False
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ MOST_RESTARTS = 3
 
 
 def rest_after(
-    partition: ClientPartition, error: EngineError | SessionError, ledger: Ledger, session: str
+    partition: ClientPartition, error: EngineError | SessionError, ledger: Ledger
 ) -> ClientPartition:
     """Return the partition among which to begin anew, and enter into the ledger who is absent.
 
@@ -47,7 +47,7 @@ def rest_after(
     if again and sum(one.back for one in ledger.absent) >= MOST_RESTARTS:
         raise error
     names = lost or tuple(error.sites)
-    absent = tuple(AbsentSite(name, ledger.rounds, session, again) for name in names)
+    absent = tuple(AbsentSite(name, ledger.rounds, again) for name in names)
     ledger.absent += absent
     warn(f"{'; '.join(map(str, absent))} ({len(left)} of {len(partition.sites)} institutions)", DataWarning)
     return partition._among(left) if lost else partition

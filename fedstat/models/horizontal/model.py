@@ -212,7 +212,7 @@ class HorizontalModel(Explainable):
         """Return the partition among which a run is begun anew, or raise the error."""
         if not self._goes_on:
             raise error
-        return rest_after(self.partition, error, self._running, self._session)
+        return rest_after(self.partition, error, self._running)
 
     def _without_lost(self, error: EngineError | SessionError) -> Self:
         """Return the same model among the sites that are left, or raise the error."""
