@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import pandas as pd
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -44,6 +43,7 @@ from fedstat.federation.crypto.keys import encode
 from fedstat.federation.door.site import Site
 from fedstat.federation.door.state import SESSIONS_KEPT, State
 from fedstat.federation.files import read_private
+from fedstat.federation.tables.row_marks import order_mark
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.records import to_json
 from fedstat.typing import Array
@@ -260,18 +260,18 @@ class SessionFolder:
         return hmac.digest(self._key, told, "sha256").hex()
 
     def _records(self) -> str:
-        """Keyed digest of records in memory, and of what a file or a query tells of others."""
+        """Keyed digest of records that are held, in their order, and of what a file tells of others."""
         outer: Table = self._site.data.table
         table = outer.table if isinstance(outer, LabelledTable) else outer
         told = json.dumps([table.n_rows, list(table.columns)]).encode()
-        if not isinstance(table, FrameTable):
-            path = getattr(table, "path", None)
-            stat = None if path is None else Path(path).stat()
-            file = b"" if stat is None else json.dumps([stat.st_size, stat.st_mtime_ns]).encode()
+        if (path := getattr(table, "path", None)) is not None:
+            stat = Path(path).stat()
+            file = json.dumps([stat.st_size, stat.st_mtime_ns]).encode()
             return hmac.digest(self._key, encode(told, file), "sha256").hex()
-        if self._table[0] is not table.frame:
-            rows = pd.util.hash_pandas_object(table.frame, index=False).to_numpy().tobytes()
-            self._table = table.frame, hmac.digest(self._key, encode(told, rows), "sha256").hex()
+        # a frame is replaced where its rows come into another order, and a query's rows never
+        held = table.frame if isinstance(table, FrameTable) else table
+        if self._table[0] is not held:
+            self._table = held, hmac.digest(self._key, encode(told, order_mark(table)), "sha256").hex()
         return self._table[1]
 
 
