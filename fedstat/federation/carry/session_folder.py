@@ -73,6 +73,7 @@ class SessionFolder:
         self._order: dict[str, None] = {}
         self._untold = True
         self._table: tuple[object, str] = (None, "")
+        self._judged: tuple[object, object, str] = (None, None, "")
         self.folder.mkdir(mode=0o700, exist_ok=True)
         if self._anchored() != store.found:
             for path in self._kept():
@@ -256,8 +257,11 @@ class SessionFolder:
 
     def _rules(self) -> str:
         """Digest of policy and public description, by which what a state holds was judged."""
-        told = encode(self._site.policy.to_toml(), to_json(dict(self._site.published)))
-        return hmac.digest(self._key, told, "sha256").hex()
+        policy, published = self._site.policy, self._site.published
+        if self._judged[0] is not policy or self._judged[1] is not published:
+            told = encode(policy.to_toml(), to_json(dict(published)))
+            self._judged = policy, published, hmac.digest(self._key, told, "sha256").hex()
+        return self._judged[2]
 
     def _records(self) -> str:
         """Keyed digest of records that are held, in their order, and of what a file tells of others."""
