@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedstat.federation.account.entry import AbsentSite as AbsentSite
     from fedstat.federation.account.ledger import Ledger as Ledger
     from fedstat.federation.account.receipt import Receipt as Receipt
     from fedstat.federation.account.verification import Verification as Verification
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from fedstat.models.vglm.results import VerticalGLMResults as VerticalGLMResults
 
 _WHERE = {
+    "AbsentSite": "federation.account.entry",
     "Accuracy": "inference.evaluation.accuracy",
     "AuditResults": "models.copula.audit.results",
     "BlockCorrelation": "federation.partition.dependence",

@@ -30,9 +30,21 @@ _RULE = re.compile(r"its policy \(([a-z ]{1,60})\)")
 
 @dataclass(frozen=True, slots=True)
 class AbsentSite:
-    """A site that was asked in vain in a round of a ledger, and is left out from then on.
+    """A site that was asked in vain while a fit ran, which was then begun anew.
 
-    Where it is `back`, it had lost the session only, and takes part in the next one.
+    Parameters
+    ----------
+    site : str
+    round : int
+        Of the ledger, from 1.
+    back : bool
+        Whether it had lost the session only, and takes part in the fit; else it is left out.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> print(fs.results.AbsentSite("Hungary", round=4))
+    'Hungary' was lost in round 4, and its rows are not in the fit
     """
 
     site: str

@@ -119,7 +119,7 @@ class Ledger:
         ordered = sorted(entries, key=lambda entry: entry.array == TEXT)
         self.entries += [entry.in_round(self.rounds) for entry in ordered]
 
-    def goes_on_in(self, later: Ledger) -> Ledger:
+    def _goes_on_in(self, later: Ledger) -> Ledger:
         """Return a later ledger that begins with all of this one; the account is the later one's."""
         entries = [entry.in_round(entry.round + self.rounds) for entry in later.entries]
         return replace(

@@ -202,10 +202,10 @@ class HorizontalModel(Explainable):
             try:
                 self.agreement: RowsAgreement = self.engine.run(self._agree(), self._running)
             except (EngineError, SessionError) as error:
-                self._running = before = before.goes_on_in(self._running)
+                self._running = before = before._goes_on_in(self._running)
                 partition = self._rest_after(error)
             else:
-                self._agreement_ledger = before.goes_on_in(self._running)
+                self._agreement_ledger = before._goes_on_in(self._running)
                 return
 
     def _rest_after(self, error: EngineError | SessionError) -> ClientPartition:

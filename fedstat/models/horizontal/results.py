@@ -128,6 +128,8 @@ class RowsResults(Saveable, FederatedResults):
     (3,)
     >>> round(fit.evaluate().auc, 2) == round(fit.auc, 2)
     True
+    >>> fit.absent  # no site was lost
+    ()
     """
 
     _fit: RowsFit
