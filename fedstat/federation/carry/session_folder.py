@@ -24,10 +24,12 @@ import hmac
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,7 +44,7 @@ from fedstat.federation.carry.written_state import read_state, write_state
 from fedstat.federation.crypto.keys import encode
 from fedstat.federation.door.site import Site
 from fedstat.federation.door.state import SESSIONS_KEPT, State
-from fedstat.federation.files import read_private
+from fedstat.federation.files import check_folder, read_private
 from fedstat.federation.tables.row_marks import order_mark
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.records import to_json
@@ -54,6 +56,8 @@ OLD = 14 * 24 * 3600.0
 LARGE, LARGEST = 2**20, 2**28
 """Bytes of an array that is kept by itself, and of a state that is not kept."""
 NONCE, LENGTH_BYTES = 12, 8
+NAME = re.compile("[0-9a-f]{32}")
+"""Names of the folders of sessions; no other is removed."""
 KEPT = ("_items", "_counts", "_columns", "_facts", "told", "in_play", "last", "begun", "analysis")
 """What a state holds between two questions."""
 Answers: TypeAlias = dict[bytes, Answered]
@@ -74,7 +78,10 @@ class SessionFolder:
         self._untold = True
         self._table: tuple[object, str] = (None, "")
         self._judged: tuple[object, object, str] = (None, None, "")
-        self.folder.mkdir(mode=0o700, exist_ok=True)
+        # What is removed here must not lie behind a link that somebody put in its place.
+        check_folder(self.folder)
+        with suppress(OSError):  # a full disk ends sessions, and no service
+            self.folder.mkdir(mode=0o700, exist_ok=True)
         if self._anchored() != store.found:
             for path in self._kept():
                 shutil.rmtree(path, ignore_errors=True)
@@ -218,7 +225,8 @@ class SessionFolder:
 
     def _kept(self) -> list[Path]:
         """Folders of sessions, the newest first."""
-        found = [path for path in self.folder.iterdir() if path.is_dir() and not path.is_symlink()]
+        there = self.folder.iterdir() if self.folder.exists() else ()
+        found = [path for path in there if NAME.fullmatch(path.name) and not path.is_symlink()]
         return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def _anchor(self) -> None:
@@ -226,8 +234,7 @@ class SessionFolder:
         stamp = json.dumps(self._store.stamp())
         mark = hmac.digest(self._key, encode(ANCHOR, self._site.name, stamp), "sha256").hex()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-        handle = os.open(self.folder / ANCHOR, flags, 0o600)
-        with open(handle, "w", encoding="utf-8") as file:
+        with suppress(OSError), open(os.open(self.folder / ANCHOR, flags, 0o600), "w") as file:
             file.write(json.dumps([stamp, mark]))
 
     def _anchored(self) -> tuple[int, int] | None:

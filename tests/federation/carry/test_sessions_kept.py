@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shutil
@@ -132,6 +133,34 @@ def test_a_state_of_another_session_is_refused(study):
     for question in (first, second):
         with pytest.raises(SessionError):
             unpack_reply(place.server.answer(question))
+
+
+def test_nothing_is_removed_but_sessions(study, tmp_path):
+    """Who can write to the folder does not have the site remove what lies elsewhere."""
+    halfway(study)
+    place, elsewhere = study.places["B"], tmp_path / "elsewhere"
+    (elsewhere / ("0" * 32)).mkdir(parents=True)
+    (place.folder / SESSIONS / "anchor").unlink()
+    (place.folder / SESSIONS / "notes").mkdir()
+    (place.folder / SESSIONS / ("1" * 32)).symlink_to(elsewhere)
+    place.restart()
+    assert {path.name for path in (place.folder / SESSIONS).iterdir()} == {"anchor", "notes", "1" * 32}
+    shutil.rmtree(place.folder / SESSIONS)
+    (place.folder / SESSIONS).symlink_to(elsewhere)
+    with pytest.raises(SecurityError, match="a link to another folder"):
+        place.restart()
+    assert (elsewhere / ("0" * 32)).exists()
+
+
+def test_a_full_disk_ends_sessions_and_no_service(study, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(session_folder, "_write", full)
+    analysis(study.connected())
+    assert any("a session is not kept" in why for why in study.places["B"].server.site.refusals.reasons)
+    with pytest.raises(SessionError):
+        analysis(study.connected(None, restarted, 9))
 
 
 def test_other_records_end_a_session(study):
