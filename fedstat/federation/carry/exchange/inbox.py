@@ -53,6 +53,7 @@ class Inbox:
     _changed: float = 0.0
     _listed: float = 0.0
     _due: float = 0.0
+    _took: float = 0.0
 
     def look(self, site: AnsweringSite) -> bool:
         """Have what waits answered; whether there was anything."""
@@ -118,8 +119,8 @@ class Inbox:
         if self._listed > self._changed + SETTLED and now < self._due:
             return
         self._waiting, self._answered = self.part.open_numbers()
-        self._listed = now
-        self._due = now + max(FULL_LOOK, (time.monotonic() - now) / LISTING_SHARE)
+        self._listed, self._took = now, time.monotonic() - now
+        self._due = now + max(FULL_LOOK, self._took / LISTING_SHARE)
 
     def _answer(self, site: AnsweringSite, path: Path, number: str) -> bool:
         """Have one question answered, unless it was answered before."""
@@ -153,7 +154,8 @@ class Inbox:
 
     def _sweep(self) -> None:
         """Move what was answered long ago, and what a coordinator that fell silent has left."""
-        until, old = time.monotonic() + SWEEPING, time.time() - OLD
+        # as long as a listing takes, which the next look has to make anew
+        until, old = time.monotonic() + max(SWEEPING, self._took), time.time() - OLD
         while self._answered and time.monotonic() < until:
             number = self._answered.pop()
             try:

@@ -122,7 +122,7 @@ class Pace:
     """Seconds between two looks: `shortest` while something comes, and more the longer nothing has."""
 
     shortest: float
-    _since: float = field(default_factory=time.monotonic)
+    _since: float = field(default_factory=lambda: time.monotonic())
 
     def rest(self, busy: bool = False) -> None:
         """Sleep until the next look, unless this one found something."""
