@@ -369,6 +369,8 @@ CLAIMS = {
     "three-institutions": """
         row = "evaluation 2 none none families"
         assert "no column is published" in screen and row in " ".join(screen.split())
+        assert compared in shown and "sees it in the exchange folder" in told
+        assert "All sites have accepted roster 1" in tested
         assert tested.count(" yes ") == 3 and result.converged
         assert (result.params == same.params).all() and (result.bse == same.bse).all()
         assert "Every entry fits the chain" in account and "describe_table" in account

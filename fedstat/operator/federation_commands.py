@@ -27,7 +27,7 @@ from fedstat.federation.partition.federation_file import (
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_alignment
 from fedstat.federation.rounds.schema import TableSchema, ask_schemas, version_remarks
-from fedstat.operator.enrolling.cards import COMPARE, FILE, SITE, Card, make_folder, read_card
+from fedstat.operator.enrolling.cards import COMPARE, SITE, Card, make_folder, read_card
 from fedstat.operator.enrolling.members import check_again, revoked_problems
 from fedstat.operator.enrolling.pairs import pair_problems
 from fedstat.operator.enrolling.pins import check_replaced, same
@@ -59,9 +59,9 @@ def new(
         (IDENTITY, "private keys, for this account alone; whoever has them asks in your name"),
         (FEDERATION, "the sites, and how they are reached"),
     ]
-    card = Card(name, COORDINATOR, fingerprint).hand_out(folder, files)
-    print(f"\nNext: give '{card}' to every site, which enters it by    fedstat site pin FOLDER {FILE}")
-    print(f"      add the card of every site by    fedstat federation join {typed(folder)} CARD")
+    Card(name, COORDINATOR, fingerprint).hand_out(folder, files)
+    print(f"\nNext: add the card of every site by    fedstat federation join {typed(folder)} CARD")
+    print(f"      then sign who takes part by      fedstat federation roster {typed(folder)}")
     return 0
 
 

@@ -88,7 +88,8 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
     card = Card(name, SITE, fingerprint).hand_out(folder, FILES)
     print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site describe {typed(folder)}")
     print(f"      read the {COLUMNS} that it proposes, and    fedstat site check {typed(folder)}")
-    print(f"      give '{card}' to the others, and    fedstat site pin {typed(folder)} THEIR_CARD")
+    print(f"      give '{card}' to the coordinator, whose roster comes back")
+    print(f"      show that by    fedstat site accept {typed(folder)}")
     if over_flare:
         print(f"      ask for a certificate by    fedstat site request {typed(folder)}")
     return 0
