@@ -58,6 +58,17 @@ def faults(figure):
     ]
 
 
+def moves(figure):
+    """Pixels by which axes still move after four drawings: parts that push each other never come to rest."""
+    places = []
+    for _ in range(5):
+        figure.draw_without_rendering()
+        places.append([ax.get_window_extent().bounds for ax in figure.axes])
+    return max(
+        abs(a - b) for one, other in zip(*places[-2:], strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
 def page(width, height):
     """Axes of a figure as wide as a column."""
     return plt.subplots(figsize=(width, height), layout="constrained")[1]

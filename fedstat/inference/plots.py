@@ -133,13 +133,10 @@ def _bound(ax: Axes, y: Floats, rows: pd.DataFrame, reference: float, ratios: bo
         few_ticks(ax)
     for end, limit, marker in ((low, left, "<"), (high, right, ">")):
         outside = known & ((end < left) if marker == "<" else (end > right))
-        ax.plot(
-            *(np.full(outside.sum(), back(limit)), y[outside]),
-            *(marker,),
-            color=INK,
-            markersize=5.0,
-            clip_on=False,
-        )
+        # Without points, what is not clipped would lie at the corner of the page for the layout.
+        if outside.any():
+            at = np.full(outside.sum(), back(limit))
+            ax.plot(at, y[outside], marker, color=INK, markersize=5.0, clip_on=False)
 
 
 def _draw_group(ax: Axes, y: np.ndarray, rows: pd.DataFrame, colour: str, client: str) -> None:

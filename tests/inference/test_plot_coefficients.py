@@ -6,7 +6,7 @@ import importlib
 import numpy as np
 import pandas as pd
 import pytest
-from pictures import JOURNAL, faults, page
+from pictures import JOURNAL, faults, moves, page
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference import plots
@@ -137,6 +137,7 @@ def test_names_however_long_and_many_fit_a_journal(width, exponentiate, plt):
     )
     assert not faults(ax.figure)
     assert all(label.get_text().endswith(f"{j}]") for j, label in enumerate(ax.get_yticklabels()))
+    assert moves(ax.figure) < 1.0
     # More than half of the page is for the numbers, or nearly so.
     assert ax.get_position().width > 0.4
 

@@ -62,6 +62,7 @@ def plot_path(
     entitle(ax, "Coefficients along the path")
     _name_ends(estimate, values, named, bold, ax)
     label_y(ax, "share of its largest size" if scales is None else "coefficient per standard deviation")
+    legend_below(ax)
     _mark(ax, selection.lambdas, selection.chosen, counts, above=False)
     return ax
 
@@ -129,6 +130,7 @@ def plot_stability(
     entitle(ax, "Stability of the selection", reach)
     _name_ends(estimate, frequencies, list(stable), stable, ax)
     label_y(ax, "share of halves that select it")
+    legend_below(ax)
     return ax
 
 
@@ -149,13 +151,14 @@ def _lines(
         alpha = 1.0 if name in bold else PALE
         ax.plot(lambdas, values[name], color=colours[name], linewidth=1.2, alpha=alpha, **some)
     _over_lambda(ax, lambdas, margin=0.0)
-    most = name_width(ax, 0.26, 28)
+    most = name_width(ax, 0.22, 28)
     owners = dict(zip(estimate.clients[1:], (colours[name] for name in estimate.names[1:]), strict=True))
     for client, colour in owners.items():
         ax.plot([], [], color=colour, label=shorten(client, most))
     if some:
         ax.plot([], [], color="0.4", marker="o", markersize=3.0, linestyle="none", label="solved")
         ax.plot([], [], color="0.4", linestyle=":", label="proposed")
+    # Once more when names have taken their room; then it is known how wide it may be.
     legend_below(ax)
 
 
