@@ -74,6 +74,8 @@ CARRIER = argument(
 
 DIGEST = argument("digest", help="of the plan, or the first digits of it, as 'fedstat site pending' shows it")
 
+JSON = argument("--json", dest="as_json", action="store_true", help="for programs: keys that stay")
+
 REPLACE = argument(
     "--replace",
     metavar="FINGERPRINT",
@@ -201,6 +203,20 @@ SITE = (
         "status",
         "Show whether the site is served, and what it has done (exit code 0 while it is served).",
         serve.status,
+        (JSON,),
+    ),
+    Command(
+        "health",
+        "Say in one line whether the site is served and can answer (exit code 0 where it can), for monitors.",
+        serve.health,
+        (
+            argument(
+                "--patience",
+                type=_seconds,
+                default=600.0,
+                help="seconds that one question may take (default: 600)",
+            ),
+        ),
     ),
     Command(
         "page",

@@ -16,6 +16,7 @@ from typing import Any
 from fedstat.errors import EngineError
 from fedstat.federation.carry.flare.provision import require_flare
 from fedstat.federation.files import lock
+from fedstat.operator.running.standing import beat
 from fedstat.operator.status import now, write_status
 
 with suppress(ImportError):  # who runs FLARE has it
@@ -112,6 +113,7 @@ class FlareProcess:
                 self._tell("running", connected)
                 print(f"{now()} {self._sentence(connected, told)} (process {os.getpid()})", flush=True)
                 told = connected
+            beat(self.home)
             time.sleep(POLL)
 
     def _sentence(self, connected: str, told: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from typing import Any
 from fedstat.errors import PartitionError
 from fedstat.federation.carry.exchange.inbox import Inbox
 from fedstat.federation.carry.exchange.part import Pace, SitesPart
+from fedstat.federation.carry.flare.kit import FLARE, KIT
+from fedstat.federation.carry.flare.provision import days_left
 from fedstat.federation.carry.in_force import ClosedError
 from fedstat.federation.carry.signed import SignedSite
 from fedstat.federation.carry.site_folder import DESCRIPTION, SiteDescription, read_description
@@ -19,9 +23,13 @@ from fedstat.operator import flare_commands
 from fedstat.operator.description_commands import plan_folder
 from fedstat.operator.page.owner import OwnerView
 from fedstat.operator.page.server import serve_page
+from fedstat.operator.participant import is_running
+from fedstat.operator.running.health import ailing
+from fedstat.operator.running.standing import BEAT, Standing, beat, beaten, standing_of
 from fedstat.operator.site_commands import examined
 from fedstat.operator.status import budget, counts, is_served, now, read_status, show_status, write_status
 from fedstat.operator.writing.screen import typed
+from fedstat.records import to_plain
 
 POLL = 0.05
 ORDERLY = "stopped"
@@ -39,6 +47,7 @@ class Service:
     asked_to_stop: bool = False
     _looks: int = 0
     _told: tuple[int, int] = (-1, -1)
+    _beaten: float = 0.0
 
     def run(self, poll: float) -> None:
         """Answer until told to stop, by what the owner's files say then."""
@@ -79,6 +88,9 @@ class Service:
         if count != self._told:
             self._told = count
             self.tell("running")
+        if time.monotonic() - self._beaten > BEAT:
+            self._beaten = time.monotonic()
+            beat(self.folder)
 
     def tell(self, state: str) -> None:
         """Write the status file."""
@@ -117,8 +129,12 @@ def serve(folder: Path, once: bool, poll: float) -> int:
     return 0
 
 
-def status(folder: Path) -> int:
+def status(folder: Path, as_json: bool = False) -> int:
     """Show whether a site is served, over a folder or over NVIDIA FLARE, and what it has done."""
+    if as_json:
+        found = standing(folder)
+        print(json.dumps(to_plain(found), indent=2))
+        return 0 if found.is_served else 1
     return show_status(*_status(folder))
 
 
@@ -136,6 +152,26 @@ def _status(folder: Path) -> tuple[dict[str, Any], bool]:
     if flare_commands.is_carried(folder):
         return flare_commands.site_status(folder)
     return read_status(folder, folder, is_served, lambda site: _left_to_do(folder, site))
+
+
+def standing(folder: Path) -> Standing:
+    """Read how a site stands, over a folder or over NVIDIA FLARE, for programs."""
+    site, plans = read_description(folder), len(plan_folder(folder).waiting())
+    if flare_commands.is_carried(folder):
+        home, days = folder / FLARE, days_left(folder / FLARE / KIT)
+        return standing_of(folder, home, FLARE, site.name, is_running(home), (None, plans), days)
+    waiting = _waiting(site.exchange, site.name)
+    counted = waiting if isinstance(waiting, int) else None
+    return standing_of(folder, folder, "folder", site.name, is_served(folder), (counted, plans), None)
+
+
+def health(folder: Path, patience: float) -> int:
+    """Say in one line whether a site is served and can answer."""
+    description = read_description(folder)
+    home = folder / FLARE if flare_commands.is_carried(folder) else folder
+    problem = ailing(standing(folder), folder, beaten(home), patience)
+    print(f"{description.name}: {problem or 'is served, and can answer'}")
+    return 1 if problem else 0
 
 
 def _left_to_do(folder: Path, site: SiteDescription) -> dict[str, int | str]:

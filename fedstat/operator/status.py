@@ -26,9 +26,8 @@ from fedstat.federation.door.owner.charging import budget_spent
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.files import write_whole
 from fedstat.federation.message import VERSION
+from fedstat.operator.running.standing import STATUS
 from fedstat.operator.writing.screen import columns, heading, typed
-
-STATUS = "status.json"
 
 
 def now() -> str:
