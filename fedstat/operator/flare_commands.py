@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fedstat.errors import EngineError, PartitionError
 from fedstat.federation.account.ledger_file import read_account
 from fedstat.federation.account.ledger_lines import LEDGER
 from fedstat.federation.carry.flare.analysis import Analysis, ask_server, end_analysis
-from fedstat.federation.carry.flare.kit import FLARE, FOLDER, KIT, SERVER
+from fedstat.federation.carry.flare.kit import FLARE, FOLDER, KIT, SERVER, forget_jobs
 from fedstat.federation.carry.flare.provision import (
     AUTHORITY,
     accept_kit,
@@ -124,7 +125,13 @@ def serve_site(folder: Path) -> int:
     read_site_columns(folder, description.name, open_records(folder, description))
     client = json.loads((kit / "startup" / "fed_client.json").read_text())
     host, _, port = client["servers"][0]["service"]["target"].rpartition(":")
-    return FlareProcess("client", description.name, folder / FLARE, kit.resolve(), (host, int(port))).run()
+    address = host, int(port)
+    home = folder / FLARE
+
+    def remarks() -> list[str]:
+        return site_problems(folder)
+
+    return FlareProcess("client", description.name, home, kit.resolve(), address, remarks).run()
 
 
 def require_coordinator(folder: Path, description: SiteDescription) -> None:
@@ -144,7 +151,16 @@ def serve_server(folder: Path) -> int:
         raise PartitionError(f"there is no server's kit yet: fedstat federation provision {typed(folder)}")
     address = federation.host, federation.port
     name = f"the server of {federation.name}"
-    return FlareProcess("server", name, folder / FLARE, kit.resolve(), address).run()
+
+    def remarks() -> list[str]:
+        return _server_problems(folder)
+
+    def conclude() -> None:
+        end_analysis(folder, coordinator_identity(folder))
+
+    process = FlareProcess("server", name, folder / FLARE, kit.resolve(), address, remarks)
+    process.prepare, process.conclude = partial(forget_jobs, kit), conclude
+    return process.run()
 
 
 def start(folder: Path) -> int:
@@ -173,7 +189,7 @@ def status(folder: Path) -> int:
     if not (home / SERVER).exists():
         print(f"  has no kits yet: fedstat federation provision {typed(folder)}")
         return 1
-    problems = certificate_problems(home / SERVER, f"fedstat federation provision {typed(folder)}")
+    problems = _server_problems(folder)
     rows = [("server", "running" if is_running(home) else "not running")]
     rows += [("address", f"{federation.host}:{federation.port}"), ("certificates", _lasts(home / SERVER))]
     if is_running(home):
@@ -197,7 +213,11 @@ def site_status(folder: Path) -> tuple[dict[str, Any], bool]:
         account = {}
         if (folder / LEDGER).exists():
             account = counts(read_account(folder, site.name, load_identity(folder).public))
-        return account | budget(folder, site.name) | {"certificate": _lasts(home / KIT)}
+        return (
+            account
+            | budget(folder, site.name)
+            | {"certificate": "; ".join(site_problems(folder)) or _lasts(home / KIT)}
+        )
 
     return read_status(folder, home, is_running, more)
 
@@ -208,6 +228,11 @@ def site_problems(folder: Path) -> list[str]:
         return [f"it has no kit for NVIDIA FLARE; ask for one by    fedstat site request {typed(folder)}"]
     renew = f"fedstat site request {typed(folder)}, and join the new kit"
     return certificate_problems(folder / FLARE / KIT, renew)
+
+
+def _server_problems(folder: Path) -> list[str]:
+    """One line where the certificates of server and analyst are near their end."""
+    return certificate_problems(folder / FLARE / SERVER, f"fedstat federation provision {typed(folder)}")
 
 
 def certificate_problems(kit: Path, remedy: str) -> list[str]:

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedstat.errors import EngineError
+from fedstat.federation.carry.flare import tethered
 from fedstat.federation.carry.flare.provision import require_flare
 from fedstat.federation.files import lock
 from fedstat.operator.running.standing import beat
@@ -23,7 +24,7 @@ with suppress(ImportError):  # who runs FLARE has it
     import psutil
 
 LOCK, LOG = "serving.lock", "log.txt"
-POLL, LAST = 0.2, 10.0
+POLL, LAST, DAY = 0.2, 10.0, 86400
 MODULES = {
     "client": ("nvflare.private.fed.app.client.client_train", "fed_client.json"),
     "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
@@ -35,7 +36,8 @@ class FlareProcess:
     """One FLARE process, of kind "client" or "server", and what it started.
 
     `name` is for people, and of a client the site's; `home` holds lock, log and status, and FLARE starts from
-    `kit`. `address` is host and port of the server.
+    `kit`. `address` is host and port of the server; `remarks` are said once a day. `prepare` is called before
+    it starts, while nobody else runs it, and `conclude` before it is stopped.
     """
 
     kind: str
@@ -43,6 +45,9 @@ class FlareProcess:
     home: Path
     kit: Path
     address: tuple[str, int]
+    remarks: Callable[[], list[str]] = list
+    prepare: Callable[[], object] = tuple
+    conclude: Callable[[], object] = tuple
     asked_to_stop: bool = False
     began: str = field(default_factory=now)
 
@@ -52,11 +57,15 @@ class FlareProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)
         with self._locked() as lock, self._log() as log:
+            self.prepare()
             process = self._start(lock, log)
             state = "failed"
             try:
                 self._watch(process)
-                state = "stopped" if self.asked_to_stop else "failed"
+                if self.asked_to_stop:
+                    state = "stopped"
+                    with suppress(EngineError):  # not reached: it ends all the same
+                        self.conclude()
             finally:
                 _end(process)
                 self._tell(state, "no")
@@ -94,10 +103,10 @@ class FlareProcess:
         words += [f"uid={self.name}"] if self.kind == "client" else []
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return subprocess.Popen(
-            [sys.executable, "-u", "-m", module, *words],
+            [sys.executable, "-u", "-m", tethered.__name__, module, *words],
             cwd=self.kit,
             env=os.environ | {"PATH": path},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # closed by the system when this process is killed
             stdout=log,
             stderr=log,
             pass_fds=(lock,),
@@ -106,7 +115,7 @@ class FlareProcess:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Say when it is connected and when no longer, until it ends or is to end."""
-        told = ""
+        told, day = "", -1
         while process.poll() is None and not self.asked_to_stop:
             connected = "yes" if self._is_connected(process.pid) else "no"
             if connected != told:
@@ -114,6 +123,9 @@ class FlareProcess:
                 print(f"{now()} {self._sentence(connected, told)} (process {os.getpid()})", flush=True)
                 told = connected
             beat(self.home)
+            if day != (day := int(time.time() // DAY)):
+                for remark in self.remarks():
+                    print(f"{now()} {self.name}: {remark}", file=sys.stderr, flush=True)
             time.sleep(POLL)
 
     def _sentence(self, connected: str, told: str) -> str:

@@ -19,6 +19,7 @@ import time
 import zipfile
 from multiprocessing.connection import Listener
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,13 +29,15 @@ import fedstat as fs
 from fedstat.errors import EngineError, PartitionError
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.flare import provision as provisioning
-from fedstat.federation.carry.flare.kit import USER
+from fedstat.federation.carry.flare.analysis import end_analysis
+from fedstat.federation.carry.flare.kit import USER, forget_jobs
 from fedstat.federation.carry.flare.provision import Participant, accept_kit, days_left, draw_key
 from fedstat.federation.carry.site_folder import load_identity
 from fedstat.federation.crypto.envelopes import Envelope, sign
 from fedstat.federation.crypto.keys import Identity
-from fedstat.operator import flare_commands
+from fedstat.operator import flare_commands, participant
 from fedstat.operator.command_line import main
+from fedstat.operator.participant import FlareProcess
 
 needs_flare = pytest.mark.skipif(importlib.util.find_spec("nvflare") is None, reason="needs fedstat[flare]")
 SITES = ("north", "south")
@@ -233,6 +236,42 @@ def test_the_end_of_a_certificate_is_told_in_time(provisioned, capsys, monkeypat
         monkeypatch.setattr(flare_commands, "days_left", lambda kit, days=days: days)
         assert expected in told(capsys, "site", "check", home / "north", code=1)
         assert expected in told(capsys, "federation", "status", study, code=1)
+        assert expected in told(capsys, "site", "status", home / "north", code=1)
+
+
+def test_a_process_that_serves_tells_it_once_a_day(tmp_path, capsys, monkeypatch):
+    days = iter([0.0, 1.0, 86400.0, 86401.0])
+    served = FlareProcess("client", "north", tmp_path, tmp_path, ("h", 1), lambda: ["expires in 12 days"])
+    monkeypatch.setattr(participant, "time", SimpleNamespace(time=lambda: next(days), sleep=lambda _: None))
+    monkeypatch.setattr(FlareProcess, "_is_connected", lambda self, number: True)
+    served._watch(SimpleNamespace(pid=1, poll=iter([None, None, None, None, 0]).__next__))
+    assert capsys.readouterr().err.count("north: expires in 12 days") == 2
+
+
+@needs_flare
+def test_what_flare_refuses_is_said_in_our_words(provisioned, monkeypatch):
+    from nvflare.fuel.flare_api import api_spec, flare_api
+
+    class Session:
+        def list_jobs(self):
+            return [{"job_id": "5f", "status": "RUNNING"}]
+
+        def abort_job(self, job):
+            raise api_spec.InternalError("server internal error: Job 5f is not running.")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(flare_api, "new_secure_session", lambda *given, **more: Session())
+    with pytest.raises(EngineError, match=r"Job 5f is not running.*federation serve .*clears"):
+        end_analysis(provisioned["study"], load_identity(provisioned["study"]))
+
+
+def test_a_server_that_starts_knows_no_job_of_one_that_was_killed(tmp_path):
+    (tmp_path / "store" / "jobs" / "5f").mkdir(parents=True)
+    (tmp_path / "store" / "jobs" / "5f" / "meta").write_text('{"status": "RUNNING"}')
+    forget_jobs(tmp_path)
+    assert (tmp_path / "store").is_dir() and not list((tmp_path / "store").iterdir())
 
 
 # Processes
@@ -319,6 +358,26 @@ def test_the_same_fit_to_the_bit_and_an_analysis_that_is_joined(served, here, ca
 
 
 @needs_flare
+def test_what_a_killed_site_started_ends_by_itself(served, capsys):
+    import psutil
+
+    study, folder, running = served["study"], served["home"] / "north", served["running"]
+    for name in SITES:
+        wait_for(capsys, "connected yes", "site", "status", served["home"] / name)
+    told(capsys, "federation", "start", study)
+    family = psutil.Process(running["north"].pid).children(recursive=True)
+    assert len(family) >= 2  # FLARE's client, and the process that holds the records
+    running["north"].kill()
+    running["north"].wait()
+    assert not psutil.wait_procs(family, 10)[1]
+    assert "ended without a word" in told(capsys, "site", "status", folder, code=1)
+    told(capsys, "federation", "stop", study)
+    running["north"] = serve(served, "site", "serve", folder)
+    wait_for(capsys, "connected yes", "site", "status", folder)
+    assert "is open now" in told(capsys, "federation", "start", study)
+
+
+@needs_flare
 def test_a_site_that_stops_is_named_and_left_out(served, here, capsys):
     home, study, running = served["home"], served["study"], served["running"]
     running["south"].send_signal(signal.SIGTERM)
@@ -341,8 +400,12 @@ def test_a_site_that_stops_is_named_and_left_out(served, here, capsys):
 @needs_flare
 def test_nothing_secret_is_shown_and_the_server_stops(served, capsys):
     home, study, running = served["home"], served["study"], served["running"]
-    running["server"].send_signal(signal.SIGTERM)
-    assert running["server"].wait(60) == 0
+    with fs.ClientPartition.connect(study, without=["south"]) as partition:
+        assert partition.clients == ("north",)
+        running["server"].send_signal(signal.SIGTERM)
+        assert running["server"].wait(60) == 0
+    kept = [path.read_text() for path in (study / "flare" / "server" / "store" / "jobs").glob("*/meta")]
+    assert kept and not [meta for meta in kept if '"FINISHED' not in meta]
     wait_for(capsys, "connected no", "site", "status", home / "north")
     assert "not running" in told(capsys, "federation", "status", study, code=1)
     shown = [*home.glob("*.out"), study / "flare" / "log.txt", home / "north" / "flare" / "log.txt"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedstat.errors import EngineError, PartitionError
+from fedstat.errors import EngineError, FedstatError, PartitionError
 from fedstat.federation.carry.flare.carrier import FlareCarrier
 from fedstat.federation.carry.flare.kit import ANALYST, FLARE, SERVER, START, USER, write_job
 from fedstat.federation.carry.flare.provision import require_flare
@@ -193,5 +193,13 @@ def _session(folder: Path) -> Iterator[Any]:
         ) from error
     try:
         yield session
+    except FedstatError:
+        raise
+    except Exception as error:  # FLARE's own, whose kinds have nothing in common
+        raise EngineError(
+            f"the FLARE server did not do as it was told ({type(error).__name__}: {error}). Stop it and "
+            f"start it with 'fedstat federation serve {folder}', which clears what is left of jobs; its "
+            f"log is in '{folder / FLARE}'"
+        ) from error
     finally:
         session.close()

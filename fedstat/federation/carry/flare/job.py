@@ -15,6 +15,7 @@ from typing import Any
 
 from fedstat.errors import EngineError, FedstatError
 from fedstat.federation.carry.flare.kit import AGAIN_AFTER, FOLDER, IDLE, KEY, SOCKET, START, TIMEOUT
+from fedstat.federation.carry.flare.tethered import end_with_parent
 from fedstat.federation.carry.in_force import ClosedError
 from fedstat.federation.carry.signed import SignedSite
 
@@ -59,6 +60,7 @@ class FlareController(Controller):  # type: ignore[misc]
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Take note of what carries the messages."""
         self._engine = fl_ctx.get_engine()
+        end_with_parent()
 
     @property
     def _socket(self) -> Path:
@@ -192,6 +194,7 @@ class FlareExecutor(Executor):  # type: ignore[misc]
         """Take messages from the first moment on, and open the site when the job starts."""
         engine = fl_ctx.get_engine()
         if event_type == EventType.ABOUT_TO_START_RUN:
+            end_with_parent()
             engine.register_aux_message_handler(PING, self._is_there)
             engine.register_aux_message_handler(TOPIC, self._answer)
         elif event_type == EventType.START_RUN:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,9 @@ FOLDER = "fedstat"
 
 FLARE, SERVER, ANALYST, KIT = "flare", "server", "analyst", "kit"
 """In the coordinator's folder ``flare``, with the kits of server and analyst; in a site's, with its kit."""
+
+STORE = "store"
+"""In the server's kit: jobs, and what FLARE notes of them."""
 
 USER = "analyst@fedstat.org"
 """Name under which the analyst submits the job."""
@@ -41,7 +45,7 @@ def write_local(kit: str | Path) -> None:
     logs = ("log_receiver", "site_log_streamer")
     resources["components"] = [part for part in resources["components"] if part["id"] not in logs]
     if "snapshot_persistor" in resources:
-        store = kit / "store"
+        store = kit / STORE
         store.mkdir(mode=0o700, exist_ok=True)
         resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(store / "snapshots")
         manager = next(part for part in resources["components"] if part["id"] == "job_manager")
@@ -53,6 +57,12 @@ def write_local(kit: str | Path) -> None:
         logger["level"] = "WARNING"
     for name, content in (("resources", resources), ("authorization", rights), ("log_config", log)):
         (kit / "local" / f"{name}.json").write_text(json.dumps(content, indent=2))
+
+
+def forget_jobs(server: str | Path) -> None:
+    """Remove what a server that ended without a word left of its jobs, which would be running forever."""
+    for part in Path(server, STORE).glob("*"):
+        shutil.rmtree(part)
 
 
 def write_key(server: str | Path) -> None:
