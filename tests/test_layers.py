@@ -21,6 +21,7 @@ FEDERATION = (
     "design",
     "carry.exchange",
     "carry",
+    "carry.bucket",
     "carry.flare",
     "forecast",
     "partition",
@@ -62,6 +63,8 @@ OPTIONAL = {
     "sqlalchemy",
     "duckdb",
     "pymysql",
+    "boto3",
+    "botocore",
     "adbc_driver_postgresql",
     "skfda",
 }

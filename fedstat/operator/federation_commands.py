@@ -10,6 +10,8 @@ from pathlib import Path
 from fedstat.errors import FedstatError, PartitionError
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.carry.bucket import store
+from fedstat.federation.carry.exchange.part import is_bucket
 from fedstat.federation.carry.flare.kit import FLARE
 from fedstat.federation.carry.flare.provision import check_address, check_flare_name
 from fedstat.federation.carry.remote import Carrier, Closing, RemoteEngine, RemoteSite
@@ -34,7 +36,7 @@ from fedstat.operator.enrolling.pins import check_replaced, same
 from fedstat.operator.enrolling.rosters import roster_remarks
 from fedstat.operator.writing.entries import quoted, set_entry
 from fedstat.operator.writing.screen import columns, heading, tell_problems, typed
-from fedstat.operator.writing.templates import BY_FLARE, BY_FOLDER, COLUMNS, ROWS
+from fedstat.operator.writing.templates import BY_BUCKET, BY_FLARE, BY_FOLDER, COLUMNS, ROWS
 from fedstat.operator.writing.templates import FEDERATION as TEMPLATE
 
 LAYOUTS = {"horizontal": ROWS, "vertical": COLUMNS}
@@ -66,7 +68,10 @@ def new(
 
 
 def _by_folder(exchange: str | None) -> str:
-    """Entries of federation.toml that say which folder carries the messages."""
+    """Entries of federation.toml that say which folder or bucket carries the messages."""
+    if exchange is not None and is_bucket(exchange):
+        store.check_address(exchange)
+        return BY_BUCKET.format(exchange=quoted(exchange))
     place = "exchange" if exchange is None else str(Path(exchange).resolve())
     return BY_FOLDER.format(exchange=quoted(place))
 

@@ -7,13 +7,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedstat.errors import PartitionError
+from fedstat.federation.carry.bucket.inbox import BucketInbox
+from fedstat.federation.carry.bucket.store import open_bucket
 from fedstat.federation.carry.exchange.inbox import Inbox
-from fedstat.federation.carry.exchange.part import Pace, SitesPart
+from fedstat.federation.carry.exchange.part import Pace, SitesPart, is_bucket
 from fedstat.federation.carry.flare.kit import FLARE, KIT
 from fedstat.federation.carry.flare.provision import days_left
 from fedstat.federation.carry.in_force import ClosedError
@@ -62,10 +65,9 @@ class Service:
                 inbox.say_closed(self.site)
             pace.rest(busy)
 
-    def _inbox(self) -> Inbox:
+    def _inbox(self) -> Inbox | BucketInbox:
         flare_commands.require_coordinator(self.folder, self.site.description)
-        part = SitesPart(Path(self.site.description.exchange, self.site.site.name))
-        return Inbox(part, self._refused)
+        return _open_inbox(self.site.description.exchange, self.site.site.name, self._refused)
 
     def stop(self, number: int, frame: Any) -> None:
         """Finish the present question, then end."""
@@ -96,6 +98,13 @@ class Service:
         """Write the status file."""
         told = {"passed over": self.passed_over} | counts(self.site.site.account)
         write_status(self.folder, state, self.site.site.name, self.began, told)
+
+
+def _open_inbox(exchange: str, name: str, refused: Callable[[str], None]) -> Inbox | BucketInbox:
+    """Open a site's end of a folder or of a bucket."""
+    if is_bucket(exchange):
+        return BucketInbox(open_bucket(exchange).at(name), refused)
+    return Inbox(SitesPart(Path(exchange, name)), refused)
 
 
 def log(line: str) -> None:
@@ -187,6 +196,8 @@ def _waiting(exchange: str, name: str) -> int | str:
     """Count the questions without an answer."""
     if not exchange:
         return 0
+    if is_bucket(exchange):
+        return "not counted in a bucket"
     try:
         return len(SitesPart(Path(exchange, name)).open_numbers()[0])
     except OSError as error:

@@ -16,6 +16,8 @@ from fedstat.errors import FedstatError, PartitionError, SecurityError
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.account.ledger_file import begin_account, read_account
 from fedstat.federation.account.ledger_lines import LEDGER
+from fedstat.federation.carry.bucket.store import check_address, open_bucket
+from fedstat.federation.carry.exchange.part import is_bucket
 from fedstat.federation.carry.flare.kit import FLARE
 from fedstat.federation.carry.flare.provision import check_flare_name
 from fedstat.federation.carry.site_folder import (
@@ -78,7 +80,7 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
         "folder": folder,
         "name": quoted(name),
         "layout": BY_KEY if key else BY_ROWS,
-        "exchange": "# exchange =" if over_flare else f"exchange = {quoted(str(Path(exchange).resolve()))}",
+        "exchange": "# exchange =" if over_flare else f"exchange = {quoted(_given(exchange))}",
         "fingerprint": quoted(fingerprint),
     }
     text = TEMPLATE.format(**entries, **_source_entries(path, key))
@@ -93,6 +95,14 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
     if over_flare:
         print(f"      ask for a certificate by    fedstat site request {typed(folder)}")
     return 0
+
+
+def _given(exchange: str) -> str:
+    """Return an exchange as the command line names it, where paths are relative to where it was run."""
+    if is_bucket(exchange):
+        check_address(exchange)
+        return exchange
+    return str(Path(exchange).resolve())
 
 
 def _source_entries(path: str, key: Sequence[str]) -> dict[str, str]:
@@ -334,6 +344,12 @@ def _show_budget(folder: Path, name: str, policy: Policy) -> Iterator[str]:
 
 
 def _exchange_problems(exchange: str) -> Iterator[str]:
+    if is_bucket(exchange):
+        try:
+            next(open_bucket(exchange).list_after("", ""), None)
+        except (FedstatError, ImportError, FileNotFoundError) as error:
+            yield f"the bucket for questions and answers cannot be used: {error}"
+        return
     place = Path(exchange)
     while not place.exists() and place != place.parent:
         place = place.parent

@@ -12,11 +12,12 @@ import pandas as pd
 import pytest
 
 from fedstat.errors import EngineError, FedstatWarning, MessageError, SecurityError
+from fedstat.federation.carry.exchange.notes import UNTRUSTED, open_note
 from fedstat.federation.carry.exchange.part import SitesPart
 from fedstat.federation.carry.folder import FolderCarrier, serve_folder
 from fedstat.federation.carry.remote import number_of
-from fedstat.federation.carry.signed import open_answer
-from fedstat.federation.crypto.envelopes import MAGIC, Envelope, sign
+from fedstat.federation.carry.signed import note_signed, open_answer, sign_question
+from fedstat.federation.crypto.envelopes import MAGIC, Envelope, open_signed, sign
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
 from fedstat.federation.door.site import Site
@@ -250,6 +251,17 @@ def test_a_note_that_the_site_did_not_sign_or_signed_once_is_not_believed(servic
     stranger.note.write_bytes(altered)
     with pytest.warns(FedstatWarning, match="was none"), pytest.raises(EngineError, match="did not answer"):
         stranger.carrier.carry("North", stranger.request)
+
+
+def test_a_note_on_what_another_key_signed_is_not_taken_for_one_on_the_own_question(service):
+    """Attack: a question is signed anew by a stranger, so that the site's note turns its coordinator away."""
+    request = pack_ask(Ask("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}"))
+    number, question = sign_question(COORDINATOR, "North", request)
+    copied = sign(Identity.generate(), open_signed(question, COORDINATOR.public.fingerprint, ""))
+    note = note_signed(service.site, copied, COORDINATOR.public.fingerprint, "", number, UNTRUSTED)
+    where = (note, service.site.fingerprint, "North", number)
+    assert open_note(*where, copied, "").why == UNTRUSTED
+    assert open_note(*where, question, "") is None
 
 
 def test_strangers_do_not_fill_the_folder_with_notes(service):

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from fedstat.errors import EngineError, FedstatWarning, SecurityError, warn
 from fedstat.federation.carry.exchange.inbox import Inbox
-from fedstat.federation.carry.exchange.notes import UNTRUSTED, open_note
+from fedstat.federation.carry.exchange.notes import UNTRUSTED, open_note, untrusted
 from fedstat.federation.carry.exchange.part import Pace, SitesPart
 from fedstat.federation.carry.remote import SiteServer
 from fedstat.federation.carry.signed import PinnedSite, open_answer, sign_question
@@ -160,12 +160,7 @@ class _Wait:
         if note is None:
             return
         if note.why == UNTRUSTED:
-            raise EngineError(
-                f"'{self.site}', whose key is {self._pinned}, takes no questions that are signed with the "
-                f"key of this coordinator, {self.carrier.identity.public.fingerprint}: its owner has pinned "
-                "another one. Compare that fingerprint by telephone; then, at the institution: fedstat site "
-                "pin FOLDER CARD, with the card of this coordinator"
-            )
+            raise untrusted(self.site, self._pinned, self.carrier.identity)
         self._say("note", "It says that it answers nothing for now: its owner finds why in the site's log.")
 
     def _say(self, what: str, said: str) -> None:

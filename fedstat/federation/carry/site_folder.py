@@ -37,6 +37,7 @@ from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.account.head import told
 from fedstat.federation.account.ledger_file import changed_rows, open_account
 from fedstat.federation.account.ledger_lines import ANSWERED, HEAD, LEDGER, SECRET
+from fedstat.federation.carry.exchange.part import is_bucket, place_of
 from fedstat.federation.carry.plan_folder import PlanFolder
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.door.families import load_families
@@ -78,9 +79,9 @@ class SiteDescription:
     `data` describes the source. `coordinator` is the fingerprint of its key, empty where none is trusted;
     `pinned` has one by site, its own among them. `site_column` is the name by which a formula may ask for
     the site, empty in the vertical layout; `seed` the secret that the sites share for common random
-    projections; `exchange` the folder through which questions come, empty where another carrier brings them;
-    `consent` says when the owner has consented to an alignment, by site; `roster` has the digests of the
-    rosters that it has accepted, by number.
+    projections; `exchange` the folder or bucket through which questions come, empty where another carrier
+    brings them; `consent` says when the owner has consented to an alignment, by site; `roster` has the
+    digests of the rosters that it has accepted, by number.
     """
 
     name: str
@@ -116,6 +117,11 @@ class SiteDescription:
             )
         return int(seed, 16)
 
+    @property
+    def exchange_folder(self) -> str:
+        """The folder through which questions come; empty where a bucket or another carrier brings them."""
+        return "" if is_bucket(self.exchange) else self.exchange
+
     def check(self) -> None:
         """Find what is wrong when the file is read, and not when records or the seed are asked for."""
         _ = self.source, self.shared_seed
@@ -127,7 +133,7 @@ def read_description(folder: str | Path) -> SiteDescription:
     """Read ``site.toml``; PartitionError names file, entry and remedy."""
     path = Path(folder, DESCRIPTION)
     found = read_entries(SiteDescription, path, f"make it with 'fedstat site init {folder} --name NAME'")
-    exchange = str(path.parent / found.exchange) if found.exchange else ""
+    exchange = place_of(found.exchange, path.parent) if found.exchange else ""
     return replace(found, data=_from_folder(path.parent, found.data), exchange=exchange)
 
 

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from fedstat.errors import PartitionError, SecurityError
+from fedstat.federation.carry.bucket.carrier import BucketCarrier
+from fedstat.federation.carry.bucket.store import open_bucket
+from fedstat.federation.carry.exchange.part import place_of
 from fedstat.federation.carry.flare.analysis import open_analysis
 from fedstat.federation.carry.flare.kit import FLARE, START
 from fedstat.federation.carry.folder import FolderCarrier
@@ -24,7 +27,7 @@ from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.files import WRITERS, is_open
 from fedstat.federation.partition.describe import Layout
 
-FEDERATION, FOLDER = "federation.toml", "folder"
+FEDERATION, FOLDER, OBJECTS = "federation.toml", "folder", "bucket"
 LAYOUTS = ("horizontal", "vertical")
 APART = "apart"
 
@@ -35,11 +38,11 @@ class FederationFile:
 
     `layout` is "horizontal" or "vertical"; `sites` has a fingerprint by site, in the order of the partition;
     `name` is for people. `exchange` is the folder through which questions go and answers come, relative to
-    that of the file, `timeout` the seconds until a site counts as silent, `min_count` the fewest entities of
-    a category level in a design. `carrier` brings questions to the sites: "folder", "flare", whose server is
-    at `host` and `port`, or the name of one that is handed to :func:`connect`. `coordinator` is the site at
-    whose institution this coordinator is, or "apart". `revoked` has the names of sites that were taken out,
-    by the fingerprint of their keys.
+    that of the file, or the address of a bucket, `timeout` the seconds until a site counts as silent,
+    `min_count` the fewest entities of a category level in a design. `carrier` brings questions to the sites:
+    "folder", "bucket", "flare", whose server is at `host` and `port`, or the name of one that is handed to
+    :func:`connect`. `coordinator` is the site at whose institution this coordinator is, or "apart". `revoked`
+    has the names of sites that were taken out, by the fingerprint of their keys.
     """
 
     layout: str
@@ -83,7 +86,7 @@ def read_federation(path: str | Path) -> FederationDescription:
             f"'{path}': coordinator: expected \"{APART}\", or the site at whose institution it is"
         )
     entries = {entry.name: getattr(file, entry.name) for entry in fields(file)}
-    entries |= {"exchange": str(path.parent / file.exchange), "folder": path.parent}
+    entries |= {"exchange": place_of(file.exchange, path.parent), "folder": path.parent}
     return FederationDescription(**entries)
 
 
@@ -97,6 +100,8 @@ def open_carrier(
     where the file names another carrier or the keys are absent, SecurityError where others may read them; see
     also :func:`fedstat.federation.carry.flare.analysis.open_analysis`.
     """
+    if federation.carrier == OBJECTS:
+        return bucket_carrier(federation, timeout)
     if federation.carrier != FLARE:
         return folder_carrier(federation, timeout)
     return open_analysis(
@@ -113,11 +118,21 @@ def folder_carrier(federation: FederationDescription, timeout: float | None = No
     """Open the folder of a federation, with the coordinator's keys."""
     if federation.carrier != FOLDER:
         raise PartitionError(
-            f'\'{federation.folder / FEDERATION}\': carrier: expected "{FOLDER}" or "{FLARE}"; '
+            f'\'{federation.folder / FEDERATION}\': carrier: expected "{FOLDER}", "{OBJECTS}" or "{FLARE}"; '
             "another one is opened by the analyst and handed to ClientPartition.connect(..., carrier=...)"
         )
     return FolderCarrier(
         Path(federation.exchange),
+        coordinator_identity(federation.folder),
+        federation.sites,
+        federation.timeout if timeout is None else timeout,
+    )
+
+
+def bucket_carrier(federation: FederationDescription, timeout: float | None = None) -> BucketCarrier:
+    """Open the bucket of a federation, with the coordinator's keys."""
+    return BucketCarrier(
+        open_bucket(federation.exchange),
         coordinator_identity(federation.folder),
         federation.sites,
         federation.timeout if timeout is None else timeout,

@@ -108,8 +108,8 @@ def last_roster(federation: FederationDescription) -> Roster | None:
 def accept(folder: Path, roster: Path | None, fingerprint: str, replace: Sequence[str]) -> int:
     """Show a roster; with its fingerprint, pin all that is in it."""
     description = read_description(folder)
-    path = Path(description.exchange, FILE) if roster is None else roster
-    if roster is None and not description.exchange:
+    path = Path(description.exchange_folder, FILE) if roster is None else roster
+    if roster is None and not description.exchange_folder:
         raise PartitionError(f"name the file: fedstat site accept {typed(folder)} {FILE}")
     told = Roster.read(_read(path), f"'{path}'")
     _check_of_site(folder, description, told)
@@ -240,8 +240,8 @@ def _countersign(folder: Path, description: SiteDescription, told: Roster) -> No
     text = acceptance.sign(load_identity(folder)).encode()
     path = folder / f"{description.name}{ACCEPTED}"
     write_whole(path, text)
-    if description.exchange:
-        place = Path(description.exchange, description.name)
+    if description.exchange_folder:
+        place = Path(description.exchange_folder, description.name)
         make_folders(place)
         check_folder(place)
         write_shared(place / CARRIED, text)

@@ -10,7 +10,8 @@ name = {name}
 
 {layout}
 
-# Folder through which signed questions come and signed answers go (shared, synchronised, or carried by hand).
+# Folder through which signed questions come and signed answers go (shared, synchronised, or carried by hand),
+# or a bucket of an object store, "s3://BUCKET/PREFIX".
 # Leave it out where another carrier brings them.
 {exchange}
 
@@ -89,6 +90,10 @@ layout = "vertical"       # sites hold different columns of entities that they s
 BY_FOLDER = """\
 carrier = "folder"
 exchange = {exchange}     # relative to this file; every site's 'exchange' is the same folder"""
+
+BY_BUCKET = """\
+carrier = "bucket"        # objects of a store such as S3; credentials and endpoint as boto3 finds them
+exchange = {exchange}     # every site's 'exchange' is the same"""
 
 BY_FLARE = """\
 carrier = "flare"         # NVIDIA FLARE, over mutual TLS

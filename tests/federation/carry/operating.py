@@ -20,15 +20,20 @@ OPEN = Policy.open()
 
 
 def make_federation(
-    home: Path, frames: Mapping[str, pd.DataFrame], key: Sequence[str] = (), policy: Policy = OPEN
+    home: Path,
+    frames: Mapping[str, pd.DataFrame],
+    key: Sequence[str] = (),
+    policy: Policy = OPEN,
+    exchange: str = "",
 ) -> Path:
     """What owners and coordinator do once: folders, cards, pins; with a key for the vertical layout."""
     study = home / "study"
+    carried, exchange = ["--exchange", exchange] if exchange else [], exchange or str(study / "exchange")
     layout, named = ("vertical", ["--key", *key]) if key else ("horizontal", [])
-    assert main(["federation", "new", str(study), "--name", "study", "--layout", layout]) == 0
+    assert main(["federation", "new", str(study), "--name", "study", "--layout", layout, *carried]) == 0
     for name, frame in frames.items():
         frame.to_csv(home / f"{name}.csv", index=False)
-        given = ["--data", str(home / f"{name}.csv"), "--exchange", str(study / "exchange")]
+        given = ["--data", str(home / f"{name}.csv"), "--exchange", exchange]
         assert main(["site", "init", str(home / name), "--name", name, *given, *named]) == 0
         (home / name / "policy.toml").write_text(policy.to_toml())
     for name in frames:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import IO, Literal
 
-from fedstat.errors import SecurityError
+from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign, signer_of
 from fedstat.federation.crypto.keys import Identity, plain_fingerprint
@@ -55,7 +55,19 @@ def open_note(
     if (envelope.sender, envelope.number) != (site, _numbered(number)):
         raise SecurityError(f"{where}: no note on this question")
     note = from_json(SiteNote, envelope.payload, where, SecurityError)
-    return note if note.question == signer_of(question, where)[1] else None
+    # the key as well: what this coordinator signed can be signed with another one, and put in its place
+    keys, digest = signer_of(question, where)
+    return note if (note.question, note.key) == (digest, keys.fingerprint) else None
+
+
+def untrusted(site: str, fingerprint: str, coordinator: Identity) -> EngineError:
+    """Say that a site, with this key, takes no questions of a coordinator."""
+    return EngineError(
+        f"'{site}', whose key is {fingerprint}, takes no questions that are signed with the key of this "
+        f"coordinator, {coordinator.public.fingerprint}: its owner has pinned another one. Compare that "
+        "fingerprint by telephone; then, at the institution: fedstat site pin FOLDER CARD, with the card of "
+        "this coordinator"
+    )
 
 
 def _numbered(number: str) -> str:

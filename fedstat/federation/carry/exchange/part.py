@@ -38,6 +38,20 @@ NUMBER = re.compile(f"[0-9a-f]{{{NUMBER_LENGTH}}}")
 """Names that questions have; a file of another name is nobody's question."""
 
 
+BUCKET = "s3://"
+"""How an exchange begins that is a bucket of an object store, and no folder."""
+
+
+def is_bucket(exchange: str) -> bool:
+    """Whether an exchange is a bucket."""
+    return exchange.startswith(BUCKET)
+
+
+def place_of(exchange: str, base: Path) -> str:
+    """Return an exchange as it is given beside a folder: a path is relative to that."""
+    return exchange if is_bucket(exchange) else str(base / exchange)
+
+
 @dataclass(frozen=True, slots=True)
 class SitesPart:
     """The part of one site, at `<folder>/<site>`."""

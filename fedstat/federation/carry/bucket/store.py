@@ -1,0 +1,203 @@
+"""A site's part of a bucket: where questions, answers and notes lie.
+
+::
+
+    <prefix>/<site>/asks/<time>-<number>    signed by the coordinator; the time in nanoseconds, 20 digits
+    <prefix>/<site>/replies/<number>        signed by the site
+    <prefix>/<site>/notes/<number>          signed by the site, where it does not answer
+    <prefix>/<site>/odd/<token>-<number>    what lay in the place of an answer, and was none
+
+Objects are put whole and never altered, and nothing but what is none is moved: the bucket is the record of
+what passed, and a rule of its owner (a lifecycle rule) may end it after some months. Keys of questions
+sort by time, and a site lists what comes after the last that it knows, so that what has passed costs nothing.
+
+Whoever may write to the bucket can stop messages, and nothing else. Of an object no more is read than its
+first kilobytes before the signature of the pinned key has been checked. Who may read it sees what readers of
+an exchange folder see: who asks whom, when and how much, and what passes neither masked nor sealed.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from fedstat.errors import EngineError, PartitionError
+from fedstat.federation.carry.exchange.part import BUCKET
+
+ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[A-Za-z0-9._=-]+)*)/?")
+TIME_DIGITS = 20
+ASK_KEY = re.compile(rf"([0-9]{{{TIME_DIGITS}}})-([0-9a-f]{{32}})")
+ABSENT = ("404", "NoSuchKey", "NotFound")
+LISTED_AT_ONCE = 1000
+
+
+def open_bucket(exchange: str) -> Bucket:
+    """Open the bucket of an address, s3://bucket/prefix; nothing is asked of it yet.
+
+    Credentials, region and endpoint are those that boto3 finds: its environment variables (for a store that
+    is not Amazon's, ``AWS_ENDPOINT_URL``), the files in ``~/.aws``, the role of the machine. PartitionError
+    where the address is none, ImportError without boto3.
+    """
+    name, prefix = check_address(exchange)
+    try:
+        import boto3  # noqa: PLC0415
+        from botocore.config import Config  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("an object store carries messages by boto3: pip install fedstat[s3]") from error
+    settings = Config(retries={"mode": "standard", "max_attempts": 4}, max_pool_connections=64)
+    return Bucket(boto3.client("s3", config=settings), name, prefix)
+
+
+def check_address(exchange: str) -> tuple[str, str]:
+    """Split an address into bucket and prefix; PartitionError where it is none."""
+    found = ADDRESS.fullmatch(exchange)
+    if found is None:
+        raise PartitionError(
+            f"'{exchange}': expected s3://BUCKET/PREFIX, with a prefix of letters, digits and . _ = -"
+        )
+    return found[1], found[2].strip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A bucket, or what lies in it under a prefix; several threads may use it."""
+
+    client: Any
+    name: str
+    prefix: str
+
+    def at(self, site: str) -> SitesObjects:
+        """Return the part of one site."""
+        return SitesObjects(self, "/".join(part for part in (self.prefix, site) if part))
+
+    def put(self, key: str, content: bytes) -> None:
+        """Put an object, whole."""
+        with self._named(key):
+            self.client.put_object(Bucket=self.name, Key=key, Body=content)
+
+    def open(self, key: str) -> IO[bytes] | None:
+        """Open an object, of which only what is asked for is read; None where it is absent."""
+        try:
+            with self._named(key):
+                found: IO[bytes] = self.client.get_object(Bucket=self.name, Key=key)["Body"]
+                return found
+        except FileNotFoundError:
+            return None
+
+    def has(self, key: str) -> bool:
+        """Whether there is an object."""
+        try:
+            with self._named(key):
+                self.client.head_object(Bucket=self.name, Key=key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def move(self, key: str, other: str) -> None:
+        """Move an object, where there is one."""
+        try:
+            with self._named(key):
+                self.client.copy_object(
+                    Bucket=self.name, Key=other, CopySource={"Bucket": self.name, "Key": key}
+                )
+                self.client.delete_object(Bucket=self.name, Key=key)
+        except FileNotFoundError:
+            return
+
+    def list_after(self, prefix: str, last: str) -> Iterator[str]:
+        """Keys that begin with a prefix and come after the last one, in their order."""
+        more: dict[str, Any] = {"StartAfter": prefix + last}
+        while more:
+            with self._named(prefix):
+                page = self.client.list_objects_v2(
+                    Bucket=self.name, Prefix=prefix, MaxKeys=LISTED_AT_ONCE, **more
+                )
+            yield from (one["Key"].removeprefix(prefix) for one in page.get("Contents", ()))
+            more = {"ContinuationToken": page["NextContinuationToken"]} if page.get("IsTruncated") else {}
+
+    @contextmanager
+    def _named(self, key: str) -> Iterator[None]:
+        """Name bucket, key and remedy where the store fails; FileNotFoundError without such an object."""
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+
+        try:
+            yield
+        except ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            if code in ABSENT:
+                raise FileNotFoundError(key) from error
+            raise EngineError(
+                f"'{BUCKET}{self.name}/{key}' cannot be used ({code}); look at the bucket's name, and at "
+                "what these credentials may do there: list, get, put, and delete for what is put aside"
+            ) from error
+        except BotoCoreError as error:
+            raise EngineError(
+                f"the object store of '{BUCKET}{self.name}' is not reached ({type(error).__name__}); look at "
+                "network, credentials and AWS_ENDPOINT_URL"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class SitesObjects:
+    """What lies in the bucket for one site."""
+
+    bucket: Bucket
+    place: str
+
+    @property
+    def asks(self) -> str:
+        """Where questions come."""
+        return f"{self.place}/asks/"
+
+    def new_ask(self, number: str) -> str:
+        """Key of a question that is asked now."""
+        return f"{self.asks}{time.time_ns():0{TIME_DIGITS}d}-{number}"
+
+    def reply(self, number: str) -> str:
+        """Key of an answer."""
+        return f"{self.place}/replies/{number}"
+
+    def note(self, number: str) -> str:
+        """Key of a note in its stead."""
+        return f"{self.place}/notes/{number}"
+
+    def put_aside(self, key: str) -> None:
+        """Put aside what lies in the place of an answer or a note and is none."""
+        self.bucket.move(key, f"{self.place}/odd/{secrets.token_hex(4)}-{key.rpartition('/')[2]}")
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far a site has read the questions of its part.
+
+    A question may appear later than one with a later key, by `late` nanoseconds at most: those are listed
+    again, and known by their keys. No key moves the cursor beyond the site's own clock.
+    """
+
+    part: SitesObjects
+    late: int = 900 * 10**9
+    _last: str = ""
+    _known: set[str] = field(default_factory=set)
+
+    def new(self) -> list[tuple[str, str]]:
+        """Keys and numbers of questions that have come since, in their order."""
+        found = []
+        for key in self.part.bucket.list_after(self.part.asks, self._last):
+            match = ASK_KEY.fullmatch(key)
+            if match and key not in self._known:
+                found.append((key, match[2]))
+        return found
+
+    def pass_on(self, key: str) -> None:
+        """Take a question for done with."""
+        self._known.add(key)
+        newest = min(int(key[:TIME_DIGITS]), time.time_ns()) - self.late
+        last = f"{max(newest, 0):0{TIME_DIGITS}d}"
+        if last > self._last:
+            self._last = last
+            self._known = {one for one in self._known if one > last}
