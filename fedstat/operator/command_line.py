@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from fedstat.errors import FedstatError
 from fedstat.federation.carry.flare.kit import FLARE
@@ -19,51 +17,16 @@ from fedstat.operator import (
     account,
     description_commands,
     federation_commands,
+    federation_status,
     flare_commands,
     serve,
     site_commands,
 )
 from fedstat.operator.enrolling import members, pins, rosters
+from fedstat.operator.service_words import SERVICE
+from fedstat.operator.writing.words import JSON, Command, argument, port, seconds
 
 NEW_FOLDER = "a folder that is new or empty"
-
-
-Argument: TypeAlias = tuple[tuple[str, ...], Mapping[str, Any]]
-
-
-def argument(*names: str, **options: Any) -> Argument:
-    """Keep one argument of a command, in the words of :meth:`argparse.ArgumentParser.add_argument`."""
-    return names, options
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command: what it does, the function that does it, and its arguments besides the folder.
-
-    The function takes ``folder`` and the arguments by their names, and returns the exit code; the folder of
-    a command that makes one is new.
-    """
-
-    name: str
-    what: str
-    run: Callable[..., int]
-    arguments: tuple[Argument, ...] = ()
-    is_new: bool = False
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise ValueError("seconds")
-    return value
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**16:
-        raise ValueError("port")
-    return value
-
 
 CARRIER = argument(
     "--carrier",
@@ -73,8 +36,6 @@ CARRIER = argument(
 )
 
 DIGEST = argument("digest", help="of the plan, or the first digits of it, as 'fedstat site pending' shows it")
-
-JSON = argument("--json", dest="as_json", action="store_true", help="for programs: keys that stay")
 
 REPLACE = argument(
     "--replace",
@@ -177,17 +138,7 @@ SITE = (
         site_commands.consent,
         (argument("names", nargs="+", metavar="SITE", help="the other sites of the alignment"),),
     ),
-    Command(
-        "serve",
-        "Answer questions until SIGTERM or Ctrl-C.",
-        serve.serve,
-        (
-            argument("--once", action="store_true", help="answer what waits in the folder, and end"),
-            argument(
-                "--poll", type=_seconds, default=serve.POLL, help="seconds between two looks at the folder"
-            ),
-        ),
-    ),
+    *SERVICE,
     Command(
         "request",
         "NVIDIA FLARE: draw a private key, and write the request for its certificate.",
@@ -200,30 +151,11 @@ SITE = (
         (argument("kit", type=Path, help="NAME.kit, as the coordinator sent it"),),
     ),
     Command(
-        "status",
-        "Show whether the site is served, and what it has done (exit code 0 while it is served).",
-        serve.status,
-        (JSON,),
-    ),
-    Command(
-        "health",
-        "Say in one line whether the site is served and can answer (exit code 0 where it can), for monitors.",
-        serve.health,
-        (
-            argument(
-                "--patience",
-                type=_seconds,
-                default=600.0,
-                help="seconds that one question may take (default: 600)",
-            ),
-        ),
-    ),
-    Command(
         "page",
         "Show all this in a browser on this machine, and approve or deny there, until Ctrl-C.",
         serve.page,
         (
-            argument("--port", type=_port, default=0, help="on 127.0.0.1 (default: any that is free)"),
+            argument("--port", type=port, default=0, help="on 127.0.0.1 (default: any that is free)"),
             argument("--open", dest="in_browser", action="store_true", help="open it in a browser"),
         ),
     ),
@@ -292,13 +224,13 @@ FEDERATION = (
         "test",
         "Ask every site for its columns, and time it.",
         federation_commands.test,
-        (argument("--timeout", type=_seconds, default=20.0, help="seconds to wait for each site"),),
+        (argument("--timeout", type=seconds, default=20.0, help="seconds to wait for each site"),),
     ),
     Command(
         "align",
         "Vertical layout: number the entities that the sites share, once for all models; no key is shown.",
         federation_commands.align,
-        (argument("--timeout", type=_seconds, help="seconds to wait for each answer of a site"),),
+        (argument("--timeout", type=seconds, help="seconds to wait for each answer of a site"),),
     ),
     Command(
         "provision",
@@ -325,8 +257,10 @@ FEDERATION = (
     ),
     Command(
         "status",
-        "NVIDIA FLARE: show server, sites, certificates and analysis (exit code 0 where all is there).",
-        flare_commands.status,
+        "Show sites and what waits for them; of NVIDIA FLARE also server, certificates and analysis (exit "
+        "code 0 where all is there).",
+        federation_status.status,
+        (JSON,),
     ),
 )
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
-from fedstat.errors import PartitionError
+from fedstat.errors import FedstatError, PartitionError
+from fedstat.federation.account.chain import SiteAccount
 from fedstat.federation.carry.bucket.inbox import BucketInbox
 from fedstat.federation.carry.bucket.store import open_bucket
 from fedstat.federation.carry.exchange.inbox import Inbox
@@ -26,8 +28,10 @@ from fedstat.operator import flare_commands
 from fedstat.operator.description_commands import plan_folder
 from fedstat.operator.page.owner import OwnerView
 from fedstat.operator.page.server import serve_page
-from fedstat.operator.participant import is_running
+from fedstat.operator.participant import LOG, is_running
 from fedstat.operator.running.health import ailing
+from fedstat.operator.running.metrics import EVERY, write_metrics
+from fedstat.operator.running.service_log import log_to
 from fedstat.operator.running.standing import BEAT, Standing, beat, beaten, standing_of
 from fedstat.operator.site_commands import examined
 from fedstat.operator.status import budget, counts, is_served, now, read_status, show_status, write_status
@@ -45,12 +49,16 @@ class Service:
     folder: Path
     site: SignedSite
     once: bool
+    log: Callable[[str], None]
+    metrics: Callable[[Standing, float | None], None]
     began: str = field(default_factory=now)
+    busy: float = 0.0
     passed_over: int = 0
     asked_to_stop: bool = False
     _looks: int = 0
     _told: tuple[int, int] = (-1, -1)
     _beaten: float = 0.0
+    _measured: float = -EVERY
 
     def run(self, poll: float) -> None:
         """Answer until told to stop, by what the owner's files say then."""
@@ -60,7 +68,9 @@ class Service:
             try:
                 if self.site.heed():
                     inbox = self._inbox()
+                since = time.monotonic()
                 busy = inbox.look(self.site)
+                self.busy += (time.monotonic() - since) * busy
             except ClosedError:  # its log has the reason, and what waits is answered later
                 inbox.say_closed(self.site)
             pace.rest(busy)
@@ -82,7 +92,7 @@ class Service:
 
     def _refused(self, why: str) -> None:
         self.passed_over += 1
-        log(f"passed over: {why}")
+        self.log(f"passed over: {why}")
 
     def _tell(self) -> None:
         """Write how it is, where that changed."""
@@ -93,6 +103,9 @@ class Service:
         if time.monotonic() - self._beaten > BEAT:
             self._beaten = time.monotonic()
             beat(self.folder)
+        if time.monotonic() - self._measured > EVERY:
+            self._measured = time.monotonic()
+            self.metrics(standing(self.folder, self.site.site.account), self.busy)
 
     def tell(self, state: str) -> None:
         """Write the status file."""
@@ -107,14 +120,32 @@ def _open_inbox(exchange: str, name: str, refused: Callable[[str], None]) -> Inb
     return Inbox(SitesPart(Path(exchange, name)), refused)
 
 
-def log(line: str) -> None:
-    """Write a line for the owner."""
-    print(f"{now()} {line}", file=sys.stderr, flush=True)
-
-
-def serve(folder: Path, once: bool, poll: float) -> int:
+def serve(
+    folder: Path,
+    once: bool,
+    poll: float,
+    metrics: Path | None = None,
+    metrics_mode: int = 0o600,
+    log: Path | None = None,
+    log_megabytes: float = 10.0,
+    log_count: int = 5,
+) -> int:
     """Serve a site until SIGTERM or SIGINT, over a folder or over NVIDIA FLARE."""
+
+    def measure(found: Standing, busy: float | None) -> None:
+        if metrics is not None:
+            write_metrics(metrics, metrics_mode, found, folder, busy)
+
+    if metrics is not None and not metrics.parent.is_dir():
+        raise PartitionError(f"there is no folder '{metrics.parent}' for the file of metrics")
     if flare_commands.is_carried(folder):
+        if log is not None:
+            raise PartitionError(
+                f"over NVIDIA FLARE the log is '{folder / FLARE / LOG}', which is appended to: have "
+                "logrotate cut it by copytruncate"
+            )
+        if metrics is not None:
+            Thread(target=_measure_flare, args=(folder, measure), daemon=True).start()
         return flare_commands.serve_site(folder)
     description = read_description(folder)
     if not description.exchange:
@@ -122,20 +153,34 @@ def serve(folder: Path, once: bool, poll: float) -> int:
             f"'{folder / DESCRIPTION}' names no folder for questions and answers; write it under 'exchange', "
             f"or join a kit for NVIDIA FLARE with 'fedstat site join-kit {typed(folder)} KIT'"
         )
-    service = Service(folder, SignedSite(folder, tell=log), once)
+    take = log_to(log, log_megabytes, log_count)
+
+    def tell(line: str) -> None:
+        take(f"{now()} {line}")
+
+    service = Service(folder, SignedSite(folder, tell=tell), once, tell, measure)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, service.stop)
-    print(
-        f"{now()} {description.name} answers in '{description.exchange}' (process {os.getpid()})", flush=True
-    )
+    said = f"{now()} {description.name} answers in '{description.exchange}' (process {os.getpid()})"
+    print(said, flush=True) if log is None else take(said)
     state = "failed"
     try:
         service.run(poll)
         state = ORDERLY
     finally:
         service.tell(state)
-    print(f"{now()} {description.name} {ORDERLY}; its ledger goes on when it is started again", flush=True)
+        measure(replace(standing(folder, service.site.site.account), is_served=False), service.busy)
+    said = f"{now()} {description.name} {ORDERLY}; its ledger goes on when it is started again"
+    print(said, flush=True) if log is None else take(said)
     return 0
+
+
+def _measure_flare(folder: Path, measure: Callable[[Standing, float | None], None]) -> None:
+    """Write metrics of a site whose questions another process answers; its account is read from the file."""
+    while True:
+        with suppress(FedstatError, OSError):
+            measure(standing(folder), None)
+        time.sleep(EVERY)
 
 
 def status(folder: Path, as_json: bool = False) -> int:
@@ -163,15 +208,20 @@ def _status(folder: Path) -> tuple[dict[str, Any], bool]:
     return read_status(folder, folder, is_served, lambda site: _left_to_do(folder, site))
 
 
-def standing(folder: Path) -> Standing:
-    """Read how a site stands, over a folder or over NVIDIA FLARE, for programs."""
+def standing(folder: Path, account: SiteAccount | None = None) -> Standing:
+    """Read how a site stands, whatever carries its questions, for programs; its account unless given."""
     site, plans = read_description(folder), len(plan_folder(folder).waiting())
     if flare_commands.is_carried(folder):
         home, days = folder / FLARE, days_left(folder / FLARE / KIT)
         return standing_of(folder, home, FLARE, site.name, is_running(home), (None, plans), days)
-    waiting = _waiting(site.exchange, site.name)
-    counted = waiting if isinstance(waiting, int) else None
-    return standing_of(folder, folder, "folder", site.name, is_served(folder), (counted, plans), None)
+    # not known of a bucket, which is not asked for the sake of a figure
+    waiting = None if is_bucket(site.exchange) else _waiting(site.exchange, site.name)
+    counted = (waiting if isinstance(waiting, int) else None), plans
+    served, carrier = (
+        account is not None or is_served(folder),
+        "bucket" if is_bucket(site.exchange) else "folder",
+    )
+    return standing_of(folder, folder, carrier, site.name, served, counted, None, account)
 
 
 def health(folder: Path, patience: float) -> int:

@@ -46,8 +46,8 @@ class BudgetStanding:
 class Standing:
     """How one site stands, as its folder tells.
 
-    `carrier` is "folder" or "flare"; `state` "running", "stopped", "failed", "killed" or "never started";
-    `is_served` whether a process holds the site's lock; `heartbeat` when the service was seen last.
+    `carrier` is "folder", "bucket" or "flare"; `state` "running", "stopped", "failed", "killed" or "never
+    started"; `is_served` whether a process holds the site's lock; `heartbeat` when the service was seen last.
     `version` is the service's, `installed` that of the command. `problem` says why a service that runs
     answers nothing, and is empty where it answers. Times are in UTC.
     """
