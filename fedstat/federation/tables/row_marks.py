@@ -1,7 +1,10 @@
 """Marks by which a site knows its records again when its table has grown, or come in another order.
 
-A mark is a keyed digest: of the record's key where records have one, and else of all that the record holds.
-Two records that hold the same are told apart by which comes first, which matters to no sum.
+A mark is a keyed digest of all that the record holds, and begins with one of its key where records have one.
+A record that was corrected has another mark: it counts as one that is gone and one that is new, since sums
+from before and after differ by it. Where all have other marks under the keys of before, the table has got
+another column, and keys alone tell. Without a key two records that hold the same are told apart by which
+comes first, which matters to no sum.
 """
 
 from __future__ import annotations
@@ -17,18 +20,26 @@ from fedstat.federation.tables.linked import LinkedTable
 from fedstat.federation.tables.table import LabelledTable, Table
 from fedstat.typing import Array, Ints
 
-MARK_BYTES = 16
+MARK_BYTES, KEY_MARK = 16, 8
 
 
 def row_marks(table: Table, secret: bytes) -> Array:
     """Mark every row: (n_rows, 16) bytes."""
     # What a table is labelled with is no part of its records.
     table = table.table if isinstance(table, LabelledTable) else table
-    if isinstance(table, LinkedTable):
-        told = table.entities.tobytes()
-        width = len(told) // max(table.n_rows, 1)
-    else:
-        told, width = _contents(table).tobytes(), 16
+    if not isinstance(table, LinkedTable):
+        return _digests(_contents(table), secret)
+    # without the count of its like, which would move where another record changes
+    keys, held = (_digests(one, secret) for one in (table.entities, _rows(table)))
+    return np.hstack([keys[:, :KEY_MARK], held[:, KEY_MARK:]])
+
+
+def _digests(rows: Array, secret: bytes) -> Array:
+    """Digest every row of an array: (n, 16) bytes."""
+    told, width = (
+        np.ascontiguousarray(rows).tobytes(),
+        rows.itemsize * (rows.shape[1] if rows.ndim > 1 else 1),
+    )
     pieces = (told[i : i + width] for i in range(0, len(told), max(width, 1)))
     marks = b"".join(hashlib.blake2b(one, digest_size=MARK_BYTES, key=secret).digest() for one in pieces)
     return np.frombuffer(marks, dtype=np.uint8).reshape(-1, MARK_BYTES)
@@ -37,8 +48,7 @@ def row_marks(table: Table, secret: bytes) -> Array:
 def content_mark(table: Table, secret: bytes) -> bytes:
     """Keyed digest of all that a table holds, whatever the order of its rows."""
     table = table.table if isinstance(table, LabelledTable) else table
-    parts = [_hashed(chunk) for chunk in table.chunks(table.columns)] if table.columns else []
-    rows = np.concatenate(parts) if parts else np.zeros(table.n_rows, dtype=np.uint64)
+    rows = _rows(table)
     whose = table.entities if isinstance(table, LinkedTable) else np.empty((table.n_rows, 0), dtype=np.uint8)
     told = np.hstack([whose, rows.astype("<u8").reshape(-1, 1).view(np.uint8)])
     in_order = told[np.lexsort(told.T[::-1])] if len(told) else told
@@ -59,9 +69,14 @@ def order_mark(table: Table) -> bytes:
 
 def places_of(known: Array, marks: Array) -> Ints:
     """Find marks among known ones: (m, 16), (n, 16) -> (n,), -1 for new ones."""
+    found = _found(known, marks)
+    return _found(known[:, :KEY_MARK], marks[:, :KEY_MARK]) if (found < 0).all() else found
+
+
+def _found(known: Array, marks: Array) -> Ints:
     if not len(known):
         return np.full(len(marks), -1, dtype=np.int64)
-    held, asked = (np.ascontiguousarray(one).view(f"S{MARK_BYTES}").ravel() for one in (known, marks))
+    held, asked = (np.ascontiguousarray(one).view(f"S{one.shape[1]}").ravel() for one in (known, marks))
     order = np.argsort(held)
     at = order[np.minimum(np.searchsorted(held, asked, sorter=order), len(held) - 1)]
     return np.where(held[at] == asked, at, -1)
@@ -74,10 +89,15 @@ def order_of(table: Table) -> str:
 
 def _contents(table: Table) -> Array:
     """Hash what each row holds, and count which of its like it is: (n_rows, 2)."""
-    parts = [_hashed(chunk) for chunk in table.chunks(table.columns)] if table.columns else []
-    rows = np.concatenate(parts) if parts else np.zeros(table.n_rows, dtype=np.uint64)
+    rows = _rows(table)
     which = pd.Series(rows).groupby(rows).cumcount().to_numpy(dtype=np.uint64)
     return np.column_stack([rows, which])
+
+
+def _rows(table: Table) -> Array:
+    """Hash what each row holds: (n_rows,)."""
+    parts = [_hashed(chunk) for chunk in table.chunks(table.columns)] if table.columns else []
+    return np.concatenate(parts) if parts else np.zeros(table.n_rows, dtype=np.uint64)
 
 
 def _hashed(chunk: pd.DataFrame) -> Array:

@@ -15,8 +15,14 @@ SECRET = b"s" * 32
 RNG = np.random.default_rng(4)
 
 
-def table_of(keys, alignment="0" * 16, numbers=None):
-    frame = pd.DataFrame({"id": keys, "x": RNG.normal(size=len(keys))})
+HELD = RNG.normal(size=100)
+
+
+def table_of(keys, alignment="0" * 16, numbers=None, corrected=(), more=()):
+    frame = pd.DataFrame({"id": keys, "x": HELD[list(keys)]})
+    frame["x"] += frame["id"].isin(corrected)
+    for name in more:
+        frame[name] = HELD[list(keys)]
     table = LinkedTable("Bank", frame, ["id"])
     table.keep(alignment, np.arange(len(keys)) if numbers is None else numbers)
     return table
@@ -88,6 +94,28 @@ def test_a_group_that_keeps_to_old_records_passes_beside_few_new_ones():
     data = site_of(table_of(range(40)))
     ask(data, range(40))
     data = later(data, table_of(range(42)))
+    ask(data, range(40))
+    with pytest.raises(PolicyError, match="differencing"):
+        ask(data, range(42))
+
+
+def test_a_sum_from_before_and_one_from_after_a_record_was_corrected():
+    """Attack: their difference is that of what one record held and holds."""
+    data = site_of(table_of(range(40)))
+    ask(data, range(40))
+    data = later(data, table_of(range(40), corrected=[7]))
+    with pytest.raises(PolicyError, match="differencing"):
+        ask(data, range(40))
+    ask(data, [k for k in range(40) if k not in range(5, 10)])
+    # Where it is as it was, the sums of then are those of now.
+    data = later(data, table_of(range(40)))
+    ask(data, range(40))
+
+
+def test_records_that_have_got_another_column_are_known_by_their_keys():
+    data = site_of(table_of(range(40)))
+    ask(data, range(40))
+    data = later(data, table_of(range(42), more=["z"]))
     ask(data, range(40))
     with pytest.raises(PolicyError, match="differencing"):
         ask(data, range(42))
