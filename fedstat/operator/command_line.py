@@ -23,7 +23,7 @@ from fedstat.operator import (
     site_commands,
 )
 from fedstat.operator.enrolling import members, pins, rosters
-from fedstat.operator.service_words import SERVICE
+from fedstat.operator.service_words import SERVER, SERVICE
 from fedstat.operator.writing.words import JSON, Command, argument, port, seconds
 
 NEW_FOLDER = "a folder that is new or empty"
@@ -262,6 +262,7 @@ FEDERATION = (
         federation_status.status,
         (JSON,),
     ),
+    *SERVER,
 )
 
 ROOMS = (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedstat.operator import serve
+from fedstat.operator import deployment, serve
 from fedstat.operator.writing.words import JSON, Command, argument, count, mode, seconds
+
+INTO = argument("into", type=Path, help="folder for the two files; none is written over")
 
 SERVICE = (
     Command(
@@ -44,5 +46,30 @@ SERVICE = (
                 help="seconds that one question may take (default: 600)",
             ),
         ),
+    ),
+    Command(
+        "unit",
+        "Print a systemd unit for the service, with its true paths.",
+        deployment.site_unit,
+    ),
+    Command(
+        "compose",
+        "Write a Dockerfile and compose.yaml for the service, with its true paths.",
+        deployment.site_compose,
+        (INTO,),
+    ),
+)
+
+SERVER = (
+    Command(
+        "unit",
+        "NVIDIA FLARE: print a systemd unit for the server, with its true paths.",
+        deployment.federation_unit,
+    ),
+    Command(
+        "compose",
+        "NVIDIA FLARE: write a Dockerfile and compose.yaml for the server, with its true paths.",
+        deployment.federation_compose,
+        (INTO,),
     ),
 )
