@@ -22,7 +22,7 @@ from fedstat.operator import (
     serve,
     site_commands,
 )
-from fedstat.operator.enrolling import members, pins, rosters
+from fedstat.operator.enrolling import pins, rosters
 from fedstat.operator.service_words import SERVER, SERVICE
 from fedstat.operator.writing.words import JSON, Command, argument, port, seconds
 
@@ -206,7 +206,7 @@ FEDERATION = (
     Command(
         "remove",
         "Take a site out: its key is listed, and the next roster is without it.",
-        members.remove,
+        federation_commands.remove,
         (argument("name", help="of the site"),),
     ),
     Command(

@@ -29,11 +29,12 @@ from fedstat.federation.partition.federation_file import (
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_alignment
 from fedstat.federation.rounds.schema import TableSchema, ask_schemas, version_remarks
+from fedstat.operator.enrolling import members
 from fedstat.operator.enrolling.cards import COMPARE, SITE, Card, make_folder, read_card
-from fedstat.operator.enrolling.members import check_again, revoked_problems
 from fedstat.operator.enrolling.pairs import pair_problems
 from fedstat.operator.enrolling.pins import check_replaced, same
 from fedstat.operator.enrolling.rosters import roster_remarks
+from fedstat.operator.flare_commands import heed_members
 from fedstat.operator.writing.entries import quoted, set_entry
 from fedstat.operator.writing.screen import columns, heading, tell_problems, typed
 from fedstat.operator.writing.templates import BY_BUCKET, BY_FLARE, BY_FOLDER, COLUMNS, ROWS
@@ -96,8 +97,10 @@ def join(folder: Path, card: Path, replace: str = "", again: bool = False) -> in
         print(f"{told.name} was added before.")
         return 0
     check_replaced(f"site {told.name}", known, told.fingerprint, replace)
-    check_again(folder, federation, told, again)
+    members.check_again(folder, federation, told, again)
     set_entry(folder / FEDERATION, "sites", told.name, told.fingerprint)
+    if again:
+        heed_members(folder)
     if federation.layout == "vertical" and load_alignment(federation.folder) is not None:
         print(f"Its entities have to be aligned:    fedstat federation align {typed(folder)}\n")
     place = [*federation.sites, *([] if known else [told.name])].index(told.name) + 1
@@ -106,6 +109,13 @@ def join(folder: Path, card: Path, replace: str = "", again: bool = False) -> in
     if federation.carrier == FLARE:
         print(f"Then certify it by    fedstat federation provision {typed(folder)} {told.name}.request")
     return 0
+
+
+def remove(folder: Path, name: str) -> int:
+    """Take a site out; over NVIDIA FLARE the server then refuses its certificate."""
+    code = members.remove(folder, name)
+    heed_members(folder)
+    return code
 
 
 def test(folder: Path, timeout: float) -> int:
@@ -119,7 +129,7 @@ def test(folder: Path, timeout: float) -> int:
     print(heading(f"Federation {federation.name}"))
     schemas, problems = _ask_all(carrier, federation.sites)
     problems += pair_problems(carrier, tuple(schemas))
-    problems += revoked_problems(federation)
+    problems += members.revoked_problems(federation)
     if isinstance(carrier, Closing):
         carrier.close()
     problems += schema_problems(schemas, federation.layout) if schemas else ()

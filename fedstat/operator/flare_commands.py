@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedstat.errors import EngineError, PartitionError
 from fedstat.federation.account.ledger_file import read_account
 from fedstat.federation.account.ledger_lines import LEDGER
-from fedstat.federation.carry.flare.analysis import Analysis, ask_server, end_analysis
-from fedstat.federation.carry.flare.kit import FLARE, FOLDER, KIT, SERVER, forget_jobs
+from fedstat.federation.carry.flare.analysis import Analysis, admit, ask_server, end_analysis
+from fedstat.federation.carry.flare.kit import FLARE, FOLDER, KIT, SERVER, forget_jobs, turn_away
 from fedstat.federation.carry.flare.provision import (
     AUTHORITY,
     accept_kit,
@@ -155,12 +154,31 @@ def serve_server(folder: Path) -> int:
     def remarks() -> list[str]:
         return _server_problems(folder)
 
+    def prepare() -> None:
+        forget_jobs(kit)
+        turn_away(kit, _taken_out(read_federation(folder)))
+
     def conclude() -> None:
         end_analysis(folder, coordinator_identity(folder))
 
     process = FlareProcess("server", name, folder / FLARE, kit.resolve(), address, remarks)
-    process.prepare, process.conclude = partial(forget_jobs, kit), conclude
+    process.prepare, process.conclude = prepare, conclude
     return process.run()
+
+
+def heed_members(folder: Path) -> None:
+    """Have the server, where it runs, refuse who was taken out; one that is started reads it by itself."""
+    federation = read_federation(folder)
+    out = _taken_out(federation)
+    if federation.carrier != FLARE or not is_running(folder / FLARE):
+        return
+    admit(folder, federation.sites, out)
+    print(f"The server refuses the certificates of: {', '.join(out) or 'nobody'}.")
+
+
+def _taken_out(federation: FederationDescription) -> list[str]:
+    """Names whose certificates are refused: FLARE knows names alone, so none that has a new key."""
+    return sorted(set(federation.revoked.values()) - set(federation.sites))
 
 
 def start(folder: Path) -> int:
@@ -192,6 +210,7 @@ def status(folder: Path) -> int:
     problems = _server_problems(folder)
     rows = [("server", "running" if is_running(home) else "not running")]
     rows += [("address", f"{federation.host}:{federation.port}"), ("certificates", _lasts(home / SERVER))]
+    rows += [(name, "taken out, its kit is refused") for name in _taken_out(federation)]
     if is_running(home):
         told = ask_server(folder)
         rows += [

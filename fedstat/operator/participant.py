@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +26,18 @@ with suppress(ImportError):  # who runs FLARE has it
 LOCK, LOG = "serving.lock", "log.txt"
 POLL, LAST, DAY = 0.2, 10.0, 86400
 MODULES = {
-    "client": ("nvflare.private.fed.app.client.client_train", "fed_client.json"),
+    "client": (tethered.CLIENT, "fed_client.json"),
     "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
 }
+WHY = {
+    tethered.TAKEN: (
+        "another process with this kit has taken the place, on another machine or from a copy of the folder. "
+        "Find it, and leave one of the two running; where nobody here made a copy, it is in other hands: "
+        "tell the coordinator"
+    ),
+    tethered.OUT: "the coordinator has taken this site out; the server refuses its certificate",
+}
+"""Reasons for which a client ends by itself."""
 
 
 @dataclass(slots=True)
@@ -68,15 +77,11 @@ class FlareProcess:
                         self.conclude()
             finally:
                 _end(process)
-                self._tell(state, "no")
+                self._tell(state, "no", None if state == "stopped" else {"reason": self._why(process)})
         if state == "stopped":
             print(f"{now()} {self.name} stopped", flush=True)
             return 0
-        print(
-            f"{now()} {self.name}: FLARE ended by itself (exit code {process.returncode}); see "
-            f"'{self.home / LOG}'",
-            file=sys.stderr,
-        )
+        print(f"{now()} {self.name}: {self._why(process)}", file=sys.stderr)
         return 1
 
     def stop(self, number: int, frame: Any) -> None:
@@ -146,9 +151,13 @@ class FlareProcess:
         ends = [one.laddr if self.kind == "server" else one.raddr for one in found if one.status == state]
         return any(end and end.port == self.address[1] for end in ends)
 
-    def _tell(self, state: str, connected: str) -> None:
+    def _why(self, process: subprocess.Popen[bytes]) -> str:
+        other = f"FLARE ended by itself (exit code {process.returncode}); see '{self.home / LOG}'"
+        return WHY.get(process.returncode, other)
+
+    def _tell(self, state: str, connected: str, more: Mapping[str, str] | None = None) -> None:
         told = {"listens" if self.kind == "server" else "connected": connected}
-        write_status(self.home, state, self.name, self.began, told)
+        write_status(self.home, state, self.name, self.began, told | dict(more or {}))
 
 
 def is_running(home: Path) -> bool:

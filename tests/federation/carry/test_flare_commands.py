@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 import shutil
 import signal
@@ -29,8 +30,9 @@ import fedstat as fs
 from fedstat.errors import EngineError, PartitionError
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.carry.flare import provision as provisioning
+from fedstat.federation.carry.flare import tethered
 from fedstat.federation.carry.flare.analysis import end_analysis
-from fedstat.federation.carry.flare.kit import USER, forget_jobs
+from fedstat.federation.carry.flare.kit import USER, forget_jobs, turn_away
 from fedstat.federation.carry.flare.provision import Participant, accept_kit, days_left, draw_key
 from fedstat.federation.carry.site_folder import load_identity
 from fedstat.federation.crypto.envelopes import Envelope, sign
@@ -274,6 +276,29 @@ def test_a_server_that_starts_knows_no_job_of_one_that_was_killed(tmp_path):
     assert (tmp_path / "store").is_dir() and not list((tmp_path / "store").iterdir())
 
 
+@pytest.mark.parametrize(
+    "problem, code",
+    [
+        ("Client ID already registered as a client: north", tethered.TAKEN),
+        ("Client 'north' is disabled", tethered.OUT),
+        ("Unknown client identity", None),
+        ("None", None),
+    ],
+)
+def test_a_client_ends_where_the_server_turns_it_away(monkeypatch, problem, code):
+    ended = []
+    monkeypatch.setattr(tethered.os, "_exit", ended.append)
+    tethered.judge(problem)
+    assert ended == ([] if code is None else [code])
+
+
+def test_a_server_that_starts_refuses_who_was_taken_out(tmp_path):
+    turn_away(tmp_path, ["south", "east"])
+    assert json.loads((tmp_path / "disabled_clients.json").read_text()) == {
+        "disabled_clients": ["east", "south"]
+    }
+
+
 # Processes
 
 
@@ -374,7 +399,6 @@ def test_what_a_killed_site_started_ends_by_itself(served, capsys):
     told(capsys, "federation", "stop", study)
     running["north"] = serve(served, "site", "serve", folder)
     wait_for(capsys, "connected yes", "site", "status", folder)
-    assert "is open now" in told(capsys, "federation", "start", study)
 
 
 @needs_flare
@@ -398,10 +422,37 @@ def test_a_site_that_stops_is_named_and_left_out(served, here, capsys):
 
 
 @needs_flare
+def test_of_two_with_one_kit_the_first_stops_and_says_why(served, capsys):
+    home, study, running = served["home"], served["study"], served["running"]
+    if running["south"].poll() is not None:
+        running["south"] = serve(served, "site", "serve", home / "south")
+    wait_for(capsys, "south connected", "federation", "status", study)
+    shutil.copytree(home / "south", home / "twin", symlinks=True)
+    twin = running["twin"] = serve(served, "site", "serve", home / "twin")
+    assert running["south"].wait(120) == 1
+    assert "another process with this kit" in (home / "south.out").read_text()
+    assert "another process with this kit" in told(capsys, "site", "status", home / "south", code=1)
+    wait_for(capsys, "south connected", "federation", "status", study)
+    assert twin.poll() is None
+
+
+@needs_flare
+def test_a_site_that_is_taken_out_is_turned_away(served, capsys):
+    home, study, twin = served["home"], served["study"], served["running"]["twin"]
+    assert "refuses the certificates of: south" in told(capsys, "federation", "remove", study, "south")
+    assert twin.wait(120) == 1
+    assert "has taken this site out" in (home / "twin.out").read_text()
+    again = serve(served, "site", "serve", home / "twin")
+    assert again.wait(120) == 1
+    assert (home / "twin.out").read_text().count("has taken this site out") == 2
+    wait_for(capsys, "south taken out, its kit is refused", "federation", "status", study)
+
+
+@needs_flare
 def test_nothing_secret_is_shown_and_the_server_stops(served, capsys):
     home, study, running = served["home"], served["study"], served["running"]
-    with fs.ClientPartition.connect(study, without=["south"]) as partition:
-        assert partition.clients == ("north",)
+    with fs.ClientPartition.connect(study) as partition:
+        assert "north" in partition.clients
         running["server"].send_signal(signal.SIGTERM)
         assert running["server"].wait(60) == 0
     kept = [path.read_text() for path in (study / "flare" / "server" / "store" / "jobs").glob("*/meta")]

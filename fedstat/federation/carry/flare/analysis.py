@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,7 @@ class Analysis(FlareCarrier):
             return
         self.started_here = False
         # an analysis that another process has ended meanwhile is no error
-        if self.is_heard():
-            self.end()
+        if self.is_heard() and self.end():
             with _session(self.server.parent.parent) as session:
                 _wait_until_ended(session)
 
@@ -110,14 +109,21 @@ def ask_server(folder: Path) -> ServerState:
 def end_analysis(folder: Path, identity: Identity) -> list[str]:
     """End the job that takes questions, and abort all others; what was ended."""
     analysis = Analysis((folder / FLARE / SERVER).resolve(), identity, {})
-    heard = analysis.is_heard()
-    if heard:
-        analysis.end()
+    heard = analysis.is_heard() and analysis.end()
     with _session(folder) as session:
         left = _wait_until_ended(session) if heard else _jobs(session)
         for job in left:
             session.abort_job(job)
     return ["the analysis"] * heard + [f"job {job} ({state.lower()})" for job, state in left.items()]
+
+
+def admit(folder: Path, sites: Iterable[str], out: Iterable[str]) -> None:
+    """Have the server that runs admit some sites, and turn others away from now on."""
+    with _session(folder) as session:
+        for site in sites:
+            session.enable_client(site)
+        for site in out:
+            session.disable_client(site)
 
 
 def _start(folder: Path, analysis: Analysis, sites: Sequence[str], timeout: float, patience: float) -> None:

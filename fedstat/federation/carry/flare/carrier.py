@@ -88,13 +88,17 @@ class FlareCarrier:
             raise EngineError(f"'{site}' did not answer: {problem}")
         return open_answer(answer, self.fingerprints[site], site, number, f"the answer of '{site}'")
 
-    def end(self) -> None:
-        """End the analysis; the job then completes, and the sites close their data."""
+    def end(self) -> bool:
+        """End the analysis; the job then completes, and the sites close their data; False if it had ended."""
         connection = self._connection()
-        connection.send_bytes(json.dumps({"site": None}).encode())
-        connection.recv_bytes()
-        connection.close()
-        self._connections.open = None
+        try:
+            connection.send_bytes(json.dumps({"site": None}).encode())
+            connection.recv_bytes()
+        except (EOFError, OSError):
+            return False
+        finally:
+            self._drop()
+        return True
 
     def _connection(self) -> Connection:
         connection: Connection | None = getattr(self._connections, "open", None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedstat.federation.files import write_private
+from fedstat.federation.files import write_private, write_whole
 
 SOCKET, KEY = "fedstat.socket", "fedstat.key"
 """In the server's folder: where the analyst's process is heard, and in ``local`` the secret that opens it."""
@@ -63,6 +63,12 @@ def forget_jobs(server: str | Path) -> None:
     """Remove what a server that ended without a word left of its jobs, which would be running forever."""
     for part in Path(server, STORE).glob("*"):
         shutil.rmtree(part)
+
+
+def turn_away(server: str | Path, names: Iterable[str]) -> None:
+    """Write whose certificates a server refuses when it is started."""
+    content = json.dumps({"disabled_clients": sorted(names)})
+    write_whole(Path(server, "disabled_clients.json"), content.encode())
 
 
 def write_key(server: str | Path) -> None:

@@ -1,7 +1,8 @@
 """Processes that end when whoever started them is gone, however that ended.
 
 ``python -m fedstat.federation.carry.flare.tethered MODULE WORDS`` runs a module until nobody holds the other
-end of its standard input.
+end of its standard input. A client that the server turns away for good ends as well, where FLARE's would try
+again without a word.
 """
 
 from __future__ import annotations
@@ -11,10 +12,17 @@ import runpy
 import sys
 import threading
 import time
+from typing import Any
 
-PAUSE = 0.5
+PAUSE, AGAIN = 0.5, 2.0
 GONE = 75
 """Exit code of a process whose parent is gone."""
+TAKEN, OUT = 76, 77
+"""Exit codes of a client in whose place another has come, and of one that was taken out of the federation."""
+
+CLIENT = "nvflare.private.fed.app.client.client_train"
+TURNED_AWAY = {"already registered": TAKEN, "is disabled": OUT}
+"""What FLARE's server says to a client, and the exit code."""
 
 
 def end_with_parent() -> None:
@@ -34,10 +42,46 @@ def _watch_input() -> None:
     os._exit(GONE)
 
 
+def _watch_answers() -> None:
+    """End when an answer of the server turns this client away, which FLARE's client passes over.
+
+    Two clients of one kit cut each other off in turns, and the answer to a heartbeat finds the other: one
+    that is asked for again and again comes through.
+    """
+    from nvflare.fuel.f3.cellnet.core_cell import CoreCell  # noqa: PLC0415
+    from nvflare.fuel.f3.cellnet.defs import CellChannelTopic, MessageHeaderKey, ReturnCode  # noqa: PLC0415
+
+    send = CoreCell.send_request
+
+    def sent(*given: Any, **more: Any) -> Any:
+        limit, until = more.get("timeout"), 0.0
+        if limit and more.get("topic") == CellChannelTopic.HEART_BEAT:
+            more["timeout"], until = AGAIN, time.monotonic() + limit
+        while True:
+            answer = send(*given, **more)
+            if answer is None:
+                return None
+            judge(str(answer.get_header(MessageHeaderKey.ERROR)))
+            late = answer.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.TIMEOUT
+            if not late or time.monotonic() > until:
+                return answer
+
+    CoreCell.send_request = sent
+
+
+def judge(problem: str) -> None:
+    """End where a problem that the server names turns this client away."""
+    for words, code in TURNED_AWAY.items():
+        if words in problem:
+            os._exit(code)
+
+
 def main() -> None:
     """Run the module that is named, with the words after it."""
     module, sys.argv = sys.argv[1], sys.argv[1:]
     threading.Thread(target=_watch_input, daemon=True).start()
+    if module == CLIENT:
+        _watch_answers()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
