@@ -378,6 +378,11 @@ def test_the_same_fit_to_the_bit_and_an_analysis_that_is_joined(served, here, ca
     for partition in (first, second):
         partition.close()  # it was opened by neither
     assert "running" in told(capsys, "federation", "status", study)
+    found = json.loads(told(capsys, "federation", "status", study, "--json"))
+    assert found["server"] and found["analyses"] and found["sites"]["north"]["connected"]
+    found = json.loads(told(capsys, "site", "status", served["home"] / "north", "--json"))
+    assert found["connected"] and found["questions"] and found["certificate_days"] > 300
+    assert "can answer" in told(capsys, "site", "health", served["home"] / "north")
     text = told(capsys, "federation", "test", study)
     assert all(f"{name}  yes" in text for name in SITES)
 
