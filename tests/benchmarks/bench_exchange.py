@@ -47,7 +47,7 @@ def put_old_pairs(part: Path, pairs: int) -> None:
             os.utime(path, (then, then))
 
 
-def measure(pairs: int) -> None:
+def measure(pairs: int) -> dict[str, float]:
     """Leave the sites alone, fit until warm and some times more, and leave them alone again."""
     rng = np.random.default_rng(0)
     frames = {name: pd.DataFrame({"x": rng.normal(size=200), "y": rng.integers(0, 2, 200)}) for name in "ABC"}
@@ -81,4 +81,4 @@ def measure(pairs: int) -> None:
 
 if __name__ == "__main__":
     for number in map(int, sys.argv[1:] or ["0", "50000"]):
-        measure(number)
+        print("; ".join(f"{name}: {value:.3g}" for name, value in measure(number).items()), flush=True)
