@@ -117,7 +117,7 @@ def test_without_kits_it_is_said_what_to_do(tmp_path, capsys):
 
 def test_commands_of_flare_are_not_for_a_folder(tmp_path, capsys):
     told(capsys, "federation", "new", tmp_path / "study")
-    for name in ("provision", "serve", "start", "stop", "status"):
+    for name in ("provision", "serve", "start", "stop"):
         text = told(capsys, "federation", name, tmp_path / "study", code=1)
         assert 'its carrier is "folder"' in text
 
