@@ -17,7 +17,7 @@ from fedstat.errors import EngineError
 from fedstat.federation.carry.flare import tethered
 from fedstat.federation.carry.flare.provision import require_flare
 from fedstat.federation.files import lock
-from fedstat.operator.running.standing import beat
+from fedstat.operator.running.standing import FOR_GOOD, beat
 from fedstat.operator.status import now, write_status
 
 with suppress(ImportError):  # who runs FLARE has it
@@ -61,7 +61,7 @@ class FlareProcess:
     began: str = field(default_factory=now)
 
     def run(self) -> int:
-        """Run until SIGTERM or SIGINT; 1 where FLARE ended by itself, EngineError where it runs already."""
+        """Run until SIGTERM or SIGINT; 1 where FLARE failed, 3 where it ended for good, or EngineError."""
         require_flare()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)
@@ -82,7 +82,7 @@ class FlareProcess:
             print(f"{now()} {self.name} stopped", flush=True)
             return 0
         print(f"{now()} {self.name}: {self._why(process)}", file=sys.stderr)
-        return 1
+        return FOR_GOOD if process.returncode in WHY else 1
 
     def stop(self, number: int, frame: Any) -> None:
         """End soon."""

@@ -29,6 +29,8 @@ from fedstat.federation.message import VERSION
 STATUS, BEAT = "status.json", 5.0
 """The file in which a service says how it is, and seconds after which it touches it, so that it is seen."""
 FORM, NEVER, KILLED = 1, "never started", "killed"
+FOR_GOOD = 3
+"""Exit code of a service that is not to be started again before somebody has looked."""
 
 
 @dataclass(frozen=True, slots=True)

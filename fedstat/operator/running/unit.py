@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedstat.errors import PartitionError
 from fedstat.federation.message import VERSION
+from fedstat.operator.running.standing import FOR_GOOD
 
 UNIT = """\
 # /etc/systemd/system/fedstat-{name}.service, then:
@@ -29,6 +30,8 @@ User={user}
 WorkingDirectory={folder}
 ExecStart={command}
 Restart=on-failure
+# Another process has its kit, or it was taken out: it would take the place back, or be turned away, for ever.
+RestartPreventExitStatus={for_good}
 RestartSec=10
 # A question that is being answered is finished first.
 TimeoutStopSec=300
@@ -96,6 +99,7 @@ class Served:
             name=self.name,
             mounts=" ".join(dict.fromkeys(places)),
             user=self.folder.owner(),
+            for_good=FOR_GOOD,
             folder=_plain(self.folder),
             command=" ".join(words),
             writes=" ".join(dict.fromkeys(_plain(path) for path in self.writes)),
@@ -118,7 +122,7 @@ class Served:
             "    build: .",
             f"    command: {_listed([*self.words, _plain(self.folder)])}",
             f'    user: "{status.st_uid}:{status.st_gid}"',
-            "    restart: on-failure",
+            "    restart: on-failure:5",
             "    init: true",
             "    stop_grace_period: 5m",
             "    read_only: true",

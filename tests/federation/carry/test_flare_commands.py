@@ -40,6 +40,7 @@ from fedstat.federation.crypto.keys import Identity
 from fedstat.operator import flare_commands, participant
 from fedstat.operator.command_line import main
 from fedstat.operator.participant import FlareProcess
+from fedstat.operator.running.standing import FOR_GOOD
 
 needs_flare = pytest.mark.skipif(importlib.util.find_spec("nvflare") is None, reason="needs fedstat[flare]")
 SITES = ("north", "south")
@@ -434,7 +435,7 @@ def test_of_two_with_one_kit_the_first_stops_and_says_why(served, capsys):
     wait_for(capsys, "south connected", "federation", "status", study)
     shutil.copytree(home / "south", home / "twin", symlinks=True)
     twin = running["twin"] = serve(served, "site", "serve", home / "twin")
-    assert running["south"].wait(120) == 1
+    assert running["south"].wait(120) == FOR_GOOD
     assert "another process with this kit" in (home / "south.out").read_text()
     assert "another process with this kit" in told(capsys, "site", "status", home / "south", code=1)
     wait_for(capsys, "south connected", "federation", "status", study)
@@ -445,10 +446,10 @@ def test_of_two_with_one_kit_the_first_stops_and_says_why(served, capsys):
 def test_a_site_that_is_taken_out_is_turned_away(served, capsys):
     home, study, twin = served["home"], served["study"], served["running"]["twin"]
     assert "refuses the certificates of: south" in told(capsys, "federation", "remove", study, "south")
-    assert twin.wait(120) == 1
+    assert twin.wait(120) == FOR_GOOD
     assert "has taken this site out" in (home / "twin.out").read_text()
     again = serve(served, "site", "serve", home / "twin")
-    assert again.wait(120) == 1
+    assert again.wait(120) == FOR_GOOD
     assert (home / "twin.out").read_text().count("has taken this site out") == 2
     wait_for(capsys, "south taken out, its kit is refused", "federation", "status", study)
 
