@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -293,9 +294,10 @@ class Receipt:
         return f"<Receipt of session {self.session}: {', '.join(self.statements)}>"
 
     def _repr_html_(self) -> str:
-        head = f"<p>Receipt of session {self.session}</p>"
+        head = f"<p>Receipt of session {escape(self.session)}</p>"
         tables = self.sites().to_html() + self.released.to_html(index=False)
-        return f"{head}{tables}<p>{' '.join([CAVEAT, self.alarm, *self.budgets, *map(str, self.absent)])}</p>"
+        told = [CAVEAT, self.alarm, *self.budgets, *self.losses, *map(str, self.absent)]
+        return f"{head}{tables}<p>{escape(' '.join(told))}</p>"
 
 
 def absent_signed(absent: Sequence[AbsentSite]) -> dict[str, Any]:

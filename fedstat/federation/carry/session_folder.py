@@ -11,11 +11,13 @@ answers leave, and is of its place in the account: session, number of questions 
 associated data, so that only the state after the latest entry of the ledger opens. With an older one masks
 would serve twice, and the difference of two answers under the same masks is one of what the site hid. Ledger
 and state put back together would agree: the anchor has the time at which the operating system saw the ledger
-change, which nobody sets who writes files, and where it is another one no session is taken up.
+change, which nobody sets who writes files, and where it is another one no session is taken up. A snapshot of
+a whole disk that is put back has this time as well: remove the folder of sessions before the site runs again.
 
 Whoever reads the folder of the site has its identity, and with it what is kept here: the keys of the sessions
 of the last two weeks. A state is removed when its session is not asked for so long, when newer sessions have
-taken its place, or when anything does not fit: the session has then ended, as it would without being kept.
+taken its place, or when anything does not fit, such as the version of fedstat: the session has then ended, as
+it would without being kept.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from fedstat.errors import FedstatError
 from fedstat.federation.account.chain import Chain
 from fedstat.federation.account.ledger_file import LedgerFile
 from fedstat.federation.carry.bundle import Answered
@@ -45,6 +48,7 @@ from fedstat.federation.crypto.keys import encode
 from fedstat.federation.door.site import Site
 from fedstat.federation.door.state import SESSIONS_KEPT, State
 from fedstat.federation.files import check_folder, read_private
+from fedstat.federation.message import VERSION
 from fedstat.federation.tables.row_marks import order_mark
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.records import to_json
@@ -58,6 +62,17 @@ LARGE, LARGEST = 2**20, 2**28
 NONCE, LENGTH_BYTES = 12, 8
 NAME = re.compile("[0-9a-f]{32}")
 """Names of the folders of sessions; no other is removed."""
+UNFIT = (
+    FedstatError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    RecursionError,
+    OSError,
+)
+"""What goes wrong with a state ends its session, and no service."""
 KEPT = ("_items", "_counts", "_columns", "_facts", "told", "in_play", "last", "begun", "analysis")
 """What a state holds between two questions."""
 Answers: TypeAlias = dict[bytes, Answered]
@@ -74,7 +89,6 @@ class SessionFolder:
         self._digest = AESGCM(site.trust.identity.secret("session parts"))
         self._key = site.trust.identity.secret("session names")
         self._parts: dict[str, set[str]] = {}
-        self._order: dict[str, None] = {}
         self._untold = True
         self._table: tuple[object, str] = (None, "")
         self._judged: tuple[object, object, str] = (None, None, "")
@@ -85,9 +99,7 @@ class SessionFolder:
         if self._anchored() != store.found:
             for path in self._kept():
                 shutil.rmtree(path, ignore_errors=True)
-        for place, path in enumerate(self._kept()):
-            if place >= SESSIONS_KEPT or time.time() - path.stat().st_mtime > OLD:
-                shutil.rmtree(path, ignore_errors=True)
+        self._remove_old()
         store.followed = self._anchor
         self._anchor()
 
@@ -109,7 +121,7 @@ class SessionFolder:
             if sum(array.nbytes for array in arrays) > LARGEST:
                 raise TypeError(f"more than {LARGEST:,} bytes")
             self._write(chain, text, arrays, answers)
-        except (TypeError, RecursionError, OSError) as error:
+        except UNFIT as error:
             self.remove(session)
             if self._untold:
                 self._untold = False
@@ -125,6 +137,8 @@ class SessionFolder:
             return {}
         try:
             told, arrays = self._read(chain, path)
+            if told["version"] != VERSION:
+                raise ValueError("it is of another version of fedstat")
             if told["records"] != self._records():
                 raise ValueError("the records have changed")
             if told["rules"] != self._rules():
@@ -135,7 +149,7 @@ class SessionFolder:
                 bytes.fromhex(digest): Answered(one.tobytes(), refused)
                 for (digest, refused), one in zip(told["answers"], packed, strict=True)
             }
-        except (InvalidTag, ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        except (InvalidTag, *UNFIT) as error:
             self.remove(session)
             self._site.refusals.note(
                 f"a session is not gone on with: what was kept of it is not of its latest answer ({error})"
@@ -151,7 +165,6 @@ class SessionFolder:
     def remove(self, session: str) -> None:
         """Keep a session no longer."""
         self._parts.pop(session, None)
-        self._order.pop(session, None)
         shutil.rmtree(self._place(session), ignore_errors=True)
 
     def _write(self, chain: Chain, text: str, arrays: list[Array], answers: Answers) -> None:
@@ -177,6 +190,7 @@ class SessionFolder:
             "state": text,
             "arrays": len(arrays),
             "specs": specs,
+            "version": VERSION,
             "answers": [[digest.hex(), refused] for digest, (_, refused) in answers.items()],
             "records": self._records(),
             "rules": self._rules(),
@@ -187,10 +201,7 @@ class SessionFolder:
         for part in known - used:
             (place / f"{part}.part").unlink(missing_ok=True)
         self._parts[chain.session] = used
-        self._order.pop(chain.session, None)
-        self._order[chain.session] = None
-        while len(self._order) > SESSIONS_KEPT:
-            self.remove(next(iter(self._order)))
+        self._remove_old()
 
     def _read(self, chain: Chain, path: Path) -> tuple[dict[str, Any], list[Array]]:
         content = self._opened(read_private(path), *_address(chain))
@@ -204,7 +215,6 @@ class SessionFolder:
                 held, place = content[place : place + size], place + size
             arrays.append(np.frombuffer(held, dtype=dtype).reshape(shape, order=order).copy(order="K"))
         self._parts[chain.session] = {part for *_, part in told["specs"] if part}
-        self._order[chain.session] = None
         return told, arrays
 
     def _sealed(self, content: bytes | memoryview, *place: str) -> bytes:
@@ -228,6 +238,16 @@ class SessionFolder:
         there = self.folder.iterdir() if self.folder.exists() else ()
         found = [path for path in there if NAME.fullmatch(path.name) and not path.is_symlink()]
         return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+
+    def _remove_old(self) -> None:
+        """Remove what was not asked for long, and what newer sessions have taken the place of."""
+        now = time.time()
+        for place, path in enumerate(self._kept()):
+            if place >= SESSIONS_KEPT or now - path.stat().st_mtime > OLD:
+                shutil.rmtree(path, ignore_errors=True)
+                self._parts = {
+                    session: parts for session, parts in self._parts.items() if self._place(session) != path
+                }
 
     def _anchor(self) -> None:
         """Keep when the ledger was written last; not waited for, since without it sessions end."""

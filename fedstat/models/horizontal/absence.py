@@ -9,7 +9,8 @@ of them is known by subtraction; and so it is where its answer came late, or was
 says falsely that it is lost. Double masks (Bonawitz et al. 2017) would keep the two sums of one round from
 being had both, for a second question to every site in every round, and for shares of secrets; they do not
 keep the sum of one round from being compared with that of the next, at coefficients that have hardly moved.
-The other sites' owners forbid both by their policies (`apart`, :mod:`fedstat.federation.door.owner.quorum`).
+The other sites' owners forbid both by their policies (`apart`, held in
+:mod:`fedstat.federation.door.differencing`).
 """
 
 from __future__ import annotations

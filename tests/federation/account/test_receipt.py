@@ -12,7 +12,7 @@ from signed_study import SECRET, SITES, STEPS, Study
 
 import fedstat as fs
 from fedstat.errors import FedstatError, ReceiptError
-from fedstat.federation.account.entry import SIGNED_FIELDS
+from fedstat.federation.account.entry import SIGNED_FIELDS, AbsentSite
 from fedstat.federation.account.link import LINK_FIELDS, canonical, extend, genesis, read_link
 from fedstat.federation.account.receipt import Receipt
 from fedstat.federation.crypto.keys import Identity, PublicIdentity
@@ -39,6 +39,13 @@ def changed(receipt, change):
     content = json.loads(receipt.to_json())
     change(content)
     return canonical(content) + "\n"
+
+
+def test_no_name_in_a_receipt_runs_in_a_notebook(receipt):
+    """It may be that of another study, and is shown before it is verified."""
+    name = "<script>alert(1)</script>"
+    shown = replace(receipt, absent=(AbsentSite(name, 1),), session=name)._repr_html_()
+    assert "<script>" not in shown and "&lt;script&gt;" in shown
 
 
 def write(path, text):

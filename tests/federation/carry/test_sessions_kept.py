@@ -345,3 +345,34 @@ def test_a_site_that_is_killed_while_it_computes_is_asked_the_same_again(study, 
     found = analysis(study.connected(None, computing))
     np.testing.assert_array_equal(found.params, expected.params)
     assert fs.verify_receipt(found.receipt(), study.partition.fingerprints).ok
+
+
+@pytest.mark.parametrize("why", ["another version", "may be read by others", "No module named"])
+def test_what_cannot_be_taken_up_ends_the_session_and_not_the_service(study, monkeypatch, why):
+    """A service that ended with it would end again at every start, while the question waits."""
+    next_one = halfway(study)
+    place = study.places["B"]
+    (path,) = (path for path in files(place) if path.name == "state")
+    if why == "another version":
+        monkeypatch.setattr(session_folder, "VERSION", "0.0.1")
+    elif why == "may be read by others":
+        path.chmod(0o644)
+    else:  # a class that has moved since
+        gone = ModuleNotFoundError("No module named 'fedstat.gone'")
+        monkeypatch.setattr(session_folder, "read_state", lambda *_: (_ for _ in ()).throw(gone))
+    place.restart()
+    with pytest.raises(SessionError, match="B: it was started again"):
+        unpack_reply(place.server.answer(next_one))
+    assert any(why in reason for reason in place.server.site.refusals.reasons)
+    assert not path.exists()
+
+
+def test_a_service_that_runs_for_long_removes_old_sessions_as_well(study):
+    halfway(study, 3)
+    place = study.places["B"]
+    (old,) = (path for path in files(place) if path.name == "state")
+    an_age_ago = time.time() - session_folder.OLD - 60
+    os.utime(old.parent, (an_age_ago, an_age_ago))
+    halfway(study, 3)
+    assert not old.exists()
+    assert len([path for path in files(place) if path.name == "state"]) == 1
