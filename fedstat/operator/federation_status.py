@@ -14,7 +14,7 @@ from fedstat.federation.carry.flare.provision import days_left
 from fedstat.federation.partition.federation_file import FOLDER, FederationDescription, read_federation
 from fedstat.operator import flare_commands
 from fedstat.operator.enrolling.members import revoked_problems
-from fedstat.operator.enrolling.rosters import accepted, last_roster
+from fedstat.operator.enrolling.rosters import accepted, collect, last_roster
 from fedstat.operator.participant import is_running
 from fedstat.operator.writing.screen import columns, heading, tell_problems, typed
 from fedstat.records import to_plain
@@ -80,6 +80,7 @@ def _standing(federation: FederationDescription) -> FederationStanding:
     runs = has_kit and is_running(home)
     told = ask_server(folder) if runs else None
     roster = last_roster(federation)
+    strange = collect(federation, roster) if roster is not None else []
     numbers = accepted(federation, roster) if roster is not None else {}
     sites = {
         name: SiteSeen(
@@ -100,7 +101,7 @@ def _standing(federation: FederationDescription) -> FederationStanding:
         server=runs if by_flare else None,
         certificate_days=days_left(home / SERVER) if has_kit else None,
         analyses=None if told is None else [str(job).lower() for job in told.jobs.values()],
-        problems=[*revoked_problems(federation), *_problems(federation, sites, has_kit, runs)],
+        problems=[*revoked_problems(federation), *strange, *_problems(federation, sites, has_kit, runs)],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedstat.operator import deployment, serve
-from fedstat.operator.writing.words import JSON, Command, argument, count, mode, seconds
+from fedstat.operator.writing.words import JSON, Command, argument, count, megabytes, mode, seconds
 
 INTO = argument("into", type=Path, help="folder for the two files; none is written over")
 
@@ -23,7 +23,7 @@ SERVICE = (
             argument("--metrics-mode", type=mode, default=0o600, help="its mode (default: 600)"),
             argument("--log", type=Path, help="file for its log (default: standard error)"),
             argument(
-                "--log-megabytes", type=seconds, default=10.0, help="size at which it is set aside (10)"
+                "--log-megabytes", type=megabytes, default=10.0, help="size at which it is set aside (10)"
             ),
             argument("--log-count", type=count, default=5, help="how many older ones are kept (5)"),
         ),

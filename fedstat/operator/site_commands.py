@@ -71,16 +71,17 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
     over_flare = carrier == FLARE
     if over_flare:
         check_flare_name(name)
-    identity = make_folder(folder, DESCRIPTION)
-    fingerprint = identity.public.fingerprint
-    begin_account(folder, identity)
     # paths that were given on the command line are relative to where the command was run
     path = "records.csv" if data is None else str(Path(data).resolve())
+    exchange = "# exchange =" if over_flare else f"exchange = {quoted(_given(exchange))}"
+    identity = make_folder(folder, DESCRIPTION)  # after all that may be refused
+    fingerprint = identity.public.fingerprint
+    begin_account(folder, identity)
     entries = {
         "folder": folder,
         "name": quoted(name),
         "layout": BY_KEY if key else BY_ROWS,
-        "exchange": "# exchange =" if over_flare else f"exchange = {quoted(_given(exchange))}",
+        "exchange": exchange,
         "fingerprint": quoted(fingerprint),
     }
     text = TEMPLATE.format(**entries, **_source_entries(path, key))

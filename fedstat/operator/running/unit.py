@@ -78,7 +78,10 @@ ENTRYPOINT ["fedstat"]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A process to be run for long: its words after ``fedstat``, what it writes and reads, its needs."""
+    """A process to be run for long: its words after ``fedstat``, what it writes and reads, its needs.
+
+    `variables` are the names of those in the environment that it takes; their values are written nowhere.
+    """
 
     name: str
     folder: Path
@@ -89,6 +92,7 @@ class Served:
     by_network: bool = False
     health: Sequence[str] = ()
     port: int = 0
+    variables: Sequence[str] = ()
 
     def unit(self) -> str:
         """Write the unit of systemd."""
@@ -98,7 +102,7 @@ class Served:
         return UNIT.format(
             name=self.name,
             mounts=" ".join(dict.fromkeys(places)),
-            user=self.folder.owner(),
+            user=self._owner(),
             for_good=FOR_GOOD,
             folder=_plain(self.folder),
             command=" ".join(words),
@@ -106,6 +110,12 @@ class Served:
             private_tmp="false" if hidden else "true",
             families="AF_UNIX AF_INET AF_INET6" if self.by_network else "AF_UNIX",
         )
+
+    def _owner(self) -> str:
+        try:
+            return self.folder.owner()
+        except KeyError:  # an account without a name, as in containers
+            return str(self.folder.stat().st_uid)
 
     def dockerfile(self) -> str:
         """Write the Dockerfile."""
@@ -132,6 +142,8 @@ class Served:
         ]
         if not self.by_network:
             lines.append("    network_mode: none")
+        if self.variables:
+            lines.append(f"    environment: {_listed(self.variables)}")
         if self.port:
             lines.append(f'    ports: ["{self.port}:{self.port}"]')
         lines.append("    volumes:")

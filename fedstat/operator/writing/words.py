@@ -37,6 +37,14 @@ def seconds(text: str) -> float:
     return value
 
 
+def megabytes(text: str) -> float:
+    """Read a size."""
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise ValueError("megabytes")
+    return value
+
+
 def port(text: str) -> int:
     """Read a port of this machine; 0 for any."""
     value = int(text)

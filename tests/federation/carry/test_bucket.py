@@ -22,6 +22,7 @@ from fedstat.operator.command_line import main
 
 moto = pytest.importorskip("moto.server", reason="needs moto[s3,server]")
 pytest.importorskip("boto3")
+ResponseStreamingError = pytest.importorskip("botocore.exceptions").ResponseStreamingError
 COLUMNS = ["age", "thalach", "num"]
 FORMULA = "num > 0 ~ age + thalach"
 QUESTION = pack_ask(Ask("North", "schema", "describe_table", {}, "session"))
@@ -206,6 +207,37 @@ def test_a_giant_object_costs_its_first_kilobytes(parts, address):
     finally:
         Bucket.open = opened
     assert 0 < sum(read) < 10_000 and len(service.told) == 1
+
+
+def test_a_connection_that_breaks_while_a_message_is_read_ends_nothing(parts, address, monkeypatch):
+    """Question and answer come through a stream that breaks once each: both are read at the next look."""
+    _, site, coordinator, carrier = parts
+    broken, opened = set(), Bucket.open
+
+    class Broken:
+        def read(self, size=-1):
+            raise ResponseStreamingError(error="reset")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+    def open_once_broken(self, key):
+        found = opened(self, key)
+        if found is None or key in broken:
+            return found
+        broken.add(key)
+        return Broken()
+
+    monkeypatch.setattr(Bucket, "open", open_once_broken)
+    with (
+        Service(address, site, coordinator.public.fingerprint) as service,
+        pytest.warns(FedstatWarning, match="not reached"),
+    ):
+        assert unpack_reply(carrier.carry("North", QUESTION)).site == "North"
+    assert len(broken) == 2 and "not reached" in service.told[0]
 
 
 def test_a_key_of_the_future_does_not_hide_what_is_asked_after_it(parts, address):

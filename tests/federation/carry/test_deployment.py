@@ -1,10 +1,12 @@
 """Units and compose files with the true paths of a site, held against the tools that read them."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -74,6 +76,34 @@ def test_a_compose_file_mounts_what_the_site_names(home, capsys, tmp_path):
     assert (
         main(["site", "compose", str(home / "A"), str(tmp_path / "docker")]) == 1
     )  # nothing is written over
+
+
+def test_a_database_gets_its_variable_or_its_file_and_no_value_is_written(
+    home, tmp_path, monkeypatch, capsys
+):
+    yaml = pytest.importorskip("yaml")
+    monkeypatch.setenv("WARD", "postgresql://reader:secret@host/ward")
+    path = home / "A" / "site.toml"
+    top, _, rest = path.read_text().partition("[data]")
+    for place, entry in enumerate(('env = "WARD"', f'file = "{home}/ward.txt"')):
+        data = f'[data]\nkind = "sql"\nquery = "SELECT id, age FROM t"\nkey = "id"\n{entry}\n\n[pinned]'
+        path.write_text(top + data + rest.partition("[pinned]")[2])
+        into = tmp_path / f"docker{place}"
+        assert main(["site", "compose", str(home / "A"), str(into)]) == 0, capsys.readouterr().err
+        text = (into / "compose.yaml").read_text()
+        service = yaml.safe_load(text)["services"]["a"]
+        assert "secret" not in text and "network_mode" not in service
+        mounted = f"{home}/ward.txt:{home}/ward.txt:ro" in service["volumes"]
+        assert (service.get("environment"), mounted) == ((["WARD"], False), (None, True))[place]
+
+
+def test_an_account_without_a_name_is_named_by_its_number(home, monkeypatch):
+    def nameless(path):
+        raise KeyError("uid")
+
+    monkeypatch.setattr(Path, "owner", nameless)
+    unit = Served("a", home / "A", ("site", "serve"), (home / "A",)).unit()
+    assert entries(unit)["User"] == str(os.getuid())
 
 
 def test_a_dockerfile_has_instructions_that_docker_knows(home, tmp_path, capsys):

@@ -76,3 +76,10 @@ def test_the_test_of_a_federation_says_who_has_not_pinned_whom(home, capsys):
         printed(capsys, "site", "pin", home / "A", home / "C", "--replace", fingerprint(home / "false"))
         # whose owner wants no masked sums is no fault
         assert "is refused" not in printed(capsys, *test)
+
+
+def test_what_is_refused_leaves_no_folder_behind(tmp_path):
+    words = ["site", "init", str(tmp_path / "site"), "--name", "A", "--exchange"]
+    assert main([*words, "s3://UPPER/x"]) == 1
+    assert not (tmp_path / "site").exists()
+    assert main([*words, "s3://bucket/x"]) == 0

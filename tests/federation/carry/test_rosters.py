@@ -166,6 +166,13 @@ def test_an_intruder_at_the_files_changes_nothing(home, capsys, alter):
         assert "Error" not in printed(capsys, "site", "accept", home / "A", code=1)
 
 
+def test_who_has_accepted_is_known_before_any_site_was_asked(home, capsys):
+    accept(home, capsys, "A")
+    text = printed(capsys, "federation", "status", home / "study", "--json", code=1)
+    found = {name: site["roster"] for name, site in json.loads(text)["sites"].items()}
+    assert found == {"A": 1, "B": None, "C": None}
+
+
 def test_a_site_looks_for_its_own_key_and_for_keys_that_it_knows(home, capsys):
     printed(capsys, "site", "init", home / "false", "--name", "B")
     for name in SITES:

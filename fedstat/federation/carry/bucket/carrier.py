@@ -82,7 +82,11 @@ class _BucketWait:
             return None
         with found:
             try:
-                return open_answer(found, self._pinned, self.site, self.number, f"'{key}'")
+                with self.part.bucket.named(key):
+                    return open_answer(found, self._pinned, self.site, self.number, f"'{key}'")
+            except EngineError as error:  # it broke off, and is read again at the next look
+                self._say(str(error))
+                return None
             except SecurityError as error:
                 self._say(f"What lay in the place of its answer was none ({error}); it was put aside.")
         self.part.put_aside(key)
@@ -105,10 +109,13 @@ class _BucketWait:
             return
         with found:
             try:
-                note = open_note(found, self._pinned, self.site, self.number, self.question, f"'{key}'")
+                with self.part.bucket.named(key):
+                    note = open_note(found, self._pinned, self.site, self.number, self.question, f"'{key}'")
             except SecurityError as error:
                 self._say(f"What lay in the place of its note was none ({error}); it was put aside.")
                 self.part.put_aside(key)
+                return
+            except EngineError:
                 return
         if note is None:
             return

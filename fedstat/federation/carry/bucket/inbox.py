@@ -71,7 +71,7 @@ class BucketInbox:
         question = bucket.open(self.part.asks + key)
         if question is None:
             return False
-        with question:
+        with question, bucket.named(reply):
             answer = site.answer(question, f"'{key}'", number)
         bucket.put(reply, answer)
         return True
@@ -82,7 +82,7 @@ class BucketInbox:
         if question is None:
             return False
         try:
-            with question:
+            with question, self.part.bucket.named(key):
                 note = site.note(question, f"'{key}'", number, why)
         except SecurityError:
             return False

@@ -77,13 +77,16 @@ class Bucket:
 
     def put(self, key: str, content: bytes) -> None:
         """Put an object, whole."""
-        with self._named(key):
+        with self.named(key):
             self.client.put_object(Bucket=self.name, Key=key, Body=content)
 
     def open(self, key: str) -> IO[bytes] | None:
-        """Open an object, of which only what is asked for is read; None where it is absent."""
+        """Open an object, of which only what is asked for is read; None where it is absent.
+
+        It is read under :meth:`named`: a connection may break off in the middle.
+        """
         try:
-            with self._named(key):
+            with self.named(key):
                 found: IO[bytes] = self.client.get_object(Bucket=self.name, Key=key)["Body"]
                 return found
         except FileNotFoundError:
@@ -92,7 +95,7 @@ class Bucket:
     def has(self, key: str) -> bool:
         """Whether there is an object."""
         try:
-            with self._named(key):
+            with self.named(key):
                 self.client.head_object(Bucket=self.name, Key=key)
         except FileNotFoundError:
             return False
@@ -101,7 +104,7 @@ class Bucket:
     def move(self, key: str, other: str) -> None:
         """Move an object, where there is one."""
         try:
-            with self._named(key):
+            with self.named(key):
                 self.client.copy_object(
                     Bucket=self.name, Key=other, CopySource={"Bucket": self.name, "Key": key}
                 )
@@ -113,7 +116,7 @@ class Bucket:
         """Keys that begin with a prefix and come after the last one, in their order."""
         more: dict[str, Any] = {"StartAfter": prefix + last}
         while more:
-            with self._named(prefix):
+            with self.named(prefix):
                 page = self.client.list_objects_v2(
                     Bucket=self.name, Prefix=prefix, MaxKeys=LISTED_AT_ONCE, **more
                 )
@@ -121,7 +124,7 @@ class Bucket:
             more = {"ContinuationToken": page["NextContinuationToken"]} if page.get("IsTruncated") else {}
 
     @contextmanager
-    def _named(self, key: str) -> Iterator[None]:
+    def named(self, key: str) -> Iterator[None]:
         """Name bucket, key and remedy where the store fails; FileNotFoundError without such an object."""
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
 
