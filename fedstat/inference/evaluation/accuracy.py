@@ -9,6 +9,9 @@ import numpy as np
 from fedstat.inference.tables import number
 from fedstat.typing import Floats
 
+TINY = 1e-12
+"""Of the deviance of predictions: a constant's deviance that is rounding."""
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Accuracy:
@@ -64,14 +67,23 @@ class Accuracy:
 
     @property
     def deviance_explained(self) -> float:
-        """Share of a constant's deviance that predictions take away; R-squared of a normal response."""
-        return 1.0 - self.deviance / self.null_deviance if self.null_deviance > 0.0 else float("nan")
+        """Share of a constant's deviance that predictions take away.
+
+        R-squared of a normal response, but where predictions were averaged before they were counted.
+        """
+        return (
+            1.0 - self.deviance / self.null_deviance
+            if self.null_deviance > TINY * abs(self.deviance)
+            else float("nan")
+        )
 
     @property
     def note(self) -> str:
         """What is printed below a summary."""
+        share = self.deviance_explained
+        explained = "" if np.isnan(share) else f"; {100.0 * share:.1f} % explained"
         return (
-            f"Deviance, all entities: {number(self.deviance)}, of a constant {number(self.null_deviance)}; "
-            f"{100.0 * self.deviance_explained:.1f} % explained. R2 is 1 - squared errors / spread about the "
-            "mean of the entities that are evaluated."
+            f"Deviance, all entities: {number(self.deviance)}, of a constant {number(self.null_deviance)}"
+            f"{explained}. R2 is 1 - squared errors / spread about the mean of the entities that are "
+            "evaluated."
         )

@@ -24,7 +24,7 @@ ALL = "all sites"
 ROUNDING = 1e-6
 """By how much events may exceed rows: proportions times trials are not whole in floating point."""
 WIDTHS: tuple[int, ...] = (24, 10, 10, 10, 8, 7, 7, 7, 7)
-NUMBER_WIDTHS: tuple[int, ...] = (24, 10, 10, 10, 8, 11, 8)
+NUMBER_WIDTHS: tuple[int, ...] = (24, 10, 10, 10, 8, 11, 11)
 POINTS, ROC = ["site", "point"], ["threshold", "fpr", "tpr"]
 
 
@@ -317,7 +317,9 @@ class Evaluation:
         cells = ["-" if np.isnan(value) else f"{value:.3f}" for value in rest]
         if self.binary:
             return [f"{n:,.0f}", f"{observed:,.0f}", f"{expected:,.1f}", *cells]
-        cells[1:2] = [number(value) for value in rest[1:2]]
+        # Not the ratio: an error has units, and an R-squared far below zero as many digits.
+        for i, value in enumerate(rest[1:3], 1):
+            cells[i] = number(value) if i == 1 or abs(value) >= 1e3 else cells[i]
         return [f"{n:,.0f}", number(observed), number(expected), *cells]
 
     def plot_calibration(self, ax: Axes | None = None, *, groups: int = 10) -> Axes:

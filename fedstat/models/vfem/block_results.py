@@ -25,7 +25,7 @@ from fedstat.models.vfem.blocks.glm_distribution import NORMAL
 from fedstat.models.vfem.prediction.protocol import LinearPredictors, VFEMPredictor, predict_linear
 from fedstat.models.vfem.prediction.results import MeanPredictions
 from fedstat.models.vfem.prediction.statements import EntityStatements
-from fedstat.models.vfem.statements.notes import beside_notes, fit_notes
+from fedstat.models.vfem.statements.notes import OFFSET, beside_notes, fit_notes
 from fedstat.models.vfem.statements.outcome import (
     EntityCounts,
     HeldInSession,
@@ -283,6 +283,10 @@ class BlockResults(Saveable, EntityStatements, Generic[Predictions]):
             # The residuals hold what missing blocks would have explained.
             fit = replace(fit, t=dict.fromkeys(fit.t, 0.0))
         return VFEMPredictor(fit, tuple(self.names), psi, self.specs, self.response)
+
+    @property
+    def _has_offset(self) -> bool:
+        return any(note.startswith(OFFSET) for note in self._record.notes)
 
     # -- keeping ---------------------------------------------------------------------------------
 

@@ -27,7 +27,6 @@ from fedstat.models.vfem.prediction.results import GLMPredictionResults, Predict
 from fedstat.models.vfem.statements.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.statements.dispersion import dispersion_alarm
 from fedstat.models.vfem.statements.moment_statements import MomentStatements
-from fedstat.models.vfem.statements.notes import OFFSET
 from fedstat.models.vfem.statements.outcome import as_between, warn_unless_converged
 from fedstat.models.vfem.statements.refit import refit
 
@@ -189,11 +188,7 @@ class VFEMResults(
         >>> fit.prediction_rsquared(partition) > 0.3
         True
         """
-        if any(note.startswith(OFFSET) for note in self._record.notes):
-            raise NotAvailableError(
-                "prediction_rsquared: predictions are those at an offset of zero; predict(partition), and "
-                "add the offset where it is held"
-            )
+        self._check_no_offset("prediction_rsquared")
         return prediction_rsquared(self._predictor(), partition)
 
     def _summary_left(self) -> list[tuple[str, str]]:

@@ -223,6 +223,15 @@ def test_dot_leaves_weights_and_offset_out_and_predictions_are_at_no_offset():
     assert "'log_t' is in the linear predictor" in text and "told the weights" in text
     with pytest.raises(NotAvailableError, match="offset of zero"):
         ours.prediction_rsquared(partition(frame))
+    with pytest.raises(NotAvailableError, match=r"evaluate: .* offset of zero"):
+        ours.evaluate()
+
+
+def test_effects_at_means_know_of_an_offset_from_a_file_too(tmp_path):
+    options = {"offset": "log_t", "between": "independent", "family": sm.families.Poisson()}
+    model(draw(), "n ~ a1 + b1", **options).fit().save(tmp_path / "fit")
+    with pytest.raises(NotAvailableError, match="value of the offset"):
+        fs.load(tmp_path / "fit").get_margeff("mean")
 
 
 def test_weights_are_values_per_entity_and_stay_where_these_do():

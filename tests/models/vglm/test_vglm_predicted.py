@@ -243,6 +243,36 @@ def test_vfem_of_a_number_is_evaluated_by_the_clients_that_entities_have():
     assert once.accuracy.deviance == pytest.approx(exact.accuracy.deviance, rel=0.02)
 
 
+def test_errors_of_averages_are_near_those_of_predictions_of_which_one_is_far_off():
+    """Averaged with its neighbours one explains nothing of them, whatever a calibrated model would."""
+    result, far = fit("count"), X.copy()
+    far.loc[np.argmax(result.predict().to_numpy())] *= 4.0
+    tables = {"bank": far[["a", "b"]].assign(y=Y["count"]), "shop": far[["c", "d"]]}
+    tables = {name: table.assign(id=np.arange(N)) for name, table in tables.items()}
+    exact, once = (
+        result.evaluate(fs.ClientPartition.from_frames(tables, on="id", new_data=True, policy=policy))
+        for policy in ("open", fs.Policy(evaluation="once"))
+    )
+    assert exact.accuracy.rsquared[-1] < -1.0
+    np.testing.assert_allclose(once.accuracy.rmse, exact.accuracy.rmse, rtol=0.1)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_responses_that_do_not_differ_have_no_deviance_to_explain(value):
+    tables = {"bank": X[["a", "b"]].assign(y=value), "shop": X[["c", "d"]]}
+    tables = {name: table.assign(id=np.arange(N)) for name, table in tables.items()}
+    found = fit("count").evaluate(fs.ClientPartition.from_frames(tables, on="id", new_data=True))
+    assert found.accuracy.deviance > 0.0 and found.accuracy.null_deviance == pytest.approx(0.0, abs=1e-9)
+    assert "Deviance, all entities" in str(found.summary()) and "nan" not in str(found.summary())
+
+
+def test_predictions_beyond_all_bounds_are_evaluated():
+    tables = {"bank": (1e4 * X[["a", "b"]]).assign(y=Y["count"]), "shop": X[["c", "d"]]}
+    tables = {name: table.assign(id=np.arange(N)) for name, table in tables.items()}
+    found = fit("count").evaluate(fs.ClientPartition.from_frames(tables, on="id", new_data=True))
+    assert found.accuracy.rsquared[-1] < -1e6 and np.isfinite(found.accuracy.rmse).all()
+
+
 def test_one_evaluation_is_of_averages_and_no_other_is_answered():
     result, once = fit(), sites(policy=fs.Policy(evaluation="once"), new_data=True)
     found, exact = result.evaluate(once), result.evaluate()

@@ -44,3 +44,16 @@ def cells(places: Floats, rows: Ints, least: int) -> list[Ints]:
     order = rows[np.argsort(own[:, np.ptp(own, axis=0).argmax()], kind="stable")]
     half = len(rows) // 2
     return [*cells(places, order[:half], least), *cells(places, order[half:], least)]
+
+
+def squared_errors(y: Floats, given: Floats, used: Floats, code: Ints, groups: int) -> Floats:
+    """Sum squared errors of predictions (n,) by group, (groups,), from `used`, their averages over cells.
+
+    They are those of the averages, more or less what averaging took away: within cells the response is taken
+    to move with its predictions as between cells, as far as it can. Nothing but sums over cells is behind it.
+    """
+    moved = used - used.mean() if len(used) else used
+    slope = float(moved @ y / (moved @ moved)) if moved.any() else 1.0
+    errors, within = (np.bincount(code, weights=one**2, minlength=groups) for one in (y - used, given - used))
+    most = np.sqrt(errors) * np.sqrt(within)
+    return np.asarray(errors + within - 2.0 * (slope * within).clip(-most, most))

@@ -21,7 +21,7 @@ from fedstat.inference.evaluation.recalibration import Recalibration, recalibrat
 from fedstat.kernels.glm.rows import Rows
 from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.consent import FurtherAnalysis
-from fedstat.models.vertical.prediction.cells import averaged
+from fedstat.models.vertical.prediction.cells import averaged, squared_errors
 from fedstat.models.vertical.prediction.coding import ResponseSource
 from fedstat.models.vertical.prediction.protocol import new_ledger
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -30,8 +30,8 @@ AVERAGED = (
     "Predictions were averaged over a few entities that have similar ones before they were counted, by the "
     "policy of the institution that holds the response."
 )
-SMALLEST = 1e-290
-"""Mean of a positive response, below which its logarithm has no end."""
+SMALLEST, LARGEST = 1e-290, 1e140
+"""Mean of a positive response, below which its logarithm has no end, and one whose square has one."""
 NUMBERS = 9
 """Of a recalibration: whether there is one, intercept, slope, their covariance, and three more."""
 
@@ -83,17 +83,17 @@ def judge_predictions(
         cell = merge_small_bins(np.bincount(at[here], minlength=B), data.min_count)[at[here]]
         by_row = (np.ones(len(cell)), y[here], predicted[here])
         bins[3 * g : 3 * g + 3] = [np.bincount(cell, weights=one, minlength=B) for one in by_row]
-        squares[g] = float(((y[here] - predicted[here]) ** 2).sum())
-        if not binary:
-            # What averaging adds, if the response moves with its predictions within a cell as between cells.
-            squares[g] -= float(((given[here] - predicted[here]) ** 2).sum())
+        if binary:
+            squares[g] = float(((y[here] - predicted[here]) ** 2).sum())
+        else:
             spread[g] = float(((y[here] - y[here].mean()) ** 2).sum())
     found, deviance = None, np.zeros(2)
     if counted.any():
         X = np.column_stack([np.ones(int(counted.sum())), eta[counted]])
         found = recalibrate(Rows(X, y[counted]), distribution)
         if not binary:
-            constant = np.full(len(X), y[counted].mean())
+            constant = _inside(np.full(len(X), y[counted].mean()), distribution)
+            squares = squared_errors(y[counted], given[counted], predicted[counted], code[counted], G)
             deviance = np.array([family.deviance(y[counted], mu) for mu in (predicted[counted], constant)])
     state.tell(Entities(int(counted.sum())))
     sums = {"bins": bins, "squares": squares, "spread": spread, "deviance": deviance}
@@ -243,4 +243,4 @@ def _inside(means: Floats, distribution: DistributionSpec) -> Floats:
     """Predictions at the ends of their range tell no more than ones next to them."""
     if distribution.name == "Binomial":
         return means.clip(1e-12, 1.0 - 1e-12)
-    return means if distribution.name == "Gaussian" else means.clip(SMALLEST, None)
+    return means.clip(-LARGEST if distribution.name == "Gaussian" else SMALLEST, LARGEST)

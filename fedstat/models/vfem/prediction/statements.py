@@ -73,6 +73,9 @@ class EntityStatements(FederatedResults):
         (['PL1', 'CA1'], 'mean')
         """
         partition = None if self._model is None else self._model.partition
+        beside = {} if self._model is None else dict(self._model._roles)
+        if self._has_offset:  # of results from a file, the notes tell
+            beside.setdefault("offset", "")
 
         def project(factor: Floats) -> ProjectedEntities:
             if partition is None:
@@ -86,7 +89,7 @@ class EntityStatements(FederatedResults):
             cov=self._cov(),
             distribution=fit.distribution,
             means=np.concatenate([fit.mu[k] for k in dict.fromkeys(self.estimate.clients[1:])]),
-            beside={} if self._model is None else self._model._roles,
+            beside=beside,
             words=(self.model_name, self.estimate.response),
             law=self._law,
             student=self.use_t,
@@ -99,7 +102,8 @@ class EntityStatements(FederatedResults):
 
         Every institution is asked for the linear predictors of the partition's entities, as by
         :meth:`predict`; the holder of the response is handed the predictions, and counts. One that answers a
-        single evaluation averages them over a few entities first, which moves figures little.
+        single evaluation averages them over a few entities first, which moves figures little unless a
+        few predictions are far from all others.
 
         Parameters
         ----------
@@ -119,7 +123,8 @@ class EntityStatements(FederatedResults):
         ModelError
             The partition lacks the response, or all institutions.
         NotAvailableError
-            There is no partition: the results were read from a file.
+            There is no partition: the results were read from a file; or the fit has an offset, which
+            predictions leave out.
 
         Examples
         --------
@@ -129,6 +134,7 @@ class EntityStatements(FederatedResults):
         >>> fit.evaluate().to_frame()[["n", "rmse", "rsquared"]].iloc[-1].round(2).tolist()
         [5000.0, 5.2, 0.0]
         """
+        self._check_no_offset("evaluate")
         if partition is None:
             partition = self._need_model("evaluate without a partition").partition
         return evaluate_fit(self._predictor(), partition)
@@ -136,6 +142,19 @@ class EntityStatements(FederatedResults):
     def _predictor(self) -> VFEMPredictor:
         """Return what prediction needs of the fit."""
         raise NotImplementedError
+
+    @property
+    def _has_offset(self) -> bool:
+        """Whether the fit has an offset, which predictions leave out."""
+        raise NotImplementedError
+
+    def _check_no_offset(self, call: str) -> None:
+        """Hold no predictions at an offset of zero against responses that have another."""
+        if self._has_offset:
+            raise NotAvailableError(
+                f"{call}: predictions are those at an offset of zero; predict(partition), and add the offset "
+                "where it is held"
+            )
 
     def _need_model(self, what: str) -> VerticalModel:
         """Return the model of this session, or say that a file has none."""

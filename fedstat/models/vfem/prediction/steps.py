@@ -12,7 +12,7 @@ from fedstat.federation.door.facts import Entities, Evaluated, GivenWeights
 from fedstat.federation.door.state import SiteData, State
 from fedstat.federation.message import Declared, Step, check_lengths
 from fedstat.kernels.rows import row_dots
-from fedstat.models.vertical.prediction.cells import averaged
+from fedstat.models.vertical.prediction.cells import averaged, squared_errors
 from fedstat.models.vertical.prediction.steps import PREDICTOR
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -71,10 +71,10 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
     y, predicted = y[there], predicted[there]
     state.rest_on(len(y))
     deviation = y - y.mean() if len(y) else y
-    used = averaged(data, predicted, np.zeros(len(y), dtype=np.int64))
-    error, moved = y - used, predicted - used
-    # What averaging adds, if the response moves with its predictions within a cell as it does between cells.
-    sums = np.array([len(y), error @ error - moved @ moved, deviation @ deviation])
+    all_rows = np.zeros(len(y), dtype=np.int64)
+    used = averaged(data, predicted, all_rows)
+    (errors,) = squared_errors(y, predicted, used, all_rows, 1)
+    sums = np.array([len(y), errors, deviation @ deviation])
     state.tell(Evaluated(sums))
     return {"sums": sums}
 

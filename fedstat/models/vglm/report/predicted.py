@@ -162,7 +162,8 @@ class SelectionPredictions(FederatedResults):
         """How well predictions agree with the response, counted at the institution that holds it.
 
         Of the predictions of :meth:`predict`, which the holder of the response is handed. One that answers a
-        single evaluation averages them over a few entities first, which moves figures little.
+        single evaluation averages them over a few entities first, which moves figures little unless a
+        few predictions are far from all others.
 
         Parameters
         ----------
