@@ -141,3 +141,12 @@ def test_interval_of_i2_where_studies_agree():
     assert (low, high) == (0.0, pytest.approx(1 - 1 / upper**2))
     assert np.isnan(i2_interval(1.5, 2)).all()
     assert 0.0 <= i2_interval(9.0, 2)[0] < 1 - 1 / 9 < i2_interval(9.0, 2)[1] < 1.0
+
+
+def test_a_variance_that_is_rounding_is_zero():
+    """The likelihood falls from zero on; just beside zero it is the same number but for its last digits."""
+    for seed in (8, 14, 17):
+        draw = np.random.default_rng(seed)
+        m = draw.integers(3, 8)
+        v = draw.uniform(0.01, 0.1, m)
+        assert restricted_likelihood(draw.normal(size=m) * np.sqrt(v), v) == 0.0

@@ -317,7 +317,6 @@ class Evaluation:
         cells = ["-" if np.isnan(value) else f"{value:.3f}" for value in rest]
         if self.binary:
             return [f"{n:,.0f}", f"{observed:,.0f}", f"{expected:,.1f}", *cells]
-        # Not the ratio: an error has units, and an R-squared far below zero as many digits.
         for i, value in enumerate(rest[1:3], 1):
             cells[i] = number(value) if i == 1 or abs(value) >= 1e3 else cells[i]
         return [f"{n:,.0f}", number(observed), number(expected), *cells]

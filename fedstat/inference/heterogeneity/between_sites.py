@@ -14,6 +14,8 @@ NODES = 32
 GRID = np.geomspace(1e-6, 1e3, 91)
 """Variances between sites at which a likelihood is tried, in units of the spread or the mean variance."""
 BISECTIONS = 60
+ROUNDED = 1e-10
+"""By how much less a loss, minus twice a log-likelihood, is less by rounding."""
 SMALLEST_Q = 1e-12
 """Where all confidence is in a variance of zero, Q would have to be zero for any other."""
 
@@ -49,7 +51,7 @@ def restricted_likelihood(b: Floats, v: Floats) -> float:
     found = optimize.minimize_scalar(
         lambda tau2: float(loss(tau2)), bounds=bounds, method="bounded", options={"xatol": 1e-10 * bounds[1]}
     )
-    return float(found.x) if found.fun < float(loss(0.0)) else 0.0
+    return float(found.x) if found.fun < float(loss(0.0)) - ROUNDED else 0.0
 
 
 VARIANCES: dict[str, Callable[[Floats, Floats], float]] = {
