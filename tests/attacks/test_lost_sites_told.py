@@ -14,6 +14,7 @@ from fedstat.errors import DescriptionError, EngineError, PartitionError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.design.by_rows import moment_asks, open_asks
 from fedstat.federation.door.differencing import sites_isolated
+from fedstat.federation.door.owner.question import check_mask
 from fedstat.federation.rounds.engine import LocalEngine
 from fedstat.federation.rounds.masked_sums import masked
 
@@ -112,6 +113,13 @@ def test_a_sum_over_fewer_than_the_quorum_is_refused(quorum, least):
     moments(model, NAMES[:least])
     with pytest.raises(DescriptionError, match=rf"\(quorum\) wants masked sums over at least {least} inst"):
         moments(model, NAMES[: least - 1])
+
+
+def test_a_share_of_institutions_is_what_its_owner_wrote():
+    policy = fs.Policy.strict(quorum=0.55)
+    check_mask("A", policy, 55, 100)
+    with pytest.raises(DescriptionError, match="at least 55 institutions of the 100"):
+        check_mask("A", policy, 54, 100)
 
 
 @pytest.mark.parametrize("rule", [{"quorum": -1}, {"quorum": 1.5}, {"quorum": True}, {"apart": 0}])

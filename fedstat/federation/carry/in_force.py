@@ -2,8 +2,8 @@
 
 ``site.toml``, ``policy.toml`` and ``columns.toml`` are read before every question, and taken over where their
 content is another: times tell too little, since a clock may be set back and a file put back. While one of
-them cannot be used, is gone, or may be written by others, nothing is answered. So nobody is answered by rules
-that are not those in the files.
+them cannot be used, is gone, or may be read or written by others, nothing is answered, nor where the site has
+become another one (:data:`FIXED`). So nobody is answered by rules that are not those in the files.
 
 What is in force stands in ``in_force.json`` (mode 0600), for the owner's commands, whoever serves the site: a
 process over a folder, or one of NVIDIA FLARE.
@@ -44,6 +44,8 @@ from fedstat.records import from_json, to_json
 
 IN_FORCE, RULES = "in_force.json", (POLICY, COLUMNS)
 WATCHED = (DESCRIPTION, *RULES)
+FIXED = ("name", "site_column", "seed")
+"""Entries of ``site.toml`` that are not changed in a site that runs."""
 ROOM, LONGEST_PROBLEM = 8192, 1000
 SETTLED, RETRIED = 0.02, 60.0
 """Seconds after which a file that was being written is read again, and one that could not be used."""
@@ -122,11 +124,10 @@ class OwnersWord:
         if full := full_disk(self.folder):
             self._failed = ()
             self.close(full)
-        found = digests_of(self.folder)
-        if found == self._held and not self.problem:
+        found, modes = digests_of(self.folder), tuple(mode_problems(self.folder))
+        if found == self._held and not modes and not self.problem:
             self._reload()
             return False
-        modes = tuple(mode_problems(self.folder))
         # what failed is not tried again at every look: columns are held against all records
         attempt = (*found.values(), *modes, time.monotonic() // RETRIED)
         if attempt == self._failed:
@@ -137,6 +138,7 @@ class OwnersWord:
             self._failed = attempt
             self.close(f"it cannot go by what its owner has changed: {error}")
         self._write()
+        self._reload()
         return moved
 
     def close(self, problem: str) -> NoReturn:
@@ -178,6 +180,12 @@ class OwnersWord:
         for problem in modes:
             raise ClosedError(problem)
         description, policy = read_description(self.folder), read_site_policy(self.folder)
+        other = [name for name in FIXED if getattr(description, name) != getattr(self.description, name)]
+        if other:
+            raise ClosedError(
+                f"'{self.folder / DESCRIPTION}' has another {' and '.join(other)}: start the service "
+                "again, or put back what stood there"
+            )
         published = self.site.published
         if found[COLUMNS] != self._held[COLUMNS]:
             published = read_site_columns(self.folder, self.site.name, self.site.data.table)

@@ -150,6 +150,16 @@ def test_records_that_are_gone_or_changed_are_not_taken_after_answers(doors, war
     )
 
 
+def test_records_are_read_before_the_next_question_where_rules_have_changed_as_well(doors, ward):
+    B = doors.sites["B"]
+    ward.add(30)
+    policy = doors.home / "B" / "policy.toml"
+    policy.write_text(policy.read_text() + "\n# longer by a line\n")
+    main(["site", "reload", str(doors.home / "B")])
+    B.heed()
+    assert B.site.data.table.n_rows == N + 30
+
+
 def test_a_database_that_is_away_ends_nothing(doors, ward):
     _, first = fitted(doors)
     ward.path.rename(ward.path.with_suffix(".away"))

@@ -1,6 +1,7 @@
 """An owner changes the rules while the site answers: they hold from the next question on."""
 
 import os
+import re
 
 import pandas as pd
 import pytest
@@ -129,6 +130,32 @@ def test_rules_that_somebody_else_may_have_written_are_not_taken_over(doors):
     with pytest.raises(EngineError, match="chmod 600"):
         doors.connect()
     assert doors.sites["B"].site.policy.min_count == 5
+
+
+def test_rules_that_others_may_write_from_now_on_are_not_answered_by(doors):
+    path = doors.home / "B" / "policy.toml"
+    doors.connect()
+    path.chmod(0o666)
+    with pytest.raises(EngineError, match="chmod 600"):
+        doors.connect()
+    path.chmod(0o600)
+    doors.connect()
+
+
+@pytest.mark.parametrize(
+    "entry, value", [("seed", "0123456789abcdef" * 2), ("name", "Z"), ("site_column", "other")]
+)
+def test_a_site_that_is_to_be_another_one_answers_nothing_until_it_is_started_again(doors, entry, value):
+    """Its owner is not told that the site goes by what it does not go by."""
+    path = doors.home / "B" / "site.toml"
+    text = path.read_text()
+    changed = re.sub(rf'(?m)^{entry} = ".*"$', f'{entry} = "{value}"', text)
+    assert changed != text
+    path.write_text(changed)
+    with pytest.raises(EngineError, match=rf"site.toml' has another {entry}: start the service again"):
+        doors.connect()
+    path.write_text(text)
+    assert fs.GLORE.from_formula("y ~ x", doors.connect()).fit().converged
 
 
 def test_columns_are_read_again_and_what_is_no_longer_published_cannot_be_asked_for(doors):

@@ -215,7 +215,8 @@ def check_mask(site: str, policy: Policy, n_sites: int, n_pinned: int = 0) -> No
         They are fewer than the owner wants; names the line of the policy that would allow it.
     """
     share = isinstance(policy.quorum, float)
-    least = math.ceil(policy.quorum * n_pinned) if share else policy.quorum
+    # 0.55 of 100 are 55, and 55.000000000000007 in binary
+    least = math.ceil(round(policy.quorum * n_pinned, 9)) if share else policy.quorum
     if n_sites < least:
         of = f" of the {n_pinned} that are pinned" if share else ""
         raise DescriptionError(
