@@ -161,7 +161,6 @@ def test_effects_that_cannot_be_had_say_what_can(arguments, words):
 def test_averages_need_columns_and_means_do_not(tmp_path):
     strict = sites(policy=fs.Policy(refused_kinds=frozenset({"raw columns"})))
     result = fs.VFEMRegression.from_formula("y ~ .", strict, family=FAMILIES["binary"]).fit()
-    asked = strict.sites["shop"].account.entities
     with pytest.raises(PolicyError, match="raw columns"):
         result.get_margeff()
     asked = strict.sites["shop"].account.entities
@@ -169,6 +168,15 @@ def test_averages_need_columns_and_means_do_not(tmp_path):
     assert strict.sites["shop"].account.entities == asked
     result.save(tmp_path / "fit")
     np.testing.assert_array_equal(fs.load(tmp_path / "fit").get_margeff("mean").margeff, at_means.margeff)
+
+
+def test_effects_of_results_from_a_file_name_no_partition_that_could_be_given(tmp_path):
+    fit().save(tmp_path / "fit")
+    for at in ("mean", "overall"):
+        with pytest.raises(NotAvailableError, match="fit the model again"):
+            fs.load(tmp_path / "fit").get_margeff(at)
+    with pytest.raises(ModelError, match="at: expected one of"):
+        fit().get_margeff(["mean"])
 
 
 # -- evaluation --------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def effects_over_columns(
 
     `others` are further arguments that statsmodels has.
     """
-    if at in STAY:
+    if at in tuple(STAY):
         raise NotAvailableError(f"get_margeff: at={at!r}: {STAY[at]}. Use at='overall' or at='mean'")
     check_choice("at", at, WHERE)
     check_choice("method", method, tuple(HEADINGS))

@@ -142,7 +142,11 @@ class SelectionPredictions(FederatedResults):
         predictor, cov = self._with_errors(ask=at == "overall")
 
         def project(factor: Floats) -> ProjectedEntities:
-            return project_entities(predictor, self._of_fit(None, "get_margeff"), factor)
+            if self._model is None:
+                raise NotAvailableError(
+                    "get_margeff: results from a file have no entities; fit the model again"
+                )
+            return project_entities(predictor, self._model.partition, factor)
 
         of = FittedMean(
             names=self.estimate.names,
