@@ -55,6 +55,8 @@ from fedstat.records import to_json
 from fedstat.typing import Array
 
 SESSIONS, ANCHOR, STATE = "sessions", "anchor", "state"
+CHANGES_TOLD = os.name == "posix"
+"""Whether the system tells when a file was changed; without it a folder put back would not be seen."""
 OLD = 14 * 24 * 3600.0
 """Seconds after which a session that was not asked is not kept."""
 LARGE, LARGEST = 2**20, 2**28
@@ -105,9 +107,9 @@ class SessionFolder:
 
     @classmethod
     def of(cls, site: Site) -> SessionFolder | None:
-        """Return those of a site; none where its account is in memory."""
+        """Return those of a site; none where its account is in memory, or :data:`CHANGES_TOLD` is false."""
         store = site.account.store
-        return cls(site, store) if isinstance(store, LedgerFile) else None
+        return cls(site, store) if isinstance(store, LedgerFile) and CHANGES_TOLD else None
 
     def keep(self, session: str, answers: Answers) -> None:
         """Keep a session as it is after an answer; one that cannot be kept ends with the process."""

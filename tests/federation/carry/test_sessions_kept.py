@@ -376,3 +376,15 @@ def test_a_service_that_runs_for_long_removes_old_sessions_as_well(study):
     halfway(study, 3)
     assert not old.exists()
     assert len([path for path in files(place) if path.name == "state"]) == 1
+
+
+def test_no_session_is_kept_where_a_folder_put_back_would_not_be_seen(study, monkeypatch):
+    monkeypatch.setattr(session_folder, "CHANGES_TOLD", False)
+    place = study.places["B"]
+    shutil.rmtree(place.folder / SESSIONS)
+    place.restart()
+    next_one = halfway(study)
+    assert not files(place)
+    place.restart()
+    with pytest.raises(SessionError, match="B: it was started again"):
+        unpack_reply(place.server.answer(next_one))
