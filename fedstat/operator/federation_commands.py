@@ -96,6 +96,12 @@ def join(folder: Path, card: Path, replace: str = "", again: bool = False) -> in
     if known and same(known, told.fingerprint):
         print(f"{told.name} was added before.")
         return 0
+    other = [site for site, key in federation.sites.items() if same(key, told.fingerprint)]
+    if other:
+        raise PartitionError(
+            f"the key on this card is that of site {other[0]}; take that out before it joins under another "
+            f"name: fedstat federation remove {typed(folder)} {typed(Path(other[0]))}, then join with --again"
+        )
     check_replaced(f"site {told.name}", known, told.fingerprint, replace)
     members.check_again(folder, federation, told, again)
     set_entry(folder / FEDERATION, "sites", told.name, told.fingerprint)

@@ -80,8 +80,10 @@ def _standing(federation: FederationDescription) -> FederationStanding:
     runs = has_kit and is_running(home)
     told = ask_server(folder) if runs else None
     roster = last_roster(federation)
-    strange = collect(federation, roster) if roster is not None else []
-    numbers = accepted(federation, roster) if roster is not None else {}
+    numbers = dict[str, int]()
+    if roster is not None:
+        collect(federation, roster)  # what is none of a site's is told by 'federation test'
+        numbers = accepted(federation, roster)
     sites = {
         name: SiteSeen(
             connected=(told is not None and name in told.connected) if by_flare else None,
@@ -101,7 +103,7 @@ def _standing(federation: FederationDescription) -> FederationStanding:
         server=runs if by_flare else None,
         certificate_days=days_left(home / SERVER) if has_kit else None,
         analyses=None if told is None else [str(job).lower() for job in told.jobs.values()],
-        problems=[*revoked_problems(federation), *strange, *_problems(federation, sites, has_kit, runs)],
+        problems=[*revoked_problems(federation), *_problems(federation, sites, has_kit, runs)],
     )
 
 

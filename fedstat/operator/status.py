@@ -12,7 +12,6 @@ from typing import Any
 
 from fedstat.errors import EngineError, PartitionError, SecurityError
 from fedstat.federation.account.chain import SiteAccount
-from fedstat.federation.account.entry import REFUSAL
 from fedstat.federation.account.head import told
 from fedstat.federation.account.ledger_file import LedgerFile, read_account
 from fedstat.federation.carry.in_force import RULES, InForce
@@ -26,7 +25,7 @@ from fedstat.federation.door.owner.charging import budget_spent
 from fedstat.federation.door.site import FAMILIES
 from fedstat.federation.files import write_whole
 from fedstat.federation.message import VERSION
-from fedstat.operator.running.standing import STATUS
+from fedstat.operator.running.standing import COUNTED, STATUS, counted, told_of
 from fedstat.operator.writing.screen import columns, heading, typed
 
 
@@ -52,15 +51,10 @@ def write_status(home: Path, state: str, name: str, began: str, more: Mapping[st
 
 
 def counts(account: SiteAccount) -> dict[str, Any]:
-    """Count what is in a site's account."""
-    links = [link for chain in account.chains for link in chain.links]
-    return {
-        "sessions": len(account.chains),
-        "questions": sum(chain.round for chain in account.chains),
-        "refused": sum(link.entry.kind == REFUSAL for link in links),
-        "arrays left": sum(link.entry.left for link in links),
-        "last question": max((link.time for link in links), default="none"),
-    }
+    """Count what is in a site's account, for people."""
+    found = counted(account)
+    found["last_question"] = found["last_question"] or "none"
+    return {name.replace("_", " "): found[name] for name in COUNTED if name != "entries"}
 
 
 def budget(folder: Path, site: str) -> dict[str, str]:
@@ -86,10 +80,10 @@ def read_status(
 ) -> tuple[dict[str, Any], bool]:
     """Read what the status file in `home` says of a site, and `more` of it; whether it is served."""
     description = read_description(folder)
-    if not (home / STATUS).exists():
+    content = told_of(home)
+    if not content:
         how = f"has not been started yet; start it with    fedstat site serve {typed(folder)}"
         return {"site": description.name, "state": how, **more(description)}, False
-    content: dict[str, Any] = json.loads((home / STATUS).read_text(encoding="utf-8"))
     # the file is the word of a process that may have been killed since: locks tell whether it lives
     running = is_served(home)
     if not running:

@@ -85,6 +85,8 @@ class Roster:
             for digits in map(plain_fingerprint, fingerprints)
         ):
             raise ValueError("a fingerprint")
+        if len(set(map(plain_fingerprint, self.sites.values()))) < len(self.sites):
+            raise ValueError("one key under two names")
         if len(self.earlier) != self.number - 1:
             raise ValueError("the number")
 

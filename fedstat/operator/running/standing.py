@@ -29,6 +29,7 @@ from fedstat.federation.message import VERSION
 STATUS, BEAT = "status.json", 5.0
 """The file in which a service says how it is, and seconds after which it touches it, so that it is seen."""
 FORM, NEVER, KILLED = 1, "never started", "killed"
+COUNTED = ("sessions", "questions", "refused", "arrays_left", "entries", "last_question")
 FOR_GOOD = 3
 """Exit code of a service that is not to be started again before somebody has looked."""
 
@@ -109,28 +110,28 @@ def standing_of(
 
     `waiting` counts questions and plans, `days` those of its certificate; the `account` is read unless given.
     """
-    told_of = _told_of(home)
+    words = told_of(home)
     held = InForce.load(folder) if served else None
     account, problem = (account, "") if account is not None else _account(folder, site)
-    connected = told_of.get("connected")
+    connected = words.get("connected")
     age = beaten(home)
     return Standing(
         form=FORM,
         site=site,
         carrier=carrier,
-        state=_state(told_of, served),
+        state=_state(words, served),
         is_served=served,
-        process=told_of.get("process") if served else None,
-        since=told_of.get("since"),
+        process=words.get("process") if served else None,
+        since=words.get("since"),
         heartbeat=None if age is None else told(time.time_ns() - int(age * 1e9)),
         connected=None if connected is None else served and connected == "yes",
-        version=told_of.get("fedstat"),
+        version=words.get("fedstat"),
         installed=VERSION,
         problem="" if held is None else held.problem,
         records_as_of=(held.as_of or None) if held is not None else None,
         account=problem or "whole",
-        **_counted(account),
-        passed_over=told_of.get("passed over"),
+        **(dict.fromkeys(COUNTED) if account is None else counted(account)),
+        passed_over=words.get("passed over"),
         waiting=waiting[0],
         plans_waiting=waiting[1],
         certificate_days=days,
@@ -138,7 +139,8 @@ def standing_of(
     )
 
 
-def _told_of(home: Path) -> dict[str, Any]:
+def told_of(home: Path) -> dict[str, Any]:
+    """Read the status file of a service; empty where there is none that can be read."""
     try:
         found = json.loads((home / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -146,8 +148,8 @@ def _told_of(home: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _state(told_of: dict[str, Any], served: bool) -> str:
-    state = str(told_of.get("state", "running" if served else NEVER))
+def _state(words: dict[str, Any], served: bool) -> str:
+    state = str(words.get("state", "running" if served else NEVER))
     return KILLED if state == "running" and not served else state
 
 
@@ -160,10 +162,8 @@ def _account(folder: Path, site: str) -> tuple[SiteAccount | None, str]:
         return None, str(error)
 
 
-def _counted(account: SiteAccount | None) -> dict[str, Any]:
-    names = ("sessions", "questions", "refused", "arrays_left", "entries", "last_question")
-    if account is None:
-        return dict.fromkeys(names)
+def counted(account: SiteAccount) -> dict[str, Any]:
+    """Count what is in a site's account, under :data:`COUNTED`."""
     links = [link for chain in account.chains for link in chain.links]
     found = (
         len(account.chains),
@@ -173,7 +173,7 @@ def _counted(account: SiteAccount | None) -> dict[str, Any]:
         len(links),
         max((link.time for link in links), default=None),
     )
-    return dict(zip(names, found, strict=True))
+    return dict(zip(COUNTED, found, strict=True))
 
 
 def _budget(folder: Path, account: SiteAccount | None) -> BudgetStanding | None:

@@ -140,6 +140,20 @@ def test_a_site_that_was_off_finds_what_was_asked_meanwhile(parts, address):
     assert unpack_reply(answers[0]).site == "North"
 
 
+def test_a_site_that_starts_asks_for_no_single_answer_of_the_past(parts, address, monkeypatch):
+    """It would take minutes after a year."""
+    _, site, coordinator, carrier = parts
+    with Service(address, site, coordinator.public.fingerprint):
+        for session in "abc":
+            carrier.carry("North", pack_ask(Ask("North", "schema", "describe_table", {}, session)))
+    asked_for, has = [], Bucket.has
+    monkeypatch.setattr(Bucket, "has", lambda self, key: asked_for.append(key) or has(self, key))
+    service = Service(address, site, coordinator.public.fingerprint)
+    assert not service.inbox.look(service.pinned) and not asked_for
+    carrier.bucket.put(carrier.bucket.at("North").new_ask("f" * 32), b"")
+    assert not service.inbox.look(service.pinned) and len(asked_for) == 1
+
+
 def test_what_lies_in_the_place_of_an_answer_is_put_aside_and_answered_anew(parts, address):
     _, site, coordinator, carrier = parts
     part, number = carrier.bucket.at("North"), number_of(QUESTION)

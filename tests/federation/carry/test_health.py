@@ -132,6 +132,11 @@ def test_a_log_is_set_aside_at_its_size_and_so_many_are_kept(tmp_path):
     assert files[0].read_text().splitlines()[-1].startswith("099")
 
 
+def test_a_status_file_that_is_none_is_no_status(home, capsys):
+    (home / "A" / "status.json").write_text("{")
+    assert "not been started" in told(capsys, "site", "status", home / "A", code=1)
+
+
 def test_how_a_federation_stands_is_told_to_programs(home, capsys):
     words = ("federation", "status", home / "study")
     found = json.loads(told(capsys, *words, "--json", code=1))

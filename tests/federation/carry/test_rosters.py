@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -171,6 +172,18 @@ def test_who_has_accepted_is_known_before_any_site_was_asked(home, capsys):
     text = printed(capsys, "federation", "status", home / "study", "--json", code=1)
     found = {name: site["roster"] for name, site in json.loads(text)["sites"].items()}
     assert found == {"A": 1, "B": None, "C": None}
+
+
+def test_one_key_takes_part_under_one_name(home, capsys):
+    card = home / "twin.toml"
+    card.write_text((home / "A" / "card.toml").read_text().replace('"A"', '"Twin"'))
+    text = printed(capsys, "federation", "join", home / "study", card, code=1)
+    assert "is that of site A" in text and "Twin" not in (home / "study" / "federation.toml").read_text()
+    made = last(home)
+    identity = Identity.load(home / "study" / "identity.json")
+    twice = replace(made, sites={**made.sites, "Twin": made.sites["A"]}).sign(identity)
+    with pytest.raises(SecurityError, match="do not belong together"):
+        Roster.read(twice, "the roster")
 
 
 def test_a_site_looks_for_its_own_key_and_for_keys_that_it_knows(home, capsys):

@@ -161,9 +161,14 @@ class SitesObjects:
         """Key of a question that is asked now."""
         return f"{self.asks}{time.time_ns():0{TIME_DIGITS}d}-{number}"
 
+    @property
+    def replies(self) -> str:
+        """Where answers go."""
+        return f"{self.place}/replies/"
+
     def reply(self, number: str) -> str:
         """Key of an answer."""
-        return f"{self.place}/replies/{number}"
+        return f"{self.replies}{number}"
 
     def note(self, number: str) -> str:
         """Key of a note in its stead."""
@@ -186,14 +191,20 @@ class Cursor:
     late: int = 900 * 10**9
     _last: str = ""
     _known: set[str] = field(default_factory=set)
+    _began: bool = False
 
     def new(self) -> list[tuple[str, str]]:
         """Keys and numbers of questions that have come since, in their order."""
         found = []
+        # at first all that ever passed is listed: answers by the thousand, and not asked for one by one
+        answered = set() if self._began else set(self.part.bucket.list_after(self.part.replies, ""))
         for key in self.part.bucket.list_after(self.part.asks, self._last):
             match = ASK_KEY.fullmatch(key)
-            if match and key not in self._known:
+            if match and match[2] in answered:
+                self.pass_on(key)
+            elif match and key not in self._known:
                 found.append((key, match[2]))
+        self._began = True
         return found
 
     def pass_on(self, key: str) -> None:
