@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import statsmodels.api as sm
 from numpy.testing import assert_allclose
@@ -11,6 +12,7 @@ from statsmodels.stats.meta_analysis import combine_effects
 from statsmodels.stats.multitest import multipletests
 
 from fedstat.errors import EstimationError, ModelError
+from fedstat.inference.heterogeneity.forest import plot_forest
 from fedstat.inference.heterogeneity.heterogeneity import adjust_holm, heterogeneity
 from fedstat.inference.heterogeneity.random_effects import Combining, combine
 
@@ -350,6 +352,13 @@ def test_a_forest_of_ratios_stands_around_one(logistic, plt):
     low, high = ax.get_xlim()
     at_one = [line for line in ax.lines if list(line.get_xdata()) == [1.0, 1.0]]
     assert len(at_one) == (low <= 1.0 <= high)
+
+
+def test_ratios_near_zero_are_not_written_as_zero(logistic, plt):
+    rows = pd.DataFrame({"estimate": [-4.0, 2.0], "std_error": [0.5, 2.0], "problem": ["", ""]}, ["a", "b"])
+    ax = plot_forest(rows, logistic[-1].table.loc["$dose_"], exponentiate=True)
+    shown = [label.get_text().split() for label in ax.child_axes[0].get_yticklabels()]
+    assert shown[0][0] == "0.0183" and shown[1][0] == "7.39"
 
 
 def test_forest_says_why_a_site_has_no_row(logistic, plt):

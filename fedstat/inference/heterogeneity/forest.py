@@ -78,7 +78,7 @@ def plot_forest(
     _draw_further(ax, y[-1], further[1], further[2])
     most = name_width(ax, 0.3, 28)
     _label_left(ax, y, [shorten(str(site), most) for site in rows.index])
-    right = _label_right(ax, y, np.vstack([limits, further]))
+    right = _label_right(ax, y, np.vstack([limits, further]), exponentiate)
     if exponentiate:
         label_log_x(ax)
     else:
@@ -152,15 +152,17 @@ def _label_left(ax: Axes, y: Floats, sites: list[str]) -> None:
     ax.tick_params(axis="x", labelsize=SMALL)
 
 
-def _label_right(ax: Axes, y: Floats, numbers: Floats) -> SecondaryAxis:
+def _label_right(ax: Axes, y: Floats, numbers: Floats, ratios: bool) -> SecondaryAxis:
     """Write estimate and interval of each row in columns, with two digits of the shortest interval.
 
+    Of ratios three digits: decimals that suit a large one would make zeros of small ones.
     In a narrow picture estimates alone: intervals are drawn, and need the room.
     """
     shortest = float(np.nanmin(numbers[:, 2] - numbers[:, 1], initial=np.inf)) / 2.0
     # As many decimals as leave two digits to half of the shortest interval.
     digits = int(np.clip(1.0 - np.floor(np.log10(shortest)), 0, 6)) if 0.0 < shortest < np.inf else 3
-    cells = [["" if np.isnan(v) else f"{v:.{digits}f}" for v in row] for row in numbers.tolist()]
+    form = "#.3g" if ratios else f".{digits}f"
+    cells = [["" if np.isnan(v) else f"{v:{form}}".rstrip(".") for v in row] for row in numbers.tolist()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     padded = [[f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)] for row in cells]
     texts = [f"{b} [{low}, {high}]" if low.strip() else "" for b, low, high in padded]
