@@ -410,6 +410,9 @@ def test_what_a_killed_site_started_ends_by_itself(served, capsys):
 @needs_flare
 def test_a_site_that_stops_is_named_and_left_out(served, here, capsys):
     home, study, running = served["home"], served["study"], served["running"]
+    for name in SITES:
+        wait_for(capsys, "connected yes", "site", "status", home / name)
+    told(capsys, "federation", "start", study)
     running["south"].send_signal(signal.SIGTERM)
     assert running["south"].wait(60) == 0
     assert "stopped" in told(capsys, "site", "status", home / "south", code=1)
