@@ -36,6 +36,8 @@ from fedstat.records import from_json, to_json
 from fedstat.typing import Array
 
 FAMILY = "secure"
+RING = "ring agreement"
+"""Not the name of the other one: 'finish' would make masks with nobody of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def _keep_keys(state: State, keys: PairKeys) -> tuple[dict[str, Array], str]:
 def commit(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Show the site's public identity, and bind it to a fresh key for the session that the text names."""
     agreement = NeighbourAgreement(data.trust.identity, text, data.name)
-    state.keep("agreement", agreement)
+    state.keep(RING, agreement)
     public = data.trust.identity.public.to_json()
     return {}, to_json(BoundSite(public, join_words({data.name: agreement.commitment})))
 
@@ -141,7 +143,7 @@ def commit(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], s
 def sign(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Show the fresh key, signed with what all sites are bound to; once, and to pinned sites."""
     asked = from_json(BoundSites, text, f"{data.name}: the question about keys")
-    agreement = state.use("agreement", NeighbourAgreement, "this site is bound to no key; ask 'commit' first")
+    agreement = state.use(RING, NeighbourAgreement, "this site is bound to no key; ask 'commit' first")
     committed = split_words(asked.sites, asked.committed)
     return {}, _with_roster(data, agreement.session, agreement.sign(committed, _pinned(data, committed)))
 
@@ -149,7 +151,7 @@ def sign(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str
 def meet(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Check the keys of all sites and what the neighbours announced; keep keys with these, and a masker."""
     asked = from_json(KeysShown, text, f"{data.name}: the keys that it is shown")
-    agreement = state.use("agreement", NeighbourAgreement, "this site is bound to no key; ask 'commit' first")
+    agreement = state.use(RING, NeighbourAgreement, "this site is bound to no key; ask 'commit' first")
     public = {name: PublicIdentity.from_json(key) for name, key in asked.public.items()}
     keys = split_words(agreement.sites, asked.keys)
     told = hold_rosters(data.name, agreement.session, data.trust.rosters, public, asked.announced)
