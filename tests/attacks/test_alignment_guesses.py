@@ -141,6 +141,6 @@ def test_owners_consent_by_the_command_while_their_sites_are_served(served, caps
 def test_a_malformed_consent_is_named(served):
     home, _ = served
     text = (home / "Bank" / "site.toml").read_text()
-    (home / "Bank" / "site.toml").write_text(text + "Tax = 7\n")
+    (home / "Bank" / "site.toml").write_text(text.replace("[consent]", "[consent]\nTax = 7"))
     with pytest.raises(PartitionError, match=r"\[consent\]: expected a time in quotes for Tax"):
         read_description(home / "Bank")

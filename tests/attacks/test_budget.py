@@ -26,7 +26,7 @@ SYNTHESES = ("copula", "copula_glm")
 NOISY = (*SYNTHESES, "boost_private")
 """Families that release noisy products of columns."""
 PUBLIC = {
-    *(("secure", step) for step in ("introduce", "announce", "finish")),
+    *(("secure", step) for step in ("introduce", "announce", "finish", "commit", "sign", "meet")),
     *(("receipt", step) for step in ("recall_head", "state_ledger")),
     *(("align", step) for step in ("describe_keys", "take_places")),
     ("schema", "describe_table"),

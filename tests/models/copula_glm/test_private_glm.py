@@ -256,7 +256,7 @@ def test_columns_without_effect_are_left_out(fitted):
 
 def test_terms_are_functions_of_one_column():
     made, frame = model_with_positive()
-    names = [column.name for column in made.design["A"]]
+    names = [column.name for column in made._design["A"]]
     assert names == ["a", "log(z)", "C(d)[T.1]", "C(d)[T.2]", "C(d)[T.3]"]
     result = made.fit(draws=10, random_state=0)
     X = np.column_stack(
