@@ -236,9 +236,9 @@ def test_two_strict_sites_say_what_stands_in_the_way(family):
     assert family.from_formula("binary ~ x", loose).fit() is not None
 
 
-def test_keys_cost_two_rounds():
+def test_keys_cost_a_round():
     hidden, clear = fit().ledger, fit(masked=False).ledger
-    assert hidden.rounds == clear.rounds + 2
+    assert hidden.rounds == clear.rounds + 1
 
 
 def test_a_second_fit_of_one_model_uses_new_masks():
