@@ -17,7 +17,7 @@ import fedstat as fs
 from fedstat.errors import DescriptionError, EngineError, PolicyError, SecurityError
 from fedstat.federation.account.ledger import Ledger
 from fedstat.federation.account.ledger_file import LedgerFile, read_account
-from fedstat.federation.carry.site_folder import load_identity, open_site
+from fedstat.federation.carry.site_folder import load_identity, open_site, read_description
 from fedstat.federation.crypto.keystream import random_bytes
 from fedstat.federation.door.owner.policy import Budget, Policy
 from fedstat.federation.rounds.margins import BinsAsked, ask_margins
@@ -108,7 +108,8 @@ def test_a_budget_outlives_restarts_and_coordinators(home, running, capsys):
     other, exchange = home / "other", str(study / "exchange")
     assert main(["federation", "new", str(other), "--layout", "horizontal", "--exchange", exchange]) == 0
     assert main(["federation", "join", str(other), str(home / "A")]) == 0
-    assert main(["site", "pin", str(home / "A"), str(other)]) == 0
+    known = read_description(home / "A").coordinator
+    assert main(["site", "pin", str(home / "A"), str(other), "--replace", known]) == 0
     second = fs.ClientPartition.connect(other)
     np.testing.assert_array_equal(ask(second)["A"], first["A"])
     ask(second, rho=THIRD, edges=(0.0,))
