@@ -216,7 +216,7 @@ def test_days_of_a_certificate_are_shown_before_it_expires(tmp_path):
     signed = certificate.sign(key, hashes.SHA256())
     (startup / "client.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     with owner_of(folder) as owner:
-        assert "valid for 12 more days" in owner.get("").text
+        assert "the certificate expires in 12 days" in owner.get("").text
         assert "the certificate expires in 12 days" in owner.get("check").text
 
 

@@ -121,9 +121,10 @@ def test_the_order_of_clients_does_not_matter(both, federation):
     path = federation["study"] / "federation.toml"
     text = path.read_text()
     head, sites = text.split("[sites]\n")
-    lines = sites.strip().split("\n")
+    sites, mark, tail = sites.partition("\n[revoked]")
+    lines = [line for line in sites.split("\n") if "=" in line and not line.startswith("#")]
     try:
-        path.write_text(head + "[sites]\n" + "\n".join(reversed(lines)) + "\n")
+        path.write_text(head + "[sites]\n" + "\n".join(reversed(lines)) + "\n" + mark + tail)
         turned = fs.ClientPartition.connect(path)
     finally:
         path.write_text(text)

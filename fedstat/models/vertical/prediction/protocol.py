@@ -73,7 +73,11 @@ def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple
 
 
 def new_ledger(partition: ClientPartition, holder: str) -> Ledger:
-    """Start an account; the coordinator sits at the response holder where the partition has it."""
+    """Start an account; the coordinator sits at the response holder where the partition has it.
+
+    ModelError where it is no partition, or a horizontal one.
+    """
+    check_layout("a prediction", partition, "vertical")
     return Ledger(at=partition._coordinator_at(holder))
 
 
