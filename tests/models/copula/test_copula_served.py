@@ -120,7 +120,7 @@ def test_the_same_release_to_the_bit_as_in_one_process(tmp_path, monkeypatch):
 
 def test_a_site_that_is_killed_in_the_middle_has_charged_its_margins_once(tmp_path):
     """They come again with the same noise; products, whose noise never stands still, are charged anew."""
-    _, _, study = make_home(tmp_path, 6.0)
+    _, _, study = make_home(tmp_path, 7.1)
     path = study / "federation.toml"
     with serving_sites(tmp_path, {"A": serve_and_die}) as running:
         assert main(["federation", "align", str(study)]) == 0
@@ -140,7 +140,8 @@ def test_a_site_that_is_killed_in_the_middle_has_charged_its_margins_once(tmp_pa
             made = charges(tmp_path, name)
             margins = [one for one in made if "release_margins" in one]
             assert len(margins) == len(set(margins)) == (2 if name == "A" else 1)
-            assert sum("release_gram" in one for one in made) == 2
+            # A has answered the question of the fit that was given up as well, which waited for it
+            assert sum("release_gram" in one for one in made) == (3 if name == "A" else 2)
         second = fs.CopulaSynthesizer(fs.ClientPartition.connect(study), EPSILON, BOUNDS, coordinator="apart")
         with pytest.raises(DescriptionError, match="left"):
             second.fit()
