@@ -39,7 +39,7 @@ def test_the_normal_family_is_the_fit_of_pooled_rows():
     data = fs.datasets.make_selection(500, standardise=True, seed=3)
     b, used = vertical(data, "normal")
     np.testing.assert_allclose(b, pooled_paths(data, "normal")["BIC"], atol=1e-6)
-    assert used["rounds"] == 9
+    assert used["rounds"] == 8
     truth = data.truth["coef"].to_numpy()
     assert judge(b, truth)["rmse"] < 1.5 * judge(oracle(data, "normal"), truth)["rmse"]
 
