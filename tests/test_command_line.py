@@ -10,7 +10,7 @@ import tomllib
 import numpy as np
 import pandas as pd
 import pytest
-from operating import make_federation, run, serve, serve_by_command, wait
+from operating import make_federation, printed, run, serve, serve_by_command, wait
 
 import fedstat as fs
 from fedstat.errors import EngineError, PartitionError, SecurityError
@@ -32,13 +32,6 @@ SCHEMA = pack_ask(Ask("A", "schema", "describe_table", {}, "s1", "{}"))
 def home(tmp_path):
     make_federation(tmp_path, {"A": RECORDS, "B": RECORDS + RECORDS})
     return tmp_path
-
-
-def printed(capsys, *arguments, code=0):
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == code
-    out = capsys.readouterr()
-    return out.out + out.err
 
 
 def secrets_of(folder):

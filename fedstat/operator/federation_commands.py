@@ -10,7 +10,7 @@ from pathlib import Path
 from fedstat.errors import FedstatError, PartitionError
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.carry.bucket import store
+from fedstat.federation.carry.bucket.store import given_exchange
 from fedstat.federation.carry.exchange.part import is_bucket
 from fedstat.federation.carry.flare.kit import FLARE
 from fedstat.federation.carry.flare.provision import check_address, check_flare_name
@@ -70,11 +70,8 @@ def new(
 
 def _by_folder(exchange: str | None) -> str:
     """Entries of federation.toml that say which folder or bucket carries the messages."""
-    if exchange is not None and is_bucket(exchange):
-        store.check_address(exchange)
-        return BY_BUCKET.format(exchange=quoted(exchange))
-    place = "exchange" if exchange is None else str(Path(exchange).resolve())
-    return BY_FOLDER.format(exchange=quoted(place))
+    place = "exchange" if exchange is None else given_exchange(exchange)
+    return (BY_BUCKET if is_bucket(place) else BY_FOLDER).format(exchange=quoted(place))
 
 
 def _by_flare(host: str | None, port: int | None) -> str:

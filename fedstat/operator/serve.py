@@ -217,10 +217,8 @@ def standing(folder: Path, account: SiteAccount | None = None) -> Standing:
     # not known of a bucket, which is not asked for the sake of a figure
     waiting = None if is_bucket(site.exchange) else _waiting(site.exchange, site.name)
     counted = (waiting if isinstance(waiting, int) else None), plans
-    served, carrier = (
-        account is not None or is_served(folder),
-        "bucket" if is_bucket(site.exchange) else "folder",
-    )
+    carrier = "bucket" if is_bucket(site.exchange) else "folder"
+    served = account is not None or is_served(folder)
     return standing_of(folder, folder, carrier, site.name, served, counted, None, account)
 
 

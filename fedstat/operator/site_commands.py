@@ -16,7 +16,7 @@ from fedstat.errors import FedstatError, PartitionError, SecurityError
 from fedstat.federation.account.entry import COORDINATOR
 from fedstat.federation.account.ledger_file import begin_account, read_account
 from fedstat.federation.account.ledger_lines import LEDGER
-from fedstat.federation.carry.bucket.store import check_address, open_bucket
+from fedstat.federation.carry.bucket.store import given_exchange, open_bucket
 from fedstat.federation.carry.exchange.part import is_bucket
 from fedstat.federation.carry.flare.kit import FLARE
 from fedstat.federation.carry.flare.provision import check_flare_name
@@ -73,7 +73,7 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
         check_flare_name(name)
     # paths that were given on the command line are relative to where the command was run
     path = "records.csv" if data is None else str(Path(data).resolve())
-    exchange = "# exchange =" if over_flare else f"exchange = {quoted(_given(exchange))}"
+    exchange = "# exchange =" if over_flare else f"exchange = {quoted(given_exchange(exchange))}"
     identity = make_folder(folder, DESCRIPTION)  # after all that may be refused
     fingerprint = identity.public.fingerprint
     begin_account(folder, identity)
@@ -96,14 +96,6 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
     if over_flare:
         print(f"      ask for a certificate by    fedstat site request {typed(folder)}")
     return 0
-
-
-def _given(exchange: str) -> str:
-    """Return an exchange as the command line names it, where paths are relative to where it was run."""
-    if is_bucket(exchange):
-        check_address(exchange)
-        return exchange
-    return str(Path(exchange).resolve())
 
 
 def _source_entries(path: str, key: Sequence[str]) -> dict[str, str]:

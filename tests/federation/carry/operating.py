@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from forked import Forked
 
 from fedstat.federation.door.owner.policy import Policy
@@ -50,6 +51,14 @@ def command(*arguments: object) -> list[str]:
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=600, check=False)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+    """What a command prints that ends with this code."""
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == code
+    out = capsys.readouterr()
+    return out.out + out.err
 
 
 def serving(folder: Path, *options: str) -> tuple[str, ...]:

@@ -6,19 +6,12 @@ import tomllib
 
 import pandas as pd
 import pytest
-from operating import make_federation, served_sites
+from operating import make_federation, printed, served_sites
 
 from fedstat.operator.command_line import main
 
 RECORDS = pd.DataFrame({"age": [61.0, 47, 55, 70, 39, 58]})
 SITES = ("A", "B", "C")
-
-
-def printed(capsys, *arguments, code=0):
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == code
-    out = capsys.readouterr()
-    return out.out + out.err
 
 
 def fingerprint(folder):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from operating import OPEN, served_sites
+from operating import OPEN, printed, served_sites
 
 import fedstat as fs
 from fedstat.errors import SecurityError
@@ -20,13 +20,6 @@ from fedstat.operator.enrolling.rosters import roster_remarks
 
 RECORDS = pd.DataFrame({"age": [61.0, 47, 55, 70, 39, 58] * 6, "ill": [1.0, 0, 1, 0, 0, 1] * 6})
 SITES = ("A", "B", "C")
-
-
-def printed(capsys, *arguments, code=0):
-    capsys.readouterr()
-    assert main([str(argument) for argument in arguments]) == code
-    out = capsys.readouterr()
-    return out.out + out.err
 
 
 def make_site(home, name):

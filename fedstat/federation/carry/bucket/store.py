@@ -24,10 +24,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 from fedstat.errors import EngineError, PartitionError
-from fedstat.federation.carry.exchange.part import BUCKET
+from fedstat.federation.carry.exchange.part import BUCKET, is_bucket
 
 ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[A-Za-z0-9._=-]+)*)/?")
 TIME_DIGITS = 20
@@ -61,6 +62,14 @@ def check_address(exchange: str) -> tuple[str, str]:
             f"'{exchange}': expected s3://BUCKET/PREFIX, with a prefix of letters, digits and . _ = -"
         )
     return found[1], found[2].strip("/")
+
+
+def given_exchange(exchange: str) -> str:
+    """Return an exchange as a command line names it, where paths are relative to where it was run."""
+    if not is_bucket(exchange):
+        return str(Path(exchange).resolve())
+    check_address(exchange)
+    return exchange
 
 
 @dataclass(frozen=True, slots=True)
