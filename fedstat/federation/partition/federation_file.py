@@ -75,7 +75,8 @@ def read_federation(path: str | Path) -> FederationDescription:
             f"others may write '{path}', and so put sites of their own in the place of those that were "
             f"pinned: chmod go-w '{path}'"
         )
-    file = read_entries(FederationFile, path, f"make it with 'fedstat federation new {path.parent}'")
+    folder = path.parent if path.suffix else path  # a folder that is not there is named as it was given
+    file = read_entries(FederationFile, path, f"make it with 'fedstat federation new {folder}'")
     if file.layout not in LAYOUTS:
         raise PartitionError(
             f"'{path}': layout: expected \"horizontal\" (sites hold different rows of the same columns) or "

@@ -207,6 +207,8 @@ def test_tables_that_do_not_fit_together_are_listed(here, federation):
 def test_no_file(tmp_path):
     with pytest.raises(PartitionError, match=r"is absent; make it with 'fedstat federation new"):
         fs.ClientPartition.connect(tmp_path / "federation.toml")
+    with pytest.raises(PartitionError, match=r"federation new [^']*study'$"):
+        fs.ClientPartition.connect(tmp_path / "study")
 
 
 def test_a_connected_partition_says_why_it_is_not_pickled(federation):
