@@ -5,27 +5,26 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 from fedstat import datasets, errors, results
-from fedstat.federation.account.verification import verify_receipt
-from fedstat.federation.door.owner.policy import Budget, Policy
+from fedstat.federation.audit.verification import verify_receipt
+from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.tables.curves import objects as curves
-from fedstat.federation.tables.curves.array import Curve
-from fedstat.federation.tables.curves.long import LongCurve
+from fedstat.federation.tables import curve_objects as curves
+from fedstat.federation.tables.curve_columns import LongCurve
+from fedstat.federation.tables.curves import Curve
 from fedstat.inference.compare import compare
-from fedstat.inference.repeated.combine import combine
-from fedstat.inference.repeated.pool import pool
+from fedstat.inference.pooling import combine, pool
 from fedstat.models import INSTALLED
 from fedstat.models.threats import threats
 from fedstat.progress_line import progress
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED; a new family works without
     from fedstat.models.boost.model import FedFunctionBoost as FedFunctionBoost
-    from fedstat.models.copula.audit.audit import audit as audit
+    from fedstat.models.copula.audit import audit as audit
     from fedstat.models.copula.model import Bounds as Bounds
     from fedstat.models.copula.model import CopulaSynthesizer as CopulaSynthesizer
     from fedstat.models.copula.model import asinh as asinh
     from fedstat.models.copula.model import log as log
-    from fedstat.models.copula.rehearse import rehearse as rehearse
+    from fedstat.models.copula.model import rehearse as rehearse
     from fedstat.models.copula_glm.model import PrivateCopulaGLM as PrivateCopulaGLM
     from fedstat.models.fedavg.model import FedAvg as FedAvg
     from fedstat.models.fedavg.model import FedAvgM as FedAvgM

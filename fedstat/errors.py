@@ -1,4 +1,4 @@
-"""Errors and warnings, as one tree.
+"""Exceptions and warnings of the package, as one class tree.
 
 ::
 

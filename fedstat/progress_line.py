@@ -1,4 +1,4 @@
-"""One line on the standard error that tells how far a long computation has come, and how long it has left."""
+"""A progress line on standard error: the stage of a long computation and the time that remains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFRESH = 0.1
 WIDTH = 100
 
 
-class _Told(threading.local):
+class _ProgressState(threading.local):
     """What was asked for in this thread, and the lines that are open, the outermost first."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class _Told(threading.local):
         self.lines: list[ProgressLine] = []
 
 
-_told = _Told()
+_progress_state = _ProgressState()
 
 
 @contextmanager
@@ -54,15 +54,15 @@ def progress(wanted: bool | None = True) -> Iterator[None]:
     >>> result.converged
     True
     """
-    before = _told.wanted
-    _told.wanted = before if wanted is None else wanted
+    before = _progress_state.wanted
+    _progress_state.wanted = before if wanted is None else wanted
     try:
         yield
     finally:
-        _told.wanted = before
+        _progress_state.wanted = before
 
 
-def tells_progress(call: Callable[P, T]) -> Callable[P, T]:
+def shows_progress(call: Callable[P, T]) -> Callable[P, T]:
     """Let the argument `progress` of a function hold for all that it calls."""
 
     @wraps(call)
@@ -107,22 +107,22 @@ class ProgressLine:
         self._output: Any = None
         self._rewrites = self._notebook or self._stream.isatty()
         self._last, self._written = self.begun if quiet else -float("inf"), False
-        _told.lines.append(self)
+        _progress_state.lines.append(self)
 
     def step(self, done: int | None = None, note: str = "", left: float | None = None) -> None:
         """Count one step, or up to `done`, and write; `left` are seconds, where the count does not tell."""
         self.done = self.done + 1 if done is None else done
         self.note, self.left = note, left
-        root = _told.lines[0] if self in _told.lines else self
-        if not self.quiet or not any(not line.quiet for line in _told.lines):
+        root = _progress_state.lines[0] if self in _progress_state.lines else self
+        if not self.quiet or not any(not line.quiet for line in _progress_state.lines):
             # Rounds alone are told of once a second where lines pile up, and a terminal a few times.
             wait = REFRESH if self._rewrites else 1.0 if self.quiet else 0.0
             root._write(0.0 if self.done == self.total else wait)
 
     def close(self) -> None:
         """End the line, and those inside it that a protocol which failed left open."""
-        if self in _told.lines:
-            del _told.lines[_told.lines.index(self) :]
+        if self in _progress_state.lines:
+            del _progress_state.lines[_progress_state.lines.index(self) :]
         if self._written and self._rewrites and not self._replaces:
             self._print("", "\n")
             self._written = False
@@ -157,15 +157,15 @@ class ProgressLine:
             self._output.update(shown, raw=True)
 
     def _is_wanted(self, seconds: float, left: float | None) -> bool:
-        if _told.wanted is not None:
-            return _told.wanted
+        if _progress_state.wanted is not None:
+            return _progress_state.wanted
         default = os.environ.get("FEDSTAT_PROGRESS", "")
         if default in ("0", "1"):
             return default == "1"
         return self._notebook and (seconds >= LONG or (seconds >= 1.0 and seconds + (left or 0.0) >= LONG))
 
     def _text(self, seconds: float, left: float | None, about: str) -> str:
-        lines = _told.lines or [self]
+        lines = _progress_state.lines or [self]
         counts = [line for line in lines if not line.quiet]
         parts = [", ".join(line.count for line in counts)] if counts else []
         parts += [line.count for line in lines if line.quiet]
@@ -182,7 +182,7 @@ class ProgressLine:
 
     def _seconds_left(self, now: float) -> tuple[float | None, bool]:
         """Seconds until the outermost count that tells is through, at its rate so far; whether at most."""
-        for line in _told.lines or [self]:
+        for line in _progress_state.lines or [self]:
             if line.left is not None:
                 return line.left, False
             if line.total and line.done:
@@ -203,7 +203,7 @@ def open_line(what: str, total: int | None = None, *, at_most: bool = False) -> 
 
 def expect_rounds(most: int) -> None:
     """Tell the rounds of the innermost run that at most so many are to come."""
-    for line in reversed(_told.lines):
+    for line in reversed(_progress_state.lines):
         if line.quiet:
             line.total, line.at_most = line.done + most, True
             return

@@ -16,112 +16,112 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedstat.federation.account.entry import AbsentSite as AbsentSite
-    from fedstat.federation.account.ledger import Ledger as Ledger
-    from fedstat.federation.account.receipt import Receipt as Receipt
-    from fedstat.federation.account.verification import Verification as Verification
+    from fedstat.federation.audit.event_log import AbsentSite as AbsentSite
+    from fedstat.federation.audit.ledger import Ledger as Ledger
+    from fedstat.federation.audit.receipt import Receipt as Receipt
+    from fedstat.federation.audit.verification import Verification as Verification
     from fedstat.federation.partition.dependence import BlockCorrelation as BlockCorrelation
     from fedstat.federation.partition.describe import PartitionDescription as PartitionDescription
     from fedstat.inference.compare import Comparison as Comparison
-    from fedstat.inference.evaluation.accuracy import Accuracy as Accuracy
-    from fedstat.inference.evaluation.discrimination import Discrimination as Discrimination
-    from fedstat.inference.evaluation.evaluation import Evaluation as Evaluation
-    from fedstat.inference.evaluation.recalibration import Recalibration as Recalibration
+    from fedstat.inference.discrimination import Discrimination as Discrimination
+    from fedstat.inference.evaluation import Accuracy as Accuracy
+    from fedstat.inference.evaluation import Evaluation as Evaluation
     from fedstat.inference.explanation import Explanation as Explanation
-    from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity as Heterogeneity
-    from fedstat.inference.heterogeneity.whole_factors import FactorCombination as FactorCombination
+    from fedstat.inference.heterogeneity import Heterogeneity as Heterogeneity
     from fedstat.inference.likelihood import FTest as FTest
     from fedstat.inference.likelihood import LRTest as LRTest
-    from fedstat.inference.mixture.bch import OutsideResults as OutsideResults
-    from fedstat.inference.repeated.combine import CombinedResults as CombinedResults
-    from fedstat.inference.repeated.pool import PooledResults as PooledResults
+    from fedstat.inference.meta_analysis import FactorCombination as FactorCombination
+    from fedstat.inference.mixtures import OutsideResults as OutsideResults
+    from fedstat.inference.pooling import CombinedResults as CombinedResults
+    from fedstat.inference.pooling import PooledResults as PooledResults
+    from fedstat.inference.recalibration import Recalibration as Recalibration
     from fedstat.inference.results import FederatedResults as FederatedResults
     from fedstat.inference.tables import SheetSummary as SheetSummary
-    from fedstat.models.boost.inference.response import BoostPrediction as BoostPrediction
-    from fedstat.models.boost.inference.surface_fit import SurfaceFit as SurfaceFit
-    from fedstat.models.boost.local import LocalBoosts as LocalBoosts
     from fedstat.models.boost.private.results import PrivateBoostResults as PrivateBoostResults
+    from fedstat.models.boost.report.refit import BoostPrediction as BoostPrediction
+    from fedstat.models.boost.report.refit import SurfaceFit as SurfaceFit
     from fedstat.models.boost.results import BoostResults as BoostResults
+    from fedstat.models.boost.results import LocalBoosts as LocalBoosts
     from fedstat.models.boost.vertical_results import VerticalBoostResults as VerticalBoostResults
-    from fedstat.models.copula.audit.results import AuditResults as AuditResults
+    from fedstat.models.copula.audit import AuditResults as AuditResults
     from fedstat.models.copula.published import PublishedSynthesis as PublishedSynthesis
     from fedstat.models.copula.results import CopulaResults as CopulaResults
     from fedstat.models.copula_glm.results import PrivateGLMResults as PrivateGLMResults
     from fedstat.models.fedavg.results import FedAvgResults as FedAvgResults
-    from fedstat.models.glm.linear import OLSResults as OLSResults
-    from fedstat.models.glm.omitted_terms import ScoreTest as ScoreTest
+    from fedstat.models.glm.post_fit import ScoreTest as ScoreTest
     from fedstat.models.glm.results import GLMResults as GLMResults
-    from fedstat.models.glm.sums.wild import WildBootstrap as WildBootstrap
+    from fedstat.models.glm.results import OLSResults as OLSResults
+    from fedstat.models.glm.wild_bootstrap import WildBootstrap as WildBootstrap
     from fedstat.models.horizontal.prediction import GLMPrediction as GLMPrediction
-    from fedstat.models.laser.report.evaluation import SetEvaluation as SetEvaluation
+    from fedstat.models.laser.evaluation import SetEvaluation as SetEvaluation
     from fedstat.models.laser.results import LASERResults as LASERResults
-    from fedstat.models.m2sem.report.bootstrapped import BootstrapResults as BootstrapResults
+    from fedstat.models.m2sem.bootstrap import BootstrapResults as BootstrapResults
     from fedstat.models.m2sem.results import M2SEMResults as M2SEMResults
     from fedstat.models.m2sem.search import ClusterSearch as ClusterSearch
     from fedstat.models.margins import MarginalEffects as MarginalEffects
     from fedstat.models.threats import ThreatTable as ThreatTable
-    from fedstat.models.vertical.law.assumptions import LittleTest as LittleTest
-    from fedstat.models.vfem.prediction.results import GLMPredictionResults as GLMPredictionResults
-    from fedstat.models.vfem.prediction.results import PredictionResults as PredictionResults
+    from fedstat.models.vertical.joint_normal.assumption_tests import LittleTest as LittleTest
+    from fedstat.models.vfem.prediction_results import GLMPredictionResults as GLMPredictionResults
+    from fedstat.models.vfem.prediction_results import PredictionResults as PredictionResults
     from fedstat.models.vfem.results import VFEMGLMResults as VFEMGLMResults
     from fedstat.models.vfem.results import VFEMResults as VFEMResults
-    from fedstat.models.vglm.report.after_selection import DebiasedResults as DebiasedResults
-    from fedstat.models.vglm.report.after_selection import RefitResults as RefitResults
+    from fedstat.models.vglm.results import DebiasedResults as DebiasedResults
+    from fedstat.models.vglm.results import RefitResults as RefitResults
     from fedstat.models.vglm.results import VerticalGLMResults as VerticalGLMResults
 
 _WHERE = {
-    "AbsentSite": "federation.account.entry",
-    "Accuracy": "inference.evaluation.accuracy",
-    "AuditResults": "models.copula.audit.results",
+    "AbsentSite": "federation.audit.event_log",
+    "Accuracy": "inference.evaluation",
+    "AuditResults": "models.copula.audit",
     "BlockCorrelation": "federation.partition.dependence",
-    "BoostPrediction": "models.boost.inference.response",
+    "BoostPrediction": "models.boost.report.refit",
     "BoostResults": "models.boost.results",
-    "BootstrapResults": "models.m2sem.report.bootstrapped",
+    "BootstrapResults": "models.m2sem.bootstrap",
     "ClusterSearch": "models.m2sem.search",
-    "CombinedResults": "inference.repeated.combine",
+    "CombinedResults": "inference.pooling",
     "Comparison": "inference.compare",
     "CopulaResults": "models.copula.results",
-    "DebiasedResults": "models.vglm.report.after_selection",
-    "Discrimination": "inference.evaluation.discrimination",
-    "Evaluation": "inference.evaluation.evaluation",
+    "DebiasedResults": "models.vglm.results",
+    "Discrimination": "inference.discrimination",
+    "Evaluation": "inference.evaluation",
     "Explanation": "inference.explanation",
     "FTest": "inference.likelihood",
-    "FactorCombination": "inference.heterogeneity.whole_factors",
+    "FactorCombination": "inference.meta_analysis",
     "FedAvgResults": "models.fedavg.results",
     "FederatedResults": "inference.results",
     "GLMPrediction": "models.horizontal.prediction",
-    "GLMPredictionResults": "models.vfem.prediction.results",
+    "GLMPredictionResults": "models.vfem.prediction_results",
     "GLMResults": "models.glm.results",
-    "Heterogeneity": "inference.heterogeneity.heterogeneity",
+    "Heterogeneity": "inference.heterogeneity",
     "LASERResults": "models.laser.results",
     "LRTest": "inference.likelihood",
-    "Ledger": "federation.account.ledger",
-    "LittleTest": "models.vertical.law.assumptions",
-    "LocalBoosts": "models.boost.local",
+    "Ledger": "federation.audit.ledger",
+    "LittleTest": "models.vertical.joint_normal.assumption_tests",
+    "LocalBoosts": "models.boost.results",
     "M2SEMResults": "models.m2sem.results",
     "MarginalEffects": "models.margins",
-    "OLSResults": "models.glm.linear",
-    "OutsideResults": "inference.mixture.bch",
+    "OLSResults": "models.glm.results",
+    "OutsideResults": "inference.mixtures",
     "PartitionDescription": "federation.partition.describe",
-    "PooledResults": "inference.repeated.pool",
-    "PredictionResults": "models.vfem.prediction.results",
+    "PooledResults": "inference.pooling",
+    "PredictionResults": "models.vfem.prediction_results",
     "PrivateBoostResults": "models.boost.private.results",
     "PrivateGLMResults": "models.copula_glm.results",
     "PublishedSynthesis": "models.copula.published",
-    "Recalibration": "inference.evaluation.recalibration",
-    "Receipt": "federation.account.receipt",
-    "RefitResults": "models.vglm.report.after_selection",
-    "ScoreTest": "models.glm.omitted_terms",
-    "SetEvaluation": "models.laser.report.evaluation",
+    "Recalibration": "inference.recalibration",
+    "Receipt": "federation.audit.receipt",
+    "RefitResults": "models.vglm.results",
+    "ScoreTest": "models.glm.post_fit",
+    "SetEvaluation": "models.laser.evaluation",
     "SheetSummary": "inference.tables",
-    "SurfaceFit": "models.boost.inference.surface_fit",
+    "SurfaceFit": "models.boost.report.refit",
     "ThreatTable": "models.threats",
     "VFEMGLMResults": "models.vfem.results",
     "VFEMResults": "models.vfem.results",
-    "Verification": "federation.account.verification",
+    "Verification": "federation.audit.verification",
     "VerticalBoostResults": "models.boost.vertical_results",
     "VerticalGLMResults": "models.vglm.results",
-    "WildBootstrap": "models.glm.sums.wild",
+    "WildBootstrap": "models.glm.wild_bootstrap",
 }
 __all__ = sorted(_WHERE)
 

@@ -1,4 +1,4 @@
-"""Names of the columns of splines, ``bs(x, df=4)[0]``: patsy counts them from zero, formulaic from one."""
+"""Names of spline columns, such as ``bs(x, df=4)[0]``, counted from zero as patsy counts them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def _balanced(depth: int) -> str:
 SPLINE = re.compile(rf"(\b(?:bs|cr|cc)\({_balanced(4)}\))\[(\d+)\]")
 
 
-def from_zero(names: Sequence[str]) -> tuple[str, ...]:
+def count_from_zero(names: Sequence[str]) -> tuple[str, ...]:
     """Count the columns of each spline of a fit from zero, and write ``(0,)`` where patsy writes ``(0, )``.
 
     Examples
     --------
-    >>> from_zero(["x", "bs(z, df=4)[1]:c[a]", "bs(z, df=4)[2]:c[a]"])
+    >>> count_from_zero(["x", "bs(z, df=4)[1]:c[a]", "bs(z, df=4)[2]:c[a]"])
     ('x', 'bs(z, df=4)[0]:c[a]', 'bs(z, df=4)[1]:c[a]')
     """
     first: dict[str, int] = {}

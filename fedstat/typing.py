@@ -1,4 +1,4 @@
-"""Names for the arrays that pass between rooms."""
+"""Type aliases for the arrays that pass between modules."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ Ints: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
 Array: TypeAlias = NDArray[Any]
 
-# Shapes are held against each other where a record is read, see fedstat.records.
+# Shapes are held against each other where a record is read, see fedstat.codec.
 Vector: TypeAlias = Annotated[Floats, "p"]
 Matrix: TypeAlias = Annotated[Floats, "p p"]

@@ -55,9 +55,9 @@ def same_noise():
 
     Keys are new in every run; they get seeds in the order in which they first serve.
     """
-    from fedstat.federation.door.owner import charging
+    from fedstat.federation.disclosure import privacy_budget
 
     seeds = defaultdict(count().__next__)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(charging, "random_bytes", lambda key: Random(seeds[key]).randbytes)
+        patch.setattr(privacy_budget, "random_bytes", lambda key: Random(seeds[key]).randbytes)
         yield

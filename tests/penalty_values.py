@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstat.kernels.penalised.penalties import concave_slope, concave_value, threshold
+from fedstat.kernels.penalized.penalties import concave_slope, concave_value, threshold
 
 
 def value(penalty, lam, t):

@@ -23,24 +23,22 @@ import numpy as np
 from numba import njit
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.kernels.glm.local import fit_local
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.local_fit import fit_local
 from fedstat.kernels.glm.loops import LOG, LOGIT, _log, _logit
-from fedstat.kernels.glm.rows import Rows
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.glm.sums import row_means
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.path import (
+from fedstat.kernels.glm.sums import Rows, row_means
+from fedstat.kernels.penalized.coordinate_descent import PROXIMAL_HALVINGS, proximal_step
+from fedstat.kernels.penalized.path import (
     Algorithm,
     LinearSteps,
-    PenalisedPath,
+    PenalizedPath,
     Solution,
     follow_path,
     lambda_grid,
     lambda_max,
 )
-from fedstat.kernels.penalised.penalties import Penalty, Terms
-from fedstat.kernels.penalised.proximal import HALVINGS, proximal_step
-from fedstat.kernels.rows import column_sums, cross_products, gram, row_dots
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms
+from fedstat.kernels.row_products import column_sums, cross_products, gram, row_dots
 from fedstat.typing import Bools, Floats, Ints
 
 MAX_STEPS = 200
@@ -63,7 +61,7 @@ def search_line(objective: Callable[[float], float], current: float, decrease: f
     decrease : float
         What the model promises, :attr:`ProximalStep.decrease`.
     """
-    for halving in range(HALVINGS):
+    for halving in range(PROXIMAL_HALVINGS):
         t = 0.5**halving
         if objective(t) <= current - 1e-4 * t * decrease + 1e-13 * abs(current):
             return t
@@ -158,7 +156,7 @@ class GLMSolver:
     """
 
     def __init__(
-        self, rows: Rows, family: DistributionSpec, groups: Groups, *, most_steps: int = MAX_STEPS
+        self, rows: Rows, family: DistributionSpec, groups: CoefficientGroups, *, most_steps: int = MAX_STEPS
     ) -> None:
         if rows.X.shape != (len(rows.y), groups.p):
             raise ModelError(f"expected a design ({len(rows.y)}, {groups.p}), received {rows.X.shape}")
@@ -200,7 +198,7 @@ class GLMSolver:
         return Solution(b, -column_sums(self.rows.X, point.s), point.loss, 0, np.inf)
 
     def solve(self, terms: Terms, start: Solution, working: Bools, tol: float) -> Solution:
-        """Find a stationary point; see :class:`~fedstat.kernels.penalised.path.Solver`."""
+        """Find a stationary point; see :class:`~fedstat.kernels.penalized.path.Solver`."""
         b, gradient, point = start.b, start.gradient, self._point(start.b)
         working, steps = working | (self.groups.norms(b) > 0.0), 0
         while True:
@@ -293,7 +291,7 @@ def glm_path(
     rows: Rows,
     family: DistributionSpec,
     penalty: Penalty,
-    groups: Groups,
+    groups: CoefficientGroups,
     *,
     lambdas: Floats | None = None,
     ratio: float = 1e-3,
@@ -302,7 +300,7 @@ def glm_path(
     steps: LinearSteps | None = None,
     tol: float = 1e-7,
     most_steps: int = MAX_STEPS,
-) -> PenalisedPath:
+) -> PenalizedPath:
     """Fit a penalised generalized linear model to rows along a path of lambdas.
 
     Parameters
@@ -328,7 +326,7 @@ def glm_path(
 
     Returns
     -------
-    PenalisedPath
+    PenalizedPath
         Its loss is half the deviance over N.
 
     Raises

@@ -14,18 +14,18 @@ from operating import make_federation, printed, run, serve, serve_by_command, wa
 
 import fedstat as fs
 from fedstat.errors import EngineError, PartitionError, SecurityError
-from fedstat.federation.account.ledger_file import open_account, read_account
-from fedstat.federation.carry.site_folder import open_site
+from fedstat.federation.audit.ledger_file import open_ledger, read_ledger
 from fedstat.federation.crypto.keys import Identity
-from fedstat.federation.door.memory import ReleasedGroups
-from fedstat.federation.door.owner.claims import threats_under
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import Ask, pack_ask
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.disclosure.threat_statements import threats_under
+from fedstat.federation.message import Request, pack_request
+from fedstat.federation.transport.site_folder import open_site
 from fedstat.operator.command_line import main
-from fedstat.operator.writing.entries import set_entry, withdraw_entry
+from fedstat.operator.config_files import set_entry, withdraw_entry
 
 RECORDS = pd.DataFrame({"age": [61.0, 47, 55, 70, 39, 58], "sex": list("fmfmfm")})
-SCHEMA = pack_ask(Ask("A", "schema", "describe_table", {}, "s1", "{}"))
+SCHEMA = pack_request(Request("A", "schema", "describe_table", {}, "s1", "{}"))
 
 
 @pytest.fixture
@@ -224,13 +224,13 @@ def test_a_line_that_a_crash_cut_is_dropped(home, cut):
     (folder / "ledger.head").write_bytes(head)  # it is written when the ledger is whole again
     site = answer(folder)
     assert site.account.chains[0].head == heads[0] and path.read_bytes().endswith(b"\n")
-    assert len(read_account(folder, "A", site.trust.identity.public).chains) == len(site.account.chains)
+    assert len(read_ledger(folder, "A", site.trust.identity.public).chains) == len(site.account.chains)
 
 
 def test_two_processes_do_not_write_one_account(home):
     site = open_site(home / "A")
     with pytest.raises(EngineError, match="another process serves the site"):
-        open_account(home / "A", "A", site.trust.identity, patience=0.1)
+        open_ledger(home / "A", "A", site.trust.identity, patience=0.1)
     site.account.store.close()
 
 

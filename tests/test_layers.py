@@ -228,10 +228,10 @@ def test_imports_respect_the_rooms(path):
     "where, source",
     [
         (("kernels", "vfem"), "from fedstat.models.vfem import steps"),
-        (("kernels", "vfem"), "import fedstat.federation.door.site"),
+        (("kernels", "vfem"), "import fedstat.federation.disclosure.site"),
         (("kernels", "vfem"), "from fedstat import federation"),
         (("kernels", "vfem"), "from ..federation import site"),
-        (("inference", "results"), "from fedstat.federation.account.ledger import Ledger"),
+        (("inference", "results"), "from fedstat.federation.audit.ledger import Ledger"),
         (("federation", "door", "site"), "import fedstat"),
         (("federation", "door", "site"), "from fedstat import VFEMRegression"),
         (("datasets", "sme"), "from fedstat.kernels import sums"),
@@ -258,7 +258,7 @@ def test_a_wrong_import_is_noticed(where, source):
         (("models", "vfem", "model"), "from fedstat.models.vertical.model import Model\nfrom . import steps"),
         (("models", "vfem", "model"), "from fedstat.models.vfem.steps import STEPS"),
         (("models", "copula_glm", "steps"), "from fedstat.models.copula.steps import release_steps"),
-        (("models", "vfem", "model"), "from fedstat.federation import site\nimport numpy as np"),
+        (("models", "vfem", "model"), "from fedstat.federation.disclosure import site\nimport numpy as np"),
         (("inference", "plots"), "def plot():\n    import matplotlib.pyplot as plt"),
     ],
 )

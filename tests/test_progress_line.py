@@ -10,10 +10,10 @@ from statsmodels.genmod.families import Binomial
 
 import fedstat as fs
 from fedstat import progress_line
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.message import Ask
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.progress_line import ProgressLine, counted, duration, tells_progress
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.message import Request
+from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.progress_line import ProgressLine, counted, duration, shows_progress
 
 
 class Terminal(io.StringIO):
@@ -33,7 +33,7 @@ class Clock:
 def unset(monkeypatch):
     monkeypatch.delenv("FEDSTAT_PROGRESS", raising=False)
     yield
-    assert not progress_line._told.lines
+    assert not progress_line._progress_state.lines
 
 
 def run(stream, seconds, steps=4, note=""):
@@ -177,7 +177,7 @@ def test_a_line_ends_where_what_it_counts_fails(capsys):
     assert capsys.readouterr().err.startswith("draw 1 of 3")
 
 
-@tells_progress
+@shows_progress
 def sums(n, *, progress=None):
     return sum(counted(range(n), "term"))
 
@@ -242,11 +242,11 @@ def test_times_are_written_in_the_unit_in_which_they_are_read(seconds, text):
 def test_a_failed_run_whose_traceback_is_kept_leaves_no_line_open():
     def protocol():
         for _ in counted([1, 2], "fold"):
-            yield [Ask("nobody", "schema", "schema")]
+            yield [Request("nobody", "schema", "schema")]
 
     with pytest.raises(fs.errors.MessageError) as kept:
         LocalEngine({}).run(protocol(), Ledger())
-    assert kept.value.__traceback__ is not None and not progress_line._told.lines
+    assert kept.value.__traceback__ is not None and not progress_line._progress_state.lines
 
 
 def test_a_stream_that_was_closed_ends_no_computation():

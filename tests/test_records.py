@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import pytest
 
+from fedstat.codec import Minimum, from_json, from_plain, to_json, to_plain
 from fedstat.errors import DesignError, MessageError, ModelError
-from fedstat.records import Least, from_json, from_plain, to_json, to_plain
 from fedstat.typing import Array, Bools, Floats
 
 
@@ -23,7 +23,7 @@ class Row(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Site:
     name: str
-    n: Annotated[int, Least(1)]
+    n: Annotated[int, Minimum(1)]
     share: float | None = None
     kind: Literal["open", "closed"] = "open"
     seen: int = field(default=0, init=False)

@@ -1,4 +1,4 @@
-"""Simulated data held by several institutions, with the truth beside them.
+"""Simulated data of several sites, together with the true parameters.
 
 Institutions with different columns: :func:`make_sme` imitates a published study of enterprise profit whose
 data are not public, :func:`load_sme` reads a packaged sample of it, :func:`make_sme_risk` imitates one of
@@ -11,11 +11,10 @@ data of four hospitals.
 
 from fedstat.datasets.blocks import make_blocks
 from fedstat.datasets.clusters import SimulatedClusters, make_cluster_experiment, make_clusters
+from fedstat.datasets.horizontal import SimulatedSites, make_hospitals, make_logistic_sites
 from fedstat.datasets.selection import SimulatedSelection, load_selection_published, make_selection
-from fedstat.datasets.simulated import SimulatedData
-from fedstat.datasets.sites import SimulatedSites, make_hospitals, make_logistic_sites
-from fedstat.datasets.sme import load_sme, load_sme_published, make_sme, write_sme_sample
-from fedstat.datasets.sme_risk import make_sme_risk
+from fedstat.datasets.simulation import SimulatedData
+from fedstat.datasets.sme import load_sme, load_sme_published, make_sme, make_sme_risk, write_sme_sample
 
 __all__ = [
     "SimulatedClusters",

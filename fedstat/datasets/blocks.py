@@ -1,4 +1,4 @@
-"""A small general simulator of blocks of covariates that lack records."""
+"""A small general simulator of blocks of covariates with missing records."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedstat.datasets.population import Population, alternating_loadings, factor_correlation, require
-from fedstat.datasets.presence import SLOPES, Mechanism, PresenceLaw
-from fedstat.datasets.simulated import SimulatedData, assemble
+from fedstat.datasets.simulation import (
+    SLOPES,
+    Mechanism,
+    MissingnessModel,
+    Population,
+    SimulatedData,
+    alternating_loadings,
+    assemble,
+    factor_correlation,
+    require_argument,
+)
 
 
 def make_blocks(
@@ -80,8 +88,8 @@ def make_blocks(
     X = population.draw_covariates(n, rng)
     y = population.draw_response(X, rng)
     counts = tuple(round(n * (1 - share)) for share in missing)
-    require(min(counts) > 0, f"make_blocks: an institution would have no record among {n} entities.")
-    presence = PresenceLaw(counts, leader=0, slope=SLOPES[mechanism])
+    require_argument(min(counts) > 0, f"make_blocks: an institution would have no record among {n} entities.")
+    presence = MissingnessModel(counts, leader=0, slope=SLOPES[mechanism])
     seen = presence.draw(population.standardise(y), X[:, 0] - mean, rng)
     return assemble(population, X, y, seen, "id", "y", "A" if response_with_block else "Response")
 
@@ -121,8 +129,8 @@ def _check_blocks(
         f"r2 in (0, 1), received {r2}": 0 < r2 < 1,
     }
     for expected, holds in checks.items():
-        require(holds, f"make_blocks: expected {expected}.")
-    require(
+        require_argument(holds, f"make_blocks: expected {expected}.")
+    require_argument(
         not (response_with_block and missing[0]),
         "make_blocks: institution 'A' holds the response, which every entity has; set missing[0] = 0.",
     )

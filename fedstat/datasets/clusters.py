@@ -1,4 +1,4 @@
-"""Simulated clusters of entities over institutions whose columns are of different kinds."""
+"""Simulated clusters of entities over sites whose columns are of different types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit, ndtr
 
-from fedstat.datasets.population import require
+from fedstat.datasets.simulation import require_argument
 from fedstat.typing import Array, Floats, Ints
 
 Kind: TypeAlias = Literal["continuous", "ordinal"]
@@ -183,11 +183,11 @@ def make_cluster_experiment(
     """
     which = "make_cluster_experiment"
     known = (*EXPERIMENTS, "noisy")
-    require(
+    require_argument(
         experiment in known, f"{which}: expected experiment to be one of {known}, received {experiment!r}."
     )
-    require(n >= 2, f"{which}: expected n of at least 2 entities, received {n}.")
-    require(noise > 0, f"{which}: expected a positive noise, received {noise}.")
+    require_argument(n >= 2, f"{which}: expected n of at least 2 entities, received {n}.")
+    require_argument(noise > 0, f"{which}: expected a positive noise, received {noise}.")
     rng = np.random.default_rng(seed)
     clients, P = EXPERIMENTS[1 if experiment == "noisy" else int(experiment)]
     labels = rng.choice(len(SHARES), size=n, p=SHARES)
@@ -274,7 +274,7 @@ def make_clusters(
         f"a share of missing entities in [0, 1), received {missing}": 0 <= missing < 1,
     }
     for expected, holds in checks.items():
-        require(holds, f"make_clusters: expected {expected}.")
+        require_argument(holds, f"make_clusters: expected {expected}.")
     rng = np.random.default_rng(seed)
     K = weights.size
     labels = rng.choice(K, size=n, p=weights)

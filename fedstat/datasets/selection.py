@@ -1,4 +1,4 @@
-"""A published simulation of selection among the columns of five institutions."""
+"""The published simulation of variable selection among the columns of five sites."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit
 
-from fedstat.datasets.population import require
-from fedstat.datasets.simulated import numbered_entities
+from fedstat.datasets.simulation import numbered_entities, require_argument
 from fedstat.typing import Array, Floats
 
 CLIENTS, COLUMNS, ACTIVE = 5, 20, 12
@@ -112,8 +111,8 @@ def make_selection(
     >>> [frame.shape for frame in data.frames.values()]
     [(100, 22), (100, 21), (100, 21), (100, 21), (100, 21)]
     """
-    require(n >= 2, f"make_selection: expected n of at least 2 entities, received {n}.")
-    require(
+    require_argument(n >= 2, f"make_selection: expected n of at least 2 entities, received {n}.")
+    require_argument(
         family in ("normal", "binomial"),
         f"make_selection: expected family to be 'normal' or 'binomial', received {family!r}.",
     )

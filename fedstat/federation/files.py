@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, files that strangers may have put there, and locks."""
+"""Atomic writes, safe reads of files that others may have written, and file locks."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ OTHERS, WRITERS = 0o077, 0o022
 """What a mode lets others than the owner do: anything, or write."""
 
 
-def is_open(path: Path, to: int = OTHERS) -> bool:
+def is_open_to_others(path: Path, to: int = OTHERS) -> bool:
     """Whether a file or folder that is there lets others do something; never where modes mean nothing."""
     return os.name == "posix" and path.exists() and bool(path.stat().st_mode & to)
 
 
-def write_whole(path: Path, content: bytes, mode: int = 0o600) -> None:
+def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write a file that is there whole or not at all, also where two threads write it at once.
 
     A link at its name is replaced, never followed. The name of the part cannot be guessed, and a file that
@@ -56,8 +56,8 @@ def write_whole(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def write_shared(path: Path, content: bytes) -> None:
-    """Write a file as :func:`write_whole`, which the group may read where the folder hands its group on."""
-    write_whole(path, content, 0o640 if _shared_with(path.parent) else 0o600)
+    """Write a file as :func:`write_atomic`, which the group may read where the folder hands its group on."""
+    write_atomic(path, content, 0o640 if _shared_with(path.parent) else 0o600)
 
 
 def make_folders(path: Path) -> None:
@@ -76,7 +76,7 @@ def _shared_with(folder: Path) -> int:
     return mode & 0o070 if os.name == "posix" and mode & stat.S_ISGID else 0
 
 
-def group_remedy(path: Path, error: OSError) -> str:
+def shared_folder_hint(path: Path, error: OSError) -> str:
     """Say how two accounts share a folder, where an error is about what they may do; else nothing."""
     if not isinstance(error, PermissionError):
         return ""
@@ -174,7 +174,7 @@ def check_folder(path: Path) -> None:
         raise SecurityError(f"'{path}': a link to another folder; nothing is read or written through it")
 
 
-def lock(file: IO[bytes]) -> bool:
+def lock_file(file: IO[bytes]) -> bool:
     """Take a file for this process until it is closed; False where another has it."""
     if not LOCKS:
         return True

@@ -1,27 +1,29 @@
-"""Asks and replies: a step name and named arrays, packed to bytes.
-
-The wire format is safetensors: a JSON header and flat little-endian arrays. It holds no code and no
-objects, and its reader checks every length before it touches memory.
-"""
+"""Messages: requests, replies and bundles of them, packed to bytes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from fedstat import errors
+from fedstat.codec import is_text
 from fedstat.errors import DoorError, FedstatError, MessageError
-from fedstat.records import is_text
 from fedstat.typing import Array
 
-Kind: TypeAlias = Literal[
+# ----------------------------------------------------------------------------------------------------
+# Asks and replies: a step name and named arrays, packed to bytes.
+#
+# The wire format is safetensors: a JSON header and flat little-endian arrays. It holds no code and no
+# objects, and its reader checks every length before it touches memory.
+
+ArrayKind: TypeAlias = Literal[
     "control",
     "schema",
     "presence",
@@ -56,12 +58,12 @@ DTYPES = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_), np.dtype
 """Numbers and truth values; bytes for what is sealed."""
 
 
-COUNTED: tuple[Kind, ...] = ("masked share", "noisy aggregate", "aggregate", "sketch")
+COUNTED: tuple[ArrayKind, ...] = ("masked share", "noisy aggregate", "aggregate", "sketch")
 """Kinds of values that must rest on enough entities."""
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class ArrayDeclaration:
     """What an array that passes a door is: declared where the step is defined.
 
     What is released without `behind`, and a value per entity that comes in without `weighs`, does not
@@ -86,8 +88,8 @@ class Declared:
     wide : bool
         Whether a masked sum carries it in six words a number, for sums in any units.
     behind : tuple of types
-        Of what a step gives: the facts (:mod:`fedstat.federation.door.facts`) that stand behind it: what
-        counts its entities, which columns and which weights. The step, or one whose work it uses, tells
+        Of what a step gives: the facts (:mod:`fedstat.federation.disclosure.facts`) that stand behind it:
+        what counts its entities, which columns and which weights. The step, or one whose work it uses, tells
         them, and the door has judged each of them before the array leaves.
     weighs : str or None
         Of what a step takes: in words, the weights of rows that it is, "residuals" for instance; the door
@@ -97,7 +99,7 @@ class Declared:
         different ones: these do not cancel.
     noisy : bool
         Of what a step gives: it leaves with noise that the door adds and charges to the site's privacy
-        budget, and in no other way; see :mod:`fedstat.federation.door.owner.charging`.
+        budget, and in no other way; see :mod:`fedstat.federation.disclosure.privacy_budget`.
     unpaid : str
         Of what a step gives: why it leaves under a privacy budget as it is. What the guarantee takes as
         public, or what is sealed and serves a share that leaves with noise.
@@ -106,7 +108,7 @@ class Declared:
         nothing bounds it, and no mechanism can be put before it.
     """
 
-    kind: Kind
+    kind: ArrayKind
     what: str
     ndim: int = 1
     maskable: bool = False
@@ -136,7 +138,7 @@ class Step:
         What a plain JSON text that travels along says, either way.
     after : frozenset of str, optional
         Steps of the family of which one stands directly before it in a session; None: it may come at any
-        time. See :mod:`fedstat.federation.door.conduct`.
+        time. See :mod:`fedstat.federation.disclosure.protocol_order`.
     begins : bool
         Every fit begins with it: what the session was told before, and in which order, no longer counts.
     prepares : bool
@@ -147,23 +149,23 @@ class Step:
     """
 
     run: Callable[..., Any]
-    takes: Mapping[str, Declared] = field(default_factory=dict)
-    gives: Mapping[str, Declared] = field(default_factory=dict)
-    text_in: Declared | None = None
-    text_out: Declared | None = None
+    takes: Mapping[str, ArrayDeclaration] = field(default_factory=dict)
+    gives: Mapping[str, ArrayDeclaration] = field(default_factory=dict)
+    text_in: ArrayDeclaration | None = None
+    text_out: ArrayDeclaration | None = None
     after: frozenset[str] | None = None
     begins: bool = False
     public: bool = False
     prepares: bool = False
 
     @property
-    def given(self) -> dict[str, Declared]:
+    def given(self) -> dict[str, ArrayDeclaration]:
         """Arrays of an answer, and its text."""
         return {**self.gives, **({} if self.text_out is None else {"text": self.text_out})}
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Request:
     """One question to one site: which of the installed steps of a family it shall run, on which arrays.
 
     Arrays are float64, int64, bool or uint8; the text is JSON, for steps that declare one. `session` keeps
@@ -198,7 +200,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class InstalledVersion:
     """What an institution runs: its version of fedstat and of the messages, and the families installed.
 
     One from before versions were told has none.
@@ -264,14 +266,14 @@ def _check_type(name: str, array: Array) -> None:
         )
 
 
-def pack_ask(ask: Ask) -> bytes:
+def pack_request(ask: Request) -> bytes:
     """Bytes of an ask."""
     header = {"site": ask.site, "family": ask.family, "step": ask.step, "session": ask.session}
     masked, turn = ("" if number is None else str(number) for number in (ask.masked, ask.turn))
     return pack(header | {"text": ask.text, "masked": masked, "turn": turn}, ask.arrays)
 
 
-def unpack_ask(data: bytes) -> Ask:
+def unpack_request(data: bytes) -> Request:
     """Read an ask; see :func:`unpack` for what is raised."""
     header, arrays = unpack(data)
     fields = ("site", "family", "step", "session", "text", "masked", "turn")
@@ -280,7 +282,7 @@ def unpack_ask(data: bytes) -> Ask:
         raise MessageError(f"a message that is not an ask: it lacks {', '.join(missing)}")
     masked, turn = _whole(header, "masked"), _whole(header, "turn")
     plain = {name: header[name] for name in ("site", "family", "step", "session", "text")}
-    return Ask(**plain, arrays=arrays, masked=masked, turn=turn)
+    return Request(**plain, arrays=arrays, masked=masked, turn=turn)
 
 
 def _whole(header: Mapping[str, str], name: str) -> int | None:
@@ -315,7 +317,7 @@ def unpack_reply(data: bytes) -> Reply:
     return Reply(header["site"], arrays, header["text"], int(header["entities"]))
 
 
-def check_arrays(where: str, declared: Mapping[str, Declared], arrays: Mapping[str, Array]) -> None:
+def check_arrays(where: str, declared: Mapping[str, ArrayDeclaration], arrays: Mapping[str, Array]) -> None:
     """Hold arrays against their declaration; `where` names site and step.
 
     A MessageError tells of a missing, unknown, misshapen or non-finite array.
@@ -348,7 +350,7 @@ FEW_NUMBERS, MOST_NUMBERS = 2**23, 2**26
 NUMBERS_A_VALUE = 32
 
 
-def check_room(where: str, numbers: int, values: int) -> None:
+def check_allocation(where: str, numbers: int, values: int) -> None:
     """Hold what a question makes a site allocate against the values that the site has, before it does.
 
     A MessageError: a shape is a few bytes, and names any number.
@@ -368,3 +370,50 @@ def check_lengths(where: str, **pairs: tuple[Array, int]) -> None:
     for name, (array, length) in pairs.items():
         if len(array) != length:
             raise MessageError(f"{where}: array '{name}' has {len(array)} rows, expected {length}")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Several questions to one site in one message, and its answers in one.
+#
+# A site answers them one by one, in their order, each as if it had come alone. After a refusal it answers
+# no other: the bundle of answers ends with the refusal, and what was answered before it counts.
+#
+# A bundle is a magic word, and each message with its length before it. No single message begins with the
+# word.
+
+MAGIC = b"fedstat bundle 1\n"
+LENGTH_BYTES = 8
+
+
+class BundledReply(NamedTuple):
+    """An answer as it leaves, and whether it is a refusal."""
+
+    packed: bytes
+    refused: bool = False
+
+
+def is_bundle(message: bytes) -> bool:
+    """Whether a message is of several."""
+    return message.startswith(MAGIC)
+
+
+def bundle(messages: Sequence[bytes]) -> bytes:
+    """Put messages into one; one alone stays what it is."""
+    if len(messages) == 1:
+        return messages[0]
+    return MAGIC + b"".join(len(one).to_bytes(LENGTH_BYTES, "little") + one for one in messages)
+
+
+def unbundle(message: bytes) -> list[bytes]:
+    """Take the messages out of one; a MessageError where they are not whole."""
+    return list(_parts(message)) if is_bundle(message) else [message]
+
+
+def _parts(message: bytes) -> Iterator[bytes]:
+    place = len(MAGIC)
+    while place < len(message):
+        begin = place + LENGTH_BYTES
+        place = begin + int.from_bytes(message[place:begin], "little")
+        if not begin < place <= len(message):
+            raise MessageError(f"{len(message)} bytes that are not a whole bundle of messages")
+        yield message[begin:place]

@@ -1,1 +1,1 @@
-"""From numbers to statements."""
+"""Inference that does not depend on the model family."""

@@ -1,4 +1,4 @@
-"""Several fits side by side, as the third table of TWFL."""
+"""Comparison of several fits side by side in one table."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError
-from fedstat.inference.summary import first_of_run
+from fedstat.inference.summary import blank_repeats
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
-from fedstat.spline_names import from_zero
+from fedstat.spline_names import count_from_zero
 
 JUDGED = "Entities Judged"
 BOTTOM = (
@@ -164,7 +164,7 @@ def _column(result: object, stars: Sequence[float], digits: int) -> _Column:
         return _Column({}, {}, _bottom(result), "", True, getattr(result, "judged", ""))
     params: pd.Series = result.params  # type: ignore[attr-defined]
     # patsy keeps the quotes in which a level was written.
-    names = from_zero([_DOUBLE.sub(r"'\1'", str(name)) for name in params.index])
+    names = count_from_zero([_DOUBLE.sub(r"'\1'", str(name)) for name in params.index])
     bse, pvalues = getattr(result, "bse", None), getattr(result, "pvalues", None)
     values = params.to_numpy(dtype=np.float64)
     # A number that is small beside its standard error is printed in fixed point.
@@ -252,5 +252,5 @@ def _align_stars(column: pd.Series) -> pd.Series:
 
 def _sheet(frame: pd.DataFrame, headers: Sequence[str], widths: tuple[int, ...], names: int = 2) -> Sheet:
     columns = [list(frame[column]) for column in frame]
-    rows = tuple(zip(first_of_run(columns[0]), *columns[1:], strict=True))
+    rows = tuple(zip(blank_repeats(columns[0]), *columns[1:], strict=True))
     return Sheet(tuple(headers), rows, "l" * names + "r" * (len(widths) - names), widths, gap=2)

@@ -1,4 +1,4 @@
-"""Sets and intervals of split conformal prediction, from counts of scores in bins (Vovk et al. 2005).
+"""Prediction sets and intervals of split conformal prediction, from counts of scores in bins.
 
 A score says how well a prediction agrees with what was observed: ascending bins agree less. Of n scores of
 entities from which nothing was learned, the k-th smallest with k = ceil((n + 1)(1 - alpha)) is not exceeded

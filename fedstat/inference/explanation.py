@@ -1,4 +1,4 @@
-"""Printed forecast of a fit: what it would ask for and what would leave, before anything does."""
+"""The printed dry run of a fit: the requests to the sites and the values that they would release."""
 
 from __future__ import annotations
 
@@ -134,13 +134,13 @@ class Explanation:
 
     def _together(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         """Put rows that differ only in the institution, the first cell, in one line."""
-        return [(self._named(names, EACH), *rest) for rest, names in together(rows).items()]
+        return [(self._named(names, EACH), *rest) for rest, names in merge_rows(rows).items()]
 
     def _rounds(self) -> Sheet:
-        rows = [(steps, spread(counts)) for steps, counts in self.rounds]
+        rows = [(steps, expected_count(counts)) for steps, counts in self.rounds]
         # The totals add the fewest, expected and most of each kind: bounds, not quantiles.
         total = [sum(counts) for counts in zip(*(counts for _, counts in self.rounds), strict=True)]
-        rows.append(("in all", spread(total)))
+        rows.append(("in all", expected_count(total)))
         headers = ("Steps asked in a round trip", "Rounds")
         return Sheet(headers, tuple(rows), "lr", (82, 27), "Rounds", wrap=True)
 
@@ -148,7 +148,7 @@ class Explanation:
         rows = []
         for name, row in self.totals().iterrows():
             sizes = ([int(row[f"{word}{end}"]) for end in ENDS] for word in WORDS)
-            rows.append((str(name), *(bytes_spread(*counts) for counts in sizes)))
+            rows.append((str(name), *(expected_bytes(*counts) for counts in sizes)))
         headers = ("Institution", "Sends", "Receives")
         return Sheet(headers, tuple(self._together(rows)), "lrr", (34, 37, 37), "Bytes", wrap=True)
 
@@ -157,7 +157,7 @@ class Explanation:
         if len(told):
             yield instructions(told)
         headers = ("Step", "Array", "Kind", "Shape", "Entities", "Times", "Bytes", "Policy")
-        for senders, rows in alike(self.table[self.table["policed"]]):
+        for senders, rows in merge_sites(self.table[self.table["policed"]]):
             title = f"{', '.join(senders)} would send to the coordinator{EACH if len(senders) > 1 else ''}"
             # The one place that names them all, however many they are.
             if len(senders) > MOST_NAMED:
@@ -165,7 +165,7 @@ class Explanation:
                     f"{len(senders)} institutions would send to the coordinator{EACH}: {', '.join(senders)}"
                 )
             yield Sheet(
-                headers, arrays_together(rows), "lllrrrrl", (15, 15, 17, 10, 11, 5, 8, 22), title, wrap=True
+                headers, merge_arrays(rows), "lllrrrrl", (15, 15, 17, 10, 11, 5, 8, 22), title, wrap=True
             )
 
     def _learned(self) -> Sheet:
@@ -179,7 +179,7 @@ class Explanation:
         )
 
 
-def together(rows: Sequence[tuple[str, ...]], at: int = 0) -> dict[tuple[str, ...], list[str]]:
+def merge_rows(rows: Sequence[tuple[str, ...]], at: int = 0) -> dict[tuple[str, ...], list[str]]:
     """Put rows that differ in one cell alone together: the others, and what that cell is of each."""
     found: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
@@ -187,11 +187,11 @@ def together(rows: Sequence[tuple[str, ...]], at: int = 0) -> dict[tuple[str, ..
     return found
 
 
-def arrays_together(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+def merge_arrays(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     """Put arrays of a step, the second cell, in one line where nothing but their names differs."""
     return tuple(
         (step, f"{', '.join(names)}{EACH if len(names) > 1 else ''}", *rest)
-        for (step, *rest), names in together(rows, 1).items()
+        for (step, *rest), names in merge_rows(rows, 1).items()
     )
 
 
@@ -206,10 +206,10 @@ def instructions(told: pd.DataFrame) -> Sheet:
     (sender,) = told["sender"].unique()
     headers = ("Step", "Array", "Kind", "To", "Shape", "Times", "Bytes")
     title = f"The coordinator would send{'' if sender == COORDINATOR else f', from {sender}'}"
-    return Sheet(headers, arrays_together(rows), "llllrrr", (20, 18, 15, 24, 13, 6, 8), title, wrap=True)
+    return Sheet(headers, merge_arrays(rows), "llllrrr", (20, 18, 15, 24, 13, 6, 8), title, wrap=True)
 
 
-def alike(table: pd.DataFrame) -> Iterator[tuple[list[str], tuple[tuple[str, ...], ...]]]:
+def merge_sites(table: pd.DataFrame) -> Iterator[tuple[list[str], tuple[tuple[str, ...], ...]]]:
     """Put together institutions that would send the same but for the number of entities."""
     # Keyed by what they would send: thirty hospitals that send alike make one table.
     found: dict[tuple[tuple[str, ...], ...], dict[str, list[int]]] = {}
@@ -217,7 +217,7 @@ def alike(table: pd.DataFrame) -> Iterator[tuple[list[str], tuple[tuple[str, ...
         rows = tuple(_cells(row) for row in part.to_dict("records"))
         found.setdefault(rows, {})[str(sender)] = part["entities"].tolist()
     for rows, entities in found.items():
-        behind = [between(min(counts), max(counts)) for counts in zip(*entities.values(), strict=True)]
+        behind = [count_range(min(counts), max(counts)) for counts in zip(*entities.values(), strict=True)]
         yield (
             list(entities),
             tuple((*row[:4], count, *row[4:]) for row, count in zip(rows, behind, strict=True)),
@@ -237,14 +237,14 @@ def _cells(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
     )
 
 
-def between(low: int, high: int) -> str:
+def count_range(low: int, high: int) -> str:
     """Write a range of counts; nothing for zero."""
     if low == high:
         return f"{low:,}" if low else ""
     return f"{low:,}-{high:,}"
 
 
-def spread(counts: Sequence[int]) -> str:
+def expected_count(counts: Sequence[int]) -> str:
     """Write an expected number with its range.
 
     Examples
@@ -256,7 +256,7 @@ def spread(counts: Sequence[int]) -> str:
     return f"{expected:,}" if low == high else f"about {expected:,} ({low:,} to {high:,})"
 
 
-def bytes_spread(low: int, expected: int, high: int) -> str:
+def expected_bytes(low: int, expected: int, high: int) -> str:
     """Write an expected number of bytes with its range."""
     if low == high:
         return human_bytes(expected)

@@ -22,8 +22,8 @@ from statsmodels.stats.contrast import ContrastResults, WaldTestResults
 
 from fedstat.errors import FedstatWarning, ModelError, NotAvailableError, warn
 from fedstat.inference.covariance import delta_method
-from fedstat.inference.likelihood import told
-from fedstat.inference.numbers import EstimateNumbers
+from fedstat.inference.estimate import EstimateNumbers
+from fedstat.inference.likelihood import format_test
 from fedstat.typing import Floats
 
 Hypothesis: TypeAlias = str | Sequence[str] | ArrayLike | tuple[ArrayLike, ArrayLike]
@@ -46,7 +46,7 @@ class HypothesisTest(ContrastResults):  # type: ignore[misc]
         f_law = self.distribution == "F"
         df = {"df_num": self.df_num, "df_denom": self.df_denom} if f_law else {"df": self.df_denom}
         values = {"statistic": float(self.statistic), "pvalue": float(self.pvalue), **df}
-        return told(title or f"Wald test ({'F' if f_law else 'chi-squared'})", values)
+        return format_test(title or f"Wald test ({'F' if f_law else 'chi-squared'})", values)
 
     def __repr__(self) -> str:
         return str(self)

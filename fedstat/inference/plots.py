@@ -1,41 +1,49 @@
-"""Pictures of an estimate. matplotlib is the optional extra ``plot``."""
+"""Plots of estimates, site comparisons, calibration and ROC curves (need matplotlib)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+from scipy import stats
+from statsmodels.stats.proportion import proportion_confint
 
-from fedstat.drawing import (
-    COLOURS,
+from fedstat.errors import ModelError
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.plotting import (
+    COLORS,
     INK,
     MUTED,
     NARROW,
     ROWS_ONLY,
     SMALL,
     axes_for,
-    entitle,
+    axes_width_inches,
     few_ticks,
     label_log_x,
     label_rows,
     label_x,
+    legend_below,
     name_width,
     plain_legend,
+    set_headline,
     shorten,
     thin_labels,
     title_figure,
-    width_of,
 )
-from fedstat.errors import ModelError
-from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axes._secondary_axes import SecondaryAxis
     from matplotlib.figure import Figure
+
+
+# ----------------------------------------------------------------------------------------------------
+# Pictures of an estimate. matplotlib is the optional extra ``plot``.
 
 ACROSS = 4
 """Panels in a row."""
@@ -87,7 +95,7 @@ def plot_coefficients(
     most = name_width(ax, 0.42, 32)
     names = [shorten(name, most) for _, rows in groups for name in rows["name"]]
     for i, (client, rows) in enumerate(groups):
-        _draw_group(ax, places[i], rows, COLOURS[i % len(COLOURS)], shorten(client, name_width(ax, 0.4, 40)))
+        _draw_group(ax, places[i], rows, COLORS[i % len(COLORS)], shorten(client, name_width(ax, 0.4, 40)))
     y = np.concatenate(places) if places else np.empty(0)
     label_rows(ax, y, names)
     if len(frame):
@@ -96,7 +104,7 @@ def plot_coefficients(
     label_x(ax, effect)
     thin_labels(ax)
     known = frame["conf_low"].notna().any()
-    entitle(ax, title, f"with {100 * conf_level:g} % intervals" if known else "without intervals")
+    set_headline(ax, title, f"with {100 * conf_level:g} % intervals" if known else "without intervals")
     return ax
 
 
@@ -167,7 +175,7 @@ def plot_convergence(trace: pd.DataFrame, *, tolerance: float, ax: Axes | None =
     """
     ax = axes_for(ax, 6.5, 3.6, "Convergence")
     ax.plot(trace.index, trace["score"], color="0.7", linewidth=1.0, zorder=1)
-    for colour, (move, rows) in zip(COLOURS, trace.groupby("move", sort=False), strict=False):
+    for colour, (move, rows) in zip(COLORS, trace.groupby("move", sort=False), strict=False):
         ax.scatter(rows.index, rows["score"], s=18, color=colour, label=move, zorder=2)
     ax.axhline(tolerance, color="0.4", linewidth=1.0, linestyle="--")
     ax.annotate(
@@ -221,12 +229,12 @@ def plot_distributions(panels: Sequence[DistributionPanel], title: str) -> Figur
     for ax, panel in zip(places, panels, strict=False):
         if panel.levels:
             at = np.arange(len(panel.levels))
-            ax.bar(at, panel.probabilities, color=COLOURS[0])
+            ax.bar(at, panel.probabilities, color=COLORS[0])
             names = [shorten(str(level), 14) for level in panel.levels]
             ax.set_xticks(at, names, rotation=90, fontsize="x-small", parse_math=False)
             thin_labels(ax, "x")
         else:
-            ax.stairs(panel.probabilities, panel.edges, fill=True, color=COLOURS[0])
+            ax.stairs(panel.probabilities, panel.edges, fill=True, color=COLORS[0])
             if panel.scale == "log":
                 ax.set_xscale("log")
             elif panel.scale == "asinh":
@@ -258,9 +266,282 @@ def plot_heat(correlation: pd.DataFrame, title: str, ax: Axes | None = None) -> 
     ax.set_xticks(places, names, rotation=90, fontsize=SMALL, parse_math=False)
     ax.set_yticks(places, names, fontsize=SMALL, parse_math=False)
     # Beside a narrow picture a scale of colours would take what is left of it.
-    where: Any = {"location": "bottom"} if width_of(ax) < NARROW else {"shrink": 0.7}
+    where: Any = {"location": "bottom"} if axes_width_inches(ax) < NARROW else {"shrink": 0.7}
     ax.figure.colorbar(image, ax=ax, label="correlation", **where)
-    entitle(ax, title)
+    set_headline(ax, title)
     thin_labels(ax, "x")
     thin_labels(ax, "y")
     return ax
+
+
+# ----------------------------------------------------------------------------------------------------
+# Calibration and receiver operating characteristics over sites (need matplotlib).
+
+Bins: TypeAlias = tuple[Floats, Floats, Floats]
+"""Rows, observed sums and expected sums by bin, each of shape (B,)."""
+MARGIN = 0.04
+STRIP = 30
+"""Bars of the histogram above a calibration plot."""
+MOST_SITES = 7
+"""Sites that are told apart by colour; more are drawn in grey."""
+LEAST_ROWS = 50
+"""Rows of a site behind a point of its line, about."""
+
+
+def plot_calibration(
+    curves: Mapping[str, Bins], total: Bins, *, binary: bool, groups: int = 10, ax: Axes | None = None
+) -> Axes:
+    """Observed against predicted means: all sites as points, each site as a line; rows by prediction above.
+
+    Binary responses have intervals of proportions (Wilson 1927, 95 %). Neighbouring bins are joined to at
+    most `groups` of about equal size, of small sites to fewer.
+    """
+    ax = axes_for(ax, 5.0, 5.4)
+    for k, (site, bins) in enumerate(curves.items()):
+        n, observed, expected = join_bins(*bins, int(np.clip(bins[0].sum() // LEAST_ROWS, 1, groups)))
+        colour = COLORS[k] if len(curves) <= MOST_SITES else "0.7"
+        label = (
+            shorten(site, name_width(ax, 0.4, 28))
+            if len(curves) <= MOST_SITES
+            else ("one site" if k == 0 else None)
+        )
+        ax.plot(expected / n, observed / n, color=colour, linewidth=1.2, alpha=0.8, label=label)
+    _draw_total(ax, join_bins(*total, groups), binary)
+    low, high = _limits(ax, total, binary)
+    ax.plot([low, high], [low, high], color="0.6", linewidth=1.0, linestyle="--", zorder=0)
+    ax.set(xlim=(low, high), ylim=(low, high), aspect="equal")
+    ax.set(xlabel="mean prediction", ylabel="observed proportion" if binary else "observed mean")
+    _draw_histogram(ax, total, binary)
+    legend_below(ax)
+    set_headline(ax, "Calibration")
+    return ax
+
+
+def _draw_histogram(ax: Axes, total: Bins, binary: bool) -> None:
+    """Draw rows by prediction in a strip above the axes; of a binary response with the events among them."""
+    n, observed, expected = (values[total[0] > 0.0] for values in total)
+    edges = np.linspace(*ax.get_xlim(), STRIP + 1)
+    strip = ax.inset_axes((0.0, 1.02, 1.0, 0.14))
+    for counts, colour in [(n, "0.75"), *([(observed, COLORS[1])] if binary else [])]:
+        height, _ = np.histogram(expected / n, edges, weights=counts)
+        strip.bar(edges[:-1], height, np.diff(edges), align="edge", color=colour, linewidth=0.0)
+    strip.set(xlim=ax.get_xlim(), xticks=[], yticks=[])
+    for side in ("top", "right", "left"):
+        strip.spines[side].set_visible(False)
+    rows = f"{n.sum():,.0f} rows" + (f", {observed.sum():,.0f} events" if binary else "")
+    colour = COLORS[1] if binary else MUTED
+    strip.set_title(rows, loc="right", fontsize=SMALL, color=colour, pad=1.0)
+
+
+def plot_roc(curves: pd.DataFrame, areas: Mapping[str, float], ax: Axes | None = None) -> Axes:
+    """Draw the points of :meth:`Evaluation.roc`, joined; the last curve is that of all, the others sites'."""
+    ax = axes_for(ax, 5.0, 5.2)
+    names = list(dict.fromkeys(curves.index.get_level_values(0)))
+    few = len(names) - 1 <= MOST_SITES
+    ax.plot([0, 1], [0, 1], color="0.6", linewidth=1.0, linestyle="--", zorder=0)
+    for k, name in enumerate(names):
+        points, last = curves.loc[name], k == len(names) - 1
+        label = f"{shorten(str(name), name_width(ax, 0.3, 28))} (AUC {areas[name]:.3f})"
+        if not (few or last):
+            label = "" if k else "one site"
+        style = {"color": INK, "linewidth": 2.0} if last else {"color": COLORS[k] if few else "0.7"}
+        ax.plot(points["fpr"], points["tpr"], label=label or None, **({"linewidth": 1.2} | style))
+    margins = (-MARGIN / 2, 1.0 + MARGIN / 2)
+    ax.set(xlim=margins, ylim=margins, aspect="equal")
+    ax.set(xlabel="false positive rate", ylabel="true positive rate")
+    legend_below(ax)
+    set_headline(ax, "Receiver operating characteristic")
+    return ax
+
+
+def join_bins(n: Floats, observed: Floats, expected: Floats, groups: int) -> Bins:
+    """Join neighbouring bins to at most so many groups of about equal size; empty groups are left out."""
+    # By the middle rank of a bin: a bin is never split over two groups.
+    middle = (np.cumsum(n) - n / 2.0) / max(float(n.sum()), 1.0)
+    group = np.minimum((groups * middle).astype(np.int64), groups - 1)
+    sums: Floats = np.array(
+        [np.bincount(group, v, groups) for v in (n, observed, expected)], dtype=np.float64
+    )
+    joined, y, mu = sums[:, sums[0] > 0.0]
+    return joined, y, mu
+
+
+def _draw_total(ax: Axes, bins: Bins, binary: bool) -> None:
+    n, observed, expected = bins
+    x, y = expected / n, observed / n
+    if binary:
+        low, high = proportion_confint(observed, n, method="wilson")
+        ax.vlines(x, low, high, color=INK, linewidth=1.2, zorder=3)
+    ax.scatter(x, y, s=26, color=INK, zorder=4, label="all sites")
+
+
+def _limits(ax: Axes, total: Bins, binary: bool) -> tuple[float, float]:
+    n, _, expected = (values[total[0] > 0.0] for values in total)
+    low = min(ax.get_xlim()[0], ax.get_ylim()[0], float((expected / n).min()))
+    high = max(ax.get_xlim()[1], ax.get_ylim()[1], float((expected / n).max()))
+    return (max(low, -MARGIN * high), min(high, 1.0 + MARGIN)) if binary else (low, high)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The forest plot of one coefficient over sites (needs matplotlib).
+
+COMMON, RANDOM = COLORS[0], COLORS[1]
+LARGEST_BOX, SMALLEST_BOX = 12.0, 3.0
+"""Sides in points; the largest is that of the heaviest site."""
+DIAMOND = 0.3
+"""Half the height of a diamond, in rows."""
+GAP = 0.5
+"""Blank rows between the sites and the diamonds."""
+LABELS = {"all sites, common": COMMON, "random effects": RANDOM, "a further site": RANDOM}
+
+
+def plot_forest(
+    rows: pd.DataFrame,
+    combined: pd.Series,
+    *,
+    ax: Axes | None = None,
+    alpha: float = 0.05,
+    exponentiate: bool = False,
+    effect: str = "coefficient",
+) -> Axes:
+    """One coefficient: sites' own estimates, the common one, the mean of random effects.
+
+    `rows` have index site and columns ``estimate``, ``std_error`` (nan where the site has none) and
+    ``problem``; `combined` is a row of `Heterogeneity.to_frame`, named as the coefficient. The area of a box
+    is the site's weight, its inverse variance. The last row is the prediction interval for a further site; it
+    ends in arrows where it is wider than the picture. Exponentials stand on a logarithmic scale. `effect`
+    names the axis. A new figure is as wide as a printed page.
+    """
+    ax = axes_for(ax, 7.0, 1.4 + 0.27 * (len(rows) + 3), hidden=ROWS_ONLY)
+    turn = np.exp if exponentiate else np.asarray
+    if exponentiate:
+        ax.set_xscale("log")
+    z = float(stats.norm.isf(alpha / 2.0))
+    y = np.arange(len(rows) + 3) + np.repeat([0.0, GAP], [len(rows), 3])
+    estimate = np.append(rows["estimate"].to_numpy(), [combined["estimate"], combined["re_estimate"]])
+    # The mean of random effects has t quantiles; it is half of its interval as it stands.
+    mean = (combined["re_high"] - combined["re_low"]) / 2.0
+    half = np.append(z * np.append(rows["std_error"].to_numpy(), combined["std_error"]), mean)
+    limits = turn(np.stack([estimate, estimate - half, estimate + half], axis=1))
+    further = turn(np.array([np.nan, combined["pred_low"], combined["pred_high"]]))
+    _draw_sites(ax, y[:-3], limits[:-2], half[:-2])
+    _draw_absent(ax, y[:-3], rows["problem"][rows["estimate"].isna()], estimate[:-2])
+    _draw_diamond(ax, y[-3], limits[-2], COMMON)
+    _draw_diamond(ax, y[-2], limits[-1], RANDOM)
+    _draw_references(ax, limits[-2, 0], float(turn(0.0)), y[-4] + (1.0 + GAP) / 2.0)
+    _draw_further(ax, y[-1], further[1], further[2])
+    most = name_width(ax, 0.3, 28)
+    _label_left(ax, y, [shorten(str(site), most) for site in rows.index])
+    right = _label_right(ax, y, np.vstack([limits, further]), exponentiate)
+    if exponentiate:
+        label_log_x(ax)
+    else:
+        few_ticks(ax)
+    label_x(ax, f"{effect}, with {100 * (1 - alpha):g} % interval")
+    ax.xaxis.label.set_fontsize(SMALL)
+    headline, rest = _title(combined).split("\n")
+    set_headline(ax, headline, rest)
+    thin_labels(ax, first=len(LABELS))
+    _follow(right, ax)
+    return ax
+
+
+def _draw_sites(ax: Axes, y: Floats, limits: Floats, half: Floats) -> None:
+    known = np.isfinite(limits[:, 0])
+    y, half, (estimate, low, high) = y[known], half[known], limits[known].T
+    side = np.maximum(LARGEST_BOX * half.min(initial=np.inf) / half, SMALLEST_BOX)
+    ax.hlines(y, low, high, color=INK, linewidth=1.2)
+    ax.scatter(estimate, y, s=side**2, marker="s", color=INK, linewidths=0.0, zorder=2)
+
+
+def _draw_absent(ax: Axes, y: Floats, reasons: pd.Series, estimate: Floats) -> None:
+    """Write why there is no estimate into the row of a site."""
+    for row, reason in zip(y[np.isnan(estimate)], reasons, strict=True):
+        text = ax.text(
+            *(0.02, row, shorten(reason or "not determined here", name_width(ax, 0.42, 60))),
+            transform=ax.get_yaxis_transform(),
+            fontsize="x-small",
+            color="0.4",
+            va="center",
+            parse_math=False,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+        )
+        # It is within the axes, which the layout would make small for it.
+        text.set_in_layout(False)
+
+
+def _draw_diamond(ax: Axes, y: float, limits: Floats, colour: str) -> None:
+    centre, low, high = limits.tolist()
+    ax.fill(
+        [low, centre, high, centre], [y, y - DIAMOND, y, y + DIAMOND], color=colour, linewidth=0.0, zorder=2
+    )
+
+
+def _draw_references(ax: Axes, common: float, none: float, divide: float) -> None:
+    ax.axvline(common, color=COMMON, linewidth=0.9, linestyle="--", zorder=0)
+    # No effect is a reference only where it is in the picture; it must not widen it.
+    low, high = ax.get_xlim()
+    if low <= none <= high:
+        ax.axvline(none, color="0.55", linewidth=0.9, zorder=0)
+    ax.axhline(divide, color="0.85", linewidth=0.8, zorder=0)
+
+
+def _draw_further(ax: Axes, y: float, low: float, high: float) -> None:
+    """Draw the prediction interval, cut where it would make the rest small."""
+    # Limits of what is drawn so far: a wide interval may not squeeze the sites.
+    left, right = ax.get_xlim()
+    shown = np.clip([low, high], left, right)
+    ax.hlines(y, *shown, color=RANDOM, linewidth=2.2)
+    for end, limit, marker in ((low, left, "<"), (high, right, ">")):
+        if np.isfinite(end) and (end < left or end > right):
+            ax.plot(limit, y, marker, color=RANDOM, markersize=6.0, clip_on=False)
+    ax.set_xlim(left, right)
+
+
+def _label_left(ax: Axes, y: Floats, sites: list[str]) -> None:
+    label_rows(ax, y, [*sites, *LABELS])
+    for label, colour in zip(ax.get_yticklabels()[-len(LABELS) :], LABELS.values(), strict=True):
+        label.set(color=colour, weight="bold")
+    ax.tick_params(axis="y", pad=8)
+    ax.tick_params(axis="x", labelsize=SMALL)
+
+
+def _label_right(ax: Axes, y: Floats, numbers: Floats, ratios: bool) -> SecondaryAxis:
+    """Write estimate and interval of each row in columns, with two digits of the shortest interval.
+
+    Of ratios three digits: decimals that suit a large one would make zeros of small ones.
+    In a narrow picture estimates alone: intervals are drawn, and need the room.
+    """
+    shortest = float(np.nanmin(numbers[:, 2] - numbers[:, 1], initial=np.inf)) / 2.0
+    # As many decimals as leave two digits to half of the shortest interval.
+    digits = int(np.clip(1.0 - np.floor(np.log10(shortest)), 0, 6)) if 0.0 < shortest < np.inf else 3
+    form = "#.3g" if ratios else f".{digits}f"
+    cells = [["" if np.isnan(v) else f"{v:{form}}".rstrip(".") for v in row] for row in numbers.tolist()]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    padded = [[f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)] for row in cells]
+    texts = [f"{b} [{low}, {high}]" if low.strip() else "" for b, low, high in padded]
+    if axes_width_inches(ax) < NARROW:
+        texts = [b for b, _, _ in padded]
+    right = ax.secondary_yaxis("right")
+    right.set_yticks(y, labels=texts, fontsize="x-small", family="monospace", parse_math=False)
+    right.tick_params(axis="y", length=0)
+    right.spines["right"].set_visible(False)
+    return right
+
+
+def _follow(right: SecondaryAxis, ax: Axes) -> None:
+    """Leave numbers to the rows that have names."""
+    for name, number in zip(ax.get_yticklabels(), right.get_yticklabels(), strict=True):
+        if not name.get_text():
+            number.set_visible(False)
+
+
+def _title(combined: pd.Series) -> str:
+    name = shorten(str(combined.name), 60)
+    if not combined["df"]:
+        return f"{name}\nfewer than two sites to compare"
+    p, low, high = combined["p_value"], 100 * combined["I2_low"], 100 * combined["I2_high"]
+    interval = "" if np.isnan(low) else f" ({low:.0f} to {high:.0f})"
+    test = f"Q = {combined['Q']:.1f} on {combined['df']:.0f} df, "
+    test += "P < 0.001" if p < 0.0005 else f"P = {p:.3f}"
+    return f"{name}\nI² = {100 * combined['I2']:.0f} %{interval}, {test}"

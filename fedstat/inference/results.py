@@ -1,4 +1,4 @@
-"""The statements made from an estimate: what every family's results inherit.
+"""Results of an estimate that every model family inherits.
 
 Names and meanings are those of statsmodels' likelihood results, with pandas objects out; tests are normal,
 or of Student's t where a family says so (`use_t`, `df_inference`).
@@ -19,7 +19,7 @@ from fedstat.inference.likelihood import LRTest, lr_test
 from fedstat.inference.plots import link_words, per_deviation, plot_coefficients
 from fedstat.inference.summary import SummaryContent, build_summary
 from fedstat.inference.tables import SheetSummary, human_bytes
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.typing import Floats
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The printed summary of a fit: estimate and federation side by side, coefficients by institution."""
+"""The printed summary of a fit: estimate, federation, and coefficients by site."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pairs = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class ClientBlock:
+class CoefficientBlock:
     """What one institution brought to the fit.
 
     `columns` of the design that it holds, `entities` of the fit that it has, and the share `missing` of the
@@ -55,7 +55,7 @@ class SummaryContent:
     coefficients: pd.DataFrame
     inference: bool
     alpha: float
-    blocks: Sequence[ClientBlock]
+    blocks: Sequence[CoefficientBlock]
     kinds: Mapping[str, Sequence[str]] | None
     notes: Sequence[str]
     alarm: str
@@ -67,7 +67,7 @@ def build_summary(content: SummaryContent) -> SheetSummary:
     """Lay out a summary: header, coefficients, institutions, notes."""
     sheets = [header_sheet(content.title, content.left, content.right), coefficient_sheet(content)]
     if content.blocks:
-        sheets.append(client_sheet(content.blocks, content.kinds))
+        sheets.append(coefficient_block_sheet(content.blocks, content.kinds))
     alarm = (content.alarm,) if content.alarm else ()
     headline = f"*** {content.alarm} ***" if content.alarm else ""
     return SheetSummary(sheets, (*alarm, *content.notes), headline)
@@ -93,7 +93,7 @@ def coefficient_sheet(content: SummaryContent) -> Sheet:
     widths = (*all_widths[:2], *[PART] * len(content.parts), *all_widths[2:])[:count]
     rows: list[tuple[str, ...]] = []
     clients, numbers = list(frame["client"]), frame[[*STATEMENTS, *content.parts]].to_numpy().tolist()
-    stubs = zip(first_of_run(clients), clients, frame["name"], numbers, strict=True)
+    stubs = zip(blank_repeats(clients), clients, frame["name"], numbers, strict=True)
     for heading, client, name, values in stubs:
         if heading:
             rows.append((heading, *[""] * count))
@@ -102,12 +102,14 @@ def coefficient_sheet(content: SummaryContent) -> Sheet:
     return Sheet(("", *labels[:count]), tuple(rows), "l" + "r" * count, (stub, *widths))
 
 
-def what_left(client: str, kinds: Mapping[str, Sequence[str]] | None) -> str:
+def released_kinds(client: str, kinds: Mapping[str, Sequence[str]] | None) -> str:
     """Kinds of values that left an institution, in words; `kinds` is None where no ledger was kept."""
     return "not recorded" if kinds is None else ", ".join(kinds.get(client, ())) or "nothing"
 
 
-def client_sheet(blocks: Sequence[ClientBlock], kinds: Mapping[str, Sequence[str]] | None) -> Sheet:
+def coefficient_block_sheet(
+    blocks: Sequence[CoefficientBlock], kinds: Mapping[str, Sequence[str]] | None
+) -> Sheet:
     """One institution per row: columns, entities, missing share, kinds of values that left it."""
     widths = (24, 8, 12, 10, WIDTH - 24 - 8 - 12 - 10 - 8)
     rows = tuple(
@@ -116,7 +118,7 @@ def client_sheet(blocks: Sequence[ClientBlock], kinds: Mapping[str, Sequence[str
             f"{block.columns:,}",
             f"{block.entities:,}",
             f"{100 * block.missing:.2f} %",
-            what_left(block.client, kinds),
+            released_kinds(block.client, kinds),
         )
         for block in blocks
     )
@@ -124,7 +126,7 @@ def client_sheet(blocks: Sequence[ClientBlock], kinds: Mapping[str, Sequence[str
     return Sheet(headers, rows, "lrrrl", widths, gap=2, wrap=True)
 
 
-def first_of_run(labels: Sequence[str] | pd.Series) -> list[str]:
+def blank_repeats(labels: Sequence[str] | pd.Series) -> list[str]:
     """Labels with the repetitions of the one above left blank."""
     values = list(labels)
     return [now if i == 0 or now != values[i - 1] else "" for i, now in enumerate(values)]

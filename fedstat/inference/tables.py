@@ -1,4 +1,4 @@
-"""A table of text cells and its renderings: text, HTML, LaTeX, CSV."""
+"""A table of text cells and its renderings as text, HTML, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from statsmodels.iolib.summary import Summary
 from statsmodels.iolib.table import SimpleTable
 
-from fedstat.drawing import shorten
+from fedstat.plotting import shorten
 
 ALIGN = {"l": "left", "r": "right"}
 LATEX = str.maketrans(

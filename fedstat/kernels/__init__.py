@@ -1,1 +1,1 @@
-"""Arrays in, arrays out: the compiled loops."""
+"""Compiled loops: arrays in, arrays out."""

@@ -1,4 +1,4 @@
-"""Anderson acceleration from inner products alone."""
+"""Anderson acceleration of a fixed-point iteration, from inner products alone."""
 
 from __future__ import annotations
 

@@ -1,28 +1,146 @@
-"""Noisy counts made probabilities, bins of latent normals, the nearest correlation matrix.
-
-References
-----------
-Hay, M., Rastogi, V., Miklau, G. and Suciu, D. (2010). Boosting the accuracy of differentially private
-histograms through consistency. Proceedings of the VLDB Endowment 3, 1021-1032.
-Higham, N. J. (2002). Computing the nearest correlation matrix: a problem from finance. IMA Journal of
-Numerical Analysis 22, 329-343.
-"""
+"""Gaussian copula: noisy counts, latent normal scores, Hermite expansions, and correlations."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numba import njit
 from scipy.optimize import isotonic_regression
 
-from fedstat.kernels.glm.loops import fixed
+from fedstat.kernels.glm.loops import as_kernel_array
 from fedstat.typing import Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Hermite expansions of step functions of a standard normal, and correlations behind their products.
+#
+# A score s(Z) = sum_m c_m h_m(Z) in normalised Hermite polynomials h_m; for a standard bivariate normal
+# with correlation r, Mehler's formula gives ``E[s(Z) t(W)] = sum_m c_m d_m r^m``. The coefficients of a
+# step function have a closed form, so that one formula serves columns that are continuous, ordinal, binary
+# or inflated by zeros.
+#
+# References
+# ----------
+# Mehler, F. G. (1866). Ueber die Entwicklung einer Function von beliebig vielen Variablen nach Laplaceschen
+# Functionen hoeherer Ordnung. Journal fuer die reine und angewandte Mathematik 66, 161-176.
+
+ORDER = 200
+"""Terms of a series: up to a correlation of .95 the rest is below 1e-7."""
+LARGEST = 0.995
+"""Largest correlation that is looked for."""
+MAX_NEWTON_STEPS, NEWTON_TOLERANCE = 60, 1e-13
+FLAT = 1e-9
+"""Range of a product of scores below which a correlation is not told by it."""
+
+
+def expand_steps(thresholds: Floats, scores: Floats, order: int = ORDER) -> Floats:
+    """Return c_m = E[s(Z) h_m(Z)], m = 1, ..., order, of scores (k,) between thresholds (k + 1,), exactly.
+
+    The outer thresholds may be infinite; c_0, the mean, is not returned.
+    """
+    finite = np.isfinite(thresholds)
+    rises = np.diff(scores, prepend=0.0, append=0.0)
+    told = finite & (rises != 0.0)
+    t = thresholds[told]
+    out = np.zeros(order)
+    _expand(
+        as_kernel_array(t),
+        as_kernel_array(rises[told] * np.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)),
+        out,
+    )
+    return out
+
+
+def expected_products(a: Floats, b: Floats, r: Floats) -> Floats:
+    """Return E[s(Z) t(W)] less the product of means: coefficients (q, M) each, correlations (q,) -> (q,)."""
+    out = np.empty(len(r))
+    _products(as_kernel_array(a), as_kernel_array(b), as_kernel_array(r), out)
+    return out
+
+
+def latent_correlations(target: Floats, a: Floats, b: Floats) -> Floats:
+    """Return the correlations at which scores have these expected products: (q,) from (q,), (q, M), (q, M).
+
+    Scores that ascend with Z have products that ascend with r. A product that no correlation up to
+    :data:`LARGEST` reaches has the nearest; 0 where a score is constant.
+    """
+    out = np.empty(len(target))
+    _invert(as_kernel_array(target), as_kernel_array(a), as_kernel_array(b), out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _expand(t: Floats, rises: Floats, out: Floats) -> None:
+    """Add the coefficients of steps at t, (k,), that rise by `rises` times the density there."""
+    # h_m(t) phi(t) is an integral of h_{m+1} phi; in normalised polynomials by a stable recurrence.
+    roots = np.sqrt(np.arange(out.shape[0] + 1))
+    for i in range(t.shape[0]):
+        now, before = 1.0, 0.0
+        for m in range(1, out.shape[0] + 1):
+            out[m - 1] += rises[i] * now / roots[m]
+            now, before = (t[i] * now - roots[m - 1] * before) / roots[m], now
+
+
+@njit(cache=True, nogil=True)
+def _series(c: Floats, r: float) -> tuple[float, float]:
+    """Return sum_m c_m r^m and its derivative."""
+    total = slope = 0.0
+    for m in range(c.shape[0] - 1, -1, -1):
+        total = total * r + c[m]
+        slope = slope * r + (m + 1) * c[m]
+    return total * r, slope
+
+
+@njit(cache=True, nogil=True)
+def _products(a: Floats, b: Floats, r: Floats, out: Floats) -> None:
+    for q in range(r.shape[0]):
+        out[q] = _series(a[q] * b[q], r[q])[0]
+
+
+@njit(cache=True, nogil=True)
+def _invert(target: Floats, a: Floats, b: Floats, out: Floats) -> None:
+    """Newton's steps, halved where they leave the interval in which the correlation is."""
+    for q in range(target.shape[0]):
+        c = a[q] * b[q]
+        low, high = -LARGEST, LARGEST
+        least, most = _series(c, low)[0], _series(c, high)[0]
+        if most - least < FLAT:
+            out[q] = 0.0
+        elif not least < target[q] < most:
+            out[q] = low if target[q] <= least else high
+        else:
+            r = 0.0
+            for _ in range(MAX_NEWTON_STEPS):
+                value, slope = _series(c, r)
+                if value < target[q]:
+                    low = r
+                else:
+                    high = r
+                new = r + (target[q] - value) / slope if slope > 0.0 else low
+                if not low < new < high:
+                    new = 0.5 * (low + high)
+                moved, r = abs(new - r), new
+                if moved < NEWTON_TOLERANCE:
+                    break
+            out[q] = r
+
+
+# ----------------------------------------------------------------------------------------------------
+# Noisy counts made probabilities, bins of latent normals, the nearest correlation matrix.
+#
+# References
+# ----------
+# Hay, M., Rastogi, V., Miklau, G. and Suciu, D. (2010). Boosting the accuracy of differentially private
+# histograms through consistency. Proceedings of the VLDB Endowment 3, 1021-1032.
+# Higham, N. J. (2002). Computing the nearest correlation matrix: a problem from finance. IMA Journal of
+# Numerical Analysis 22, 329-343.
 
 FLOOR = 1e-2
 """Smallest eigenvalue of a correlation matrix that is sampled from."""
 REACH, CELLS = 6, 64
 """Latent normals within which a grid helps to find bins, and its cells per unit."""
 PROJECTIONS = 100
-SETTLED = 1e-6
+PROJECTION_TOLERANCE = 1e-6
 
 
 # ---- counts --------------------------------------------------------------------------------------
@@ -70,7 +188,7 @@ def cumulate(leaf: Floats, total: float) -> Floats:
     return F
 
 
-def fall_off(p: Floats, tail: float) -> Floats:
+def taper_tails(p: Floats, tail: float) -> Floats:
     """Let probabilities (k,) in either outer `tail` fall towards its end; the sums of the tails stay.
 
     Where there are no rows, projections keep the positive part of the noise. An outermost bin may be an atom.
@@ -99,7 +217,13 @@ def code_latents(Z: Floats, thresholds: Floats, bins: Ints) -> Ints:
     )
     first[:, 0] = 0
     out = np.empty(Z.shape, np.int64)
-    _code(fixed(Z), fixed(thresholds), fixed(bins, np.int64), fixed(first, np.int64), out)
+    _code(
+        as_kernel_array(Z),
+        as_kernel_array(thresholds),
+        as_kernel_array(bins, np.int64),
+        as_kernel_array(first, np.int64),
+        out,
+    )
     return out
 
 
@@ -119,10 +243,10 @@ def _code(Z: Floats, thresholds: Floats, bins: Ints, first: Ints, out: Ints) -> 
             out[i, j] = k
 
 
-def score_codes(codes: Ints, scores: Floats) -> Floats:
+def scores_of_codes(codes: Ints, scores: Floats) -> Floats:
     """Return the scores (p, k) of bins (n, p), 0 of none: (n, p)."""
     out = np.empty(codes.shape)
-    _score(fixed(codes, np.int64), fixed(scores), out)
+    _score(as_kernel_array(codes, np.int64), as_kernel_array(scores), out)
     return out
 
 
@@ -141,7 +265,13 @@ def interpolate_inverse(u: Floats, F: Floats, x: Floats) -> Floats:
     """
     first = np.searchsorted(F, np.arange(len(F)) / len(F), side="right") - 1
     out = np.empty(len(u))
-    _interpolate(fixed(u), fixed(F), fixed(x), fixed(np.maximum(first, 0), np.int64), out)
+    _interpolate(
+        as_kernel_array(u),
+        as_kernel_array(F),
+        as_kernel_array(x),
+        as_kernel_array(np.maximum(first, 0), np.int64),
+        out,
+    )
     return out
 
 
@@ -175,7 +305,7 @@ def nearest_correlation(C: Floats, floor: float = FLOOR) -> Floats:
         correction = X - moved
         earlier, Y = Y, X.copy()
         np.fill_diagonal(Y, 1.0)
-        if np.abs(Y - earlier).max() < SETTLED:
+        if np.abs(Y - earlier).max() < PROJECTION_TOLERANCE:
             break
     X = _floored(Y, floor)
     units = np.sqrt(np.diag(X))

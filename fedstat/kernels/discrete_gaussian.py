@@ -1,4 +1,4 @@
-"""Draws of the discrete Gaussian distribution whose numbers fit into 64 bits, exactly.
+"""Exact draws of the discrete Gaussian distribution whose values fit into 64 bits.
 
 The loops of :mod:`fedstat.privacy.discrete_gaussian`, number for number on the same random words: whole
 numbers only, nothing rounded. What might leave 64 bits, or lacks words, is left to the caller.
@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from fedstat.kernels.glm.loops import fixed
+from fedstat.kernels.glm.loops import as_kernel_array
 from fedstat.typing import Ints
 
 LARGEST = 2**22
@@ -27,7 +27,7 @@ def draw_words(variance: int, t: int, words: NDArray[np.uint64], size: int) -> t
     `t` is the scale of the Laplace distribution that proposes: the root of the variance, rounded down, and 1.
     """
     out = np.empty(size, np.int64)
-    made, used = _draws(variance, t, fixed(words, np.uint64), out)
+    made, used = _draws(variance, t, as_kernel_array(words, np.uint64), out)
     return out[:made], int(used)
 
 

@@ -1,4 +1,4 @@
-"""Exponentials and logarithms by polynomials: loops over them take several numbers at once."""
+"""Exponentials and logarithms by polynomials, which the compiler vectorizes in loops."""
 
 from __future__ import annotations
 

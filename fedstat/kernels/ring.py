@@ -1,4 +1,4 @@
-"""Arithmetic in Z_2^64: fixed-point numbers, and sums of products that wrap around.
+"""Fixed-point arithmetic modulo 2^64, and sums of products that wrap around.
 
 A real number x is held as the integer nearest to ``x 2^f``. Sums and products of int64 are taken modulo
 2^64, so that they are exact as soon as the RESULT lies between -2^63 and 2^63, whatever happens on the
@@ -15,7 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from fedstat.errors import EstimationError
-from fedstat.kernels.glm.loops import fixed
+from fedstat.kernels.glm.loops import as_kernel_array
 from fedstat.typing import Floats, Ints
 
 BLOCK = 4096
@@ -64,7 +64,7 @@ def encode(X: Floats, f: int) -> tuple[Ints, Floats]:
     What does not fit becomes 0. A column can be used if its sum is at most ``LARGEST_SQUARES``; it is NaN or
     infinite where an element is.
     """
-    X = fixed(X, np.float64)
+    X = as_kernel_array(X, np.float64)
     out, squares = np.empty(X.shape, np.int64), np.zeros(X.shape[1])
     _encode_rows(X, 2.0**f, out, squares)
     return out, squares
@@ -91,12 +91,12 @@ def grouped_gram(A: IntRows, B: IntRows, group: Ints, n_groups: int) -> Ints:
     sums = np.zeros((n_groups, p, B.shape[1]), np.uint64)
     for start in range(0, n, BLOCK):
         rows = slice(start, start + BLOCK)
-        _add_rows(sums, _words(A[rows]), _words(B[rows]), fixed(group[rows], np.int64))
+        _add_rows(sums, _words(A[rows]), _words(B[rows]), as_kernel_array(group[rows], np.int64))
     return sums.view(np.int64)
 
 
 def _words(block: Ints) -> NDArray[np.uint64]:
-    return fixed(fixed(block, np.int64).view(np.uint64), np.uint64)
+    return as_kernel_array(as_kernel_array(block, np.int64).view(np.uint64), np.uint64)
 
 
 @njit(cache=True, nogil=True)

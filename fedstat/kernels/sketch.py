@@ -36,14 +36,14 @@ def hadamard(A: Floats) -> None:
 
 
 @njit(cache=True, nogil=True)
-def scatter(A: Floats, bucket: Ints, sign: Floats, out: Floats) -> None:
+def scatter_signed(A: Floats, bucket: Ints, sign: Floats, out: Floats) -> None:
     """Add ``sign[i] * A[i]`` to ``out[bucket[i]]``: (b, p), (b,), (b,), (m, p)."""
     for i in range(A.shape[0]):
         for j in range(A.shape[1]):
             out[bucket[i], j] += sign[i] * A[i, j]
 
 
-def stream(*keys: int) -> np.random.Generator:
+def shared_stream(*keys: int) -> np.random.Generator:
     """Random numbers that every party draws alike from the same keys."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(keys)))
 
@@ -78,7 +78,7 @@ def add_structured(X: Floats, rows: Ints, n: int, seed: tuple[int, ...], out: Fl
     edges = np.searchsorted(rows, np.arange(0, n + width, width))
     mixed = np.empty((width, p))
     for block in range((n + width - 1) // width):
-        generator = stream(*seed, block)
+        generator = shared_stream(*seed, block)
         signs = 2.0 * generator.integers(0, 2, size=(2, width)) - 1.0
         bucket = generator.integers(0, size, size=width)
         here = slice(edges[block], edges[block + 1])
@@ -87,7 +87,7 @@ def add_structured(X: Floats, rows: Ints, n: int, seed: tuple[int, ...], out: Fl
         mixed[:] = 0.0
         mixed[at] = X[here] * signs[0, at, None]
         hadamard(mixed)
-        scatter(mixed, bucket, signs[1] / np.sqrt(width), out)
+        scatter_signed(mixed, bucket, signs[1] / np.sqrt(width), out)
 
 
 def gaussian_sketch(X: Floats, rows: Ints, n: int, size: int, seed: int) -> Floats:
@@ -98,7 +98,7 @@ def gaussian_sketch(X: Floats, rows: Ints, n: int, size: int, seed: int) -> Floa
     out = np.zeros((size, X.shape[1]))
     edges = np.searchsorted(rows, np.arange(0, n + GAUSSIAN_BLOCK, GAUSSIAN_BLOCK))
     for block in range((n + GAUSSIAN_BLOCK - 1) // GAUSSIAN_BLOCK):
-        generator = stream(seed, block)
+        generator = shared_stream(seed, block)
         here = slice(edges[block], edges[block + 1])
         at = rows[here] - block * GAUSSIAN_BLOCK
         # A long sketch is drawn in parts: the stream is the same.

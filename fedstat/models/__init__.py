@@ -1,4 +1,4 @@
-"""Model families: a folder each, and one line here.
+"""Model families: one folder and one entry in INSTALLED for each.
 
 The front door makes their classes public, sites answer their steps, and saved results of all can be read.
 """
@@ -15,5 +15,5 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "copula_glm": ("PrivateCopulaGLM",),
     "m2sem": ("M2SEM",),
 }
-"""Folders that enter steps into ``fedstat.federation.door.site.FAMILIES``, and the public classes of their
-``model.py``; what families share has steps and no class."""
+"""Folders that enter steps into ``fedstat.federation.disclosure.site.FAMILIES``, and the public classes of
+their ``model.py``; what families share has steps and no class."""

@@ -1,4 +1,4 @@
-"""Checks of the arguments of a fit, and of its response."""
+"""Checks of the arguments of a fit and of its response."""
 
 from __future__ import annotations
 

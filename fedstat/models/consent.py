@@ -1,4 +1,4 @@
-"""Consent of the sites' owners to what an analysis asks: proposed before anything else of it is asked."""
+"""Consent of the sites' owners: an analysis is proposed before its first other request."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.door.owner.plan import AnalysisPlan
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.forecast.adversary import who_learns
-from fedstat.federation.forecast.analysis_plan import AnalysisWords, PlanMaker
-from fedstat.federation.forecast.dry_site import DrySite
-from fedstat.federation.forecast.forecast import Forecast, Loop
-from fedstat.federation.forecast.rehearsal import Rehearsal, Rehearsed
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.approval import AnalysisPlan
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.dry_run.adversaries import who_learns
+from fedstat.federation.dry_run.execution import DryRunEnded, DryRunEngine, DrySite
+from fedstat.federation.dry_run.expected_releases import (
+    AnalysisDescription,
+    ExpectedReleases,
+    IterationLoop,
+    PlanBuilder,
+)
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.approval import propose_plans
-from fedstat.federation.rounds.engine import Fit, Rounds
+from fedstat.federation.protocols.engine import Fit, FitProtocol
+from fedstat.federation.protocols.plan_approval import propose_plans
 
 
 def owners_asked(partition: ClientPartition) -> list[str]:
@@ -24,7 +27,7 @@ def owners_asked(partition: ClientPartition) -> list[str]:
     return [name for name, site in partition.sites.items() if site.policy.approval == "owner"]
 
 
-def learned_in(forecast: Forecast) -> list[tuple[str, str]]:
+def learned_in(forecast: ExpectedReleases) -> list[tuple[str, str]]:
     """Say who could learn what from what passes: pairs of a party and a sentence."""
     course = forecast.course
     return [*who_learns(forecast.planned(), course.at, course.n_masked, course.dealers)]
@@ -46,10 +49,12 @@ class FurtherAnalysis:
     distribution: str
     invent: Callable[[Mapping[str, Policy]], Mapping[str, DrySite]]
     columns: Mapping[str, Sequence[str]]
-    loops: Sequence[Loop] = ()
+    loops: Sequence[IterationLoop] = ()
     guessed: frozenset[str] = frozenset()
 
-    def run(self, protocol: Rounds[Fit], rehearsed: Callable[[], Rounds[Fit]], ledger: Ledger) -> Fit:
+    def run(
+        self, protocol: FitProtocol[Fit], rehearsed: Callable[[], FitProtocol[Fit]], ledger: Ledger
+    ) -> Fit:
         """Ask what a protocol asks, in one session, once the owners who want to be asked have consented.
 
         `rehearsed` is the same protocol, for sites without data.
@@ -63,21 +68,23 @@ class FurtherAnalysis:
             protocol = proposing(self._plans(owners, rehearsed(), ledger), protocol)
         return self.partition.engine.run(protocol, ledger)
 
-    def _plans(self, owners: Sequence[str], protocol: Rounds[Any], ledger: Ledger) -> dict[str, AnalysisPlan]:
+    def _plans(
+        self, owners: Sequence[str], protocol: FitProtocol[Any], ledger: Ledger
+    ) -> dict[str, AnalysisPlan]:
         policies = {name: site.policy for name, site in self.partition.sites.items()}
-        rehearsal = Rehearsal(self.invent(policies))
+        rehearsal = DryRunEngine(self.invent(policies))
         try:
             rehearsal.run(protocol, Ledger(at=ledger.at))
-        except Rehearsed:
-            forecast = Forecast(rehearsal.course(), self.loops)
+        except DryRunEnded:
+            forecast = ExpectedReleases(rehearsal.course(), self.loops)
         learned = tuple(f"{who}: {sentence}" for who, sentence in learned_in(forecast))
-        words = AnalysisWords(self.call, self.formula, self.distribution, learned)
-        maker = PlanMaker(forecast, words, self.guessed)
+        words = AnalysisDescription(self.call, self.formula, self.distribution, learned)
+        maker = PlanBuilder(forecast, words, self.guessed)
         asked = {one.site for one in forecast.course.asked}
         return {site: maker.plan(site, self.columns.get(site, ())) for site in owners if site in asked}
 
 
-def proposing(plans: Mapping[str, AnalysisPlan], protocol: Rounds[Fit]) -> Rounds[Fit]:
+def proposing(plans: Mapping[str, AnalysisPlan], protocol: FitProtocol[Fit]) -> FitProtocol[Fit]:
     """Propose plans in the session of a protocol, and go on with it where all owners have consented."""
     asks = next(protocol)
     yield from propose_plans(plans, asks[0].session)

@@ -1,4 +1,4 @@
-"""From a model and the arguments of a fit to an account of what the fit would ask for."""
+"""Dry run of a fit: what the fit would request and release."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from fedstat.errors import NotAvailableError
-from fedstat.federation.account.entry import COORDINATOR
-from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.audit.event_log import COORDINATOR
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula
-from fedstat.federation.door.owner.claims import beyond_one_fit
-from fedstat.federation.door.owner.plan import PlannedStep
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.owner.question import PER_ENTITY, Refusal
-from fedstat.federation.forecast.adversary import listed
-from fedstat.federation.forecast.analysis_plan import AnalysisWords, PlanMaker
-from fedstat.federation.forecast.dry_site import DrySite
-from fedstat.federation.forecast.forecast import Forecast, Loop, Planned
-from fedstat.federation.forecast.rehearsal import DryRun, Rehearsal, Rehearsed
+from fedstat.federation.disclosure.approval import PlannedStep
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.request_checks import PER_ENTITY, PolicyRefusal
+from fedstat.federation.disclosure.threat_statements import threats_beyond_one_fit
+from fedstat.federation.dry_run.adversaries import join_names
+from fedstat.federation.dry_run.execution import DryRunEnded, DryRunEngine, DryRunRecord, DrySite
+from fedstat.federation.dry_run.expected_releases import (
+    AnalysisDescription,
+    ExpectedArray,
+    ExpectedReleases,
+    IterationLoop,
+    PlanBuilder,
+)
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.approval import propose_plans
-from fedstat.federation.rounds.engine import Engine, Fit, Rounds
-from fedstat.federation.rounds.statements import receipted
+from fedstat.federation.protocols.engine import Engine, Fit, FitProtocol
+from fedstat.federation.protocols.plan_approval import propose_plans
+from fedstat.federation.protocols.receipts import with_receipt
 from fedstat.inference.explanation import Explanation
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_arguments
 from fedstat.models.consent import learned_in, owners_asked
 from fedstat.progress_line import progress
@@ -59,15 +63,15 @@ class ForecastPlan:
         """Arguments of the rehearsal that are not those of the fit."""
         return {}
 
-    def loops(self, course: DryRun) -> Sequence[Loop]:
+    def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
         """Name rounds of which there are as many as the data ask for."""
         return ()
 
-    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Say what else who could learn."""
         yield from ()
 
-    def notes(self, forecast: Forecast) -> Iterator[str]:
+    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
         """How the number of iterations is guessed, and what cannot be told."""
         yield from ()
 
@@ -167,9 +171,9 @@ class Explainable:
         """Start an account for one run."""
         raise NotImplementedError
 
-    def _receipted(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
+    def _receipted(self, protocol: FitProtocol[Fit], ledger: Ledger) -> FitProtocol[Fit]:
         """Close a run with the sites' statements on it; see :func:`receipted`."""
-        return receipted(protocol, tuple(self.partition.sites), self._session, ledger)
+        return with_receipt(protocol, tuple(self.partition.sites), self._session, ledger)
 
     def _columns_read(self, site: str) -> Sequence[str]:
         """Name the columns of a site that the model reads."""
@@ -187,7 +191,7 @@ class Explainable:
 def explain_fit(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any]) -> Explanation:
     """Rehearse a fit with these arguments, and say what it would ask for."""
     course = rehearse(model, plan, arguments)
-    forecast = Forecast(course, plan.loops(course))
+    forecast = ExpectedReleases(course, plan.loops(course))
     planned = forecast.planned()
     return Explanation(
         call=call_of(model, arguments),
@@ -210,7 +214,7 @@ def call_of(model: Explainable, arguments: Mapping[str, Any], method: str = "fit
     return f"{type(model).__name__}.{method.lstrip('_')}({call})"
 
 
-def learned_from(plan: ForecastPlan, forecast: Forecast) -> list[tuple[str, str]]:
+def learned_from(plan: ForecastPlan, forecast: ExpectedReleases) -> list[tuple[str, str]]:
     """Say who could learn what: pairs of a party and a sentence."""
     return [*learned_in(forecast), *plan.learned(forecast)]
 
@@ -218,7 +222,7 @@ def learned_from(plan: ForecastPlan, forecast: Forecast) -> list[tuple[str, str]
 def learned_beyond(partition: ClientPartition) -> Iterator[tuple[str, str]]:
     """Say who could learn what by other means than this fit, under the policies that the sites have."""
     here = bool(getattr(partition.engine, "setting", ""))
-    return beyond_one_fit([site.policy for site in partition.sites.values()], here)
+    return threats_beyond_one_fit([site.policy for site in partition.sites.values()], here)
 
 
 def asking_owners(fit: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,7 +233,7 @@ def asking_owners(fit: Callable[..., Any]) -> Callable[..., Any]:
         check_arguments(type(self), arguments, fit)
         sites = owners_asked(self.partition)
         # The fit of a forecast is that which the plan is made of.
-        if sites and not isinstance(self.engine, Rehearsal):
+        if sites and not isinstance(self.engine, DryRunEngine):
             bound = inspect.signature(fit).bind(self, *args, **arguments).arguments
             propose(self, sites, bound, fit.__name__)
         return fit(self, *args, **arguments)
@@ -247,10 +251,10 @@ def propose(model: Explainable, sites: Sequence[str], bound: Mapping[str, Any], 
     arguments = {name: value for name, value in bound.items() if name != "self"}
     plan = model._plan(model, settled(getattr(model, method), arguments))
     course = rehearse(model, plan, arguments, method)
-    forecast = Forecast(course, plan.loops(course))
+    forecast = ExpectedReleases(course, plan.loops(course))
     learned = tuple(f"{who}: {sentence}" for who, sentence in learned_from(plan, forecast))
-    words = AnalysisWords(call_of(model, arguments, method), model._description, model._law, learned)
-    maker = PlanMaker(forecast, words, plan.guessed)
+    words = AnalysisDescription(call_of(model, arguments, method), model._description, model._law, learned)
+    maker = PlanBuilder(forecast, words, plan.guessed)
     plans = {
         site: maker.plan(site, model._columns_read(site), tuple(model._told_afterwards(site)))
         for site in sites
@@ -260,10 +264,10 @@ def propose(model: Explainable, sites: Sequence[str], bound: Mapping[str, Any], 
 
 def rehearse(
     model: Explainable, plan: ForecastPlan, arguments: Mapping[str, Any], method: str = "fit"
-) -> DryRun:
+) -> DryRunRecord:
     """Carry a fit's own questions to sites with invented designs, as far as they are known in advance."""
     policies = {name: site.policy for name, site in model.partition.sites.items()}
-    rehearsal = Rehearsal(model._invent_sites(plan, policies), plan.repeated)
+    rehearsal = DryRunEngine(model._invent_sites(plan, policies), plan.repeated)
     # The model keeps its own engine: only the copy asks sites that are invented.
     double = copy.copy(model)
     double.engine = rehearsal
@@ -274,12 +278,12 @@ def rehearse(
             # Of a rehearsal nothing is told, also where the fit is to tell.
             silent = {"progress": False} if "progress" in arguments else {}
             getattr(double, method)(**{**arguments, **plan.arguments(), **silent})
-        except Rehearsed:
+        except DryRunEnded:
             return rehearsal.course()
     raise NotAvailableError("no forecast: this fit asks nothing of its engine")
 
 
-def as_table(planned: Sequence[Planned], at: str | None, guessed: frozenset[str]) -> pd.DataFrame:
+def as_table(planned: Sequence[ExpectedArray], at: str | None, guessed: frozenset[str]) -> pd.DataFrame:
     """One row per array, with the institution in the place of the coordinator that sits there."""
     # The coordinator that sits at an institution is that institution, for whoever reads the table.
     table = pd.DataFrame([_cells(row) | {"guessed": row.step in guessed} for row in planned], columns=COLUMNS)
@@ -289,7 +293,7 @@ def as_table(planned: Sequence[Planned], at: str | None, guessed: frozenset[str]
     return table
 
 
-def _cells(row: Planned) -> dict[str, Any]:
+def _cells(row: ExpectedArray) -> dict[str, Any]:
     """One row of the table."""
     cells: dict[str, Any] = {name: getattr(row, name) for name in PLANNED}
     for name in ("messages", "bytes"):
@@ -304,7 +308,7 @@ def _cells(row: Planned) -> dict[str, Any]:
     }
 
 
-def by_rule(refusals: Sequence[Refusal]) -> dict[str, list[str]]:
+def by_rule(refusals: Sequence[PolicyRefusal]) -> dict[str, list[str]]:
     """Messages of refusals, each once, by rule."""
     out: dict[str, dict[str, None]] = {}
     for one in refusals:
@@ -312,7 +316,7 @@ def by_rule(refusals: Sequence[Refusal]) -> dict[str, list[str]]:
     return {rule: list(messages) for rule, messages in out.items()}
 
 
-def vector_notes(model: Explainable, planned: Sequence[Planned]) -> Iterator[str]:
+def vector_notes(model: Explainable, planned: Sequence[ExpectedArray]) -> Iterator[str]:
     """Hold what a fit asks for of every entity against what owners let leave of all analyses together."""
     alike: dict[tuple[int, ...], list[str]] = {}
     for name, site in model.partition.sites.items():
@@ -323,7 +327,7 @@ def vector_notes(model: Explainable, planned: Sequence[Planned]) -> Iterator[str
     for (most, low, usual, high), names in alike.items():
         lets, it = ("lets", "it") if len(names) == 1 else ("each let", "them")
         yield (
-            f"{listed(names)} {lets} {most:,} numbers for each entity leave, over all analyses (per_entity), "
+            f"{join_names(names)} {lets} {most:,} numbers for each entity leave, over all analyses (per_entity), "
             f"and this fit asks {it} for {low:,} to {high:,}, some {usual:,}: beyond them it is refused."
         )
 
@@ -331,10 +335,10 @@ def vector_notes(model: Explainable, planned: Sequence[Planned]) -> Iterator[str
 def consent_notes(model: Explainable) -> Iterator[str]:
     """Say whose owners have to consent first."""
     if owners := owners_asked(model.partition):
-        yield f"This waits for the consent of the owners of {listed(owners)}: fit() proposes it to them."
+        yield f"This waits for the consent of the owners of {join_names(owners)}: fit() proposes it to them."
 
 
-def course_notes(course: DryRun) -> Iterator[str]:
+def course_notes(course: DryRunRecord) -> Iterator[str]:
     """Say what making the model has asked for already, and where the forecast ends."""
     kinds = dict.fromkeys(kind for found in course.earlier.values() for kind in found)
     if kinds:

@@ -1,4 +1,4 @@
-"""Marginal effects with errors by the delta method, from sums over rows or at one row."""
+"""Marginal effects with standard errors by the delta method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results in a file: arrays and JSON, nothing that runs."""
+"""Saved results: arrays and JSON, without executable content."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
 
+from fedstat.codec import from_plain, to_plain
 from fedstat.errors import FedstatError, MessageError, ModelError
-from fedstat.federation.account.entry import Entry
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.account.receipt import Receipt
+from fedstat.federation.audit.event_log import Entry
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.audit.receipt import Receipt
 from fedstat.federation.message import pack, unpack
 from fedstat.inference.estimate import LedgerLike
 from fedstat.models import INSTALLED
-from fedstat.records import from_plain, to_plain
 from fedstat.typing import Array
 
 Reader: TypeAlias = Callable[[Mapping[str, str], Mapping[str, Array]], Any]
@@ -32,7 +32,7 @@ FORMER = re.compile(
 """Formats of version 0.1.0 before a file was a record of fields."""
 
 
-class Saveable:
+class Serializable:
     """Results that a file can hold: as a record, of whose fields the codec makes arrays and JSON.
 
     ``class Results(Saveable, ..., saved_as="fedstat family results 1", record=Record)`` names the format of

@@ -1,4 +1,4 @@
-"""The threat model as a table: who can learn what, under which policy."""
+"""Threat table: who can learn what, under which policy."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedstat.federation.door.owner.claims import ALL_ROWS, ONE_PROCESS, PARTIES, threats_under
-from fedstat.federation.door.owner.policy import Policy, site_policies
+from fedstat.federation.disclosure.policy import Policy, site_policies
+from fedstat.federation.disclosure.threat_statements import (
+    ALL_ROWS_THREAT,
+    ONE_PROCESS_NOTE,
+    PARTIES,
+    threats_under,
+)
 from fedstat.inference.tables import Sheet, SheetSummary
 
 HEADERS = ("Who", "Under", "Can learn")
@@ -72,6 +77,6 @@ def threats(policy: Policy | str | Path | None = None) -> ThreatTable:
     """
     # An open policy has every rule but the minimum counts loosened.
     (rules,) = site_policies(("site",), "open" if policy is None else policy).values()
-    rows = [(EVERYBODY, ONE_PROCESS.partition(":")[0], ALL_ROWS)] if policy is None else []
+    rows = [(EVERYBODY, ONE_PROCESS_NOTE.partition(":")[0], ALL_ROWS_THREAT)] if policy is None else []
     rows += [(one.party, one.line or STRICT, one.learns) for one in threats_under(rules)]
     return ThreatTable(pd.DataFrame(rows, columns=["party", "under", "learns"]))

@@ -1,43 +1,196 @@
-"""The command ``fedstat``: its words, and the function that each of them runs.
-
-Exit codes: 0 in order, 1 a problem was found (it is named), 2 the command was not understood.
-"""
+"""The command ``fedstat``: its subcommands, their arguments, and the functions that run them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from fedstat.errors import FedstatError
-from fedstat.federation.carry.flare.kit import FLARE
 from fedstat.federation.message import RUNS
+from fedstat.federation.transport.flare.provision import FLARE
 from fedstat.operator import (
-    account,
-    description_commands,
+    cards,
+    deployment,
+    disclosure_commands,
     federation_commands,
-    federation_status,
     flare_commands,
-    serve,
+    rosters,
+    service,
     site_commands,
 )
-from fedstat.operator.enrolling import pins, rosters
-from fedstat.operator.service_words import SERVER, SERVICE
-from fedstat.operator.writing.words import JSON, Command, argument, port, seconds
+from fedstat.operator import federation_commands as federation_status
+
+# ----------------------------------------------------------------------------------------------------
+# The words of a command: what each does, the function that does it, and its arguments.
+
+Argument: TypeAlias = tuple[tuple[str, ...], Mapping[str, Any]]
+
+
+def make_argument(*names: str, **options: Any) -> Argument:
+    """Keep one argument of a command, in the words of :meth:`argparse.ArgumentParser.add_argument`."""
+    return names, options
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: what it does, the function that does it, and its arguments besides the folder.
+
+    The function takes ``folder`` and the arguments by their names, and returns the exit code; the folder of
+    a command that makes one is new.
+    """
+
+    name: str
+    what: str
+    run: Callable[..., int]
+    arguments: tuple[Argument, ...] = ()
+    is_new: bool = False
+
+
+def parse_seconds(text: str) -> float:
+    """Read a duration."""
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise ValueError("seconds")
+    return value
+
+
+def parse_megabytes(text: str) -> float:
+    """Read a size."""
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise ValueError("megabytes")
+    return value
+
+
+def parse_port(text: str) -> int:
+    """Read a port of this machine; 0 for any."""
+    value = int(text)
+    if not 0 <= value < 2**16:
+        raise ValueError("port")
+    return value
+
+
+def parse_mode(text: str) -> int:
+    """Read the mode of a file, in octal digits; none that others may write."""
+    value = int(text, 8)
+    if not 0o400 <= value <= 0o777 or value & 0o022:
+        raise ValueError("mode")
+    return value
+
+
+def parse_count(text: str) -> int:
+    """Read a number of files."""
+    value = int(text)
+    if not 0 <= value <= 1000:
+        raise ValueError("count")
+    return value
+
+
+JSON = make_argument("--json", dest="as_json", action="store_true", help="for programs: keys that stay")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Commands that serve a site and watch it.
+
+INTO = make_argument("into", type=Path, help="folder for the two files; none is written over")
+
+SERVICE = (
+    Command(
+        "serve",
+        "Answer questions until SIGTERM or Ctrl-C.",
+        service.serve_site_folder,
+        (
+            make_argument("--once", action="store_true", help="answer what waits in the folder, and end"),
+            make_argument(
+                "--poll",
+                type=parse_seconds,
+                default=service.POLL,
+                help="seconds between two looks at the folder",
+            ),
+            make_argument("--metrics", type=Path, help="file that is kept in Prometheus' text format"),
+            make_argument("--metrics-mode", type=parse_mode, default=0o600, help="its mode (default: 600)"),
+            make_argument("--log", type=Path, help="file for its log (default: standard error)"),
+            make_argument(
+                "--log-megabytes",
+                type=parse_megabytes,
+                default=10.0,
+                help="size at which it is set aside (10)",
+            ),
+            make_argument(
+                "--log-count", type=parse_count, default=5, help="how many older ones are kept (5)"
+            ),
+        ),
+    ),
+    Command(
+        "status",
+        "Show whether the site is served, and what it has done (exit code 0 while it is served).",
+        service.show_site_status,
+        (JSON,),
+    ),
+    Command(
+        "health",
+        "Say in one line whether the site is served and can answer (exit code 0 where it can), for monitors.",
+        service.show_health,
+        (
+            make_argument(
+                "--patience",
+                type=parse_seconds,
+                default=600.0,
+                help="seconds that one question may take (default: 600)",
+            ),
+        ),
+    ),
+    Command(
+        "unit",
+        "Print a systemd unit for the service, with its true paths.",
+        deployment.site_unit,
+    ),
+    Command(
+        "compose",
+        "Write a Dockerfile and compose.yaml for the service, with its true paths.",
+        deployment.site_compose,
+        (INTO,),
+    ),
+)
+
+SERVER = (
+    Command(
+        "unit",
+        "NVIDIA FLARE: print a systemd unit for the server, with its true paths.",
+        deployment.federation_unit,
+    ),
+    Command(
+        "compose",
+        "NVIDIA FLARE: write a Dockerfile and compose.yaml for the server, with its true paths.",
+        deployment.federation_compose,
+        (INTO,),
+    ),
+)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The command ``fedstat``: its words, and the function that each of them runs.
+#
+# Exit codes: 0 in order, 1 a problem was found (it is named), 2 the command was not understood.
 
 NEW_FOLDER = "a folder that is new or empty"
 
-CARRIER = argument(
+CARRIER = make_argument(
     "--carrier",
     choices=["folder", FLARE],
     default="folder",
     help="what brings questions to sites: signed files in a folder (default), or NVIDIA FLARE",
 )
 
-DIGEST = argument("digest", help="of the plan, or the first digits of it, as 'fedstat site pending' shows it")
+DIGEST = make_argument(
+    "digest", help="of the plan, or the first digits of it, as 'fedstat site pending' shows it"
+)
 
-REPLACE = argument(
+REPLACE = make_argument(
     "--replace",
     metavar="FINGERPRINT",
     default="",
@@ -48,14 +201,14 @@ SITE = (
     Command(
         "init",
         "Make a site's folder: keys, site.toml and policy.toml to fill in, and a public card.",
-        site_commands.init,
+        site_commands.init_site,
         (
-            argument(
+            make_argument(
                 "--name", required=True, help="of the institution, as formulas and results will have it"
             ),
-            argument("--data", help="CSV or Parquet file with the records (default: fill in site.toml)"),
-            argument("--exchange", default="exchange", help="folder for questions and answers"),
-            argument(
+            make_argument("--data", help="CSV or Parquet file with the records (default: fill in site.toml)"),
+            make_argument("--exchange", default="exchange", help="folder for questions and answers"),
+            make_argument(
                 "--key",
                 nargs="+",
                 default=(),
@@ -70,49 +223,51 @@ SITE = (
     Command(
         "check",
         "Show what others would see, what the policy lets leave, and what is not in order.",
-        site_commands.check,
+        site_commands.check_site,
     ),
     Command(
         "reload",
         "Read the records anew, after they have changed, without an end to the service.",
-        site_commands.reload,
+        site_commands.reload_site,
     ),
     Command(
         "describe",
         "Propose what is published of the columns (columns.toml), or hold the records against it.",
-        description_commands.describe,
+        disclosure_commands.describe_columns,
     ),
     Command(
         "answer-again",
         "Answer those again whose questions were refused too often because of the records.",
-        description_commands.answer_again,
+        disclosure_commands.reset_refusals,
     ),
-    Command("threats", "Show who can learn what under the site's policy.", description_commands.threats),
-    Command("pending", "Show the plans of analyses that wait for consent.", description_commands.pending),
-    Command("approve", "Consent to one run of a plan.", description_commands.approve, (DIGEST,)),
-    Command("deny", "Refuse a plan.", description_commands.deny, (DIGEST,)),
+    Command("threats", "Show who can learn what under the site's policy.", disclosure_commands.show_threats),
+    Command("pending", "Show the plans of analyses that wait for consent.", disclosure_commands.show_pending),
+    Command("approve", "Consent to one run of a plan.", disclosure_commands.approve_plan, (DIGEST,)),
+    Command("deny", "Refuse a plan.", disclosure_commands.deny_plan, (DIGEST,)),
     Command(
         "declare-loss",
         "Declare that the site's account, or its memory of earlier answers, was lost; the others are told.",
-        account.declare,
-        (argument("--reason", required=True, help="what happened, for the account; it stays here"),),
+        disclosure_commands.declare_ledger_loss,
+        (make_argument("--reason", required=True, help="what happened, for the account; it stays here"),),
     ),
     Command(
         "pin",
         "Trust the coordinator, or the other site, of a card.",
-        pins.pin,
-        (argument("card", type=Path, help="card.toml of the coordinator or of the other site"), REPLACE),
+        cards.pin_card,
+        (make_argument("card", type=Path, help="card.toml of the coordinator or of the other site"), REPLACE),
     ),
     Command(
         "accept",
         "Show the roster of a federation; with its fingerprint, trust the coordinator and all sites in it.",
-        rosters.accept,
+        rosters.accept_roster,
         (
-            argument(
+            make_argument(
                 "roster", type=Path, nargs="?", help="roster.json (default: the one in the exchange folder)"
             ),
-            argument("--fingerprint", default="", help="of the roster, as you have compared it by telephone"),
-            argument(
+            make_argument(
+                "--fingerprint", default="", help="of the roster, as you have compared it by telephone"
+            ),
+            make_argument(
                 "--replace",
                 metavar="FINGERPRINT",
                 action="append",
@@ -124,48 +279,50 @@ SITE = (
     Command(
         "revoke",
         "Trust a site, or the coordinator, no longer.",
-        site_commands.revoke,
-        (argument("name", help="of the site, or 'coordinator'"),),
+        site_commands.revoke_trust,
+        (make_argument("name", help="of the site, or 'coordinator'"),),
     ),
     Command(
         "seed",
         "Draw the secret that all sites share, for random projections and labels that several sites hold.",
-        site_commands.seed,
+        site_commands.draw_seed,
     ),
     Command(
         "consent",
         "Vertical layout: consent to one alignment of the site's keys with those of other sites.",
-        site_commands.consent,
-        (argument("names", nargs="+", metavar="SITE", help="the other sites of the alignment"),),
+        site_commands.consent_alignment,
+        (make_argument("names", nargs="+", metavar="SITE", help="the other sites of the alignment"),),
     ),
     *SERVICE,
     Command(
         "request",
         "NVIDIA FLARE: draw a private key, and write the request for its certificate.",
-        flare_commands.request,
+        flare_commands.request_kit,
     ),
     Command(
         "join-kit",
         "NVIDIA FLARE: make the site's kit of what the coordinator sent.",
         flare_commands.join_kit,
-        (argument("kit", type=Path, help="NAME.kit, as the coordinator sent it"),),
+        (make_argument("kit", type=Path, help="NAME.kit, as the coordinator sent it"),),
     ),
     Command(
         "page",
         "Show all this in a browser on this machine, and approve or deny there, until Ctrl-C.",
-        serve.page,
+        service.serve_owner_page,
         (
-            argument("--port", type=port, default=0, help="on 127.0.0.1 (default: any that is free)"),
-            argument("--open", dest="in_browser", action="store_true", help="open it in a browser"),
+            make_argument(
+                "--port", type=parse_port, default=0, help="on 127.0.0.1 (default: any that is free)"
+            ),
+            make_argument("--open", dest="in_browser", action="store_true", help="open it in a browser"),
         ),
     ),
     Command(
         "ledger",
         "Show what left, to whom and when, from the site's own ledger.",
-        account.ledger,
+        disclosure_commands.show_ledger,
         (
-            argument("--session", help="one session only"),
-            argument("--json", dest="as_json", action="store_true", help="every entry, one line each"),
+            make_argument("--session", help="one session only"),
+            make_argument("--json", dest="as_json", action="store_true", help="every entry, one line each"),
         ),
     ),
 )
@@ -174,13 +331,13 @@ FEDERATION = (
     Command(
         "new",
         "Make a coordinator's folder: keys, federation.toml and a public card.",
-        federation_commands.new,
+        federation_commands.new_federation,
         (
-            argument("--name", help="of the federation (default: that of the folder)"),
-            argument(
+            make_argument("--name", help="of the federation (default: that of the folder)"),
+            make_argument(
                 "--exchange", help="folder for questions and answers (default: 'exchange' in the folder)"
             ),
-            argument(
+            make_argument(
                 "--layout",
                 choices=["horizontal", "vertical"],
                 default="horizontal",
@@ -188,26 +345,26 @@ FEDERATION = (
                 "share",
             ),
             CARRIER,
-            argument("--host", help="NVIDIA FLARE: machine of the server, as the sites reach it"),
-            argument("--port", type=int, help="NVIDIA FLARE: port of the server"),
+            make_argument("--host", help="NVIDIA FLARE: machine of the server, as the sites reach it"),
+            make_argument("--port", type=int, help="NVIDIA FLARE: port of the server"),
         ),
         is_new=True,
     ),
     Command(
         "join",
         "Add a site by its public card.",
-        federation_commands.join,
+        federation_commands.join_site,
         (
-            argument("card", type=Path, help="card.toml of the site"),
+            make_argument("card", type=Path, help="card.toml of the site"),
             REPLACE,
-            argument("--again", action="store_true", help="although its key was taken out before"),
+            make_argument("--again", action="store_true", help="although its key was taken out before"),
         ),
     ),
     Command(
         "remove",
         "Take a site out: its key is listed, and the next roster is without it.",
-        federation_commands.remove,
-        (argument("name", help="of the site"),),
+        federation_commands.remove_site,
+        (make_argument("name", help="of the site"),),
     ),
     Command(
         "roster",
@@ -218,26 +375,26 @@ FEDERATION = (
         "accept",
         "Take a site's word that it has accepted the roster, where no exchange folder brings it.",
         rosters.take_acceptance,
-        (argument("path", type=Path, metavar="accepted", help="NAME.accepted, as the site sent it"),),
+        (make_argument("path", type=Path, metavar="accepted", help="NAME.accepted, as the site sent it"),),
     ),
     Command(
         "test",
         "Ask every site for its columns, and time it.",
-        federation_commands.test,
-        (argument("--timeout", type=seconds, default=20.0, help="seconds to wait for each site"),),
+        federation_commands.test_federation,
+        (make_argument("--timeout", type=parse_seconds, default=20.0, help="seconds to wait for each site"),),
     ),
     Command(
         "align",
         "Vertical layout: number the entities that the sites share, once for all models; no key is shown.",
-        federation_commands.align,
-        (argument("--timeout", type=seconds, help="seconds to wait for each answer of a site"),),
+        federation_commands.align_sites,
+        (make_argument("--timeout", type=parse_seconds, help="seconds to wait for each answer of a site"),),
     ),
     Command(
         "provision",
         "NVIDIA FLARE: make the server's kit, and certify the sites that ask.",
         flare_commands.provision,
         (
-            argument(
+            make_argument(
                 "requests",
                 type=Path,
                 nargs="*",
@@ -250,16 +407,18 @@ FEDERATION = (
     Command(
         "start",
         "NVIDIA FLARE: open an analysis at the sites, which connecting does as well.",
-        flare_commands.start,
+        flare_commands.start_analysis,
     ),
     Command(
-        "stop", "NVIDIA FLARE: end the analysis that is open, and whatever else runs.", flare_commands.stop
+        "stop",
+        "NVIDIA FLARE: end the analysis that is open, and whatever else runs.",
+        flare_commands.stop_analysis,
     ),
     Command(
         "status",
         "Show sites and what waits for them; of NVIDIA FLARE also server, certificates and analysis (exit "
         "code 0 where all is there).",
-        federation_status.status,
+        federation_status.show_federation_status,
         (JSON,),
     ),
     *SERVER,

@@ -1,28 +1,213 @@
-"""Commands that print or write what runs a site, or a coordinator's server, for long."""
+"""Systemd units, Dockerfiles and compose files for a site or a coordinator's server."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedstat.errors import PartitionError
-from fedstat.federation.carry.exchange.part import is_bucket
-from fedstat.federation.carry.flare.kit import FLARE
-from fedstat.federation.carry.site_folder import read_description
+from fedstat.federation.message import VERSION
 from fedstat.federation.partition.federation_file import read_federation
-from fedstat.operator.flare_commands import is_carried
-from fedstat.operator.running.unit import Served, service_name
-from fedstat.operator.writing.screen import typed
+from fedstat.federation.transport.flare.provision import FLARE
+from fedstat.federation.transport.mailbox import is_bucket
+from fedstat.federation.transport.site_folder import read_description
+from fedstat.operator.flare_commands import uses_flare
+from fedstat.operator.site_status import FOR_GOOD
+from fedstat.operator.terminal import shell_path
+
+# ----------------------------------------------------------------------------------------------------
+# A systemd unit, a Dockerfile and a compose file for a site, or a coordinator's server, with true paths.
+#
+# The process that is described writes its folder and the exchange, and reads its records; all else is shut.
+
+UNIT = """\
+# /etc/systemd/system/fedstat-{name}.service, then:
+#   systemctl daemon-reload && systemctl enable --now fedstat-{name}
+# Its log:  journalctl -u fedstat-{name}   (journald rotates it)
+[Unit]
+Description=fedstat: {name}
+After=network-online.target
+Wants=network-online.target
+RequiresMountsFor={mounts}
+
+[Service]
+User={user}
+WorkingDirectory={folder}
+ExecStart={command}
+Restart=on-failure
+# Another process has its kit, or it was taken out: it would take the place back, or be turned away, for ever.
+RestartPreventExitStatus={for_good}
+RestartSec=10
+# A question that is being answered is finished first.
+TimeoutStopSec=300
+# No watchdog: one question may take minutes. Have a monitor ask  fedstat site health
+UMask=0077
+NoNewPrivileges=true
+ProtectSystem=strict
+ProtectHome=read-only
+ReadWritePaths={writes}
+PrivateTmp={private_tmp}
+PrivateDevices=true
+ProtectKernelTunables=true
+ProtectKernelModules=true
+ProtectKernelLogs=true
+ProtectControlGroups=true
+ProtectClock=true
+ProtectHostname=true
+ProtectProc=invisible
+RestrictNamespaces=true
+RestrictRealtime=true
+RestrictSUIDSGID=true
+LockPersonality=true
+CapabilityBoundingSet=
+RestrictAddressFamilies={families}
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+# Compiled loops are kept here; memory that is written is also run, so MemoryDenyWriteExecute stays off.
+CacheDirectory=fedstat-{name}
+CacheDirectoryMode=0700
+Environment=NUMBA_CACHE_DIR=/var/cache/fedstat-{name}
+
+[Install]
+WantedBy=multi-user.target
+"""
+DOCKERFILE = """\
+# The wheel beside this file is made in the source tree by:  pip wheel --no-deps --wheel-dir . SOURCE
+FROM python:3.12-slim
+COPY fedstat-{version}-py3-none-any.whl /tmp/
+RUN pip install --no-cache-dir "/tmp/fedstat-{version}-py3-none-any.whl{extras}"
+ENV NUMBA_CACHE_DIR=/tmp/numba HOME=/tmp PYTHONUNBUFFERED=1
+ENTRYPOINT ["fedstat"]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUnit:
+    """A process to be run for long: its words after ``fedstat``, what it writes and reads, its needs.
+
+    `variables` are the names of those in the environment that it takes; their values are written nowhere.
+    """
+
+    name: str
+    folder: Path
+    words: Sequence[str]
+    writes: Sequence[Path]
+    reads: Sequence[Path] = ()
+    extras: Sequence[str] = ()
+    by_network: bool = False
+    health: Sequence[str] = ()
+    port: int = 0
+    variables: Sequence[str] = ()
+
+    def unit(self) -> str:
+        """Write the unit of systemd."""
+        places = [_plain(path) for path in (*self.writes, *self.reads)]
+        words = [_plain(Path(sys.executable)), "-m", "fedstat.operator", *self.words, _plain(self.folder)]
+        hidden = any(path.startswith(("/tmp/", "/var/tmp/")) for path in places)
+        return UNIT.format(
+            name=self.name,
+            mounts=" ".join(dict.fromkeys(places)),
+            user=self._owner(),
+            for_good=FOR_GOOD,
+            folder=_plain(self.folder),
+            command=" ".join(words),
+            writes=" ".join(dict.fromkeys(_plain(path) for path in self.writes)),
+            private_tmp="false" if hidden else "true",
+            families="AF_UNIX AF_INET AF_INET6" if self.by_network else "AF_UNIX",
+        )
+
+    def _owner(self) -> str:
+        try:
+            return self.folder.owner()
+        except KeyError:  # an account without a name, as in containers
+            return str(self.folder.stat().st_uid)
+
+    def dockerfile(self) -> str:
+        """Write the Dockerfile."""
+        extras = f"[{','.join(self.extras)}]" if self.extras else ""
+        return DOCKERFILE.format(version=VERSION, extras=extras)
+
+    def compose(self) -> str:
+        """Write the compose file; folders have the same paths inside as outside, as site.toml names them."""
+        status = self.folder.stat()
+        lines = [
+            "# docker compose up --build --detach; paths inside are those outside",
+            "services:",
+            f"  {self.name}:",
+            "    build: .",
+            f"    command: {_listed([*self.words, _plain(self.folder)])}",
+            f'    user: "{status.st_uid}:{status.st_gid}"',
+            "    restart: on-failure:5",
+            "    init: true",
+            "    stop_grace_period: 5m",
+            "    read_only: true",
+            "    tmpfs: [/tmp]",
+            "    cap_drop: [ALL]",
+            "    security_opt: [no-new-privileges:true]",
+        ]
+        if not self.by_network:
+            lines.append("    network_mode: none")
+        if self.variables:
+            lines.append(f"    environment: {_listed(self.variables)}")
+        if self.port:
+            lines.append(f'    ports: ["{self.port}:{self.port}"]')
+        lines.append("    volumes:")
+        writes = dict.fromkeys(_plain(path) for path in self.writes)
+        reads = [path for path in dict.fromkeys(map(_plain, self.reads)) if path not in writes]
+        lines += [f"      - {path}:{path}" for path in writes]
+        lines += [f"      - {path}:{path}:ro" for path in reads]
+        if self.health:
+            test = _listed(["CMD", "fedstat", *self.health, _plain(self.folder)])
+            lines += ["    healthcheck:", f"      test: {test}", "      interval: 1m", "      timeout: 30s"]
+            lines += ["      start_period: 2m", "      retries: 3"]
+        return "\n".join(lines) + "\n"
+
+    def write_compose(self, into: Path) -> None:
+        """Write both files into a folder; PartitionError where there is one already."""
+        into.mkdir(parents=True, exist_ok=True)
+        for name, text in (("Dockerfile", self.dockerfile()), ("compose.yaml", self.compose())):
+            if (into / name).exists():
+                raise PartitionError(f"'{into / name}' is there already; name another folder")
+            (into / name).write_text(text, encoding="utf-8")
+
+
+def service_name(name: str) -> str:
+    """Return the name of a service: letters of ASCII, digits and dashes of the site's."""
+    kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())
+    return kept.strip("-") or "site"
+
+
+def _plain(path: Path) -> str:
+    """Write a path as units and compose files take it unquoted."""
+    text = os.path.abspath(path)
+    if not all(letter.isalnum() or letter in "/._-+" for letter in text):
+        raise PartitionError(
+            f"'{text}': a unit or compose file takes paths of letters, digits and . _ - + only; "
+            "move the folder"
+        )
+    return text
+
+
+def _listed(words: Sequence[str]) -> str:
+    return "[" + ", ".join(f'"{word}"' for word in words) + "]"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Commands that print or write what runs a site, or a coordinator's server, for long.
 
 
 def site_unit(folder: Path) -> int:
     """Print the systemd unit of a site."""
-    print(site_served(folder).unit(), end="")
+    print(site_service(folder).unit(), end="")
     return 0
 
 
 def site_compose(folder: Path, into: Path) -> int:
     """Write Dockerfile and compose file of a site."""
-    return _write(site_served(folder), into)
+    return _write(site_service(folder), into)
 
 
 def federation_unit(folder: Path) -> int:
@@ -36,16 +221,16 @@ def federation_compose(folder: Path, into: Path) -> int:
     return _write(_server(folder), into)
 
 
-def site_served(folder: Path) -> Served:
+def site_service(folder: Path) -> ServiceUnit:
     """Say how a site is run, by what its description names."""
     description, source, folder = read_description(folder), read_description(folder).source, folder.resolve()
-    by_flare, by_bucket = is_carried(folder), is_bucket(description.exchange)
+    by_flare, by_bucket = uses_flare(folder), is_bucket(description.exchange)
     if not by_flare and not description.exchange:
         raise PartitionError(f"the site in '{folder}' has neither an exchange nor a kit yet")
     exchange = [] if by_flare or by_bucket else [Path(description.exchange)]
     extras = {"flare"} if by_flare else {"s3"} if by_bucket else set[str]()
     extras |= {"sql"} if source.kind == "sql" else {"parquet"} if source.kind == "parquet" else set()
-    return Served(
+    return ServiceUnit(
         name=service_name(description.name),
         folder=folder,
         words=("site", "serve"),
@@ -58,14 +243,14 @@ def site_served(folder: Path) -> Served:
     )
 
 
-def _server(folder: Path) -> Served:
+def _server(folder: Path) -> ServiceUnit:
     federation = read_federation(folder)
     if federation.carrier != FLARE:
         raise PartitionError(
             f"the coordinator of {federation.name} has no server: over a {federation.carrier}, it asks when "
             "an analyst connects; only sites are run for long (fedstat site unit, fedstat site compose)"
         )
-    return Served(
+    return ServiceUnit(
         name=service_name(federation.name),
         folder=folder.resolve(),
         words=("federation", "serve"),
@@ -77,9 +262,9 @@ def _server(folder: Path) -> Served:
     )
 
 
-def _write(served: Served, into: Path) -> int:
+def _write(served: ServiceUnit, into: Path) -> int:
     served.write_compose(into)
     print(f"'{into}' has Dockerfile and compose.yaml. Put the wheel there, and start it:\n")
-    print(f"  pip wheel --no-deps --wheel-dir {typed(into)} SOURCE")
-    print(f"  docker compose --project-directory {typed(into)} up --build --detach")
+    print(f"  pip wheel --no-deps --wheel-dir {shell_path(into)} SOURCE")
+    print(f"  docker compose --project-directory {shell_path(into)} up --build --detach")
     return 0

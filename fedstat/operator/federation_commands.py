@@ -1,49 +1,262 @@
-"""Commands of a coordinator: make its folder, add sites, see whether they answer."""
+"""Commands of a coordinator: make its folder, add sites, test connections, and report the status."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-from fedstat.errors import FedstatError, PartitionError
-from fedstat.federation.account.entry import COORDINATOR
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.carry.bucket.store import given_exchange
-from fedstat.federation.carry.exchange.part import is_bucket
-from fedstat.federation.carry.flare.kit import FLARE
-from fedstat.federation.carry.flare.provision import check_address, check_flare_name
-from fedstat.federation.carry.remote import Carrier, Closing, RemoteEngine, RemoteSite
-from fedstat.federation.carry.site_folder import IDENTITY
-from fedstat.federation.door.families import load_families
-from fedstat.federation.files import write_whole
-from fedstat.federation.partition.connect import schema_problems
-from fedstat.federation.partition.connect_vertical import align_federation, alignment_problems, standing
+from fedstat.codec import to_json, to_plain
+from fedstat.errors import FedstatError, PartitionError, PinError, PolicyError
+from fedstat.federation.audit.event_log import COORDINATOR
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.site import load_families
+from fedstat.federation.files import write_atomic
+from fedstat.federation.message import Request
+from fedstat.federation.partition.connect import (
+    align_connected_sites,
+    alignment_problems,
+    alignment_status,
+    schema_problems,
+)
 from fedstat.federation.partition.federation_file import (
-    FEDERATION,
+    FEDERATION_FILENAME,
+    FOLDER_TRANSPORT,
+    FederationDescription,
     coordinator_identity,
     open_carrier,
     read_federation,
 )
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_alignment
-from fedstat.federation.rounds.schema import TableSchema, ask_schemas, version_remarks
-from fedstat.operator.enrolling import members
-from fedstat.operator.enrolling.cards import COMPARE, SITE, Card, make_folder, read_card
-from fedstat.operator.enrolling.pairs import pair_problems
-from fedstat.operator.enrolling.pins import check_replaced, same
-from fedstat.operator.enrolling.rosters import roster_remarks
-from fedstat.operator.flare_commands import heed_members
-from fedstat.operator.writing.entries import quoted, set_entry
-from fedstat.operator.writing.screen import columns, heading, tell_problems, typed
-from fedstat.operator.writing.templates import BY_BUCKET, BY_FLARE, BY_FOLDER, COLUMNS, ROWS
-from fedstat.operator.writing.templates import FEDERATION as TEMPLATE
+from fedstat.federation.protocols.engine import FitProtocol, LocalEngine
+from fedstat.federation.protocols.key_agreement import FAMILY, KeysAnnounced, KeysRequest
+from fedstat.federation.protocols.linkage import PersistentAlignment, load_alignment
+from fedstat.federation.protocols.schema import TableSchema, request_schemas, version_remarks
+from fedstat.federation.transport.bucket import given_exchange
+from fedstat.federation.transport.flare.analysis import query_server
+from fedstat.federation.transport.flare.provision import (
+    FLARE,
+    SERVER,
+    check_address,
+    check_flare_name,
+    days_left,
+)
+from fedstat.federation.transport.mailbox import SiteMailbox, is_bucket
+from fedstat.federation.transport.remote import ClosableTransport, RemoteEngine, RemoteSite, Transport
+from fedstat.federation.transport.site_folder import IDENTITY
+from fedstat.operator import flare_commands, rosters
+from fedstat.operator.cards import (
+    COMPARE,
+    SITE,
+    Card,
+    check_replaced_pin,
+    make_folder,
+    read_card,
+    same_fingerprint,
+)
+from fedstat.operator.config_files import (
+    BY_BUCKET,
+    BY_FLARE,
+    BY_FOLDER,
+    COLUMNS,
+    ROWS,
+    set_entry,
+    toml_quoted,
+)
+from fedstat.operator.config_files import FEDERATION as TEMPLATE
+from fedstat.operator.flare_commands import enforce_revocations
+from fedstat.operator.flare_process import is_running
+from fedstat.operator.rosters import (
+    accepted_numbers,
+    collect_acceptances,
+    last_roster,
+    revoked_problems,
+    roster_remarks,
+)
+from fedstat.operator.terminal import format_columns, print_problems, shell_path, underlined
+
+# ----------------------------------------------------------------------------------------------------
+# A trial of the agreement on keys, which says which institution has not pinned which.
+
+
+def pair_problems(carrier: Transport, sites: Sequence[str]) -> Iterator[str]:
+    """One line for each site that cannot agree on keys with the others, with the names of these.
+
+    It asks what every masked sum asks first, of each site alone: a fit would end with the first that refuses.
+    A site whose policy refuses masked sums is none of these.
+    """
+    if len(sites) < 2:
+        return
+    session = secrets.token_hex(8)
+    engines = {site: RemoteEngine({site: RemoteSite(site, carrier)}) for site in sites}
+
+    def ask(site: str, questions: dict[str, str]) -> list[str] | FedstatError:
+        asks = [Request(site, FAMILY, step, {}, session, text) for step, text in questions.items()]
+        try:
+            return engines[site].run(_one_round(asks), Ledger())
+        except FedstatError as error:
+            return error
+
+    def ask_all(questions: Callable[[str], dict[str, str]]) -> dict[str, list[str] | FedstatError]:
+        with ThreadPoolExecutor(max_workers=len(sites)) as pool:
+            return dict(zip(sites, pool.map(lambda site: ask(site, questions(site)), sites), strict=True))
+
+    # Among those that show their key: an owner may want no masked sums.
+    shown = ask_all(lambda _: {"introduce": "{}"})
+    public = {site: one[0] for site, one in shown.items() if isinstance(one, list)}
+    if len(public) < 2:
+        return
+    asked = to_json(KeysRequest(session, tuple(public)))
+    told = ask_all(lambda site: {"announce": asked} if site in public else {})
+    announced = {site: one[0] for site, one in told.items() if isinstance(one, list) and one}
+    content = to_json(KeysAnnounced(public, announced))
+    ended = ask_all(lambda site: {"finish": content} if site in announced else {})
+    errors = [
+        one[site] for site in sites for one in (shown, told, ended) if isinstance(one[site], FedstatError)
+    ]
+    # others cannot finish either then, and say so in vain
+    pins = [error for error in errors if isinstance(error, PinError)]
+    yield from (str(error) for error in pins or errors if not isinstance(error, PolicyError))
+
+
+def _one_round(asks: list[Request]) -> FitProtocol[list[str]]:
+    replies = yield asks
+    return [reply.text for reply in replies]
+
+
+# ----------------------------------------------------------------------------------------------------
+# How a federation stands at its coordinator, for people and for programs; no site is asked anything.
+
+FORM = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SiteReport:
+    """A site as its coordinator sees it.
+
+    Whether it is connected (NVIDIA FLARE), how many questions wait for it (a folder), and which roster it has
+    accepted; null where that is not known.
+    """
+
+    connected: bool | None
+    waiting: int | None
+    roster: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FederationStatus:
+    """How a federation stands: of NVIDIA FLARE also the server, its certificates and what is open on it."""
+
+    form: int
+    federation: str
+    carrier: str
+    layout: str
+    sites: dict[str, SiteReport]
+    revoked: list[str]
+    roster: int | None
+    server: bool | None
+    certificate_days: int | None
+    analyses: list[str] | None
+    problems: list[str]
+
+
+def show_federation_status(folder: Path, as_json: bool = False) -> int:
+    """Show how a federation stands; 0 where nothing is amiss."""
+    federation = read_federation(folder)
+    if federation.carrier == FLARE and not as_json:
+        return flare_commands.show_flare_status(folder)
+    found = _standing(federation)
+    if as_json:
+        print(json.dumps(to_plain(found), indent=2))
+        return 1 if found.problems else 0
+    print(underlined(f"Federation {found.federation}"))
+    rows = [("site", "waiting", "roster accepted")]
+    rows += [
+        (name, _server_report(one.waiting), _server_report(one.roster)) for name, one in found.sites.items()
+    ]
+    print(format_columns(rows, head=True, right=(1, 2)) + "\n")
+    print(f"  Whether they answer is told by    fedstat federation test {shell_path(folder)}")
+    return print_problems(found.problems)
+
+
+def _server_report(count: int | None) -> str:
+    return "not known" if count is None else str(count)
+
+
+def _standing(federation: FederationDescription) -> FederationStatus:
+    folder, by_flare = federation.folder, federation.carrier == FLARE
+    home = folder / FLARE
+    has_kit = by_flare and (home / SERVER).exists()
+    runs = has_kit and is_running(home)
+    told = query_server(folder) if runs else None
+    roster = last_roster(federation)
+    numbers = dict[str, int]()
+    if roster is not None:
+        collect_acceptances(federation, roster)  # what is none of a site's is told by 'federation test'
+        numbers = accepted_numbers(federation, roster)
+    sites = {
+        name: SiteReport(
+            connected=(told is not None and name in told.connected) if by_flare else None,
+            waiting=_waiting(federation, name) if federation.carrier == FOLDER_TRANSPORT else None,
+            roster=numbers.get(name),
+        )
+        for name in federation.sites
+    }
+    return FederationStatus(
+        form=FORM,
+        federation=federation.name,
+        carrier=federation.carrier,
+        layout=federation.layout,
+        sites=sites,
+        revoked=list(federation.revoked.values()),
+        roster=None if roster is None else roster.number,
+        server=runs if by_flare else None,
+        certificate_days=days_left(home / SERVER) if has_kit else None,
+        analyses=None if told is None else [str(job).lower() for job in told.jobs.values()],
+        problems=[*revoked_problems(federation), *_problems(federation, sites, has_kit, runs)],
+    )
+
+
+def _problems(
+    federation: FederationDescription, sites: dict[str, SiteReport], has_kit: bool, runs: bool
+) -> Iterator[str]:
+    folder = shell_path(federation.folder)
+    if not sites:
+        yield f"no site has been added yet: fedstat federation join {folder} CARD"
+    if federation.carrier == FOLDER_TRANSPORT:
+        for name in (name for name, one in sites.items() if one.waiting is None):
+            yield f"the part of {name} in '{federation.exchange}' is not there: it has not been started"
+    if federation.carrier != FLARE:
+        return
+    renew = f"fedstat federation provision {folder}"
+    if not has_kit:
+        yield f"there are no kits yet: {renew}"
+        return
+    yield from flare_commands.certificate_problems(federation.folder / FLARE / SERVER, renew)
+    if not runs:
+        yield f"start the server by    fedstat federation serve {folder}"
+        return
+    for name in (name for name, one in sites.items() if not one.connected):
+        yield f"{name} is not connected"
+
+
+def _waiting(federation: FederationDescription, name: str) -> int | None:
+    try:
+        return len(SiteMailbox(Path(federation.exchange, name)).open_numbers()[0])
+    except OSError:
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Commands of a coordinator: make its folder, add sites, see whether they answer.
 
 LAYOUTS = {"horizontal": ROWS, "vertical": COLUMNS}
 
 
-def new(
+def new_federation(
     folder: Path,
     name: str | None,
     exchange: str | None,
@@ -55,23 +268,23 @@ def new(
     """Make a coordinator's folder: keys, federation.toml and public card."""
     carried = _by_flare(host, port) if carrier == FLARE else _by_folder(exchange)
     name = name or folder.name
-    fingerprint = make_folder(folder, FEDERATION).public.fingerprint
-    text = TEMPLATE.format(folder=folder, name=quoted(name), layout=LAYOUTS[layout], carried=carried)
-    write_whole(folder / FEDERATION, text.encode())
+    fingerprint = make_folder(folder, FEDERATION_FILENAME).public.fingerprint
+    text = TEMPLATE.format(folder=folder, name=toml_quoted(name), layout=LAYOUTS[layout], carried=carried)
+    write_atomic(folder / FEDERATION_FILENAME, text.encode())
     files = [
         (IDENTITY, "private keys, for this account alone; whoever has them asks in your name"),
-        (FEDERATION, "the sites, and how they are reached"),
+        (FEDERATION_FILENAME, "the sites, and how they are reached"),
     ]
     Card(name, COORDINATOR, fingerprint).hand_out(folder, files)
-    print(f"\nNext: add the card of every site by    fedstat federation join {typed(folder)} CARD")
-    print(f"      then sign who takes part by      fedstat federation roster {typed(folder)}")
+    print(f"\nNext: add the card of every site by    fedstat federation join {shell_path(folder)} CARD")
+    print(f"      then sign who takes part by      fedstat federation roster {shell_path(folder)}")
     return 0
 
 
 def _by_folder(exchange: str | None) -> str:
     """Entries of federation.toml that say which folder or bucket carries the messages."""
     place = "exchange" if exchange is None else given_exchange(exchange)
-    return (BY_BUCKET if is_bucket(place) else BY_FOLDER).format(exchange=quoted(place))
+    return (BY_BUCKET if is_bucket(place) else BY_FOLDER).format(exchange=toml_quoted(place))
 
 
 def _by_flare(host: str | None, port: int | None) -> str:
@@ -79,10 +292,10 @@ def _by_flare(host: str | None, port: int | None) -> str:
     if host is None or port is None:
         raise PartitionError("NVIDIA FLARE needs --host and --port, at which the sites will reach its server")
     check_address(host, port)
-    return BY_FLARE.format(host=quoted(host), port=port)
+    return BY_FLARE.format(host=toml_quoted(host), port=port)
 
 
-def join(folder: Path, card: Path, replace: str = "", again: bool = False) -> int:
+def join_site(folder: Path, card: Path, replace: str = "", again: bool = False) -> int:
     """Add the site of a card."""
     federation, told = read_federation(folder), read_card(card)
     if told.role != SITE:
@@ -90,38 +303,38 @@ def join(folder: Path, card: Path, replace: str = "", again: bool = False) -> in
     if federation.carrier == FLARE:
         check_flare_name(told.name)
     known = federation.sites.get(told.name, "")
-    if known and same(known, told.fingerprint):
+    if known and same_fingerprint(known, told.fingerprint):
         print(f"{told.name} was added before.")
         return 0
-    other = [site for site, key in federation.sites.items() if same(key, told.fingerprint)]
+    other = [site for site, key in federation.sites.items() if same_fingerprint(key, told.fingerprint)]
     if other:
         raise PartitionError(
             f"the key on this card is that of site {other[0]}; take that out before it joins under another "
-            f"name: fedstat federation remove {typed(folder)} {typed(Path(other[0]))}, then join with --again"
+            f"name: fedstat federation remove {shell_path(folder)} {shell_path(Path(other[0]))}, then join with --again"
         )
-    check_replaced(f"site {told.name}", known, told.fingerprint, replace)
-    members.check_again(folder, federation, told, again)
-    set_entry(folder / FEDERATION, "sites", told.name, told.fingerprint)
+    check_replaced_pin(f"site {told.name}", known, told.fingerprint, replace)
+    rosters.check_not_revoked(folder, federation, told, again)
+    set_entry(folder / FEDERATION_FILENAME, "sites", told.name, told.fingerprint)
     if again:
-        heed_members(folder)
+        enforce_revocations(folder)
     if federation.layout == "vertical" and load_alignment(federation.folder) is not None:
-        print(f"Its entities have to be aligned:    fedstat federation align {typed(folder)}\n")
+        print(f"Its entities have to be aligned:    fedstat federation align {shell_path(folder)}\n")
     place = [*federation.sites, *([] if known else [told.name])].index(told.name) + 1
     print(f"{told.name} is site {place} of {federation.name}:\n\n  {told.fingerprint}\n")
     print(COMPARE)
     if federation.carrier == FLARE:
-        print(f"Then certify it by    fedstat federation provision {typed(folder)} {told.name}.request")
+        print(f"Then certify it by    fedstat federation provision {shell_path(folder)} {told.name}.request")
     return 0
 
 
-def remove(folder: Path, name: str) -> int:
+def remove_site(folder: Path, name: str) -> int:
     """Take a site out; over NVIDIA FLARE the server then refuses its certificate."""
-    code = members.remove(folder, name)
-    heed_members(folder)
+    code = rosters.revoke_member(folder, name)
+    enforce_revocations(folder)
     return code
 
 
-def test(folder: Path, timeout: float) -> int:
+def test_federation(folder: Path, timeout: float) -> int:
     """Ask every site for its schema, and time it."""
     load_families()
     federation = read_federation(folder)
@@ -129,11 +342,11 @@ def test(folder: Path, timeout: float) -> int:
         raise PartitionError(f"no site has been added yet: fedstat federation join {folder} CARD")
     coordinator_identity(federation.folder)
     carrier = open_carrier(federation, timeout)
-    print(heading(f"Federation {federation.name}"))
+    print(underlined(f"Federation {federation.name}"))
     schemas, problems = _ask_all(carrier, federation.sites)
     problems += pair_problems(carrier, tuple(schemas))
-    problems += members.revoked_problems(federation)
-    if isinstance(carrier, Closing):
+    problems += rosters.revoked_problems(federation)
+    if isinstance(carrier, ClosableTransport):
         carrier.close()
     problems += schema_problems(schemas, federation.layout) if schemas else ()
     if federation.layout == "vertical":
@@ -144,11 +357,13 @@ def test(folder: Path, timeout: float) -> int:
     for remark in roster_remarks(folder):
         print(f"  {remark}\n")
     if not problems:
-        print(f'  In Python:    partition = fedstat.ClientPartition.connect("{folder / FEDERATION}")')
-    return tell_problems(problems)
+        print(
+            f'  In Python:    partition = fedstat.ClientPartition.connect("{folder / FEDERATION_FILENAME}")'
+        )
+    return print_problems(problems)
 
 
-def _ask_all(carrier: Carrier, sites: Iterable[str]) -> tuple[dict[str, TableSchema], list[str]]:
+def _ask_all(carrier: Transport, sites: Iterable[str]) -> tuple[dict[str, TableSchema], list[str]]:
     """Print who answers, and how fast; the schemas of those, and why the others do not."""
     rows, problems, schemas = (
         [("site", "answers", "seconds", "rows", "columns", "fedstat", "families")],
@@ -160,7 +375,7 @@ def _ask_all(carrier: Carrier, sites: Iterable[str]) -> tuple[dict[str, TableSch
         # one by one, not in one round, which would end with the first site that does not answer
         engine = LocalEngine({site: RemoteSite(site, carrier)})
         try:
-            schema = engine.run(ask_schemas((site,), secrets.token_hex(8)), Ledger())[site]
+            schema = engine.run(request_schemas((site,), secrets.token_hex(8)), Ledger())[site]
         except FedstatError as error:
             problems.append(str(error))
             rows.append((site, "no", *5 * ("",)))
@@ -170,11 +385,11 @@ def _ask_all(carrier: Carrier, sites: Iterable[str]) -> tuple[dict[str, TableSch
         counts = f"{schema.n_rows:,}", str(len(schema.columns))
         release = schema.release
         rows.append((site, "yes", seconds, *counts, release.version, str(len(release.families))))
-    print(columns(rows, head=True, right=(2, 3, 4, 6)) + "\n")
+    print(format_columns(rows, head=True, right=(2, 3, 4, 6)) + "\n")
     return schemas, problems
 
 
-def align(folder: Path, timeout: float | None) -> int:
+def align_sites(folder: Path, timeout: float | None) -> int:
     """Align the entities of all sites of a federation, once for all models."""
     load_families()
     federation = read_federation(folder)
@@ -192,10 +407,10 @@ def align(folder: Path, timeout: float | None) -> int:
     engine = RemoteEngine({site: RemoteSite(site, carrier) for site in federation.sites})
     began = time.monotonic()
     try:
-        alignment = align_federation(engine, tuple(federation.sites), federation.folder)
+        alignment = align_connected_sites(engine, tuple(federation.sites), federation.folder)
     finally:
         engine.close()
-    print(heading(f"Federation {federation.name}: aligned as {alignment.name}"))
+    print(underlined(f"Federation {federation.name}: aligned as {alignment.name}"))
     print(_sizes(alignment))
     print(f"\n  {alignment.n_entities:,} entities in all, in {time.monotonic() - began:.1f} s")
     if earlier is not None:
@@ -203,14 +418,14 @@ def align(folder: Path, timeout: float | None) -> int:
     return 0
 
 
-def _sizes(alignment: LastingAlignment) -> str:
+def _sizes(alignment: PersistentAlignment) -> str:
     """Keys and records of every site."""
     rows = [("site", "keys", "with a record")]
     rows += [
         (site, f"{len(numbers):,}", f"{int(alignment.seen[site].sum()):,}")
         for site, numbers in alignment.listed.items()
     ]
-    return columns(rows, head=True, right=(1, 2))
+    return format_columns(rows, head=True, right=(1, 2))
 
 
 def alignment_table(folder: Path, schemas: Mapping[str, TableSchema]) -> str:
@@ -219,5 +434,5 @@ def alignment_table(folder: Path, schemas: Mapping[str, TableSchema]) -> str:
     rows = [("site", "key", "aligned")]
     for site, schema in schemas.items():
         key = ", ".join(schema.link.key) if schema.link is not None else ""
-        rows.append((site, key, standing(known, site, schema)))
-    return columns(rows, head=True)
+        rows.append((site, key, alignment_status(known, site, schema)))
+    return format_columns(rows, head=True)

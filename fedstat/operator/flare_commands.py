@@ -1,4 +1,4 @@
-"""Commands over NVIDIA FLARE: kits, processes of server and sites, and the job of an analysis."""
+"""Commands over NVIDIA FLARE: startup kits, processes of server and sites, and the job of an analysis."""
 
 from __future__ import annotations
 
@@ -9,19 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from fedstat.errors import EngineError, PartitionError
-from fedstat.federation.account.ledger_file import read_account
-from fedstat.federation.account.ledger_lines import LEDGER
-from fedstat.federation.carry.flare.analysis import Analysis, admit, ask_server, end_analysis
-from fedstat.federation.carry.flare.kit import FLARE, FOLDER, KIT, SERVER, forget_jobs, turn_away
-from fedstat.federation.carry.flare.provision import (
+from fedstat.federation.audit.ledger_file import LEDGER_FILENAME, read_ledger
+from fedstat.federation.files import write_atomic
+from fedstat.federation.partition.federation_file import (
+    FEDERATION_FILENAME,
+    FederationDescription,
+    coordinator_identity,
+    open_carrier,
+    read_federation,
+)
+from fedstat.federation.transport.flare.analysis import Analysis, admit_sites, end_analysis, query_server
+from fedstat.federation.transport.flare.provision import (
     AUTHORITY,
+    FLARE,
+    FOLDER,
+    KIT,
+    SERVER,
     accept_kit,
-    ask_for_kit,
+    create_kit_request,
     days_left,
     grant_kit,
     prepare_server,
+    refuse_certificates,
+    remove_stale_jobs,
 )
-from fedstat.federation.carry.site_folder import (
+from fedstat.federation.transport.site_folder import (
     DESCRIPTION,
     SiteDescription,
     load_identity,
@@ -30,17 +42,9 @@ from fedstat.federation.carry.site_folder import (
     read_site_columns,
     read_site_policy,
 )
-from fedstat.federation.files import write_whole
-from fedstat.federation.partition.federation_file import (
-    FEDERATION,
-    FederationDescription,
-    coordinator_identity,
-    open_carrier,
-    read_federation,
-)
-from fedstat.operator.participant import FlareProcess, is_running
-from fedstat.operator.status import budget, counts, read_status
-from fedstat.operator.writing.screen import columns, heading, tell_problems, typed
+from fedstat.operator.flare_process import FlareProcess, is_running
+from fedstat.operator.site_status import describe_budget, describe_counts, read_service_status
+from fedstat.operator.terminal import format_columns, print_problems, shell_path, underlined
 
 KITS, REQUEST, GRANTED = "kits", ".request", ".kit"
 SOON = 30
@@ -52,20 +56,22 @@ def has_kit(folder: Path) -> bool:
     return (folder / FLARE / KIT).exists()
 
 
-def is_carried(folder: Path) -> bool:
+def uses_flare(folder: Path) -> bool:
     """Whether a site is served over FLARE: it has a kit, and no folder for questions."""
     return has_kit(folder) and not read_description(folder).exchange
 
 
-def request(folder: Path) -> int:
+def request_kit(folder: Path) -> int:
     """Draw a site's key for FLARE, and write the request for its certificate."""
     name = read_description(folder).name
     path = folder / f"{name}{REQUEST}"
-    write_whole(path, ask_for_kit(folder, name, load_identity(folder)))
+    write_atomic(path, create_kit_request(folder, name, load_identity(folder)))
     print(
         f"'{path}' asks for {name}'s certificate. It holds nothing secret and is signed with {name}'s key.\n"
     )
-    print(f"Next: give it to the coordinator; then    fedstat site join-kit {typed(folder)} {name}{GRANTED}")
+    print(
+        f"Next: give it to the coordinator; then    fedstat site join-kit {shell_path(folder)} {name}{GRANTED}"
+    )
     return 0
 
 
@@ -85,7 +91,7 @@ def join_kit(folder: Path, kit: Path) -> int:
         print(
             f"'{folder / DESCRIPTION}' still has an 'exchange'; take that line out to be served over FLARE."
         )
-    print(f"Next: fedstat site check {typed(folder)}, then    fedstat site serve {typed(folder)}")
+    print(f"Next: fedstat site check {shell_path(folder)}, then    fedstat site serve {shell_path(folder)}")
     return 0
 
 
@@ -104,13 +110,13 @@ def provision(folder: Path, requests: Sequence[Path]) -> int:
     for path in requests:
         path = _request_in(path)
         name, granted = grant_kit(folder, path.read_bytes(), federation.sites, identity, f"'{path}'")
-        write_whole(folder / KITS / f"{name}{GRANTED}", granted)
+        write_atomic(folder / KITS / f"{name}{GRANTED}", granted)
         print(f"{name} is certified: '{folder / KITS / f'{name}{GRANTED}'}', which holds nothing secret.")
     lacking = [name for name in federation.sites if not (folder / KITS / f"{name}{GRANTED}").exists()]
     if lacking:
         print(f"\nStill without a kit: {', '.join(lacking)}. Each asks by    fedstat site request FOLDER")
     print("\nNext: give every site its kit, which it enters by    fedstat site join-kit FOLDER KIT")
-    print(f"      start the server by    fedstat federation serve {typed(folder)}")
+    print(f"      start the server by    fedstat federation serve {shell_path(folder)}")
     return 0
 
 
@@ -128,7 +134,7 @@ def serve_site(folder: Path) -> int:
     home = folder / FLARE
 
     def remarks() -> list[str]:
-        return site_problems(folder)
+        return flare_site_problems(folder)
 
     return FlareProcess("client", description.name, home, kit.resolve(), address, remarks).run()
 
@@ -138,7 +144,7 @@ def require_coordinator(folder: Path, description: SiteDescription) -> None:
     if not description.coordinator:
         raise PartitionError(
             f"'{folder / DESCRIPTION}' trusts no coordinator, and nobody's questions are answered; pin one "
-            f"with 'fedstat site pin {typed(folder)} CARD'"
+            f"with 'fedstat site pin {shell_path(folder)} CARD'"
         )
 
 
@@ -147,7 +153,9 @@ def serve_server(folder: Path) -> int:
     federation = _flare_federation(folder)
     kit = folder / FLARE / SERVER
     if not kit.exists():
-        raise PartitionError(f"there is no server's kit yet: fedstat federation provision {typed(folder)}")
+        raise PartitionError(
+            f"there is no server's kit yet: fedstat federation provision {shell_path(folder)}"
+        )
     address = federation.host, federation.port
     name = f"the server of {federation.name}"
 
@@ -155,8 +163,8 @@ def serve_server(folder: Path) -> int:
         return _server_problems(folder)
 
     def prepare() -> None:
-        forget_jobs(kit)
-        turn_away(kit, _taken_out(read_federation(folder)))
+        remove_stale_jobs(kit)
+        refuse_certificates(kit, _taken_out(read_federation(folder)))
 
     def conclude() -> None:
         end_analysis(folder, coordinator_identity(folder))
@@ -166,13 +174,13 @@ def serve_server(folder: Path) -> int:
     return process.run()
 
 
-def heed_members(folder: Path) -> None:
+def enforce_revocations(folder: Path) -> None:
     """Have the server, where it runs, refuse who was taken out; one that is started reads it by itself."""
     federation = read_federation(folder)
     out = _taken_out(federation)
     if federation.carrier != FLARE or not is_running(folder / FLARE):
         return
-    admit(folder, federation.sites, out)
+    admit_sites(folder, federation.sites, out)
     print(f"The server refuses the certificates of: {', '.join(out) or 'nobody'}.")
 
 
@@ -181,17 +189,17 @@ def _taken_out(federation: FederationDescription) -> list[str]:
     return sorted(set(federation.revoked.values()) - set(federation.sites))
 
 
-def start(folder: Path) -> int:
+def start_analysis(folder: Path) -> int:
     """Start the job that serves an analysis, unless one runs."""
     federation = _flare_federation(folder)
     analysis = open_carrier(federation)
     begun = isinstance(analysis, Analysis) and analysis.started_here
     print(f"An analysis {'is open now' if begun else 'was open before'}; whoever connects joins it.")
-    print(f"End it by    fedstat federation stop {typed(folder)}")
+    print(f"End it by    fedstat federation stop {shell_path(folder)}")
     return 0
 
 
-def stop(folder: Path) -> int:
+def stop_analysis(folder: Path) -> int:
     """End the job that serves an analysis, and whatever else runs on the server."""
     _flare_federation(folder)
     ended = end_analysis(folder, coordinator_identity(folder))
@@ -199,59 +207,61 @@ def stop(folder: Path) -> int:
     return 0
 
 
-def status(folder: Path) -> int:
+def show_flare_status(folder: Path) -> int:
     """Show whether the server runs, who is connected, and how long the certificates last."""
     federation = _flare_federation(folder)
-    print(heading(f"Federation {federation.name}"))
+    print(underlined(f"Federation {federation.name}"))
     home = folder / FLARE
     if not (home / SERVER).exists():
-        print(f"  has no kits yet: fedstat federation provision {typed(folder)}")
+        print(f"  has no kits yet: fedstat federation provision {shell_path(folder)}")
         return 1
     problems = _server_problems(folder)
     rows = [("server", "running" if is_running(home) else "not running")]
     rows += [("address", f"{federation.host}:{federation.port}"), ("certificates", _lasts(home / SERVER))]
     rows += [(name, "taken out, its kit is refused") for name in _taken_out(federation)]
     if is_running(home):
-        told = ask_server(folder)
+        told = query_server(folder)
         rows += [
             (name, "connected" if name in told.connected else "not connected") for name in federation.sites
         ]
         rows += [("analysis", ", ".join(told.jobs.values()).lower() or "none is open")]
         problems += [f"{name} is not connected" for name in federation.sites if name not in told.connected]
     else:
-        problems.append(f"start the server by    fedstat federation serve {typed(folder)}")
-    print(columns(rows))
-    return tell_problems(problems)
+        problems.append(f"start the server by    fedstat federation serve {shell_path(folder)}")
+    print(format_columns(rows))
+    return print_problems(problems)
 
 
-def site_status(folder: Path) -> tuple[dict[str, Any], bool]:
+def show_flare_site_status(folder: Path) -> tuple[dict[str, Any], bool]:
     """Tell whether a site is served over FLARE, and what it has done."""
     home = folder / FLARE
 
     def more(site: SiteDescription) -> dict[str, object]:
         account = {}
-        if (folder / LEDGER).exists():
-            account = counts(read_account(folder, site.name, load_identity(folder).public))
+        if (folder / LEDGER_FILENAME).exists():
+            account = describe_counts(read_ledger(folder, site.name, load_identity(folder).public))
         return (
             account
-            | budget(folder, site.name)
-            | {"certificate": "; ".join(site_problems(folder)) or _lasts(home / KIT)}
+            | describe_budget(folder, site.name)
+            | {"certificate": "; ".join(flare_site_problems(folder)) or _lasts(home / KIT)}
         )
 
-    return read_status(folder, home, is_running, more)
+    return read_service_status(folder, home, is_running, more)
 
 
-def site_problems(folder: Path) -> list[str]:
+def flare_site_problems(folder: Path) -> list[str]:
     """List what is not in order at a site that is served over FLARE."""
     if not has_kit(folder):
-        return [f"it has no kit for NVIDIA FLARE; ask for one by    fedstat site request {typed(folder)}"]
-    renew = f"fedstat site request {typed(folder)}, and join the new kit"
+        return [
+            f"it has no kit for NVIDIA FLARE; ask for one by    fedstat site request {shell_path(folder)}"
+        ]
+    renew = f"fedstat site request {shell_path(folder)}, and join the new kit"
     return certificate_problems(folder / FLARE / KIT, renew)
 
 
 def _server_problems(folder: Path) -> list[str]:
     """One line where the certificates of server and analyst are near their end."""
-    return certificate_problems(folder / FLARE / SERVER, f"fedstat federation provision {typed(folder)}")
+    return certificate_problems(folder / FLARE / SERVER, f"fedstat federation provision {shell_path(folder)}")
 
 
 def certificate_problems(kit: Path, remedy: str) -> list[str]:
@@ -283,7 +293,7 @@ def _flare_federation(folder: Path) -> FederationDescription:
     federation = read_federation(folder)
     if federation.carrier != FLARE:
         raise PartitionError(
-            f"'{folder / FEDERATION}': its carrier is \"{federation.carrier}\", which needs no such step; "
+            f"'{folder / FEDERATION_FILENAME}': its carrier is \"{federation.carrier}\", which needs no such step; "
             'over NVIDIA FLARE the file has carrier = "flare", host and port'
         )
     return federation

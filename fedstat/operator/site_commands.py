@@ -1,4 +1,4 @@
-"""Commands of a site's owner: make its folder, look at it, say whom it trusts."""
+"""Commands of a site's owner: make its folder, check it, and decide which keys to trust."""
 
 from __future__ import annotations
 
@@ -13,14 +13,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedstat.errors import FedstatError, PartitionError, SecurityError
-from fedstat.federation.account.entry import COORDINATOR
-from fedstat.federation.account.ledger_file import begin_account, read_account
-from fedstat.federation.account.ledger_lines import LEDGER
-from fedstat.federation.carry.bucket.store import given_exchange, open_bucket
-from fedstat.federation.carry.exchange.part import is_bucket
-from fedstat.federation.carry.flare.kit import FLARE
-from fedstat.federation.carry.flare.provision import check_flare_name
-from fedstat.federation.carry.site_folder import (
+from fedstat.federation.audit.event_log import COORDINATOR
+from fedstat.federation.audit.ledger_file import LEDGER_FILENAME, begin_ledger, read_ledger
+from fedstat.federation.crypto.keys import normalize_fingerprint
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.privacy_budget import read_budget_spent
+from fedstat.federation.disclosure.request_checks import refusals
+from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY, load_families
+from fedstat.federation.files import write_atomic
+from fedstat.federation.message import Request, Step
+from fedstat.federation.protocols.schema import table_schema
+from fedstat.federation.tables.aligned_table import ALIGNED_BY, AlignedTable
+from fedstat.federation.tables.checks import content_problems
+from fedstat.federation.tables.sources import SOURCE_KINDS, kind_of_file
+from fedstat.federation.tables.table import LabelledTable, Table
+from fedstat.federation.transport.bucket import given_exchange, open_bucket
+from fedstat.federation.transport.flare.provision import FLARE, check_flare_name
+from fedstat.federation.transport.mailbox import is_bucket
+from fedstat.federation.transport.site_folder import (
     COLUMNS,
     DESCRIPTION,
     IDENTITY,
@@ -35,37 +45,25 @@ from fedstat.federation.carry.site_folder import (
     read_site_columns,
     read_site_policy,
 )
-from fedstat.federation.crypto.keys import plain_fingerprint
-from fedstat.federation.door.families import load_families
-from fedstat.federation.door.owner.charging import budget_spent
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.owner.question import refusals
-from fedstat.federation.door.site import FAMILIES, RECEIPT
-from fedstat.federation.files import write_whole
-from fedstat.federation.message import Ask, Step
-from fedstat.federation.rounds.schema import table_schema
-from fedstat.federation.tables.checks import content_problems
-from fedstat.federation.tables.linked import ALIGNED_BY, LinkedTable
-from fedstat.federation.tables.sources import SOURCE_KINDS, kind_of_file
-from fedstat.federation.tables.table import LabelledTable, Table
-from fedstat.operator.enrolling.cards import SITE, Card, check_name, make_folder
-from fedstat.operator.flare_commands import site_problems
-from fedstat.operator.status import is_served, rule_problems
-from fedstat.operator.writing.entries import quoted, set_entry, withdraw_entry
-from fedstat.operator.writing.screen import columns, heading, tell_problems, typed
-from fedstat.operator.writing.templates import BY_KEY, BY_ROWS
-from fedstat.operator.writing.templates import SITE as TEMPLATE
+from fedstat.operator.cards import SITE, Card, check_name, make_folder
+from fedstat.operator.config_files import BY_KEY, BY_ROWS, set_entry, toml_quoted, withdraw_entry
+from fedstat.operator.config_files import SITE as TEMPLATE
+from fedstat.operator.flare_commands import flare_site_problems
+from fedstat.operator.site_status import ledger_is_held, rule_problems
+from fedstat.operator.terminal import format_columns, print_problems, shell_path, underlined
 
 FILES = (
     (IDENTITY, "private keys, for this account alone; keep a copy where you keep passwords"),
     (DESCRIPTION, "where the records are and who is trusted: fill it in"),
     (POLICY, "what may leave: every rule is explained there; it starts strict"),
-    (LEDGER, "the account of what leaves, begun now: the site does not serve without it"),
+    (LEDGER_FILENAME, "the account of what leaves, begun now: the site does not serve without it"),
 )
 """Of a new site's folder."""
 
 
-def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence[str], carrier: str) -> int:
+def init_site(
+    folder: Path, name: str, data: str | None, exchange: str, key: Sequence[str], carrier: str
+) -> int:
     """Make a site's folder: keys, templates and public card."""
     check_name(name)
     over_flare = carrier == FLARE
@@ -73,42 +71,42 @@ def init(folder: Path, name: str, data: str | None, exchange: str, key: Sequence
         check_flare_name(name)
     # paths that were given on the command line are relative to where the command was run
     path = "records.csv" if data is None else str(Path(data).resolve())
-    exchange = "# exchange =" if over_flare else f"exchange = {quoted(given_exchange(exchange))}"
+    exchange = "# exchange =" if over_flare else f"exchange = {toml_quoted(given_exchange(exchange))}"
     identity = make_folder(folder, DESCRIPTION)  # after all that may be refused
     fingerprint = identity.public.fingerprint
-    begin_account(folder, identity)
+    begin_ledger(folder, identity)
     entries = {
         "folder": folder,
-        "name": quoted(name),
+        "name": toml_quoted(name),
         "layout": BY_KEY if key else BY_ROWS,
         "exchange": exchange,
-        "fingerprint": quoted(fingerprint),
+        "fingerprint": toml_quoted(fingerprint),
     }
     text = TEMPLATE.format(**entries, **_source_entries(path, key))
     folder.chmod(0o700)  # one that was there before may be open to others
-    write_whole(folder / DESCRIPTION, text.encode())
-    write_whole(folder / POLICY, Policy.strict().to_toml().encode())
+    write_atomic(folder / DESCRIPTION, text.encode())
+    write_atomic(folder / POLICY, Policy.strict().to_toml().encode())
     card = Card(name, SITE, fingerprint).hand_out(folder, FILES)
-    print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site describe {typed(folder)}")
-    print(f"      read the {COLUMNS} that it proposes, and    fedstat site check {typed(folder)}")
+    print(f"\nNext: fill in {DESCRIPTION}, then    fedstat site describe {shell_path(folder)}")
+    print(f"      read the {COLUMNS} that it proposes, and    fedstat site check {shell_path(folder)}")
     print(f"      give '{card}' to the coordinator, whose roster comes back")
-    print(f"      show that by    fedstat site accept {typed(folder)}")
+    print(f"      show that by    fedstat site accept {shell_path(folder)}")
     if over_flare:
-        print(f"      ask for a certificate by    fedstat site request {typed(folder)}")
+        print(f"      ask for a certificate by    fedstat site request {shell_path(folder)}")
     return 0
 
 
 def _source_entries(path: str, key: Sequence[str]) -> dict[str, str]:
     """Entries of site.toml that say where the records are."""
     return {
-        "kind": quoted(kind_of_file(path)),
-        "kinds": ", ".join(map(quoted, SOURCE_KINDS)),
-        "path": quoted(path),
-        "key": f"key = [{', '.join(map(quoted, key))}]" if key else '# key = "patient_id"',
+        "kind": toml_quoted(kind_of_file(path)),
+        "kinds": ", ".join(map(toml_quoted, SOURCE_KINDS)),
+        "path": toml_quoted(path),
+        "key": f"key = [{', '.join(map(toml_quoted, key))}]" if key else '# key = "patient_id"',
     }
 
 
-def revoke(folder: Path, name: str) -> int:
+def revoke_trust(folder: Path, name: str) -> int:
     """Trust a site, or the coordinator, no longer."""
     description = read_description(folder)
     path = folder / DESCRIPTION
@@ -129,7 +127,7 @@ def revoke(folder: Path, name: str) -> int:
     return 0
 
 
-def seed(folder: Path) -> int:
+def draw_seed(folder: Path) -> int:
     """Draw the secret that sites share, and write it into the description of this one."""
     description = read_description(folder)
     if description.seed:
@@ -143,12 +141,12 @@ def seed(folder: Path) -> int:
         f"Drawn, and written into '{folder / DESCRIPTION}'. The other owners write the same line into "
         "theirs:\n"
     )
-    print(f"seed = {quoted(drawn)}\n")
+    print(f"seed = {toml_quoted(drawn)}\n")
     print("Tell it to them, and not to the coordinator. A site that serves is started again.")
     return 0
 
 
-def consent(folder: Path, names: Sequence[str]) -> int:
+def consent_alignment(folder: Path, names: Sequence[str]) -> int:
     """Consent to one alignment of the site's keys with those of other sites."""
     description = read_description(folder)
     strange = [name for name in names if name not in description.pinned or name == description.name]
@@ -165,32 +163,32 @@ def consent(folder: Path, names: Sequence[str]) -> int:
     return 0
 
 
-def reload(folder: Path) -> int:
+def reload_site(folder: Path) -> int:
     """Ask the process that serves a site to read its records anew."""
     name = read_description(folder).name
-    write_whole(folder / RELOAD, f"{time.time_ns()}\n".encode())
-    if not is_served(folder):
+    write_atomic(folder / RELOAD, f"{time.time_ns()}\n".encode())
+    if not ledger_is_held(folder):
         print(f"{name} is not served now; its records are read when it is started.")
         return 0
     print(f"{name} reads its records anew before its next question.")
     print(
         "Where they have changed, open sessions end; where they cannot be used, it goes on with those of now."
     )
-    print(f"What became of it:    fedstat site status {typed(folder)}")
+    print(f"What became of it:    fedstat site status {shell_path(folder)}")
     return 0
 
 
-def check(folder: Path) -> int:
+def check_site(folder: Path) -> int:
     """Show what others would see, what the policy lets leave, and what is not in order."""
     problems = _examine(folder)
-    print(heading("Problems" if problems else "In order"))
+    print(underlined("Problems" if problems else "In order"))
     if not problems:
-        how = f"Start it with    fedstat site serve {typed(folder)}"
-        print("  It is served now." if is_served(folder) else f"  {how}")
-    return tell_problems(problems)
+        how = f"Start it with    fedstat site serve {shell_path(folder)}"
+        print("  It is served now." if ledger_is_held(folder) else f"  {how}")
+    return print_problems(problems)
 
 
-def examined(folder: Path) -> tuple[list[str], str]:
+def examine_site(folder: Path) -> tuple[list[str], str]:
     """Tell what is not in order, and what :func:`check` shows before it."""
     shown = io.StringIO()
     with redirect_stdout(shown):
@@ -204,7 +202,7 @@ def _examine(folder: Path) -> list[str]:
     description = read_description(folder)
     fingerprint = load_identity(folder).public.fingerprint
     policy = read_site_policy(folder)
-    print(heading(f"Site {description.name}"))
+    print(underlined(f"Site {description.name}"))
     print(f"  Fingerprint  {fingerprint}\n")
     table = _show_table(folder, description, policy, problems)
     _show_policy(description.name, policy)
@@ -216,7 +214,7 @@ def _examine(folder: Path) -> list[str]:
     if description.exchange:
         problems += _exchange_problems(description.exchange)
     else:
-        problems += site_problems(folder)
+        problems += flare_site_problems(folder)
     return problems
 
 
@@ -229,7 +227,7 @@ def _description_problems(folder: Path, name: str, policy: Policy, table: Table 
     if policy.formulas == "simple" and not (folder / COLUMNS).exists():
         yield (
             f'no column is published, and by formulas = "simple" none can be asked for: '
-            f"fedstat site describe {typed(folder)}"
+            f"fedstat site describe {shell_path(folder)}"
         )
 
 
@@ -237,7 +235,7 @@ def _show_table(
     folder: Path, description: SiteDescription, policy: Policy, problems: list[str]
 ) -> Table | None:
     """Show the records as others see them; None where they cannot be opened."""
-    print(heading("What others see of the records"))
+    print(underlined("What others see of the records"))
     name, label = description.name, description.site_column
     try:
         table = open_records(folder, description)
@@ -249,18 +247,18 @@ def _show_table(
     rows = [(column, kind or "no value in any row") for column, kind in found.columns.items()]
     if label:
         rows.append((label, f"text: the site itself, '{name}' in every row"))
-    print(columns([("column", "holds"), *rows], head=True))
+    print(format_columns([("column", "holds"), *rows], head=True))
     print(f"\n  {found.n_rows:,} rows\n")
-    if isinstance(table, LinkedTable):
+    if isinstance(table, AlignedTable):
         _show_link(table, problems)
     return table
 
 
-def _show_link(table: LinkedTable, problems: list[str]) -> None:
-    print(heading("How its records are linked"))
+def _show_link(table: AlignedTable, problems: list[str]) -> None:
+    print(underlined("How its records are linked"))
     aligned = f"as {table.alignment}" if table.alignment else f"no: {table.why_unaligned}"
     rows = [("key", ", ".join(table.keys.key)), ("keys", f"{table.keys.n_rows:,}"), ("aligned", aligned)]
-    print(columns(rows) + "\n")
+    print(format_columns(rows) + "\n")
     if table.changed:
         problems.append(f"{table.why_unaligned}; {ALIGNED_BY}")
     problems += content_problems({table.site: table.frame}, {table.site: table.columns}, new_data=False)
@@ -268,15 +266,15 @@ def _show_link(table: LinkedTable, problems: list[str]) -> None:
 
 def _show_policy(site: str, policy: Policy) -> None:
     load_families()
-    print(heading("What the policy lets leave"))
+    print(underlined("What the policy lets leave"))
     looser = policy.looser_than_strict()
     print(f"  Looser than strict: {', '.join(looser)}\n" if looser else "  As strict as a site starts\n")
     rows: list[tuple[str, ...]] = [("family", "steps", "in clear", "in masked sums", "refused by")]
     never: list[str] = []
     for family, steps in FAMILIES.items():
-        if family != RECEIPT:
+        if family != RECEIPT_FAMILY:
             rows.append(_family_row(site, policy, family, steps, never))
-    print(columns(rows, head=True))
+    print(format_columns(rows, head=True))
     if policy.approval == "owner":
         print("\n  Every analysis waits for its owner: fedstat site pending, approve, deny")
     print("\n  Who can learn what under it: fedstat site threats")
@@ -297,7 +295,7 @@ def _family_row(
     # None asks in clear, 0 for a part of a masked sum
     for masked in (None, 0):
         outcome = [
-            list(refusals(site, policy, Ask(site, family, name, masked=masked), step))
+            list(refusals(site, policy, Request(site, family, name, masked=masked), step))
             for name, step in steps.items()
         ]
         may = sum(not reasons for reasons in outcome)
@@ -309,14 +307,14 @@ def _family_row(
 
 
 def _show_trust(description: SiteDescription, fingerprint: str, problems: list[str]) -> None:
-    print(heading("Whom it trusts"))
+    print(underlined("Whom it trusts"))
     name, coordinator = description.name, description.coordinator
     pinned = {site: key for site, key in description.pinned.items() if site != name}
     rows = [(COORDINATOR, coordinator or "none: nobody's questions are answered"), *pinned.items()]
-    print(columns(rows) + "\n")
+    print(format_columns(rows) + "\n")
     if not coordinator:
         problems.append("no coordinator is trusted: fedstat site pin FOLDER CARD")
-    if plain_fingerprint(description.pinned.get(name, "")) != plain_fingerprint(fingerprint):
+    if normalize_fingerprint(description.pinned.get(name, "")) != normalize_fingerprint(fingerprint):
         problems.append(f"[pinned] has another key for '{name}' than {IDENTITY}; pin its own card")
     if not pinned:
         print("  Without other sites no masked sum is possible.\n")
@@ -325,14 +323,14 @@ def _show_trust(description: SiteDescription, fingerprint: str, problems: list[s
 def _show_budget(folder: Path, name: str, policy: Policy) -> Iterator[str]:
     """Show how the privacy budget stands by the site's account; what is wrong with the account."""
     try:
-        account = read_account(folder, name, load_identity(folder).public)
+        account = read_ledger(folder, name, load_identity(folder).public)
         account.check_undisputed(name)
     except SecurityError as error:
         yield str(error)
         return
-    spent = budget_spent(policy, account)
+    spent = read_budget_spent(policy, account)
     if spent is not None:
-        print(heading("Its privacy budget"))
+        print(underlined("Its privacy budget"))
         print(f"  {str(spent).capitalize()}\n")
 
 

@@ -1,1 +1,1 @@
-"""The price of a release: sensitivity, noise, and accounts of both."""
+"""Differential privacy: sensitivity, noise, and accounting."""

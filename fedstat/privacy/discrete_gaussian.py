@@ -1,4 +1,4 @@
-"""Exact samples of the discrete Gaussian distribution, in whole numbers and from random bytes alone.
+"""Exact samples of the discrete Gaussian distribution, from integers and random bytes.
 
 The probability of an integer x is proportional to exp(-x^2 / (2 s^2)). No number is rounded anywhere:
 floating-point noise has gaps and repetitions by which values behind it can be told (Mironov 2012). After
@@ -26,7 +26,7 @@ RandomBytes: TypeAlias = Callable[[int], bytes]
 WORD = 8
 BUFFER = 512
 """Words of 64 bits that are taken from the source at once, or more."""
-A_DRAW, MOST_HELD = 32, 2**16
+A_DRAW, MAX_BUFFERED = 32, 2**16
 """Words for a draw, more than most take, and how many are held."""
 VERSION = "2"
 """Of how draws follow from bytes. Noise that is to be repeated is other noise under another version."""
@@ -114,7 +114,7 @@ def _draw_small(variance: Fraction, size: int, coins: _Coins) -> Ints:
     """Draw numbers by the compiled twin of :func:`_draw`, which leaves some to it: (size,)."""
     a, parts, left = variance.numerator, [], size
     while left:
-        words = coins.peek(min(A_DRAW * left, MOST_HELD))
+        words = coins.peek(min(A_DRAW * left, MAX_BUFFERED))
         found, used = kernel.draw_words(a, math.isqrt(a) + 1, words, left)
         coins.skip(used)
         parts.append(found if len(found) else np.array([_draw(variance, coins)], dtype=np.int64))

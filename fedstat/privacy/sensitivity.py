@@ -1,4 +1,4 @@
-"""Integers that a site releases with noise, made so that one record moves them by no more than is said.
+"""Bounded integer sums that a site releases with noise, and their sensitivity to one record.
 
 Every function cuts what it is handed to public bounds, goes over to integers towards zero, which lengthens no
 row, and returns them with the square of their sensitivity: of the largest Euclidean change where one entity's
@@ -20,7 +20,7 @@ from fedstat.typing import Floats, Ints
 
 PLACES = 10
 """Binary places that values keep by default."""
-MOST_BITS = 52
+MAX_BITS = 52
 """Of a cut value as an integer, which a double holds exactly."""
 SQUARED_OF_COUNTS = 2
 """Of one histogram: a record leaves a cell and enters another."""
@@ -40,7 +40,7 @@ class BoundedSums:
     squared: int
 
 
-def counts_of(code: Ints, cells: int) -> BoundedSums:
+def cell_counts(code: Ints, cells: int) -> BoundedSums:
     """Count records by cell: (cells,).
 
     `code` is (n,), or (n, q) for q histograms one after the other, each in `cells` cells; negative in none.
@@ -70,7 +70,7 @@ def bounded_sums(values: Floats, low: Floats, high: Floats, places: int = PLACES
     return BoundedSums(whole.sum(axis=0), sum(span * span for span in spans))
 
 
-def cut_rows(scores: Floats, squared_radius: Fraction | int, places: int = PLACES) -> Ints:
+def clip_rows(scores: Floats, squared_radius: Fraction | int, places: int = PLACES) -> Ints:
     """Cut rows (n, p) to a length whose square is at most `squared_radius`, in units of 2^-places.
 
     Missing values count as 0. The lengths of the rows that are returned are exact: squares are of integers.
@@ -113,8 +113,8 @@ class GramSensitivity:
 def gram_sensitivity(squared_radii: Sequence[Fraction | int]) -> GramSensitivity:
     """Bound what one replaced record changes in the products above the diagonal of all columns.
 
-    ``squared_radii`` are those that :func:`cut_rows` was given, or in its integer units 4^places times these;
-    then the result is in units of products of two such integers.
+    ``squared_radii`` are those that :func:`clip_rows` was given, or in its integer units 4^places times
+    these; then the result is in units of products of two such integers.
     """
     radii = [Fraction(radius) for radius in squared_radii]
     if not radii or min(radii) <= 0:
@@ -147,6 +147,6 @@ def moments_sensitivity(squared_radii: Sequence[Fraction | int]) -> GramSensitiv
 
 def _towards_zero(values: Floats, places: int) -> Ints:
     scaled = np.trunc(np.ldexp(values, places))
-    if scaled.size and np.nanmax(np.abs(scaled), initial=0.0) >= 2.0**MOST_BITS:
-        raise ModelError(f"bounds beyond 2^{MOST_BITS} units; choose fewer binary places")
+    if scaled.size and np.nanmax(np.abs(scaled), initial=0.0) >= 2.0**MAX_BITS:
+        raise ModelError(f"bounds beyond 2^{MAX_BITS} units; choose fewer binary places")
     return np.nan_to_num(scaled).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Zero-concentrated differential privacy (zCDP) in exact arithmetic: what noise costs, what a budget buys.
+"""Zero-concentrated differential privacy (zCDP) in exact arithmetic: the cost of noise, and budgets.
 
 Discrete Gaussian noise of variance s^2 on integers of which one replaced record changes the Euclidean length
 by at most D has rho-zCDP with rho = D^2 / (2 s^2), in any dimension (Canonne, Kamath and Steinke 2020,
@@ -51,7 +51,7 @@ def rho_of_noise(squared: Fraction | int, variance: Fraction) -> Fraction:
     return Fraction(squared) / (2 * variance)
 
 
-def on_grid(rho: Fraction, up: bool = False) -> Fraction:
+def round_to_grid(rho: Fraction, up: bool = False) -> Fraction:
     """Round a cost to a multiple of 2^-64: down where it is asked for, up where it is charged.
 
     Sums of any fractions would get longer with every one.

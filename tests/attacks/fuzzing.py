@@ -27,27 +27,26 @@ import pandas as pd
 from statsmodels.genmod.families import Binomial
 
 import fedstat as fs
+from fedstat.codec import from_json, to_json
 from fedstat.errors import ConsentError, FedstatError
-from fedstat.federation.account.head import AccountHead
-from fedstat.federation.account.ledger_file import read_account
-from fedstat.federation.account.receipt import Receipt
-from fedstat.federation.carry.folder import serve_folder
-from fedstat.federation.carry.heads import HEADS, KeptHeads
-from fedstat.federation.carry.journal import Journal
-from fedstat.federation.carry.site_folder import load_identity, open_records, open_site, read_description
-from fedstat.federation.crypto.envelopes import Envelope, open_signed, sign
+from fedstat.federation.audit.checkpoints import SignedCheckpoint
+from fedstat.federation.audit.ledger_file import read_ledger
+from fedstat.federation.audit.receipt import Receipt
+from fedstat.federation.crypto.envelopes import Envelope, open_envelope, sign_envelope
 from fedstat.federation.crypto.keys import Identity, PublicIdentity
-from fedstat.federation.door.owner.plan import described, read_plan
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import Ask, Reply, pack_ask, pack_reply, unpack_ask, unpack_reply
+from fedstat.federation.disclosure.approval import describe_plan, read_plan
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import Reply, Request, pack_reply, pack_request, unpack_reply, unpack_request
 from fedstat.federation.partition.federation_file import read_federation
-from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_alignment
-from fedstat.federation.rounds.schema import TableTold
-from fedstat.federation.tables.linked import LinkedTable
+from fedstat.federation.protocols.linkage import PersistentAlignment, load_alignment
+from fedstat.federation.protocols.schema import TableSchemaText
+from fedstat.federation.tables.aligned_table import AlignedTable
 from fedstat.federation.tables.published import read_published
+from fedstat.federation.transport.folder import serve_folder
+from fedstat.federation.transport.journal import HEADS, Journal, LedgerCheckpoints
+from fedstat.federation.transport.site_folder import load_identity, open_records, open_site, read_description
+from fedstat.operator.cards import read_card
 from fedstat.operator.command_line import main
-from fedstat.operator.enrolling.cards import read_card
-from fedstat.records import from_json, to_json
 
 SLOW, PATIENCE, MEMORY = 1.0, 30.0, 200 * 2**20
 """Processor seconds of one input, seconds until one is given up, and bytes above those at rest."""
@@ -177,7 +176,7 @@ def halved(packed: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + packed[8 + length :]
 
 
-def mangled_ask(rng: Random, ask: Ask) -> bytes:
+def mangled_ask(rng: Random, ask: Request) -> bytes:
     """A question with a fault: in its address, its text, an array, or its bytes."""
     content = {
         name: getattr(ask, name) for name in ("site", "family", "step", "session", "text", "masked", "turn")
@@ -197,13 +196,13 @@ def mangled_ask(rng: Random, ask: Ask) -> bytes:
         case 5:
             arrays[pick(rng, ["x", "beta", "text", ""])] = np.zeros(3)
         case 6:
-            return mangled(rng, pack_ask(ask))
+            return mangled(rng, pack_request(ask))
         case _ if arrays:
             name = pick(rng, list(arrays))
             arrays[name] = mangled_array(rng, arrays[name])
     if rng.random() < 0.05:  # half a character, which JSON can write and UTF-8 cannot
         content[pick(rng, ["site", "family", "step", "session", "text"])] = HALF
-    packed = pack_ask(Ask(arrays=arrays, **content))
+    packed = pack_request(Request(arrays=arrays, **content))
     packed = halved(packed)
     if rng.random() < 0.1:  # a shape that claims more than there is
         return packed.replace(
@@ -353,7 +352,7 @@ def questions(rng: Random, one: Callable[[str, Callable[[], object]], None]) -> 
             nonlocal passed
             while passed < most and rng.random() < rate:
                 passed += 1
-                faulty = mangled_ask(rng, unpack_ask(request))
+                faulty = mangled_ask(rng, unpack_request(request))
                 one(f"questions of fit {number + 1}", partial(answer, faulty))
             return answer(request, *given, **named)
 
@@ -451,14 +450,14 @@ def make_targets(home: Path) -> dict[str, Callable[[Random], object]]:
     """All readers, each with a valid file or message at hand."""
     study, north = folders(home)
     keys, coordinator = load_identity(north).public, load_identity(study)
-    told = Ask("North", "schema", "describe_table", {}, "s", "{}")
+    told = Request("North", "schema", "describe_table", {}, "s", "{}")
     site = fresh(open_and_close(north))
-    reply = site.answer(pack_ask(told))
+    reply = site.answer(pack_request(told))
     numbers, seen = np.arange(60), np.ones(60, dtype=bool)
-    LinkedTable("North", pd.read_csv(home / "North.csv"), ["id"], home).keep("0" * 16, numbers)
-    LastingAlignment("0" * 16, 60, {"North": numbers, "West": numbers}, {"North": seen, "West": seen}).save(
-        study
-    )
+    AlignedTable("North", pd.read_csv(home / "North.csv"), ["id"], home).keep("0" * 16, numbers)
+    PersistentAlignment(
+        "0" * 16, 60, {"North": numbers, "West": numbers}, {"North": seen, "West": seen}
+    ).save(study)
     (home / "saved").write_bytes(saved_result(home))
     run_folder = next(iter(sorted((home / "journal").glob("run-*"))))
     rounds = next(iter(sorted(run_folder.glob("*.json"))))
@@ -484,27 +483,31 @@ def make_targets(home: Path) -> dict[str, Callable[[Random], object]]:
         ),
         "card.toml": in_file(north / "card.toml", mangled, read_card),
         "ledger.jsonl": in_file(
-            north / "ledger.jsonl", ledgers, lambda path: read_account(north, "North", keys)
+            north / "ledger.jsonl", ledgers, lambda path: read_ledger(north, "North", keys)
         ),
         "ledger.head": in_file(
-            north / "ledger.head", text_of, lambda path: read_account(north, "North", keys)
+            north / "ledger.head", text_of, lambda path: read_ledger(north, "North", keys)
         ),
-        "ledger.key": in_file(north / "ledger.key", mangled, lambda path: read_account(north, "North", keys)),
+        "ledger.key": in_file(north / "ledger.key", mangled, lambda path: read_ledger(north, "North", keys)),
         "identity.json": in_file(north / "identity.json", text_of, Identity.load),
         "public identities": in_text(keys.to_json().encode(), PublicIdentity.from_json),
         "receipts": in_text(receipt, lambda text: check_receipt(text, keys)),
         "heads": in_text(
             json.dumps({"lines": 1, "digest": "00", "time": 1, "lost": [], "signature": "00"}).encode(),
-            lambda text: from_json(AccountHead, text, "a head").is_of(keys),
+            lambda text: from_json(SignedCheckpoint, text, "a head").is_of(keys),
         ),
-        "heads.json": in_file(study / HEADS, text_of, lambda path: KeptHeads(study, {"North": "0"}).known()),
-        "schemas": in_text(unpack_reply(reply).text.encode(), lambda text: from_json(TableTold, text, "it")),
+        "heads.json": in_file(
+            study / HEADS, text_of, lambda path: LedgerCheckpoints(study, {"North": "0"}).known()
+        ),
+        "schemas": in_text(
+            unpack_reply(reply).text.encode(), lambda text: from_json(TableSchemaText, text, "it")
+        ),
         "alignments of a site": in_file(home / "alignment.npz", mangled_arrays, lambda _: aligned(home)),
         "alignments of a study": in_file(
             study / "alignment.npz", mangled_arrays, lambda _: load_alignment(study)
         ),
         "journals, rounds": in_file(rounds, text_of, lambda _: replay(home / "journal")),
-        "plans": in_text(a_plan(), lambda text: list(described(read_plan(text, "a plan")))),
+        "plans": in_text(a_plan(), lambda text: list(describe_plan(read_plan(text, "a plan")))),
         "saved results": in_file(home / "saved", mangled, fs.load),
         "records": in_file(home / "North.csv", mangled, lambda _: open_records(north, linked)),
     }
@@ -546,7 +549,7 @@ def ledgers(rng: Random, valid: bytes) -> bytes:
 
 
 def aligned(home: Path) -> None:
-    LinkedTable("North", pd.read_csv(home / "North.csv"), ["id"], home)
+    AlignedTable("North", pd.read_csv(home / "North.csv"), ["id"], home)
 
 
 def replay(folder: Path) -> None:
@@ -554,7 +557,7 @@ def replay(folder: Path) -> None:
     journal.lose(set())
     journal.begin_run()
     for number in range(3):
-        journal.begin_round(number, [Ask("North", "schema", "describe_table", {}, "s", "{}")])
+        journal.begin_round(number, [Request("North", "schema", "describe_table", {}, "s", "{}")])
         answer = journal.read(number, 0)
         if answer is not None:
             unpack_reply(answer)
@@ -562,7 +565,7 @@ def replay(folder: Path) -> None:
 
 def envelopes(identity: Identity):
     """Envelopes of strangers, with faulty bytes; and those of the pinned writer, who signed a fault."""
-    valid = sign(identity, Envelope("coordinator", "North", "0" * 32, b"payload"))
+    valid = sign_envelope(identity, Envelope("coordinator", "North", "0" * 32, b"payload"))
 
     def target(rng: Random) -> None:
         data = mangled(rng, valid)
@@ -572,9 +575,11 @@ def envelopes(identity: Identity):
                 pick(rng, ["coordinator", "", "North", "\0" * 50]),
                 pick(rng, ["0" * 32, "", "9" * 500]),
             )
-            data = sign(identity, Envelope(who, "North", number, payload, pick(rng, ["", "now", "\u202e"])))
-        envelope = open_signed(data, identity.public.fingerprint, "a file")
-        unpack_ask(envelope.payload)
+            data = sign_envelope(
+                identity, Envelope(who, "North", number, payload, pick(rng, ["", "now", "\u202e"]))
+            )
+        envelope = open_envelope(data, identity.public.fingerprint, "a file")
+        unpack_request(envelope.payload)
 
     return target
 
@@ -590,12 +595,14 @@ def exchange(folder: Path, coordinator: Identity):
 
     def target(rng: Random) -> None:
         number = rng.bytes(16).hex()
-        told = Ask("North", "schema", "describe_table", {}, number, "{}")
+        told = Request("North", "schema", "describe_table", {}, number, "{}")
         question = mangled_ask(rng, told)
         if rng.random() < 0.5:
-            data = sign(coordinator, Envelope("coordinator", "North", number, question))
+            data = sign_envelope(coordinator, Envelope("coordinator", "North", number, question))
         else:
-            data = mangled(rng, sign(coordinator, Envelope("coordinator", "North", number, pack_ask(told))))
+            data = mangled(
+                rng, sign_envelope(coordinator, Envelope("coordinator", "North", number, pack_request(told)))
+            )
         path = asks / f"{number}.ask"
         path.write_bytes(data)
         looks = iter([False, True])

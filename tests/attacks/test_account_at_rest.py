@@ -11,17 +11,17 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
+from fedstat.codec import from_json, to_json
 from fedstat.errors import DisclosureWarning, MessageError, PolicyError, SecurityError
-from fedstat.federation.account.head import AccountHead
-from fedstat.federation.account.ledger_file import read_account
-from fedstat.federation.account.link import canonical, extend, genesis, read_link
-from fedstat.federation.carry.remote import SiteServer
-from fedstat.federation.carry.site_folder import load_identity, open_site
+from fedstat.federation.audit.checkpoints import SignedCheckpoint
+from fedstat.federation.audit.event_log import canonical_json, extended_digest, genesis_digest, read_link
+from fedstat.federation.audit.ledger_file import read_ledger
 from fedstat.federation.crypto.keys import Identity
-from fedstat.federation.door.memory import ReleasedGroups
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.message import Request, pack_request, unpack_reply
+from fedstat.federation.transport.remote import SiteServer
+from fedstat.federation.transport.site_folder import load_identity, open_site
 from fedstat.operator.command_line import main
-from fedstat.records import from_json, to_json
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 N = 60
@@ -109,14 +109,14 @@ def rewrite(folder, keep):
         if "session" in line:
             line["previous"] = previous
             ordinal = line["ordinal"]
-            chains[ordinal] = genesis("North", keys, line["session"], ordinal, previous)
+            chains[ordinal] = genesis_digest("North", keys, line["session"], ordinal, previous)
         if "entry" in line:
             link = read_link(line["entry"])
             if not keep(link):
                 continue
-            chains[line["ordinal"]] = extend(chains[line["ordinal"]], link)
+            chains[line["ordinal"]] = extended_digest(chains[line["ordinal"]], link)
             previous = line["head"] = chains[line["ordinal"]].hex()
-        lines.append(canonical(line) + "\n")
+        lines.append(canonical_json(line) + "\n")
     (folder / "ledger.jsonl").write_text("".join(lines))
 
 
@@ -227,9 +227,9 @@ def test_an_earlier_state_is_found_by_what_the_coordinator_keeps(put_back, capsy
     open_site(folder).account.store.close()  # by itself the site cannot know
     with pytest.raises(SecurityError, match="North: its account does not hold what it signed on 20"):
         put_back.connect()
-    table = Ask("North", "schema", "describe_table", {}, "other", "{}", turn=1)
+    table = Request("North", "schema", "describe_table", {}, "other", "{}", turn=1)
     with pytest.raises(SecurityError, match="declared the loss"):
-        unpack_reply(put_back.carry("North", pack_ask(table)))
+        unpack_reply(put_back.carry("North", pack_request(table)))
     put_back.stop()
     with pytest.raises(SecurityError, match="earlier state"):  # nor after a restart
         open_site(folder)
@@ -265,19 +265,19 @@ def test_a_head_that_the_site_did_not_sign_disputes_nothing(doors):
     site = open_site(doors.home / "North")
     head = site.account.store.head
     texts = [
-        to_json(AccountHead(head.lines, "0" * 64, head.time + 1, (), head.signature)),
-        to_json(AccountHead(head.lines, "0" * 64, head.time + 1).sign(Identity.generate())),
+        to_json(SignedCheckpoint(head.lines, "0" * 64, head.time + 1, (), head.signature)),
+        to_json(SignedCheckpoint(head.lines, "0" * 64, head.time + 1).sign(Identity.generate())),
     ]
     for number, text in enumerate(texts):
-        ask = Ask("North", "receipt", "recall_head", {}, f"session {number}", text)
+        ask = Request("North", "receipt", "recall_head", {}, f"session {number}", text)
         with pytest.raises(SecurityError, match="not one that it signed"):
-            site.answer(pack_ask(ask))
+            site.answer(pack_request(ask))
     with pytest.raises(MessageError):
-        site.answer(pack_ask(Ask("North", "receipt", "recall_head", {}, "session 2", "[" * 9000)))
+        site.answer(pack_request(Request("North", "receipt", "recall_head", {}, "session 2", "[" * 9000)))
     told = unpack_reply(
-        site.answer(pack_ask(Ask("North", "receipt", "recall_head", {}, "session 3", to_json(head))))
+        site.answer(pack_request(Request("North", "receipt", "recall_head", {}, "session 3", to_json(head))))
     )
-    assert from_json(AccountHead, told.text, "head").lines > head.lines
+    assert from_json(SignedCheckpoint, told.text, "head").lines > head.lines
     site.account.store.close()
 
 
@@ -290,7 +290,7 @@ def test_a_ledger_that_is_altered_while_it_is_served_is_found(doors, alter):
     site = open_site(doors.home / "North")
     alter(doors.home / "North")
     with pytest.raises(SecurityError, match="was changed while the site was served"):
-        site.answer(pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}")))
+        site.answer(pack_request(Request("North", "schema", "describe_table", {}, "s", "{}")))
     site.account.store.close()
 
 
@@ -332,7 +332,7 @@ def test_what_a_crash_can_do_is_mended(doors):
     folder = doors.home / "North"
     head, size = (folder / "ledger.head").read_bytes(), (folder / "ledger.jsonl").stat().st_size
     site = open_site(folder)
-    site.answer(pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}")))
+    site.answer(pack_request(Request("North", "schema", "describe_table", {}, "s", "{}")))
     n_sessions = len(site.account.chains)
     site.account.keep_answered(ReleasedGroups.none(N).to_arrays(), N)
     site.account.store.close()
@@ -346,7 +346,7 @@ def test_what_a_crash_can_do_is_mended(doors):
     np.testing.assert_array_equal(site._data.memory.released.cells, np.zeros(N))
     site.account.store.close()
     keys = load_identity(folder).public
-    assert len(read_account(folder, "North", keys).chains) == n_sessions
+    assert len(read_ledger(folder, "North", keys).chains) == n_sessions
 
 
 def test_a_folder_without_an_account_is_not_served(tmp_path):

@@ -6,15 +6,15 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import ConsentError, PartitionError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.carry.remote import RemoteEngine, RemoteSite, SiteServer
-from fedstat.federation.carry.site_folder import heed, open_site, read_description
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.site import Site
-from fedstat.federation.partition.connect_vertical import align_federation
-from fedstat.federation.rounds.alignment import align_entities
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.federation.tables.hashed_keys import KeyTable
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import Site
+from fedstat.federation.partition.connect import align_connected_sites
+from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.federation.protocols.linkage import align_entities
+from fedstat.federation.tables.keys import KeyTable
+from fedstat.federation.transport.remote import RemoteEngine, RemoteSite, SiteServer
+from fedstat.federation.transport.site_folder import apply_trust, open_site, read_description
 from fedstat.operator.command_line import main
 
 SPACE, N = 400, 50
@@ -112,11 +112,11 @@ def served(tmp_path):
 
     class Here:
         def carry(self, site, request):
-            heed(servers[site].site, read_description(tmp_path / site))
+            apply_trust(servers[site].site, read_description(tmp_path / site))
             return servers[site].answer(request)
 
     engine = RemoteEngine({name: RemoteSite(name, Here()) for name in servers})
-    yield tmp_path, lambda: align_federation(engine, tuple(servers), study)
+    yield tmp_path, lambda: align_connected_sites(engine, tuple(servers), study)
     for server in servers.values():
         server.site.account.store.close()
 

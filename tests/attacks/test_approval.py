@@ -13,11 +13,11 @@ import pytest
 import statsmodels.api as sm
 
 import fedstat as fs
+from fedstat.codec import to_json
 from fedstat.errors import ConsentError, FedstatError, MessageError, PartitionError
-from fedstat.federation.door.owner.plan import described, read_plan
-from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.records import to_json
+from fedstat.federation.disclosure.approval import describe_plan, read_plan
+from fedstat.federation.message import Request, pack_request, unpack_reply, unpack_request
+from fedstat.federation.protocols.engine import LocalEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -58,10 +58,10 @@ class Departing:
 
     def through(self, name):
         def answer(request):
-            first, *more = self.change(unpack_ask(request))
-            reply = self.doors[name](pack_ask(first))
+            first, *more = self.change(unpack_request(request))
+            reply = self.doors[name](pack_request(first))
             for ask in more:
-                self.doors[name](pack_ask(ask))
+                self.doors[name](pack_request(ask))
             return reply
 
         return type("Door", (), {"answer": staticmethod(answer)})()
@@ -142,7 +142,7 @@ def test_the_owner_reads_what_would_be_answered():
     with pytest.raises(ConsentError):
         model(partition, "income ~ log(age)").fit(local=False)
     (plan,) = partition.sites["S1"].pending.values()
-    text = "\n".join(described(plan))
+    text = "\n".join(describe_plan(plan))
     assert "Columns of S1 that it reads: income, age" in text
     assert "response income; terms log(age)" in text
     assert "only in a masked sum" in text and "sum_scores (glm), at most" in text
@@ -205,13 +205,13 @@ def test_sums_that_were_to_be_masked_are_not_asked_in_clear():
 
 def test_a_step_that_no_plan_has_is_refused_before_and_after():
     partition = rows()
-    ask = Ask("S0", "glm", "fit_alone", {}, "s")
+    ask = Request("S0", "glm", "fit_alone", {}, "s")
     with pytest.raises(FedstatError, match=r"its policy \(approval\).*none that was proposed"):
-        partition.sites["S0"].answer(pack_ask(ask))
+        partition.sites["S0"].answer(pack_request(ask))
     fitted = model(partition)
     approved(lambda: fitted.fit(local=False), partition)
     with pytest.raises(ConsentError, match="not in the plan"):
-        partition.sites["S0"].answer(pack_ask(replace(ask, session=fitted._session)))
+        partition.sites["S0"].answer(pack_request(replace(ask, session=fitted._session)))
 
 
 def test_a_plan_says_of_its_arrays_what_the_site_declares():
@@ -223,9 +223,9 @@ def test_a_plan_says_of_its_arrays_what_the_site_declares():
     plan = replace(read_plan(to_json(plan), ""), prepared=())
     harmless = replace(plan.steps[-1].gives[0], what="nothing to worry about")
     told = replace(plan, steps=(*plan.steps[:-1], replace(plan.steps[-1], gives=(harmless,))))
-    ask = Ask("S0", "approval", "propose_plan", {}, fitted._session, to_json(told))
+    ask = Request("S0", "approval", "propose_plan", {}, fitted._session, to_json(told))
     with pytest.raises(MessageError, match="not declared so"):
-        partition.sites["S0"].answer(pack_ask(ask))
+        partition.sites["S0"].answer(pack_request(ask))
 
 
 def proposed(change):
@@ -238,13 +238,15 @@ def proposed(change):
     (plan,) = site.pending.values()
     plan = change(replace(plan, prepared=()))
     unpack_reply(
-        site.answer(pack_ask(Ask("S0", "approval", "propose_plan", {}, fitted._session, to_json(plan))))
+        site.answer(
+            pack_request(Request("S0", "approval", "propose_plan", {}, fitted._session, to_json(plan)))
+        )
     )
     approve_all(partition)
-    opening = Ask("S0", "design", "open_rows", {}, fitted._session, plan.steps[0].texts[0])
-    summing = Ask("S0", "design", "sum_columns", {}, fitted._session)
+    opening = Request("S0", "design", "open_rows", {}, fitted._session, plan.steps[0].texts[0])
+    summing = Request("S0", "design", "sum_columns", {}, fitted._session)
     for ask in (opening, summing):
-        site.answer(pack_ask(ask))
+        site.answer(pack_request(ask))
 
 
 def fewer_numbers(plan):
@@ -271,7 +273,7 @@ def test_words_from_elsewhere_do_not_move_the_owners_cursor():
     with pytest.raises(ConsentError):
         model(partition).fit()
     (plan,) = partition.sites["S0"].pending.values()
-    lines = [*described(replace(plan, call="fit()\x1b[2J\n", learned=("nothing\r",)))]
+    lines = [*describe_plan(replace(plan, call="fit()\x1b[2J\n", learned=("nothing\r",)))]
     told = "".join(lines)
     assert told.isprintable() and "survey_rows" in told
     assert "judge (glm), once: " in told and " 1 number over 200 records" in told
@@ -285,11 +287,11 @@ def test_what_was_asked_before_the_plan_stands_in_it_whatever_the_coordinator_sa
         fitted.fit()
     (honest,) = partition.sites["S0"].pending.values()
     plan = replace(honest, prepared=())
-    ask = Ask("S0", "approval", "propose_plan", {}, other._session, to_json(plan))
-    unpack_reply(partition.sites["S0"].answer(pack_ask(ask)))
+    ask = Request("S0", "approval", "propose_plan", {}, other._session, to_json(plan))
+    unpack_reply(partition.sites["S0"].answer(pack_request(ask)))
     (_, told) = partition.sites["S0"].pending.values()
     assert told.digest != honest.digest
-    assert "terms income" in "\n".join(described(told))
+    assert "terms income" in "\n".join(describe_plan(told))
 
 
 TRANSFORMED = "y ~ scale(age) + poly(z, 2) + bs(income, knots=(2e4,), lower_bound=0, upper_bound=1e6)"
@@ -374,7 +376,9 @@ def test_a_consent_is_used_by_one_session_alone():
     one.fit()
     (opening,) = read_plan(to_json(plan), "").steps[0].texts
     with pytest.raises(ConsentError, match="pending"):
-        partition.sites["S0"].answer(pack_ask(Ask("S0", "design", "open_rows", {}, other._session, opening)))
+        partition.sites["S0"].answer(
+            pack_request(Request("S0", "design", "open_rows", {}, other._session, opening))
+        )
 
 
 def test_a_plan_has_so_many_rounds_of_averaging():

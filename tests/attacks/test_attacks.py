@@ -27,9 +27,9 @@ from wiretap import Wire, tapped
 
 import fedstat as fs
 from fedstat.errors import ConvergenceWarning
-from fedstat.federation.crypto import product as secure
+from fedstat.federation.crypto import secure_product as secure
 from fedstat.kernels.sketch import SKETCHES
-from fedstat.models.vfem.moments.staged_columns import SKETCH_KINDS, STAGES, seed_of_stage
+from fedstat.models.vfem.covariance.cross_product_steps import SKETCH_KINDS, STAGES, seed_of_stage
 
 N = 240
 KNOWN = np.arange(8)
@@ -224,7 +224,7 @@ class TestDefaultExchange:
         X = rng.normal(size=(50, 2))
         task = secure.MatrixProduct("A", "B", 50, 2, 3, 1)
         seed = secure.new_seed()
-        opened = secure.open_a(task, seed, secure.encode(X, 20, "A"))
+        opened = secure.open_a(task, seed, secure.encode_columns(X, 20, "A"))
         mask = -secure.open_a(task, seed, np.zeros((50, 2), dtype=np.int64))
         np.testing.assert_allclose((opened + mask) * 2.0**-20, X, atol=1e-5)
 

@@ -8,11 +8,10 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, PolicyError
-from fedstat.federation.door.families import load_families
-from fedstat.federation.door.owner.policy import Budget, Policy
-from fedstat.federation.door.owner.question import refusals
-from fedstat.federation.door.site import FAMILIES, Site
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.disclosure.policy import Budget, Policy
+from fedstat.federation.disclosure.request_checks import refusals
+from fedstat.federation.disclosure.site import FAMILIES, Site, load_families
+from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.tables.table import FrameTable
 
 load_families()
@@ -58,7 +57,7 @@ def passing(policy):
         for family, steps in FAMILIES.items()
         for name, step in steps.items()
         for masked in (None, 0)
-        if not list(refusals("S", policy, Ask("S", family, name, masked=masked), step))
+        if not list(refusals("S", policy, Request("S", family, name, masked=masked), step))
     }
 
 
@@ -87,7 +86,7 @@ def test_what_passes_says_nothing_of_rows():
     told = []
     for frame in (FRAME, FRAME.assign(y=0.0, x=-1.0, g="a")):
         site = Site("Bank", Unread(frame[["y", "x", "g"]]), BUDGET)
-        asked = pack_ask(Ask("Bank", "schema", "describe_table", text="{}"))
+        asked = pack_request(Request("Bank", "schema", "describe_table", text="{}"))
         told.append(unpack_reply(site.answer(asked)).text)
     assert told[0] == told[1] and json.loads(told[0])["n_rows"] == N
 

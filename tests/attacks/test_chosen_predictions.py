@@ -11,16 +11,16 @@ import pytest
 from scipy.special import expit
 
 import fedstat as fs
+from fedstat.codec import to_json
 from fedstat.errors import DescriptionError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_columns import design_ask
-from fedstat.federation.door.families import load_families
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.rounds.products import Conversation
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.laser.training.asked import OutcomeTold
-from fedstat.models.vertical.prediction.cells import averaged, cells
-from fedstat.records import to_json
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.vertical_design import design_request
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import load_families
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.laser.request import OutcomeReply
+from fedstat.models.vertical.prediction.evaluation import average_in_groups, group_codes
 
 N, TOLD = 200, 20
 RNG = np.random.default_rng(5)
@@ -45,8 +45,8 @@ def ask_bank(part, family, step, column, text="", **arrays):
     """Open a response at the bank, and ask a step about it, as a coordinator may that predicts nothing."""
 
     def asking():
-        to = Conversation(family, part._new_session(), None)
-        yield [design_ask("bank", "open_response", to.session, {"response": column, "columns": [column]})]
+        to = SecureProductSession(family, part._new_session(), None)
+        yield [design_request("bank", "open_response", to.session, {"response": column, "columns": [column]})]
         (reply,) = yield [to.ask("bank", step, text, **arrays)]
         return reply.arrays
 
@@ -60,7 +60,7 @@ def scored(part, p):
         "laser",
         "score",
         "y",
-        to_json(OutcomeTold((0.0, 1.0), (1, 1))),
+        to_json(OutcomeReply((0.0, 1.0), (1, 1))),
         predicted=np.column_stack([1.0 - p, p]),
         use=np.ones(N, dtype=bool),
         code=np.zeros(N, dtype=np.int64),
@@ -135,7 +135,7 @@ def test_and_do_not_where_cells_are_counted(attack):
 def test_an_answer_is_the_same_for_labels_that_are_exchanged_within_a_cell():
     p = expit(1e-6 * POWERS)
     places = np.log(np.column_stack([1.0 - p, p]) / np.column_stack([p, 1.0 - p]))
-    mixed = [c for c in cells(places, np.arange(N), 5) if 0.0 < LABELS[c].mean() < 1.0]
+    mixed = [c for c in group_codes(places, np.arange(N), 5) if 0.0 < LABELS[c].mean() < 1.0]
     moved = LABELS.copy()
     for cell in mixed:
         moved[cell] = LABELS[cell][::-1]
@@ -158,13 +158,13 @@ def test_classes_that_the_asker_leaves_out_make_no_cells():
         "laser",
         "score",
         "y",
-        to_json(OutcomeTold((1.0, 7.0), (1, 1))),
+        to_json(OutcomeReply((1.0, 7.0), (1, 1))),
         predicted=np.column_stack([p, 1.0 - p]),
         use=np.ones(N, dtype=bool),
         code=np.zeros(N, dtype=np.int64),
         units=np.array([0.0, 1.0, 1.0]),
     )
-    cell_means = averaged(part.sites["bank"]._data, p, np.zeros(N, dtype=np.int64))
+    cell_means = average_in_groups(part.sites["bank"]._data, p, np.zeros(N, dtype=np.int64))
     assert told["expected"].sum() == pytest.approx((1.0 - cell_means)[LABELS == 1.0].sum(), rel=1e-9)
 
 

@@ -11,15 +11,15 @@ from people import people
 
 import fedstat as fs
 from fedstat.errors import PartitionError, PolicyError
-from fedstat.federation.door.owner.claims import (
-    ALL_ROWS,
-    BEYOND,
+from fedstat.federation.disclosure.policy import STRICT_VALUES, Budget
+from fedstat.federation.disclosure.threat_statements import (
+    ACTIVE_PARTIES,
+    ALL_ROWS_THREAT,
+    BUDGET_STATEMENTS,
     PARTIES,
     STRICT_LEARNS,
-    WITH_BUDGET,
-    WITHOUT,
+    THREATS_WITHOUT_RULE,
 )
-from fedstat.federation.door.owner.policy import STRICT, Budget
 
 ROOT = Path(__file__).parents[2]
 FORMER = (
@@ -31,19 +31,19 @@ FORMER = (
 
 
 def test_every_rule_of_the_strict_policy_says_what_is_learned_without_it():
-    assert set(STRICT) <= set(WITHOUT) and set(STRICT_LEARNS) == set(PARTIES)
-    looser = {name for name in WITHOUT if name in fs.Policy().looser_than_strict()}
+    assert set(STRICT_VALUES) <= set(THREATS_WITHOUT_RULE) and set(STRICT_LEARNS) == set(PARTIES)
+    looser = {name for name in THREATS_WITHOUT_RULE if name in fs.Policy().looser_than_strict()}
     assert looser == set(fs.Policy().looser_than_strict())
 
 
 def test_the_strict_policy_adds_nothing_and_each_line_its_own():
     strict = fs.threats("strict").tidy()
     assert list(strict["party"]) == list(PARTIES) and set(strict["under"]) == {"strict"}
-    for rule in STRICT:
+    for rule in STRICT_VALUES:
         value = getattr(fs.Policy.open(), rule)
         added = fs.threats(fs.Policy.strict(**{rule: value})).tidy().query("under != 'strict'")
-        assert list(added["party"]) == list(WITHOUT[rule]), rule
-        assert list(added["learns"]) == list(WITHOUT[rule].values())
+        assert list(added["party"]) == list(THREATS_WITHOUT_RULE[rule]), rule
+        assert list(added["learns"]) == list(THREATS_WITHOUT_RULE[rule].values())
         assert added["under"].str.startswith(f"{rule} = ").all()
     few = fs.threats(fs.Policy.strict(min_count=1)).tidy()
     assert "min_count = 1" in set(few["under"])
@@ -53,7 +53,7 @@ def test_the_strict_policy_adds_nothing_and_each_line_its_own():
 def test_with_a_budget_nothing_of_rows_is_learned():
     table = fs.threats(fs.Policy.strict(privacy=Budget(1.0, 1e-9))).tidy()
     assert list(table["party"]) == list(PARTIES)
-    assert set(table["learns"][table["under"] == "[privacy]"]) == {WITH_BUDGET}
+    assert set(table["learns"][table["under"] == "[privacy]"]) == {BUDGET_STATEMENTS}
     assert list(table["under"]).count("strict") == 1
 
 
@@ -102,7 +102,7 @@ def test_own_fits_and_bins_are_of_as_many_rows_as_is_claimed(few):
 
 def test_the_whole_table_begins_with_one_process():
     whole = fs.threats()
-    assert tuple(whole.tidy().iloc[0]) == ("Everybody", "one process", ALL_ROWS)
+    assert tuple(whole.tidy().iloc[0]) == ("Everybody", "one process", ALL_ROWS_THREAT)
     lines = len(fs.threats("open").tidy()) + 1
     assert len(whole.tidy()) == lines and "two_sites" in str(whole) and "<table" in whole.as_html()
     with pytest.raises(PartitionError):
@@ -124,6 +124,6 @@ def test_an_explanation_says_what_is_learned_by_other_means():
         partition = fs.ClientPartition.from_frame(patients, by="hospital", policy=policy)
         return fs.GLORE.from_formula("sex ~ age + C(cp)", partition).explain().learned
 
-    assert ("Everybody here", ALL_ROWS) in told("open")
+    assert ("Everybody here", ALL_ROWS_THREAT) in told("open")
     strict = dict(told("strict"))
-    assert set(BEYOND) <= set(strict) and strict["Everybody here"] == ALL_ROWS
+    assert set(ACTIVE_PARTIES) <= set(strict) and strict["Everybody here"] == ALL_ROWS_THREAT

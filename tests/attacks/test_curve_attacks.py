@@ -31,7 +31,7 @@ def partition(frame, **options):
 def columns(frame, result):
     """What a person who knows curves makes of them: the columns of the learners, and the response's."""
     boosting = result._record.boosting
-    from fedstat.kernels.boosting.bases import integration_weights, spline_basis
+    from fedstat.kernels.curves import integration_weights, spline_basis
 
     s = np.linspace(0, 1, 40)
     basis = spline_basis(s, 0, 1, KNOTS)

@@ -12,7 +12,7 @@ from wiretap import tapped
 
 import fedstat as fs
 from fedstat.errors import PolicyError
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.disclosure.policy import Policy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

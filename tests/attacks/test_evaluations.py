@@ -10,12 +10,12 @@ from scipy.special import expit
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, PolicyError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import Ask
-from fedstat.inference.evaluation.bins import bin_edges
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.horizontal.evaluation import _protocol, evaluate_rows, place_of_bins
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import Request
+from fedstat.inference.bins import bin_edges
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.horizontal.evaluation import _evaluation_protocol, evaluate_rows, place_of_bins
 
 BINOMIAL = sm.families.Binomial()
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -90,10 +90,12 @@ def label_of_the_largest(policy, site="S0"):
     beta, place = result.params.to_numpy(), place_of_bins(result._fit.design, result.params.to_numpy())
 
     def asking():
-        asks = next(_protocol(result.basis.agreement, result.distribution, beta, place, False, False))
+        asks = next(
+            _evaluation_protocol(result.basis.agreement, result.distribution, beta, place, False, False)
+        )
         yield asks
         gamma = {"gamma": slope * np.array([-cut, 1.0])}
-        (reply,) = yield [Ask(site, "evaluation", "recalibrate", gamma, asks[0].session)]
+        (reply,) = yield [Request(site, "evaluation", "recalibrate", gamma, asks[0].session)]
         return reply.arrays
 
     told = sites.engine.run(asking(), Ledger())
@@ -110,7 +112,7 @@ def test_the_largest_prediction_tells_no_label():
 
 def test_sums_are_taken_of_the_model_that_was_evaluated_alone():
     sites = partition("strict", masked_only=False)
-    asks = [Ask("S0", "evaluation", "recalibrate", {"gamma": np.array([0.0, 1.0])}, "another")]
+    asks = [Request("S0", "evaluation", "recalibrate", {"gamma": np.array([0.0, 1.0])}, "another")]
     with pytest.raises(DescriptionError, match="order"):
         sites.engine.run(iter_once(asks), Ledger())
 

@@ -12,18 +12,16 @@ import pandas as pd
 import pytest
 
 from fedstat.errors import EngineError, FedstatWarning, MessageError, SecurityError
-from fedstat.federation.carry.exchange.notes import UNTRUSTED, open_note
-from fedstat.federation.carry.exchange.part import SitesPart
-from fedstat.federation.carry.folder import FolderCarrier, serve_folder
-from fedstat.federation.carry.remote import number_of
-from fedstat.federation.carry.signed import note_signed, open_answer, sign_question
-from fedstat.federation.crypto.envelopes import MAGIC, Envelope, open_signed, sign
+from fedstat.federation.crypto.envelopes import SIGNED_MAGIC, Envelope, open_envelope, sign_envelope
 from fedstat.federation.crypto.keys import Identity
-from fedstat.federation.door.families import load_families
-from fedstat.federation.door.site import Site
-from fedstat.federation.files import write_whole
-from fedstat.federation.message import Ask, pack_ask, unpack, unpack_reply
-from fedstat.federation.rounds import schema
+from fedstat.federation.disclosure.site import Site, load_families
+from fedstat.federation.files import write_atomic
+from fedstat.federation.message import Request, pack_request, unpack, unpack_reply
+from fedstat.federation.protocols import schema
+from fedstat.federation.transport.folder import FolderTransport, serve_folder
+from fedstat.federation.transport.mailbox import UNTRUSTED, SiteMailbox, open_note
+from fedstat.federation.transport.remote import request_number
+from fedstat.federation.transport.signed import note_signed, open_reply, sign_request
 
 load_families()
 COORDINATOR = Identity.generate()
@@ -52,7 +50,9 @@ def large(path):
 
 def large_envelope(path):
     with path.open("wb") as file:
-        file.write(MAGIC + Identity.generate().public.signing * 2 + bytes(64) + (9).to_bytes(4, "little"))
+        file.write(
+            SIGNED_MAGIC + Identity.generate().public.signing * 2 + bytes(64) + (9).to_bytes(4, "little")
+        )
         file.truncate(LARGE)
 
 
@@ -62,7 +62,7 @@ def brackets(path):
 
 def signed_by_nobody(path):
     keys = COORDINATOR.public.signing + COORDINATOR.public.agreement
-    path.write_bytes(MAGIC + keys + bytes(64) + (4000).to_bytes(4, "little") + b"[" * 4000)
+    path.write_bytes(SIGNED_MAGIC + keys + bytes(64) + (4000).to_bytes(4, "little") + b"[" * 4000)
 
 
 class Service:
@@ -80,11 +80,11 @@ class Service:
         )
 
     def carrier(self, timeout=60.0):
-        return FolderCarrier(self.exchange, COORDINATOR, {"North": self.site.fingerprint}, timeout, 0.01)
+        return FolderTransport(self.exchange, COORDINATOR, {"North": self.site.fingerprint}, timeout, 0.01)
 
     def ask(self, timeout=60.0):
         carrier = self.carrier(timeout)
-        request = pack_ask(Ask("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}"))
+        request = pack_request(Request("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}"))
         return unpack_reply(carrier.carry("North", request))
 
 
@@ -129,8 +129,8 @@ def test_a_file_that_changes_all_the_time_is_told_of_once(service):
 
 @pytest.mark.parametrize("put", [pipe, folder, link, large_envelope, brackets, signed_by_nobody])
 def test_a_strangers_answer_is_put_aside_and_the_site_gives_its_own(service, put):
-    request = pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}", None, 1))
-    place = service.exchange / "North" / "replies" / f"{number_of(request)}.reply"
+    request = pack_request(Request("North", "schema", "describe_table", {}, "s", "{}", None, 1))
+    place = service.exchange / "North" / "replies" / f"{request_number(request)}.reply"
     place.parent.mkdir(parents=True)
     put(place)
     service.thread.start()
@@ -143,13 +143,13 @@ def test_a_strangers_answer_is_put_aside_and_the_site_gives_its_own(service, put
 def test_an_answer_under_another_key_ends_the_wait_by_name(service):
     """It may be the site's: then its owner has another key than the one that was pinned."""
     request, other = (
-        pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}", None, 1)),
+        pack_request(Request("North", "schema", "describe_table", {}, "s", "{}", None, 1)),
         Identity.generate(),
     )
-    number = number_of(request)
+    number = request_number(request)
     place = service.exchange / "North" / "replies" / f"{number}.reply"
     place.parent.mkdir(parents=True)
-    place.write_bytes(sign(other, Envelope("North", "coordinator", number, b"")))
+    place.write_bytes(sign_envelope(other, Envelope("North", "coordinator", number, b"")))
     service.thread.start()
     with pytest.raises(SecurityError) as told:
         service.carrier().carry("North", request)
@@ -161,45 +161,46 @@ def test_an_answer_under_another_key_ends_the_wait_by_name(service):
 def test_an_answer_that_was_altered_is_given_again_and_the_analysis_goes_on(service):
     """What lies in the way of an analysis blocks it once, and not until somebody deletes it by hand."""
     carrier = service.carrier(timeout=0.3)
-    request = pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}", None, 1))
+    request = pack_request(Request("North", "schema", "describe_table", {}, "s", "{}", None, 1))
     with pytest.raises(EngineError, match="did not answer"):
         carrier.carry("North", request)
     service.thread.start()
-    place = service.exchange / "North" / "replies" / f"{number_of(request)}.reply"
+    place = service.exchange / "North" / "replies" / f"{request_number(request)}.reply"
     wait_until(place.exists)
     content = place.read_bytes()
     place.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     carrier.timeout = 60.0
     with pytest.warns(FedstatWarning, match="altered on its way"):
         answer = carrier.carry("North", request)
-    assert open_answer(content, service.site.fingerprint, "North", number_of(request), "") == answer
+    assert open_reply(content, service.site.fingerprint, "North", request_number(request), "") == answer
     assert [chain.round for chain in service.site.account.chains] == [1]
 
 
 def test_a_pair_that_was_read_is_found_by_whoever_asks_again(service):
     service.thread.start()
-    request = pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}", None, 1))
+    request = pack_request(Request("North", "schema", "describe_table", {}, "s", "{}", None, 1))
     first = service.carrier().carry("North", request)
     service.ended.set()
     service.thread.join(60)
-    part = SitesPart(service.exchange / "North")
-    assert part.open_numbers() == ([], []) and part.done(number_of(request)).exists()
+    part = SiteMailbox(service.exchange / "North")
+    assert part.open_numbers() == ([], []) and part.done(request_number(request)).exists()
     assert service.carrier(timeout=0.0).carry("North", request) == first
 
 
 def test_a_question_that_is_put_back_is_not_answered_anew(service):
     service.thread.start()
     requests = [
-        pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}", None, turn)) for turn in (1, 2)
+        pack_request(Request("North", "schema", "describe_table", {}, "s", "{}", None, turn))
+        for turn in (1, 2)
     ]
     for request in requests:
         service.carrier().carry("North", request)
-    part, number = SitesPart(service.exchange / "North"), number_of(requests[0])
+    part, number = SiteMailbox(service.exchange / "North"), request_number(requests[0])
     kept = part.done(number).read_bytes()
     shutil.copy(part.done(number).with_suffix(".ask"), part.ask(number))
     wait_until(part.reply(number).exists)
     with part.reply(number).open("rb") as file:
-        refusal = open_answer(file, service.site.fingerprint, "North", number, "")
+        refusal = open_reply(file, service.site.fingerprint, "North", number, "")
     with pytest.raises(SecurityError, match="not answered anew"):
         unpack_reply(refusal)
     part.settle(number)  # what passed first stays beside it
@@ -212,9 +213,11 @@ class Stranger:
     def __init__(self, service):
         self.identity = Identity.generate()
         prints = {"North": service.site.fingerprint}
-        self.carrier = FolderCarrier(service.exchange, self.identity, prints, 60.0, 0.01)
-        self.request = pack_ask(Ask("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}"))
-        self.note = SitesPart(service.exchange / "North").note(number_of(self.request))
+        self.carrier = FolderTransport(service.exchange, self.identity, prints, 60.0, 0.01)
+        self.request = pack_request(
+            Request("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}")
+        )
+        self.note = SiteMailbox(service.exchange / "North").note(request_number(self.request))
 
 
 def test_a_coordinator_that_is_not_trusted_is_told_so_at_once(service):
@@ -230,7 +233,7 @@ def test_a_coordinator_that_is_not_trusted_is_told_so_at_once(service):
     content = stranger.note.read_bytes()
     assert COORDINATOR.public.fingerprint.encode() not in content
     with pytest.raises(SecurityError):
-        open_answer(content, service.site.fingerprint, "North", number_of(stranger.request), "")
+        open_reply(content, service.site.fingerprint, "North", request_number(stranger.request), "")
 
 
 def test_a_note_that_the_site_did_not_sign_or_signed_once_is_not_believed(service):
@@ -255,9 +258,9 @@ def test_a_note_that_the_site_did_not_sign_or_signed_once_is_not_believed(servic
 
 def test_a_note_on_what_another_key_signed_is_not_taken_for_one_on_the_own_question(service):
     """Attack: a question is signed anew by a stranger, so that the site's note turns its coordinator away."""
-    request = pack_ask(Ask("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}"))
-    number, question = sign_question(COORDINATOR, "North", request)
-    copied = sign(Identity.generate(), open_signed(question, COORDINATOR.public.fingerprint, ""))
+    request = pack_request(Request("North", "schema", "describe_table", {}, os.urandom(4).hex(), "{}"))
+    number, question = sign_request(COORDINATOR, "North", request)
+    copied = sign_envelope(Identity.generate(), open_envelope(question, COORDINATOR.public.fingerprint, ""))
     note = note_signed(service.site, copied, COORDINATOR.public.fingerprint, "", number, UNTRUSTED)
     where = (note, service.site.fingerprint, "North", number)
     assert open_note(*where, copied, "").why == UNTRUSTED
@@ -268,7 +271,7 @@ def test_strangers_do_not_fill_the_folder_with_notes(service):
     asks = service.exchange / "North" / "asks"
     for i in range(150):
         number = f"{i:032x}"
-        question = sign(Identity.generate(), Envelope("coordinator", "North", number, b"?"))
+        question = sign_envelope(Identity.generate(), Envelope("coordinator", "North", number, b"?"))
         (asks / f"{number}.ask").write_bytes(question)
     service.thread.start()
     for _ in range(45):
@@ -291,7 +294,7 @@ def test_a_link_at_the_name_of_a_file_is_replaced(tmp_path):
     precious = tmp_path / "identity.json"
     precious.write_text("precious")
     (tmp_path / "abc.reply").symlink_to(precious)
-    write_whole(tmp_path / "abc.reply", b"a signed reply")
+    write_atomic(tmp_path / "abc.reply", b"a signed reply")
     assert precious.read_text() == "precious"
     assert (tmp_path / "abc.reply").read_bytes() == b"a signed reply"
 

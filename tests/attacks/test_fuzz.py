@@ -8,11 +8,11 @@ import pytest
 from fuzzing import FITS, HALF, MEMORY, SLOW, bomb, claim, consented, halved, make_targets, partition, run
 
 from fedstat.errors import MessageError, PartitionError
-from fedstat.federation.account.ledger_file import read_account
-from fedstat.federation.carry.site_folder import load_identity
-from fedstat.federation.door.site import Site
-from fedstat.federation.message import Ask, pack_ask
-from fedstat.federation.rounds.lasting_alignment import load_alignment
+from fedstat.federation.audit.ledger_file import read_ledger
+from fedstat.federation.disclosure.site import Site
+from fedstat.federation.message import Request, pack_request
+from fedstat.federation.protocols.linkage import load_alignment
+from fedstat.federation.transport.site_folder import load_identity
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -28,7 +28,7 @@ def targets(tmp_path_factory):
 
 def links(home):
     """Entries of the account of the site that was served, read anew and so found to be whole."""
-    account = read_account(home / "served", "North", load_identity(home / "served").public)
+    account = read_ledger(home / "served", "North", load_identity(home / "served").public)
     return sum(len(chain.links) for chain in account.chains)
 
 
@@ -60,7 +60,7 @@ def test_half_a_character_is_no_text(name):
     asked = dict.fromkeys(["site", "family", "step", "session", "text"], "A") | {name: HALF}
     site = Site("A", pd.DataFrame({"x": [1.0, 2.0]}))
     with pytest.raises(MessageError, match="not a fedstat message"):
-        site.answer(halved(pack_ask(Ask(**asked))))
+        site.answer(halved(pack_request(Request(**asked))))
 
 
 def test_the_fits_in_whose_midst_questions_are_asked_are_fits():

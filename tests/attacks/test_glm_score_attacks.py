@@ -11,11 +11,10 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import PolicyError
-from fedstat.federation.door import leverage
-from fedstat.federation.door.state import SiteData, State
-from fedstat.kernels.glm.rows import Rows
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.glm.sums import mean_vectors, times_means
+from fedstat.federation.disclosure import leverage
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.sums import Rows, mean_vectors, times_means
 from fedstat.models.horizontal.rows import answered_at
 from fedstat.models.horizontal.session import add
 
@@ -160,8 +159,8 @@ def many(n=20_000):
 def judged(betas, distribution, rows, monkeypatch):
     """Whether all of a session's points pass, and how many of them took a look at all rows."""
     looks = []
-    look = leverage._few_stand_out
-    monkeypatch.setattr(leverage, "_few_stand_out", lambda *asked: looks.append(1) or look(*asked))
+    look = leverage._isolates_few_rows
+    monkeypatch.setattr(leverage, "_isolates_few_rows", lambda *asked: looks.append(1) or look(*asked))
     opened = SimpleNamespace(question=SimpleNamespace(intercept=True, weights={}))
     site, state = SiteData("A", None, None, fs.Policy.strict()), State("A")
     try:
@@ -169,7 +168,7 @@ def judged(betas, distribution, rows, monkeypatch):
             fact = answered_at(opened, lambda: [rows], len(rows), np.array(beta, dtype=float), distribution)[
                 -1
             ]
-            leverage.check_means(site, state, fact)
+            leverage.check_fitted_means(site, state, fact)
     except PolicyError:
         return False, len(looks)
     return True, len(looks)

@@ -16,11 +16,11 @@ from wiretap import tapped
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, PolicyError
-from fedstat.federation.door import leverage
-from fedstat.federation.door.leverage import largest_shares, most_of_group
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import pack_ask
-from fedstat.federation.rounds.products import Run
+from fedstat.federation.disclosure import leverage
+from fedstat.federation.disclosure.leverage import largest_shares, max_row_share
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import pack_request
+from fedstat.federation.protocols.secure_products import ProductRun
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -50,7 +50,7 @@ def study():
 @contextmanager
 def products():
     """All products of two institutions' columns that the coordinator puts together, (p, q) by pair."""
-    found, combine = {}, Run.combine
+    found, combine = {}, ProductRun.combine
 
     def listen(run, *both):
         one = combine(run, *both)
@@ -58,7 +58,7 @@ def products():
         return one
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "combine", listen)
+        patch.setattr(ProductRun, "combine", listen)
         yield found
 
 
@@ -164,9 +164,9 @@ def test_a_row_of_a_small_group_may_be_what_chance_makes_it():
     rng = np.random.default_rng(2)
     for n, p in ((6, 1), (8, 3), (14, 2)):
         most = [largest_shares(rng.normal(size=(n, p)))[1] for _ in range(4000)]
-        assert np.mean(np.array(most) > most_of_group(n, p)) <= 5e-4
-        assert np.quantile(most, 0.99) < most_of_group(n, p) < 1.0
-    assert most_of_group(30, 1) == most_of_group(500, 9) == 0.75
+        assert np.mean(np.array(most) > max_row_share(n, p)) <= 5e-4
+        assert np.quantile(most, 0.99) < max_row_share(n, p) < 1.0
+    assert max_row_share(30, 1) == max_row_share(500, 9) == 0.75
 
 
 def test_a_group_that_was_refused_is_not_taken_for_one_that_was_judged():
@@ -180,13 +180,13 @@ def test_a_group_that_was_refused_is_not_taken_for_one_that_was_judged():
     asks = [ask for ask, _ in wire.passed if ask.site == "Registry" and ask.family == "vfem"]
     at = next(j for j, ask in enumerate(asks) if ask.step == "sum_products")
     for ask in asks[:at]:
-        site.answer(pack_ask(replace(ask, turn=None)))
+        site.answer(pack_request(replace(ask, turn=None)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leverage, "largest_shares", lambda X: (1.0, *judged(X)[1:]))
         for _ in range(2):
             with pytest.raises(PolicyError, match="largest share"):
-                site.answer(pack_ask(replace(asks[at], turn=None)))
-    site.answer(pack_ask(replace(asks[at], turn=None)))
+                site.answer(pack_request(replace(asks[at], turn=None)))
+    site.answer(pack_request(replace(asks[at], turn=None)))
 
 
 def test_a_combination_of_columns_is_not_that_of_one_row():

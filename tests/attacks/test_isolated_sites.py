@@ -11,10 +11,10 @@ import pytest
 import fedstat as fs
 from fedstat.errors import DescriptionError, SecurityError
 from fedstat.federation.crypto.masks import unmask_sum
-from fedstat.federation.door import rules
-from fedstat.federation.door import site as door
-from fedstat.federation.message import pack_ask, unpack_reply
-from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.disclosure import checks
+from fedstat.federation.disclosure import site as door
+from fedstat.federation.message import pack_request, unpack_reply
+from fedstat.federation.protocols.engine import LocalEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning", "ignore::RuntimeWarning")
 
@@ -45,7 +45,7 @@ class Isolating(LocalEngine):
             ask = self.change(ask)
         wanted = ask.step in ("sum_scores", "run_epochs") and len(self.parts) < len(self.sites)
         if wanted and ask.site == TARGET:
-            request = pack_ask(replace(ask, masked=None))
+            request = pack_request(replace(ask, masked=None))
             self.truth = unpack_reply(self.sites[TARGET].answer(request)).arrays[self.released]
         reply = super()._carry(ask, ledger)
         if wanted:
@@ -109,5 +109,5 @@ def test_a_part_is_not_hidden_by_fewer_than_three_sites(monkeypatch):
     with pytest.raises(DescriptionError, match=r"S1: a masked sum over 4 sites .* 1 of them would add"):
         attack(*case)
     monkeypatch.setattr(door, "bind_common", lambda *told: "")
-    monkeypatch.setattr(rules, "check_drawn", lambda *told: None)
+    monkeypatch.setattr(checks, "check_sampled_sites", lambda *told: None)
     assert attack(*case) < 1e-6

@@ -16,7 +16,7 @@ from wiretap import tapped
 import fedstat as fs
 from fedstat.errors import PolicyError
 from fedstat.kernels.glm.quadrature import BY_M, BY_MM, BY_V, LOGIT, marginal_likelihood
-from fedstat.models.vfem.joint.protocol import JointIteration
+from fedstat.models.vfem.joint_protocol import JointIteration
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NAMES = tuple(WIDTHS)

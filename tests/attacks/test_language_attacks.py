@@ -12,10 +12,10 @@ from people import people
 import fedstat as fs
 from fedstat.errors import DescriptionError, DesignError, FedstatError, PolicyError
 from fedstat.federation.design.block import build_block
+from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.parse import parse_pooled_formula
-from fedstat.federation.design.spec import BlockSpec
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import Ask, pack_ask
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import Request, pack_request
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TABLE = people()
@@ -149,4 +149,4 @@ def test_weights_of_the_askers_making_are_not_taken():
     few = {"keep": np.ones(len(frame), dtype=bool), "weights": np.ones(len(frame))}
     few["weights"][17] += 1e-3
     with pytest.raises(FedstatError, match="takes no numbers for each entity"):
-        partition.sites["B"].answer(pack_ask(Ask("B", "vfem", "stage_block", few, "s")))
+        partition.sites["B"].answer(pack_request(Request("B", "vfem", "stage_block", few, "s")))

@@ -16,8 +16,8 @@ from wiretap import tapped
 import fedstat as fs
 from fedstat.errors import DescriptionError, PolicyError
 from fedstat.federation.crypto.masks import unmask_sum
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.protocols.engine import LocalEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SITES = ("bank", "shop", "telecom")

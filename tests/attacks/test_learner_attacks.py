@@ -8,7 +8,7 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DesignError, EstimationError, PolicyError
-from fedstat.kernels.boosting.bases import spline_basis
+from fedstat.kernels.curves import spline_basis
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 T = np.linspace(0, 1, 20)

@@ -8,10 +8,10 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import PolicyError
-from fedstat.federation.design.site_rows import RowsQuestion
-from fedstat.federation.door.families import load_families
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import load_families
+from fedstat.federation.message import Request, pack_request, unpack_reply
 
 N = 120
 RNG = np.random.default_rng(7)
@@ -39,8 +39,8 @@ def survey(site, *columns, response=("y",), **roles):
     """What a site tells of the rows that have all of some columns."""
     left = response[0] if len(response) == 1 else f"cbind({', '.join(response)})"
     names = ("g", *columns)
-    question = RowsQuestion(left, response, ("C(g)", *columns), names, weights=roles)
-    reply = site.answer(pack_ask(Ask("A", "design", "survey_rows", {}, "s", question.to_json())))
+    question = RowsRequest(left, response, ("C(g)", *columns), names, weights=roles)
+    reply = site.answer(pack_request(Request("A", "design", "survey_rows", {}, "s", question.to_json())))
     told = json.loads(unpack_reply(reply).text)
     return told["n"], dict(zip(told["levels"]["g"]["levels"], told["levels"]["g"]["counts"], strict=True))
 

@@ -11,12 +11,12 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, EngineError, PartitionError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_rows import moment_asks, open_asks
-from fedstat.federation.door.differencing import sites_isolated
-from fedstat.federation.door.owner.question import check_mask
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.federation.rounds.masked_sums import masked
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.horizontal_design import moment_requests, open_requests
+from fedstat.federation.disclosure.differencing import isolates_sites
+from fedstat.federation.disclosure.request_checks import check_mask
+from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.federation.protocols.masked_sums import masked_protocol
 
 NAMES = ("A", "B", "C", "D", "E")
 
@@ -37,10 +37,10 @@ def moments(model, sites):
     session = "-".join(("s", *sites))
 
     def protocol():
-        replies = yield open_asks(rows, session) + moment_asks(rows, session)
+        replies = yield open_requests(rows, session) + moment_requests(rows, session)
         return np.sum([reply.arrays["moments"] for reply in replies[len(sites) :]], axis=0)
 
-    return LocalEngine(model.partition.sites).run(masked(protocol(), sites, session), Ledger())
+    return LocalEngine(model.partition.sites).run(masked_protocol(protocol(), sites, session), Ledger())
 
 
 def test_a_site_that_is_said_to_be_lost_is_told_by_subtraction():
@@ -94,10 +94,10 @@ def test_a_fit_does_not_go_on_where_an_owner_has_the_rule():
 def test_what_sums_can_be_combined_to_counts_and_not_pairs_alone():
     b, c, d = ("b1", "b2", "b3"), ("c1", "c2", "c3"), ("d1", "d2", "d3")
     lists = [("A", *b, *c), ("A", *b, *d), ("A", *c, *d), ("A", *b, *c, *d)]
-    assert not any(sites_isolated([one, two], 3) for one in lists for two in lists)
-    assert sites_isolated(lists, 3)  # the first three less twice the last: A
-    assert not sites_isolated(lists[:3], 3)
-    assert sites_isolated([("A", "B")], 3) and not sites_isolated([("A", "B")], 2)
+    assert not any(isolates_sites([one, two], 3) for one in lists for two in lists)
+    assert isolates_sites(lists, 3)  # the first three less twice the last: A
+    assert not isolates_sites(lists[:3], 3)
+    assert isolates_sites([("A", "B")], 3) and not isolates_sites([("A", "B")], 2)
 
 
 def test_lists_are_remembered_beyond_the_process():

@@ -8,7 +8,7 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import ConsentError
-from fedstat.federation.door.owner.plan import described
+from fedstat.federation.disclosure.approval import describe_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.FedstatWarning")
 OWNER = fs.Policy.strict(per_entity="any", approval="owner")
@@ -37,7 +37,7 @@ def approved(ask, partition, wanted):
     with pytest.raises(ConsentError, match="pending"):
         ask()
     (plan,) = partition.sites["A"].pending.values()
-    text = " ".join(described(plan))
+    text = " ".join(describe_plan(plan))
     assert all(word in text for word in wanted), text
     for site in partition.sites.values():
         for digest in list(site.pending):

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
+from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError, FedstatError, PolicyError, SecurityError
-from fedstat.federation.message import pack_ask, unpack_reply
-from fedstat.federation.rounds.masked_sums import masked
-from fedstat.models.m2sem.client.asked import RoundAsked
-from fedstat.models.m2sem.course.mixture import Course
-from fedstat.records import from_json, to_json
+from fedstat.federation.message import pack_request, unpack_reply
+from fedstat.federation.protocols.masked_sums import masked_protocol
+from fedstat.models.m2sem.em import MixtureState
+from fedstat.models.m2sem.request import RoundRequest
 
 N = 120
 QUICK = {"n_init": 1, "starts": "sum", "select": None}
@@ -53,7 +53,7 @@ def asked(model, course, steps=3, change=lambda asks: asks):
 
 def run(model, protocol, masks=True):
     if masks:
-        protocol = masked(protocol, model._subjects.clients, model._session)
+        protocol = masked_protocol(protocol, model._subjects.clients, model._session)
     return model.engine.run(protocol, model._new_ledger())
 
 
@@ -79,13 +79,13 @@ def test_a_cluster_of_one_entity_is_refused(policy, weight):
     rules = fs.Policy.strict(per_entity="any") if policy == "allowing" else "open"
     model, _ = model_of(policy=rules)
     with pytest.raises(PolicyError):
-        run(model, asked(model, Course(2, 1, single_out(weight))))
+        run(model, asked(model, MixtureState(2, 1, single_out(weight))))
 
 
 def test_what_a_cluster_of_one_entity_would_tell():
     """Where the owner wants no count, its profile is where the entity is, along the factor."""
     model, _ = model_of(policy=fs.Policy(min_count=0))
-    exchange, course = model._exchange(0, 99), Course(2, 1, single_out(0.0))
+    exchange, course = model._exchange(0, 99), MixtureState(2, 1, single_out(0.0))
 
     def protocol():
         yield from exchange.begin([1])
@@ -107,7 +107,7 @@ def test_posteriors_that_only_one_client_is_told_are_refused():
         return [ask if ask.site == "A" else replace(ask, arrays={**ask.arrays, "r": flat}) for ask in asks]
 
     with pytest.raises(DescriptionError, match="all institutions are told"):
-        run(model, asked(model, Course(2, 1, halves()), change=only_a))
+        run(model, asked(model, MixtureState(2, 1, halves()), change=only_a))
 
 
 def test_penalties_that_only_others_are_told_leave_masks_in():
@@ -116,20 +116,20 @@ def test_penalties_that_only_others_are_told_leave_masks_in():
 
     def others_silent(asks):
         def silent(ask):
-            told = from_json(RoundAsked, ask.text, "test")
+            told = from_json(RoundRequest, ask.text, "test")
             slots = tuple(replace(one, lam2=1e9) for one in told.slots)
             return replace(ask, text=to_json(replace(told, slots=slots)))
 
         return [ask if ask.site == "A" else silent(ask) for ask in asks]
 
     with pytest.raises(SecurityError, match="did not cancel"):
-        run(model, asked(model, Course(2, 1, halves()), change=others_silent))
+        run(model, asked(model, MixtureState(2, 1, halves()), change=others_silent))
 
 
 def test_a_round_that_others_were_told_otherwise_is_not_gone_on_from():
     """Whoever ignores that masks did not cancel finds that clients remember what they were told."""
     model, _ = model_of()
-    exchange, course = model._exchange(0, 99), Course(2, 1, halves())
+    exchange, course = model._exchange(0, 99), MixtureState(2, 1, halves())
 
     def protocol():
         yield from exchange.begin([1])
@@ -150,7 +150,7 @@ def test_a_round_that_others_were_told_otherwise_is_not_gone_on_from():
 
 def own_part(model, client):
     """The part of one client, as that client computes it."""
-    replies = run(model, asked(model, Course(2, 1, halves())), masks=False)
+    replies = run(model, asked(model, MixtureState(2, 1, halves())), masks=False)
     return next(reply.arrays["differences"] for reply in replies if reply.site == client)
 
 
@@ -170,10 +170,12 @@ def test_under_masks_the_coordinator_has_the_sum_of_three_and_no_part():
     seen = []
 
     def tapped():
-        protocol = masked(asked(model, Course(2, 1, halves())), "ABC", model._session)
+        protocol = masked_protocol(asked(model, MixtureState(2, 1, halves())), "ABC", model._session)
         asks = next(protocol)
         while True:
-            replies = [unpack_reply(model.partition.sites[ask.site].answer(pack_ask(ask))) for ask in asks]
+            replies = [
+                unpack_reply(model.partition.sites[ask.site].answer(pack_request(ask))) for ask in asks
+            ]
             seen.extend(reply.arrays["differences"] for reply in replies if "differences" in reply.arrays)
             try:
                 asks = protocol.send(replies)
@@ -193,7 +195,7 @@ def test_with_two_clients_each_part_follows_from_the_other():
     parts = {client: own_part(model, client) for client in "AB"}
     with pytest.warns(fs.errors.DisclosureWarning, match="hides neither"):
         model.fit(masked=True, **QUICK)
-    replies = run(model, asked(model, Course(2, 1, halves())))
+    replies = run(model, asked(model, MixtureState(2, 1, halves())))
     total = sum(reply.arrays["differences"] for reply in replies)
     np.testing.assert_allclose(total - parts["B"], parts["A"], atol=1e-12)
     assert "no masks help" in str(model.explain(**QUICK))

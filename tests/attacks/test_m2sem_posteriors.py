@@ -10,10 +10,10 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, FedstatError, MessageError, PolicyError
-from fedstat.federation.door import differencing
-from fedstat.federation.door.memory import AnswersRemembered
-from fedstat.federation.rounds.masked_sums import masked
-from fedstat.models.m2sem.course.mixture import Course
+from fedstat.federation.disclosure import differencing
+from fedstat.federation.disclosure.release_history import ReleaseHistory
+from fedstat.federation.protocols.masked_sums import masked_protocol
+from fedstat.models.m2sem.em import MixtureState
 
 N, VICTIM = 120, 100
 ALLOWING = fs.Policy.strict(per_entity="any")
@@ -52,7 +52,7 @@ def released(model, *several, rounds=3, steps=100, last=None):
         exchange, out = model._exchange(0, 999), []
         yield from exchange.begin([1])
         for r in several:
-            one = Course(2, 1, r)
+            one = MixtureState(2, 1, r)
             for _ in range(rounds):
                 one.r = r
                 yield from exchange.improve([one], steps)
@@ -62,7 +62,7 @@ def released(model, *several, rounds=3, steps=100, last=None):
             out.append((yield from exchange.release(one, np.arange(2))))
         return out
 
-    protocol = masked(protocol(), model._subjects.clients, model._session)
+    protocol = masked_protocol(protocol(), model._subjects.clients, model._session)
     return [
         {reply.site: reply.arrays for reply in replies}
         for replies in model.engine.run(protocol, model._new_ledger())
@@ -82,7 +82,7 @@ def values_of(partition, client):
 @pytest.fixture
 def unguarded(monkeypatch):
     """No weights are remembered."""
-    monkeypatch.setattr(differencing, "check_estimated_under", lambda *_: None)
+    monkeypatch.setattr(differencing, "check_weighted_estimates", lambda *_: None)
 
 
 @pytest.mark.parametrize("policy", ["open", ALLOWING])
@@ -190,7 +190,7 @@ def test_clusters_that_are_far_apart_are_fitted_once():
 
 
 def run(model, protocol, masks=True):
-    protocol = masked(protocol, model._subjects.clients, model._session) if masks else protocol
+    protocol = masked_protocol(protocol, model._subjects.clients, model._session) if masks else protocol
     return model.engine.run(protocol, model._new_ledger())
 
 
@@ -198,7 +198,7 @@ def sums_under(model, *several):
     """Masked sums under each of some posteriors, side by side in one round: differences, and the mixtures."""
 
     def protocol():
-        exchange, some = model._exchange(0, 999), [Course(2, 1, r) for r in several]
+        exchange, some = model._exchange(0, 999), [MixtureState(2, 1, r) for r in several]
         yield from exchange.begin([1])
         yield from exchange.improve(some, 20)
         return np.column_stack([np.log(one.r[:, 0] / one.r[:, 1]) for one in some]), some
@@ -232,7 +232,7 @@ def test_earlier_steps_leave_their_traces():
 
     def after(victim):
         def protocol():
-            exchange, one = model._exchange(0, 99), Course(2, 1, told(victim))
+            exchange, one = model._exchange(0, 99), MixtureState(2, 1, told(victim))
             yield from exchange.begin([1])
             for r in (told(victim), told(None)):
                 one.r = r
@@ -305,7 +305,7 @@ def test_what_is_remembered_of_posteriors_outlives_a_process(tmp_path):
         data = again.sites[name]._data
         with np.load(tmp_path / f"{name}.npz") as arrays:
             assert arrays["weights"].shape[1] > 0
-            again.sites[name].remember(AnswersRemembered.from_arrays(dict(arrays), data.table, SECRET))
+            again.sites[name].remember(ReleaseHistory.from_arrays(dict(arrays), data.table, SECRET))
     with pytest.raises(PolicyError, match="differencing"):
         released(fs.M2SEM(again, 2, 1), told((0.49, 0.51)))
     # What was told before is told again.

@@ -11,13 +11,13 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import DesignError, FedstatError, MessageError, PartitionError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.door.families import load_families
-from fedstat.federation.door.memory import ReleasedGroups
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.federation.rounds.key_agreement import agree_keys
-from fedstat.federation.rounds.lasting_alignment import LastingAlignment, load_alignment
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.disclosure.site import load_families
+from fedstat.federation.message import Request, pack_request, unpack_reply
+from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.federation.protocols.key_agreement import agree_keys
+from fedstat.federation.protocols.linkage import PersistentAlignment, load_alignment
 from fedstat.models.vertical.exchange.patterns import NORMAL
 
 load_families()
@@ -125,7 +125,7 @@ def sites():
 
 
 def answer(partition, session, step, site="A", family="vfem", text="", **arrays):
-    asked = pack_ask(Ask(site, family, step, arrays, session, text))
+    asked = pack_request(Request(site, family, step, arrays, session, text))
     return unpack_reply(partition.sites[site].answer(asked))
 
 
@@ -164,7 +164,7 @@ def test_splines_over_rows_are_not_multiplied_without_end():
 def test_files_that_claim_entities_and_cells(tmp_path):
     """More entities than anybody lists; more cells than a file holds bits of."""
     rows, seen = np.arange(3), np.ones(3, dtype=bool)
-    LastingAlignment("0" * 16, 10**13, {"A": rows}, {"A": seen}).save(tmp_path)
+    PersistentAlignment("0" * 16, 10**13, {"A": rows}, {"A": seen}).save(tmp_path)
     with pytest.raises(PartitionError, match="no alignment"):
         load_alignment(tmp_path)
     kept = ReleasedGroups.none(5).with_groups(np.array([0, 0, 1, 1, -1])).to_arrays()

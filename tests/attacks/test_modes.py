@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from fedstat.errors import SecurityError
-from fedstat.federation.carry.site_folder import PRIVATE, open_site
 from fedstat.federation.files import read_private
-from fedstat.federation.message import Ask, pack_ask
+from fedstat.federation.message import Request, pack_request
 from fedstat.federation.partition.federation_file import read_federation
+from fedstat.federation.transport.site_folder import PRIVATE, open_site
 from fedstat.operator.command_line import main
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
@@ -37,7 +37,7 @@ def test_what_the_commands_write_is_private(folder):
     assert main(["site", "describe", str(folder)]) == 0
     assert main(["site", "seed", str(folder)]) == 0
     site = open_site(folder)
-    site.answer(pack_ask(Ask("North", "schema", "describe_table", {}, "s", "{}")))
+    site.answer(pack_request(Request("North", "schema", "describe_table", {}, "s", "{}")))
     site._data.account.keep_answered({}, 20)
     site.account.store.close()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

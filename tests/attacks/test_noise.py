@@ -14,18 +14,18 @@ import pytest
 from scipy.stats import beta, norm
 
 from fedstat.errors import FedstatError
-from fedstat.federation.carry.remote import SiteServer
 from fedstat.federation.crypto.keys import Identity
-from fedstat.federation.door.facts import Entities
-from fedstat.federation.door.owner import charging
-from fedstat.federation.door.owner.charging import NoiseOwed, NoisyAnswers
-from fedstat.federation.door.owner.policy import Budget, Policy
-from fedstat.federation.door.site import FAMILIES, Site
-from fedstat.federation.door.state import Trust
-from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
-from fedstat.federation.rounds import margins
+from fedstat.federation.disclosure import privacy_budget
+from fedstat.federation.disclosure.facts import EntityCount
+from fedstat.federation.disclosure.policy import Budget, Policy
+from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired
+from fedstat.federation.disclosure.site import FAMILIES, Site
+from fedstat.federation.disclosure.state import SiteTrust
+from fedstat.federation.message import ArrayDeclaration, Request, Step, pack_request, unpack_reply
+from fedstat.federation.protocols import margins
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.privacy.zcdp import on_grid, rho_of_budget
+from fedstat.federation.transport.remote import SiteServer
+from fedstat.privacy.zcdp import rho_of_budget, round_to_grid
 
 assert margins.STEPS
 N = 60
@@ -33,19 +33,19 @@ FRAME = pd.DataFrame({"x": np.repeat([-2.0, -0.5, 0.5, 2.0], N // 4)})
 PUBLISHED = {"x": PublishedColumn("number", (-9.0, 9.0))}
 TRUTH = np.full(4, N // 4)
 WHOLE = rho_of_budget(1.0, 1e-6)
-ALL = str(on_grid(WHOLE))
+ALL = str(round_to_grid(WHOLE))
 EDGES = [-1.0, 0.0, 1.0]
 
 
 def site_of(frame=FRAME, epsilon=1.0, identity=None):
     policy = Policy.strict(privacy=Budget(epsilon, 1e-6))
-    trust = Trust(_identity=identity or Identity.generate())
+    trust = SiteTrust(_identity=identity or Identity.generate())
     return Site("Bank", frame, policy, trust=trust, published=PUBLISHED)
 
 
 def ask(rho=ALL, edges=EDGES, session="s", **more):
     content = json.dumps({"column": "x", "rho": str(rho), "edges": list(edges)} | more)
-    return pack_ask(Ask("Bank", "margins", "count_bins", {}, session, content))
+    return pack_request(Request("Bank", "margins", "count_bins", {}, session, content))
 
 
 def counts(site, *args, asker="", **kwargs):
@@ -64,7 +64,7 @@ def average(site, times=400):
 
 
 def fresh(monkeypatch):
-    monkeypatch.setattr(charging, "random_bytes", lambda key: os.urandom)
+    monkeypatch.setattr(privacy_budget, "random_bytes", lambda key: os.urandom)
 
 
 def test_averaging_repeats(monkeypatch):
@@ -95,10 +95,10 @@ def test_the_difference_of_two_tables(monkeypatch):
         return counts(site_of(moved, identity=identity)) - counts(site_of(identity=identity))
 
     assert not np.array_equal(difference(), [-1, 0, 0, 1])
-    monkeypatch.setattr(NoisyAnswers, "_records", lambda self: b"")
+    monkeypatch.setattr(NoiseMechanism, "_records", lambda self: b"")
     # Not even where the site does not see that its table is another one.
     assert not np.array_equal(difference(), [-1, 0, 0, 1])
-    monkeypatch.setattr(charging, "content_digest", lambda content: b"")
+    monkeypatch.setattr(privacy_budget, "content_digest", lambda content: b"")
     np.testing.assert_array_equal(difference(), [-1, 0, 0, 1])
 
 
@@ -114,7 +114,7 @@ def test_figures_of_the_asker_are_none(more):
 
 def test_asking_for_little_noise_is_asking_for_much_budget():
     site = site_of()
-    for rho in ("100", "1/40", str(on_grid(WHOLE) + Fraction(1, 2**64))):
+    for rho in ("100", "1/40", str(round_to_grid(WHOLE) + Fraction(1, 2**64))):
         with pytest.raises(FedstatError, match="privacy budget"):
             counts(site, rho)
     assert not site.account.charges.made
@@ -124,7 +124,7 @@ def test_asking_for_little_noise_is_asking_for_much_budget():
 def test_many_small_questions_are_one_large_one():
     """Bins that differ by nothing that matters are questions of their own: their mean is worth its price."""
     site, found = site_of(), []
-    share = on_grid(WHOLE / 50)
+    share = round_to_grid(WHOLE / 50)
     with pytest.raises(FedstatError, match="privacy budget"):
         for i in range(1000):
             found.append(counts(site, share, [*EDGES, 100.0 + i])[:4])
@@ -137,7 +137,7 @@ def test_many_small_questions_are_one_large_one():
 
 def test_sessions_at_once_spend_once():
     """Of forty questions in as many threads, each a sixteenth of the budget, sixteen are answered."""
-    server, share = SiteServer(site_of()), on_grid(WHOLE / 16)
+    server, share = SiteServer(site_of()), round_to_grid(WHOLE / 16)
     told = []
 
     def one(i):
@@ -160,14 +160,14 @@ def test_sessions_at_once_spend_once():
 def test_charges_of_many_threads_are_one_after_the_other(monkeypatch):
     """The account itself, without a server before it; without its lock several would see the same rest."""
     site = site_of()
-    share = on_grid(WHOLE / 4)
+    share = round_to_grid(WHOLE / 4)
     slow = threading.Event()
     site.account.store = SimpleNamespace(charged=lambda _: slow.wait(0.01))
     failed = []
 
     def one(i):
-        owed = NoiseOwed("counts", str(i), 2, 1 / share)
-        question = Ask("Bank", "margins", "count_bins", {}, str(i))
+        owed = NoiseRequired("counts", str(i), 2, 1 / share)
+        question = Request("Bank", "margins", "count_bins", {}, str(i))
         try:
             step = FAMILIES["margins"]["count_bins"]
             site._noise.add(question, step, {"counts": owed}, {"counts": np.ones(1, dtype=np.int64)})
@@ -203,8 +203,10 @@ def test_the_worst_pair_of_records_through_the_door(monkeypatch):
     low, high = audit(rho, times)
     # Of integers a little of the Gaussian's mu is lost.
     assert low <= mu and high >= 0.85 * mu
-    draw = charging.discrete_gaussian
-    monkeypatch.setattr(charging, "discrete_gaussian", lambda variance, *rest: draw(variance / 4, *rest))
+    draw = privacy_budget.discrete_gaussian
+    monkeypatch.setattr(
+        privacy_budget, "discrete_gaussian", lambda variance, *rest: draw(variance / 4, *rest)
+    )
     low, _ = audit(rho, times)
     assert low > mu
 
@@ -218,17 +220,19 @@ def shares(monkeypatch, bound):
             first = int(rng.integers(-(2**62), 2**62))
             drawn.update(A=first, B=product - first)
         of = np.array([1]) if bound else None
-        state.tell(Entities(N), NoiseOwed("share", "product", 1, Fraction(10**10), of=of))
+        state.tell(EntityCount(N), NoiseRequired("share", "product", 1, Fraction(10**10), of=of))
         value = (drawn.pop(data.name) + 2**63) % 2**64 - 2**63
         return {"share": np.array([value], dtype=np.int64)}
 
-    line = Declared("masked share", "a share", noisy=True, dtype="int64", behind=(Entities, NoiseOwed))
+    line = ArrayDeclaration(
+        "masked share", "a share", noisy=True, dtype="int64", behind=(EntityCount, NoiseRequired)
+    )
     monkeypatch.setitem(FAMILIES, "toy", {"share": Step(share, gives={"share": line})})
     return product
 
 
 def collect(sites, session):
-    packed = [pack_ask(Ask(name, "toy", "share", {}, session)) for name in sites]
+    packed = [pack_request(Request(name, "toy", "share", {}, session)) for name in sites]
     return [
         unpack_reply(site.answer(one)).arrays["share"]
         for site, one in zip(sites.values(), packed, strict=True)

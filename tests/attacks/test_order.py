@@ -9,12 +9,11 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, DoorError, PolicyError
-from fedstat.federation.door.conduct import in_order
-from fedstat.federation.door.families import load_families
-from fedstat.federation.door.site import FAMILIES
-from fedstat.federation.door.state import SiteData
-from fedstat.federation.door.weights import check_given_weights, working_weights_spread
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.row_checks import check_external_weights, working_weights_spread
+from fedstat.federation.disclosure.site import FAMILIES, load_families
+from fedstat.federation.disclosure.state import SiteData
+from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.tables.table import FrameTable
 
 load_families()
@@ -40,7 +39,7 @@ class Opened:
         return self._ask(self.family, step, "", **arrays)
 
     def _ask(self, family, step, text, **arrays):
-        request = pack_ask(Ask("A", family, step, arrays, self.session, text))
+        request = pack_request(Request("A", family, step, arrays, self.session, text))
         return unpack_reply(self.site.answer(request)).arrays
 
 
@@ -99,9 +98,9 @@ def test_no_row_has_more_than_its_share_of_a_weighted_sum():
         name: SiteData("S", FrameTable(pd.DataFrame()), None, getattr(fs.Policy, name)())
         for name in ("open", "strict")
     }
-    check_given_weights(judged["open"], weights, "weights")
+    check_external_weights(judged["open"], weights, "weights")
     with pytest.raises(PolicyError, match=r"max_share = 0\.2"):
-        check_given_weights(judged["strict"], weights, "weights")
+        check_external_weights(judged["strict"], weights, "weights")
     totals = np.array([[weights.sum(), weights @ weights]])
     spread = {
         name: working_weights_spread(data, lambda: weights[None], totals) for name, data in judged.items()

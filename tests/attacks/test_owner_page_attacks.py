@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import pytest
 from paged import Visitor, make_site, owner_of, page_of, propose
 
-from fedstat.operator.serve import owner_view
+from fedstat.operator.service import owner_view
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202e&amp;"
 NO_REQUESTS = (

@@ -11,7 +11,7 @@ from wiretap import tapped
 
 import fedstat as fs
 from fedstat.errors import MessageError, PolicyError
-from fedstat.federation.message import pack_ask, unpack_reply
+from fedstat.federation.message import pack_request, unpack_reply
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TARGET = 17
@@ -85,10 +85,10 @@ def test_a_value_is_not_the_difference_of_two_means(policy, told):
     fewer = replace(ask, arrays=ask.arrays | {"seen": seen})
     if not told:
         with pytest.raises(PolicyError):
-            site.answer(pack_ask(fewer))
+            site.answer(pack_request(fewer))
         return
     sums = [
-        unpack_reply(site.answer(pack_ask(one))).arrays["units"][0, 0] * one.arrays["seen"][:, 0].sum()
+        unpack_reply(site.answer(pack_request(one))).arrays["units"][0, 0] * one.arrays["seen"][:, 0].sum()
         for one in (ask, fewer)
     ]
     assert sums[0] - sums[1] == pytest.approx(a[0], abs=1e-8)
@@ -102,7 +102,7 @@ def test_a_group_has_one_set_of_columns(policy):
     ask = asked(partition, "y ~ a + b + c", "sum_products")
     mixed = replace(ask, arrays=ask.arrays | {"code": np.zeros_like(ask.arrays["code"])})
     with pytest.raises((MessageError, PolicyError)) as refused:
-        partition.sites["Court"].answer(pack_ask(mixed))
+        partition.sites["Court"].answer(pack_request(mixed))
     assert policy == "strict" or "have different columns" in str(refused.value)
 
 
@@ -112,7 +112,7 @@ def test_no_column_counts_as_seen_that_an_entity_lacks():
     ask = asked(partition, "y ~ a + b + c", "stage_block")
     every = replace(ask, arrays=ask.arrays | {"seen": np.ones_like(ask.arrays["seen"])})
     with pytest.raises(MessageError, match="do not have"):
-        partition.sites["Court"].answer(pack_ask(every))
+        partition.sites["Court"].answer(pack_request(every))
 
 
 def test_the_same_fits_go_on_at_strict_sites():

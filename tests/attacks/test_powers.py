@@ -13,7 +13,7 @@ from wiretap import TappedEngine, Wire
 import fedstat as fs
 from fedstat.errors import DescriptionError, PolicyError
 from fedstat.federation.crypto.masks import unmask_sum
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.disclosure.policy import Policy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

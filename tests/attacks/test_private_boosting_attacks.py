@@ -11,9 +11,8 @@ import fedstat as fs
 from fedstat.models.boost.explain import tracing_auc
 from fedstat.models.boost.private.published import published_boosting
 from fedstat.models.boost.private.steps import cut_scores
-from fedstat.models.copula.asked import PLACES
-from fedstat.privacy.gaussian import mu_of
-from fedstat.privacy.membership import largest_auc
+from fedstat.models.copula.request import PLACES
+from fedstat.privacy.gaussian_dp import largest_auc, mu_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 POINTS = np.linspace(0, 1, 40)
@@ -51,7 +50,7 @@ def traced(gram, n, inside, outside, reference):
 
 def spline_columns(frame, result):
     """What who knows curves makes of them for an exact fit."""
-    from fedstat.kernels.boosting.bases import integration_weights, spline_basis
+    from fedstat.kernels.curves import integration_weights, spline_basis
 
     boosting = result._record.boosting
     basis = integration_weights(POINTS)[:, None] * spline_basis(POINTS, 0, 1, 2)

@@ -10,22 +10,22 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
+from fedstat.codec import to_json
 from fedstat.errors import DescriptionError, FedstatError, PolicyError, SecurityError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.crypto import product as secure
-from fedstat.federation.crypto.boxes import Channel
-from fedstat.federation.door.owner.charging import NoisyAnswers
-from fedstat.federation.door.site import Site
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.federation.rounds.key_agreement import agree_keys
-from fedstat.federation.rounds.margins import BinsAsked
-from fedstat.federation.rounds.product_steps import Part, as_bytes, deal_shares
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.crypto import secure_product as secure
+from fedstat.federation.crypto.envelopes import SealedChannel
+from fedstat.federation.disclosure.privacy_budget import NoiseMechanism
+from fedstat.federation.disclosure.site import Site
+from fedstat.federation.message import Request, pack_request, unpack_reply
+from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.federation.protocols.key_agreement import agree_keys
+from fedstat.federation.protocols.margins import BinsRequest
+from fedstat.federation.protocols.product_steps import ProductPart, as_bytes, deal_shares
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.models.copula.asked import PLACES, MarginsAsked, PatternAsked, SumsAsked
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula_glm.moments.asked import MomentsAsked
-from fedstat.records import to_json
+from fedstat.models.copula.request import PLACES, MarginsRequest, PatternRequest, PatternSumsRequest
+from fedstat.models.copula_glm.request import MomentsRequest
 
 N = 60
 FREE = 2**90
@@ -47,12 +47,12 @@ class Departing:
         LocalEngine(self.sites).run(agree_keys(tuple(self.sites), "s"), Ledger())
 
     def ask(self, site, step, text="", family="copula", **arrays):
-        question = Ask(site, family, step, arrays, "s", text)
-        return unpack_reply(self.sites[site].answer(pack_ask(question))).arrays
+        question = Request(site, family, step, arrays, "s", text)
+        return unpack_reply(self.sites[site].answer(pack_request(question))).arrays
 
     def margins(self, site, bins, keep=ALL, family="copula", variance=FREE):
         self.ask(site, "find_complete", to_json([one.name for one in bins]), family)
-        asked = to_json(MarginsAsked(tuple(bins), variance, variance))
+        asked = to_json(MarginsRequest(tuple(bins), variance, variance))
         return self.ask(site, "release_margins", asked, family, keep=keep)
 
     def gram(self, site, asked, levels, family="copula", group=NONE):
@@ -69,7 +69,7 @@ class Departing:
         Z_b = deal_shares(product, *(secure.bind_seed(seed, digest) for seed in seeds), NONE)
         opened = []
         for k, dealt in enumerate((seeds[0], seeds[1] + Z_b)):
-            part = Part(number, product, bits, columns[k], k == 0, pair[1 - k], "")
+            part = ProductPart(number, product, bits, columns[k], k == 0, pair[1 - k], "")
             found = self.ask(
                 pair[k], "open_product", to_json(part), family,
                 rows=np.arange(N), group=NONE, dealt=as_bytes(dealt),
@@ -91,7 +91,9 @@ def bins(name, levels):
 
 
 def sums(peers, scale=1, variance=FAIR):
-    return SumsAsked(dict.fromkeys(peers, 1), 1, variance, (PatternAsked(tuple(peers), scale),), False)
+    return PatternSumsRequest(
+        dict.fromkeys(peers, 1), 1, variance, (PatternRequest(tuple(peers), scale),), False
+    )
 
 
 def test_a_product_of_two_institutions_who_were_told_different_scales():
@@ -111,7 +113,7 @@ def test_a_product_of_two_institutions_who_were_told_different_scores():
     to.margins("A", [bins("a", 2)])
     to.gram("A", sums("B"), [2])
     to.margins("B", [bins("b", 2)], family="copula_glm")
-    asked = MomentsAsked({"A": 1}, 1, FAIR, "B", "B", "Binomial", ())
+    asked = MomentsRequest({"A": 1}, 1, FAIR, "B", "B", "Binomial", ())
     to.gram("B", asked, [2], "copula_glm")
     for number in (asked.agreed, sums("B").agreed):
         with pytest.raises(FedstatError, match=r"planned|other keys|foreign"):
@@ -123,7 +125,7 @@ def test_an_institution_that_is_told_that_it_is_another():
     to = Departing()
     to.margins("B", [bins("b", 2)], family="copula_glm")
     with pytest.raises(DescriptionError, match="'C'"):
-        to.gram("B", MomentsAsked({"A": 1}, 1, FAIR, "C", "C", "Binomial", ()), [2], "copula_glm")
+        to.gram("B", MomentsRequest({"A": 1}, 1, FAIR, "C", "C", "Binomial", ()), [2], "copula_glm")
 
 
 def test_a_product_that_was_opened_under_an_earlier_release():
@@ -150,7 +152,7 @@ def test_a_refusal_that_rows_decide(levels):
         keep = np.arange(N) == N - 1
         to.margins("B", [bins("b", levels)], keep, "copula_glm")
         with pytest.raises(FedstatError) as refused:
-            asked = MomentsAsked({"A": 1}, 1, FREE, "B", "B", "Binomial", ())
+            asked = MomentsRequest({"A": 1}, 1, FREE, "B", "B", "Binomial", ())
             to.gram("B", asked, [levels], "copula_glm", np.where(keep, 0, -1))
         told.append((type(refused.value), str(refused.value), dict(to.sites["B"].account.refusals)))
     assert told[0] == told[1] and told[0][0] is DescriptionError
@@ -181,8 +183,8 @@ def test_large_sums_of_squares_are_no_reason_to_refuse(monkeypatch):
 
 def test_marks_by_which_a_peer_knows_columns_again(monkeypatch):
     """Scores that differ in one bin alone have the same marks where nobody is in it; none are sent here."""
-    sealed, lengths, seal = [], [], Channel.seal
-    monkeypatch.setattr(Channel, "seal", lambda self, m: (sealed.append(len(m)), seal(self, m))[1])
+    sealed, lengths, seal = [], [], SealedChannel.seal
+    monkeypatch.setattr(SealedChannel, "seal", lambda self, m: (sealed.append(len(m)), seal(self, m))[1])
     for discrete in ("any", "bits"):
         to = Departing(discrete=discrete)
         for site in "AB":
@@ -210,7 +212,7 @@ def test_groups_by_the_billion():
     to = Departing()
     to.margins("B", [bins("b", 2)], family="copula_glm")
     with pytest.raises(DescriptionError, match="groups"):
-        to.gram("B", MomentsAsked({"A": 1}, 10**9, FREE, "B", "B", "Binomial", ()), [2], "copula_glm")
+        to.gram("B", MomentsRequest({"A": 1}, 10**9, FREE, "B", "B", "Binomial", ()), [2], "copula_glm")
 
 
 ODD = [10**400, "ten", [1], {"a": 1}, 1j, np.void(b"abc"), b"3", np.timedelta64(1, "D")]
@@ -252,9 +254,9 @@ def test_text_in_one_cell_moves_no_count_of_numbers():
     for last in ("2", "many"):
         frame = pd.DataFrame({"x": [*map(str, [0.5, 1.5] * 30), last]})
         policy = fs.Policy(privacy=fs.Budget(1e9, 1e-6))
-        asked = to_json(BinsAsked("x", "50", (1.0,)))
+        asked = to_json(BinsRequest("x", "50", (1.0,)))
         site = Site("A", frame[["x"]], policy, published={"x": PublishedColumn("number", (0.0, 9.0))})
-        reply = unpack_reply(site.answer(pack_ask(Ask("A", "margins", "count_bins", {}, "s", asked))))
+        reply = unpack_reply(site.answer(pack_request(Request("A", "margins", "count_bins", {}, "s", asked))))
         answers.append(reply.arrays["counts"].tolist())
     assert answers == [[30, 31], [30, 30]]
 
@@ -262,13 +264,13 @@ def test_text_in_one_cell_moves_no_count_of_numbers():
 def test_what_is_charged_is_of_the_scores_that_leave(monkeypatch):
     """Every share has noise, of the variance of the release under which it was opened."""
     told = []
-    add = NoisyAnswers.add
+    add = NoiseMechanism.add
 
     def watch(self, ask, step, owed, arrays):
         told.extend((self.site, ask.step, name, one.variance) for name, one in owed.items() if name in arrays)
         return add(self, ask, step, owed, arrays)
 
-    monkeypatch.setattr(NoisyAnswers, "add", watch)
+    monkeypatch.setattr(NoiseMechanism, "add", watch)
     to = Departing()
     for site in "AB":
         to.margins(site, [bins(site.lower(), 3)])
@@ -284,6 +286,6 @@ def test_a_dealer_that_is_a_party_is_refused():
     to.margins("A", [bins("a", 2)])
     to.gram("A", sums("B"), [2])
     product = secure.MatrixProduct("A", "B", N, 1, 1, 1)
-    part = Part(sums("B").agreed, product, PLACES, "scaled scores", True, "B", "B")
+    part = ProductPart(sums("B").agreed, product, PLACES, "scaled scores", True, "B", "B")
     with pytest.raises(SecurityError, match="deal"):
         to.ask("A", "open_product", to_json(part), rows=np.arange(N), group=NONE, dealt=as_bytes(b""))

@@ -13,19 +13,18 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, PolicyError, SecurityError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.crypto import product as secure
-from fedstat.federation.crypto.boxes import Channel
-from fedstat.federation.crypto.checksum import opened_bytes
-from fedstat.federation.crypto.row_marks import RowMarks
-from fedstat.federation.door import rules
-from fedstat.federation.door.facts import DealtBy
-from fedstat.federation.door.families import load_families
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.rounds import products
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.federation.rounds.key_agreement import agree_keys
-from fedstat.federation.rounds.product_steps import deal_shares
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.crypto import secure_product as secure
+from fedstat.federation.crypto.envelopes import SealedChannel
+from fedstat.federation.crypto.product_checks import RowFingerprints, opened_bytes
+from fedstat.federation.disclosure import checks
+from fedstat.federation.disclosure.facts import ProductDealer
+from fedstat.federation.disclosure.site import load_families
+from fedstat.federation.message import Request, pack_request, unpack_reply
+from fedstat.federation.protocols import secure_products
+from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.federation.protocols.key_agreement import agree_keys
+from fedstat.federation.protocols.product_steps import deal_shares
 from fedstat.kernels.ring import fractional_bits
 
 load_families()
@@ -71,7 +70,7 @@ class Coordinator:
         LocalEngine(self.partition.sites).run(agree_keys(sites, self.session), Ledger())
 
     def ask(self, site, step, text="", family="vfem", **arrays):
-        request = pack_ask(Ask(site, family, step, arrays, self.session, text))
+        request = pack_request(Request(site, family, step, arrays, self.session, text))
         return unpack_reply(self.partition.sites[site].answer(request)).arrays
 
     def describe(self, a, b, dealer="", number="1", groups=1, first=True, n=N):
@@ -149,7 +148,7 @@ def test_rows_of_different_entities_are_not_multiplied(monkeypatch):
     with pytest.raises(SecurityError, match="A: the rows of this product are not of the same entities"):
         shift_of_entities()
     # Without the comparison a product mixes the rows that the coordinator chooses.
-    monkeypatch.setattr(RowMarks, "of_same_entities", lambda *told: True)
+    monkeypatch.setattr(RowFingerprints, "of_same_entities", lambda *told: True)
     assert shift_of_entities() < 1e-4
 
 
@@ -182,7 +181,7 @@ def test_no_entity_that_both_have_is_called_filled_in(monkeypatch):
     """Of an entity that is filled in, nobody compares whose it is."""
     with pytest.raises(SecurityError, match="not of the same entities"):
         filled_in_for([3])
-    monkeypatch.setattr(RowMarks, "of_same_entities", lambda *told: True)
+    monkeypatch.setattr(RowFingerprints, "of_same_entities", lambda *told: True)
     assert filled_in_for([3]).shape == (G, 2, 2)
 
 
@@ -216,8 +215,8 @@ def test_the_same_seed_in_another_session_gives_another_random_table():
 @pytest.mark.parametrize("error", [1, 2**20, 2**45, 2**59, 2**62])
 def test_a_wrong_triple_is_found(error, monkeypatch):
     """A shift of every element stays within the range of products, and moves the estimate."""
-    deal = secure.deal
-    monkeypatch.setattr(secure, "deal", lambda *told: deal(*told) + np.int64(error))
+    deal = secure.deal_triple
+    monkeypatch.setattr(secure, "deal_triple", lambda *told: deal(*told) + np.int64(error))
     model = fs.VFEMRegression.from_formula("y ~ .", fs.ClientPartition.from_frames(FRAMES, on="k"))
     with pytest.raises(SecurityError, match=r"the shares of|its checksum says"):
         model.fit()
@@ -225,9 +224,9 @@ def test_a_wrong_triple_is_found(error, monkeypatch):
 
 def test_without_a_checksum_a_wrong_triple_moves_the_estimate(monkeypatch):
     model = fs.VFEMRegression.from_formula("y ~ .", fs.ClientPartition.from_frames(FRAMES, on="k"))
-    right, deal = model.fit(), secure.deal
-    monkeypatch.setattr(products, "check_product", lambda *told: None)
-    monkeypatch.setattr(secure, "deal", lambda *told: deal(*told) + np.int64(40 * 4**BITS))
+    right, deal = model.fit(), secure.deal_triple
+    monkeypatch.setattr(secure_products, "check_product", lambda *told: None)
+    monkeypatch.setattr(secure, "deal_triple", lambda *told: deal(*told) + np.int64(40 * 4**BITS))
     assert ((model.fit().params - right.params) / right.bse).abs().max() > 1
 
 
@@ -241,10 +240,10 @@ def columns_from_a_dealer(dealer, policy="open", first="A"):
     text, product = asking.describe("A", "P", dealer)
     text = text.replace('"client_a": "A"', f'"client_a": "{first}"')
     group, rows = np.zeros(N, dtype=np.int64), np.arange(N)
-    dealt = Channel(keys, "A", "deal 1").seal(seed) if dealer else seed
+    dealt = SealedChannel(keys, "A", "deal 1").seal(seed) if dealer else seed
     box = asking.ask("A", "open_product", text, rows=rows, group=group, dealt=as_array(dealt))["opened"]
     E = np.frombuffer(
-        Channel(keys, "A", "open 1").open(box.tobytes())[32 + opened_bytes(N) :], np.int64
+        SealedChannel(keys, "A", "open 1").open(box.tobytes())[32 + opened_bytes(N) :], np.int64
     ).reshape(N, 2)
     seed = secure.bind_seed(seed, product.digest(asking.session if dealer else "", "1", BITS, group))
     return np.ldexp((E + secure.stream_u(product, seed)[:N]).astype(float), -BITS)
@@ -264,7 +263,7 @@ def test_neither_client_of_a_product_deals(monkeypatch):
                 columns_from_a_dealer(dealer, policy)
     with pytest.raises(fs.errors.MessageError, match="'X' and 'P' is not one with 'P'"):
         columns_from_a_dealer("P", first="X")
-    monkeypatch.setitem(rules.RULES, DealtBy, lambda *told: None)
+    monkeypatch.setitem(checks.FACT_CHECKS, ProductDealer, lambda *told: None)
     assert np.abs(columns_from_a_dealer("P") - TRUTH).max() < 1e-4
 
 

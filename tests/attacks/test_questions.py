@@ -15,7 +15,7 @@ from people import people, rows
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, FedstatError, PolicyError
-from fedstat.federation.message import Ask, pack_ask
+from fedstat.federation.message import Request, pack_request
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -114,9 +114,9 @@ def test_a_chosen_entity_is_not_asked_by_itself():
         use[17] = True
         content = {"terms": ["diagnosis"], "columns": ["diagnosis"], "partial": "drop"}
         text = json.dumps(content | {"min_count": 1, "intercept": False})
-        ask = Ask("Q", "design", "open_block", {"use": use}, "s", text)
+        ask = Request("Q", "design", "open_block", {"use": use}, "s", text)
         with pytest.raises(FedstatError) as caught:
-            partition.sites["Q"].answer(pack_ask(ask))
+            partition.sites["Q"].answer(pack_request(ask))
         texts[policy] = str(caught.value)
     assert "constant" in texts["open"]
     assert texts["strict"].startswith("Q: refused; its policy (") and "constant" not in texts["strict"]

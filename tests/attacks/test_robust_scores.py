@@ -9,9 +9,9 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, SecurityError
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.models.vfem.covariance import glm_score_steps
-from fedstat.models.vfem.covariance.glm_score_steps import SPREAD
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.models.vfem.covariance import score_steps
+from fedstat.models.vfem.covariance.score_steps import SPREAD
 
 N = 400
 RNG = np.random.default_rng(5)
@@ -28,20 +28,20 @@ FRAMES = {
 
 def fit(monkeypatch, heard, partition=None, **options):
     """Fit, and hear which numbers institutions open."""
-    opened = glm_score_steps.open_shares
+    opened = score_steps.open_shares
 
     def hear(data, state, client, holder, shown):
         unit, numbers = opened(data, state, client, holder, shown)
         heard.setdefault(data.name, []).append(unit * numbers)
         return unit, numbers
 
-    monkeypatch.setattr(glm_score_steps, "open_shares", hear)
+    monkeypatch.setattr(score_steps, "open_shares", hear)
     partition = partition or fs.ClientPartition.from_frames(FRAMES, on="k", shared_seed=1)
     model = fs.VFEMRegression.from_formula(
         "y ~ .", partition, family=sm.families.Binomial(), between="independent"
     )
     result = model.fit(cov_type="robust", **options)
-    monkeypatch.setattr(glm_score_steps, "open_shares", opened)
+    monkeypatch.setattr(score_steps, "open_shares", opened)
     return result
 
 
@@ -92,9 +92,9 @@ def test_two_institutions_that_collude_have_the_residuals(monkeypatch):
 
 def test_numbers_of_other_entities_are_not_used(monkeypatch):
     """A coordinator that has the response holder seal in another order gets sums of other rows."""
-    seal = glm_score_steps.ResponseScores.rows
+    seal = score_steps.ResponseScores.rows
     monkeypatch.setattr(
-        glm_score_steps.ResponseScores, "rows", lambda self, client: np.roll(seal(self, client), 1)
+        score_steps.ResponseScores, "rows", lambda self, client: np.roll(seal(self, client), 1)
     )
     with pytest.raises(SecurityError, match="not the same, in the same order"):
         fit(monkeypatch, {})

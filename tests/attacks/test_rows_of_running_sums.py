@@ -9,10 +9,11 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import EstimationError, SecurityError
-from fedstat.federation.crypto.row_marks import RowMarks
-from fedstat.federation.rounds import running_steps
-from fedstat.federation.rounds.running_sums import Opening
-from fedstat.models.vfem.iteration import glm_protocol, glm_response_steps, glm_steps
+from fedstat.federation.crypto.product_checks import RowFingerprints
+from fedstat.federation.protocols import running_sums
+from fedstat.federation.protocols.running_sums import ColumnOpening
+from fedstat.models.vfem.iteration import glm_protocol, glm_steps
+from fedstat.models.vfem.iteration import glm_steps as glm_response_steps
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
 
 N = 200
@@ -33,7 +34,7 @@ def first_sums(monkeypatch):
     heard = []
 
     def hear(*told):
-        heard.append(running_steps.open_sums(*told))
+        heard.append(running_sums.open_sums(*told))
         raise EstimationError("heard")
 
     monkeypatch.setattr(glm_steps, "open_sums", hear)
@@ -54,9 +55,9 @@ def tell_other_positions(monkeypatch):
     """Tell the response holder other positions than Court."""
 
     def shifted(site, columns, width, only, rows, rounds):
-        return Opening(site, columns, width, only[:-1], rows[1:], rounds)
+        return ColumnOpening(site, columns, width, only[:-1], rows[1:], rounds)
 
-    monkeypatch.setattr(glm_protocol, "Opening", shifted)
+    monkeypatch.setattr(glm_protocol, "ColumnOpening", shifted)
     return sums_of(COMPLETE[:-1], COMPLETE[1:], Y[COMPLETE].mean())
 
 
@@ -89,14 +90,14 @@ def begin_anew(monkeypatch):
 
 def compare_nothing(monkeypatch):
     """Put both sites back to where they took what they were told."""
-    monkeypatch.setattr(RowMarks, "of_same_entities", lambda *told: True)
+    monkeypatch.setattr(RowFingerprints, "of_same_entities", lambda *told: True)
     monkeypatch.setattr(
         glm_response_steps, "taken_of", lambda state, columns, site, _: state.look_at(taken(columns, site))
     )
 
 
 def taken(columns, site):
-    return f"taken {running_steps.name_of(columns, site)}"
+    return f"taken {running_sums.name_of(columns, site)}"
 
 
 def test_sums_of_a_fit_are_those_of_its_rows(monkeypatch):

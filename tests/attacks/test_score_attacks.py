@@ -8,12 +8,12 @@ import pytest
 import statsmodels.api as sm
 
 import fedstat as fs
-from fedstat import records
+from fedstat import codec
 from fedstat.errors import DescriptionError, PolicyError
-from fedstat.federation.design.by_rows import open_asks
-from fedstat.federation.door.families import load_families
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.models.boost.learning.columns import CurvesAsked
+from fedstat.federation.design.horizontal_design import open_requests
+from fedstat.federation.disclosure.site import load_families
+from fedstat.federation.message import Request, pack_request, unpack_reply
+from fedstat.models.boost.learning.columns import CurveSumsRequest
 from fedstat.models.boost.learning.losses import LossSpec
 
 load_families()
@@ -61,17 +61,17 @@ class Asker:
         self.site = made.partition.sites["A"]
         session = made._open_session("boost", masked=False)
         self.session, self.width = session.session, made._n_columns - 1
-        asks = open_asks(session.agreement, session.session)
-        asked = CurvesAsked(
+        asks = open_requests(session.agreement, session.session)
+        asked = CurveSumsRequest(
             made.learners, None, 1, 1, loss=LossSpec(kind, 0.5 if kind == "quantile" else 0.0)
         )
         for ask in [one for one in asks if one.site == "A"]:
-            self.site.answer(pack_ask(ask))
-        self.ask("start_scores", records.to_json(asked))
+            self.site.answer(pack_request(ask))
+        self.ask("start_scores", codec.to_json(asked))
 
     def ask(self, step, text="", **arrays):
         return unpack_reply(
-            self.site.answer(pack_ask(Ask("A", "boost", step, arrays, self.session, text)))
+            self.site.answer(pack_request(Request("A", "boost", step, arrays, self.session, text)))
         ).arrays
 
     def scores(self, cut, steep):

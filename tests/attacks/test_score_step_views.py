@@ -12,15 +12,15 @@ import pytest
 import statsmodels.api as sm
 
 import fedstat as fs
+from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError, PolicyError, SecurityError
-from fedstat.federation.door.owner import charging
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.federation.rounds.product_steps import OpenProduct
-from fedstat.federation.rounds.products import Conversation
-from fedstat.models.copula_glm.score import steps
-from fedstat.models.copula_glm.score.asked import ScoreNoise
-from fedstat.records import from_json, to_json
+from fedstat.federation.disclosure import privacy_budget
+from fedstat.federation.message import Request, pack_request, unpack_reply
+from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.federation.protocols.product_steps import OpenProduct
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.models.copula_glm import steps
+from fedstat.models.copula_glm.request import ScoreNoise
 
 N = 600
 HELD = {"Registry": ["y"], "A": ["a", "b"], "B": ["c"]}
@@ -57,14 +57,14 @@ def shares_of(carried):
 
 
 def test_the_coordinator_sees_random_words_and_one_noisy_sum(carried, monkeypatch):
-    drawn, draw = [], charging.discrete_gaussian
+    drawn, draw = [], privacy_budget.discrete_gaussian
 
     def record(variance, size, source):
         found = draw(variance, size, source)
         drawn.append((variance, found))
         return found
 
-    monkeypatch.setattr(charging, "discrete_gaussian", record)
+    monkeypatch.setattr(privacy_budget, "discrete_gaussian", record)
     model().fit(polish=1, draws=10)
     shares = shares_of(carried)
     noise = np.array([found for _, found in drawn[-3:]])
@@ -129,7 +129,7 @@ def test_the_shares_that_stay_are_uniform_too(monkeypatch):
 
 
 def ask_again(made, ask):
-    return unpack_reply(made.partition.sites[ask.site].answer(pack_ask(ask)))
+    return unpack_reply(made.partition.sites[ask.site].answer(pack_request(ask)))
 
 
 def last(carried, step, site):
@@ -183,9 +183,9 @@ def test_who_is_told_otherwise_shares_nothing(monkeypatch, what):
                 told["terms"]["widths"][2] = 2
             text = json.dumps(told)
         given = {name: np.asarray(array) for name, array in arrays.items()}
-        return Ask(site, self.family, step, given, self.session, text)
+        return Request(site, self.family, step, given, self.session, text)
 
-    monkeypatch.setattr(Conversation, "ask", lie)
+    monkeypatch.setattr(SecureProductSession, "ask", lie)
     made = model()
     with pytest.raises((PolicyError, SecurityError)):
         made.fit(polish=1, draws=10)
@@ -207,7 +207,7 @@ def test_residuals_are_in_their_range_whatever_coefficients_are_told(carried):
     for middle, slopes in [(0.0, (1e12, -1e12)), (1e300, (1e300, 1e300))]:
         wrong = steps.ScoreAsked(asked.terms, "A", asked.columns, slopes, middle, asked.variance)
         ask = last(carried, "begin_score", "A")
-        ask_again(made, Ask("A", ask.family, "begin_score", {}, ask.session, to_json(wrong)))
+        ask_again(made, Request("A", ask.family, "begin_score", {}, ask.session, to_json(wrong)))
         kept = made.partition.sites["A"].states[ask.session].look_at(steps.KEPT_ROWS)
         assert np.abs(kept.part).max() <= mean.halves["A"]
         lengths = (kept.scores.astype(float) ** 2).sum(axis=1)

@@ -19,8 +19,7 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError
-from fedstat.federation.door.families import load_families
-from fedstat.federation.door.site import FAMILIES, Site
+from fedstat.federation.disclosure.site import FAMILIES, Site, load_families
 from fedstat.federation.message import check_arrays
 
 N = 120

@@ -11,13 +11,19 @@ from recovery import relative_error
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, EstimationError
-from fedstat.federation.door.facts import GroupSums
-from fedstat.federation.door.guards import check_bits
-from fedstat.federation.door.site import Site
-from fedstat.federation.tables.bits import DITHERED, EXACT, ColumnsDetail, LevelledColumn, least_for_bits
-from fedstat.models.vertical.exchange import earlier
-from fedstat.models.vertical.exchange.dither import WIDTH, dithered
-from fedstat.models.vertical.merges import Rule
+from fedstat.federation.disclosure.facts import GroupSums
+from fedstat.federation.disclosure.row_checks import check_cardinality
+from fedstat.federation.disclosure.site import Site
+from fedstat.federation.tables.cardinality import (
+    DITHERED,
+    EXACT,
+    ColumnCardinality,
+    DiscreteColumn,
+    min_group_size,
+)
+from fedstat.models.vertical.exchange import standardized_columns
+from fedstat.models.vertical.exchange.standardized_columns import WIDTH, dithered
+from fedstat.models.vertical.pattern_merging import PatternRule
 
 MOST = 32
 
@@ -122,43 +128,43 @@ def test_dither_alone_leaves_several_answers_to_groups_that_exact_sums_determine
 
 
 def indicator(columns=1, levels=2, alone=True):
-    return LevelledColumn(levels, columns, alone)
+    return DiscreteColumn(levels, columns, alone)
 
 
 def test_entities_that_a_column_of_few_values_needs():
     # The page of the rule: some ten entities for every column beside it when dithered, fifty when exact.
     for carried in (EXACT, DITHERED):
         for p in (1, 5, 20):
-            least = least_for_bits((ColumnsDetail(p, (indicator(),), carried),))
+            least = min_group_size((ColumnCardinality(p, (indicator(),), carried),))
             assert p * carried < least <= p * carried + 12
     # Counts of two columns of few values are less than a double holds.
-    assert least_for_bits((ColumnsDetail(0, (indicator(), indicator()), EXACT),)) < 12
-    assert least_for_bits((ColumnsDetail(0, (indicator(), indicator(alone=False)), EXACT),)) > EXACT
+    assert min_group_size((ColumnCardinality(0, (indicator(), indicator()), EXACT),)) < 12
+    assert min_group_size((ColumnCardinality(0, (indicator(), indicator(alone=False)), EXACT),)) > EXACT
     # More levels have more bits, and so have their sums.
-    assert least_for_bits((ColumnsDetail(5, (indicator(1, 16),), DITHERED),)) < 5 * DITHERED
-    assert least_for_bits((ColumnsDetail(5, (indicator(15, 16),), DITHERED),)) > 15 * 5 * DITHERED / 4
-    assert least_for_bits((ColumnsDetail(30),)) == 0
-    twice = least_for_bits((ColumnsDetail(5, (indicator(),), DITHERED),), 2)
+    assert min_group_size((ColumnCardinality(5, (indicator(1, 16),), DITHERED),)) < 5 * DITHERED
+    assert min_group_size((ColumnCardinality(5, (indicator(15, 16),), DITHERED),)) > 15 * 5 * DITHERED / 4
+    assert min_group_size((ColumnCardinality(30),)) == 0
+    twice = min_group_size((ColumnCardinality(5, (indicator(),), DITHERED),), 2)
     assert twice > 100
 
 
 def test_the_plan_knows_the_columns_of_all_that_a_pattern_shows():
-    judged = ColumnsDetail(2, (indicator(),), DITHERED)
-    rule = Rule(5, (3, 4), (judged, None), None)
-    assert rule.least((True, False)) == least_for_bits((judged, ColumnsDetail(1)))
-    assert rule.least((True, True)) == least_for_bits((judged, ColumnsDetail(5)))
-    assert rule.least((False, True)) == Rule(5, (3, 4)).least((False, True)) == 10
+    judged = ColumnCardinality(2, (indicator(),), DITHERED)
+    rule = PatternRule(5, (3, 4), (judged, None), None)
+    assert rule.least((True, False)) == min_group_size((judged, ColumnCardinality(1)))
+    assert rule.least((True, True)) == min_group_size((judged, ColumnCardinality(5)))
+    assert rule.least((False, True)) == PatternRule(5, (3, 4)).least((False, True)) == 10
 
 
 def test_a_door_refuses_from_published_levels_and_sizes_of_groups():
     policy = fs.Policy(discrete="bits", rounding="dither")
     site = Site("Court", pd.DataFrame({"b": [0.0, 1.0] * 20}), policy)
-    detail = ColumnsDetail(0, (indicator(),), DITHERED)
+    detail = ColumnCardinality(0, (indicator(),), DITHERED)
     code = np.repeat([0, 1], [25, 15])
-    check_bits(site._data, GroupSums(code, 1, detail=detail, beside={0: 1, 1: 0}))
+    check_cardinality(site._data, GroupSums(code, 1, detail=detail, beside={0: 1, 1: 0}))
     with pytest.raises(DescriptionError, match=r'a group asked for has 15.*discrete = "any"'):
-        check_bits(site._data, GroupSums(code, 2, detail=detail, beside={0: 1, 1: 2}))
-    check_bits(site._data, GroupSums(code, 2, beside={0: 9, 1: 9}))
+        check_cardinality(site._data, GroupSums(code, 2, detail=detail, beside={0: 1, 1: 2}))
+    check_cardinality(site._data, GroupSums(code, 2, beside={0: 9, 1: 9}))
 
 
 def test_values_move_alike_in_every_guise_and_at_every_asking():
@@ -198,7 +204,7 @@ def test_a_summary_says_what_merging_cost_and_what_gives_it_back():
 
 @pytest.mark.filterwarnings("ignore::fedstat.errors.DataWarning")
 def test_a_coordinator_that_plans_by_equations_alone_is_refused(monkeypatch):
-    monkeypatch.setattr(Rule, "in_bits", False)
+    monkeypatch.setattr(PatternRule, "in_bits", False)
     partition = fs.ClientPartition.from_frames(study(0), on="k", policy="strict")
     with pytest.raises(DescriptionError, match=r"Court: its policy .bits of columns of few values"):
         fs.VFEMRegression.from_formula("y ~ .", partition).fit(max_moved=1.0)
@@ -267,6 +273,6 @@ def test_fits_with_ever_other_columns_of_an_ally_do_not_add_up(monkeypatch):
     # The same fit again tells nothing new, and passes.
     equations(partition, frames, "a0")
     # Without the memory of products all sums leave, and there is one answer.
-    monkeypatch.setattr(earlier, "marks_by_group", lambda account: {})
+    monkeypatch.setattr(standardized_columns, "marks_by_group", lambda account: {})
     wrong, refused, _ = over_several_fits("strict", 1)
     assert wrong == [0] and not refused

@@ -9,8 +9,7 @@ from scipy.stats import rankdata
 
 import fedstat as fs
 from fedstat.errors import DesignError, PolicyError
-from fedstat.kernels.boosting.banded import curve_weights, overlapping
-from fedstat.kernels.boosting.bases import integration_weights, spline_basis
+from fedstat.kernels.curves import curve_weights, integration_weights, overlapping_pairs, spline_basis
 from fedstat.models.boost.explain import traced_columns, tracing_auc
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -51,7 +50,7 @@ def test_who_knows_when_people_were_measured_solves_for_their_curves():
     frame, times = population(40, np.random.default_rng(1))
     total = summed(frame.assign(site="A"), policy=BARE)
     basis = spline_basis(times.ravel(), 0, 1, 10)
-    weights = curve_weights(basis, np.full(40, 25), overlapping(14, 3))
+    weights = curve_weights(basis, np.full(40, 25), overlapping_pairs(14, 3))
     found = np.linalg.lstsq(weights.T, total.grams.reshape(50, 25), rcond=None)[0]  # 40 people, 47 weights
     np.testing.assert_allclose(found, products(frame).reshape(40, 25), atol=1e-5)
     with pytest.raises(PolicyError, match=r"'points of the response, which Curve\(..., max_gap=0"):
@@ -87,7 +86,7 @@ def test_few_people_with_missing_points_are_what_two_weights_differ_by(lost):
     frame, _ = population(120, np.random.default_rng(3))
     gappy, t = wide(frame.assign(site="A"), lost)
     total = summed(gappy, knots=4, curves=curves, policy=BARE)
-    pairs = overlapping(8, 3)
+    pairs = overlapping_pairs(8, 3)
     full = curve_weights(spline_basis(t, 0, 1, 4), np.array([20]), pairs)[0]
     late = int(np.flatnonzero((pairs[0] == 7) & (pairs[1] == 7))[0])
     stolen = total.S - total.grams[late] / full[late]
@@ -130,7 +129,7 @@ def test_weighted_sums_tell_who_was_among_the_rows_as_well_as_the_forecast_says(
     (inside, t_in), (outside, t_out) = population(n, random), population(1500, random)
     (reference, t_ref) = population(20000, random)
     total = summed(inside, knots=2, policy=fs.Policy(max_parameters=10.0))
-    pairs = overlapping(6, 3)
+    pairs = overlapping_pairs(6, 3)
     upper = np.triu_indices(5)
 
     def statistics(frame, times):

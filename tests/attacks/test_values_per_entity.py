@@ -14,8 +14,8 @@ from wiretap import tapped
 
 import fedstat as fs
 from fedstat.errors import PolicyError
-from fedstat.federation.account.ledger_file import begin_account, open_account
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.audit.ledger_file import begin_ledger, open_ledger
+from fedstat.federation.disclosure.policy import Policy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -265,15 +265,15 @@ def test_a_restart_does_not_forget_what_left(tmp_path):
     partition = fs.ClientPartition.from_frames(study(), on="k")
     site = partition.sites["A"]
     identity = site.trust.identity
-    begin_account(tmp_path, identity)
-    account = open_account(tmp_path, "A", identity)
+    begin_ledger(tmp_path, identity)
+    account = open_ledger(tmp_path, "A", identity)
     site._data = replace(site._data, account=account)
     site.refusals.account = account
     model = fs.VFEMRegression.from_formula("y ~ .", partition, family=BINARY, between="independent")
     model.fit(cov_type="none", masked=False)
     account.store.close()
     assert account.vectors > 5
-    assert open_account(tmp_path, "A", identity).vectors == account.vectors
+    assert open_ledger(tmp_path, "A", identity).vectors == account.vectors
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["holder alone", "holder with columns"])

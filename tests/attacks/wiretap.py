@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.crypto.boxes import Channel
-from fedstat.federation.crypto.checksum import opened_bytes
-from fedstat.federation.message import Ask, Reply
-from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.crypto.envelopes import SealedChannel
+from fedstat.federation.crypto.product_checks import opened_bytes
+from fedstat.federation.message import Reply, Request
+from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.typing import Array
 
 
@@ -21,7 +21,7 @@ from fedstat.typing import Array
 class Wire:
     """Messages of a run, in order, and the sealed ones by who opened them."""
 
-    passed: list[tuple[Ask, Reply]] = field(default_factory=list)
+    passed: list[tuple[Request, Reply]] = field(default_factory=list)
     opened: list[tuple[str, str, bytes]] = field(default_factory=list)
 
     def sent_by(self, site: str, step: str, name: str) -> list[Array]:
@@ -95,7 +95,7 @@ class TappedEngine(LocalEngine):
         super().__init__(sites)
         self.wire = wire
 
-    def _carry(self, ask: Ask, ledger: Ledger) -> Reply:
+    def _carry(self, ask: Request, ledger: Ledger) -> Reply:
         reply = super()._carry(ask, ledger)
         self.wire.passed.append((ask, reply))
         return reply
@@ -105,15 +105,15 @@ class TappedEngine(LocalEngine):
 def tapped(model) -> Iterator[Wire]:
     """Listen to a model's runs."""
     wire = Wire()
-    engine, original = model.engine, Channel.open
+    engine, original = model.engine, SealedChannel.open
 
-    def listen(channel: Channel, box: bytes) -> bytes:
+    def listen(channel: SealedChannel, box: bytes) -> bytes:
         message = original(channel, box)
         wire.opened.append((channel.site, channel.peer, message))
         return message
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Channel, "open", listen)
+        patch.setattr(SealedChannel, "open", listen)
         model.engine = TappedEngine(model.partition.sites, wire)
         try:
             yield wire

@@ -35,7 +35,7 @@ def draw(n, seed=0):
     """Predictors (P, n, 101) and responses (n, 101); five of them have an effect."""
     import numpy as np
 
-    from fedstat.kernels.boosting.bases import spline_basis
+    from fedstat.kernels.curves import spline_basis
 
     random, t = np.random.default_rng(seed), np.linspace(0, 1, POINTS)
     X = random.normal(size=(P, n, 9)) @ spline_basis(t, 0, 1, 5).T

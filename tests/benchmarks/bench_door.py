@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 import fedstat as fs
-from fedstat.federation.door.memory import ReleasedGroups
+from fedstat.federation.disclosure.release_history import ReleasedGroups
 
 RESULT = Path(__file__).parent / "results" / "door.md"
 ENTITIES, PATTERNS, GROUPS = 1_000_000, 60, 10_000

@@ -34,10 +34,10 @@ def ours(b):
     """Our step; returns its loss, to be called again and again."""
     import numpy as np
 
-    from fedstat.kernels.heads import heads_loss
-    from fedstat.models.laser.training.networks import Networks, Optimiser
+    from fedstat.kernels.split_networks import heads_loss
+    from fedstat.models.laser.networks import Networks, Optimizer
 
-    rng, adam = np.random.default_rng(0), Optimiser(RATE, DECAY)
+    rng, adam = np.random.default_rng(0), Optimizer(RATE, DECAY)
     nets = [Networks.draw((COLUMNS, *HIDDEN, WIDTH), 1, adam, (0, k)) for k in range(CLIENTS)]
     heads = Networks.draw((WIDTH, 2), 1, adam, (0, CLIENTS))
     X, y = rng.normal(size=(CLIENTS, COLUMNS, b)), rng.integers(2, size=b) * 1.0

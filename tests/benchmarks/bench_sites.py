@@ -19,7 +19,7 @@ import pandas as pd
 from clock import in_a_process, peak
 
 import fedstat as fs
-from fedstat.federation.rounds import key_agreement
+from fedstat.federation.protocols import key_agreement
 
 SITES = (10, 50, 200, 500)
 ROWS = 100

@@ -27,8 +27,8 @@ from forked import Forked
 from operating import wait
 
 import fedstat as fs
-from fedstat.federation.carry.site_folder import read_description
 from fedstat.federation.partition.federation_file import read_federation
+from fedstat.federation.transport.site_folder import read_description
 from fedstat.operator.command_line import main
 
 ROWS = 60

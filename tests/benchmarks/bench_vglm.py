@@ -77,7 +77,7 @@ def sums_of_products(X, y):
     """As every client forms them; (p, p) and (p,), over N."""
     import numpy as np
 
-    from fedstat.kernels.rows import column_sums, gram
+    from fedstat.kernels.row_products import column_sums, gram
 
     return gram(X, np.ones(ROWS)) / ROWS, column_sums(X, y) / ROWS
 
@@ -86,16 +86,15 @@ def gram(file):
     """Sums of products, and the paths that follow from them."""
     import numpy as np
 
-    from fedstat.kernels.penalised.gram import gram_path
-    from fedstat.kernels.penalised.groups import Groups
-    from fedstat.kernels.penalised.penalties import Penalty
+    from fedstat.kernels.penalized.coordinate_descent import gram_path
+    from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
     data, clock = load(file), Clock()
     X, y = data["X"], data["gaussian"] - data["gaussian"].mean()
     for _ in range(REPEATS + 1):
         G, c = clock.time("sums of products", sums_of_products, X, y)
         for penalty in ("lasso", "scad", "mcp"):
-            call = (G, c, Penalty(penalty), Groups.single(COLUMNS))
+            call = (G, c, Penalty(penalty), CoefficientGroups.single(COLUMNS))
             clock.time(penalty, gram_path, *call, size=LAMBDAS, ratio=RATIO, algorithm="descent")
             if penalty != "lasso":
                 clock.time(f"{penalty}, lla", gram_path, *call, size=LAMBDAS, ratio=RATIO, algorithm="lla")
@@ -117,12 +116,11 @@ def lasso_from_rows(X, y, lambdas, tol):
     import statsmodels.api as sm
     from pooled_path import glm_path
 
-    from fedstat.kernels.glm.specification import DistributionSpec
+    from fedstat.kernels.glm.distributions import DistributionSpec
     from fedstat.kernels.glm.sums import Rows
-    from fedstat.kernels.penalised.groups import Groups
-    from fedstat.kernels.penalised.penalties import Penalty
+    from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
-    groups = Groups.single(COLUMNS + 1, np.r_[0.0, np.ones(COLUMNS)])
+    groups = CoefficientGroups.single(COLUMNS + 1, np.r_[0.0, np.ones(COLUMNS)])
     rows, spec = Rows(np.column_stack([np.ones(ROWS), X]), y), DistributionSpec.of(sm.families.Binomial())
     b = glm_path(rows, spec, Penalty("lasso"), groups, lambdas=lambdas, tol=tol).coefficients
     return b[:, 0], b[:, 1:]
@@ -132,14 +130,15 @@ def lasso_from_sums(X, y, lambdas, tol):
     """Sums of products about the means, and the path that follows from them; (L,) and (L, p)."""
     import numpy as np
 
-    from fedstat.kernels.penalised.gram import gram_path
-    from fedstat.kernels.penalised.groups import Groups
-    from fedstat.kernels.penalised.penalties import Penalty
+    from fedstat.kernels.penalized.coordinate_descent import gram_path
+    from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
     mean, level = X.mean(axis=0), y.mean()
     G, c = sums_of_products(X, y)
     G, c = G - np.outer(mean, mean), c - level * mean
-    b = gram_path(G, c, Penalty("lasso"), Groups.single(COLUMNS), lambdas=lambdas, tol=tol).coefficients
+    b = gram_path(
+        G, c, Penalty("lasso"), CoefficientGroups.single(COLUMNS), lambdas=lambdas, tol=tol
+    ).coefficients
     return level - b @ mean, b
 
 

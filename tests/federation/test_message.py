@@ -5,16 +5,16 @@ import pytest
 
 from fedstat.errors import MessageError
 from fedstat.federation.message import (
-    Ask,
-    Declared,
+    ArrayDeclaration,
     Reply,
+    Request,
     check_arrays,
     pack,
-    pack_ask,
     pack_reply,
+    pack_request,
     unpack,
-    unpack_ask,
     unpack_reply,
+    unpack_request,
 )
 
 ARRAYS = {
@@ -39,8 +39,8 @@ def test_arrays_come_back_as_they_were():
 
 
 def test_ask_and_reply_come_back_as_they_were():
-    ask = Ask("Bank", "vfem", "step", {"z": np.ones(3)}, "abc", '{"a": 1}')
-    back = unpack_ask(pack_ask(ask))
+    ask = Request("Bank", "vfem", "step", {"z": np.ones(3)}, "abc", '{"a": 1}')
+    back = unpack_request(pack_request(ask))
     assert (back.site, back.family, back.step, back.session, back.text) == (
         "Bank",
         "vfem",
@@ -62,16 +62,16 @@ def test_other_types_do_not_travel(array):
 
 def test_an_ask_is_not_a_reply():
     with pytest.raises(MessageError, match="not an ask"):
-        unpack_ask(pack_reply(Reply("Bank", {})))
+        unpack_request(pack_reply(Reply("Bank", {})))
     with pytest.raises(MessageError, match="not a reply"):
-        unpack_reply(pack_ask(Ask("Bank", "vfem", "step")))
+        unpack_reply(pack_request(Request("Bank", "vfem", "step")))
 
 
 def test_every_truncation_is_refused():
-    whole = pack_ask(Ask("Bank", "vfem", "step", ARRAYS))
+    whole = pack_request(Request("Bank", "vfem", "step", ARRAYS))
     for length in range(len(whole)):
         with pytest.raises(MessageError, match="bytes that are not a fedstat message"):
-            unpack_ask(whole[:length])
+            unpack_request(whole[:length])
 
 
 def test_random_bytes_are_refused():
@@ -79,22 +79,25 @@ def test_random_bytes_are_refused():
     for _ in range(2_000):
         data = generator.bytes(int(generator.integers(0, 200)))
         with pytest.raises(MessageError):
-            unpack_ask(data)
+            unpack_request(data)
 
 
 def test_flipped_bytes_never_raise_anything_else():
-    whole = bytearray(pack_ask(Ask("Bank", "vfem", "step", {"z": np.ones(3)})))
+    whole = bytearray(pack_request(Request("Bank", "vfem", "step", {"z": np.ones(3)})))
     generator = np.random.default_rng(1)
     for _ in range(2_000):
         data = bytearray(whole)
         data[int(generator.integers(len(data)))] = int(generator.integers(256))
         try:
-            unpack_ask(bytes(data))
+            unpack_request(bytes(data))
         except MessageError:
             continue
 
 
-DECLARED = {"z": Declared("per entity", "residual"), "b": Declared("control", "b", 2, optional=True)}
+DECLARED = {
+    "z": ArrayDeclaration("per entity", "residual"),
+    "b": ArrayDeclaration("control", "b", 2, optional=True),
+}
 
 
 @pytest.mark.parametrize(

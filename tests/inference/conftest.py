@@ -11,7 +11,7 @@ import pytest
 import statsmodels.formula.api as smf
 
 from fedstat.inference.results import Estimate, FederatedResults
-from fedstat.inference.summary import ClientBlock
+from fedstat.inference.summary import CoefficientBlock
 
 FULL = "y ~ x1 + np.log(x2) + C(race) + x1:sex + sex"
 RESTRICTED = "y ~ x1 + np.log(x2) + sex"
@@ -61,7 +61,10 @@ def estimate_of(fit, **changes) -> Estimate:
         "llf": fit.llf,
         "rsquared": fit.rsquared,
         "cov_type": "observed",
-        "blocks": (ClientBlock("Credit Agency", 2, 300, 0.25), ClientBlock("Judicial_Organ", 2, 400, 0.0)),
+        "blocks": (
+            CoefficientBlock("Credit Agency", 2, 300, 0.25),
+            CoefficientBlock("Judicial_Organ", 2, 400, 0.0),
+        ),
     }
     return Estimate(**(numbers | changes))
 

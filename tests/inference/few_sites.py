@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from fedstat.inference.heterogeneity.random_effects import Combining, combine
+from fedstat.inference.meta_analysis import RandomEffectsOptions, combine_sites
 
-WAYS = {"DL, normal": Combining("DL", "z", "t"), "REML, t": Combining()}
+WAYS = {"DL, normal": RandomEffectsOptions("DL", "z", "t"), "REML, t": RandomEffectsOptions()}
 """With an interval of a further site that takes the variance as known, and with one that does not."""
 CASES = [(m, tau2) for m in (3, 5, 10) for tau2 in (0.0, 0.04, 0.25)]
 
@@ -21,7 +21,7 @@ def coverage(m, tau2, runs=1000, seed=0):
         v = 8.0 / rng.uniform(60.0, 400.0, m)
         b, new = rng.normal(size=m) * np.sqrt(v + tau2), rng.normal() * np.sqrt(tau2)
         for way, how in WAYS.items():
-            found = combine(b, v, how=how)
+            found = combine_sites(b, v, how=how)
             held[way, "mean"] += found.re_low <= 0.0 <= found.re_high
             held[way, "further site"] += found.pred_low <= new <= found.pred_high
     return pd.Series(held) / runs

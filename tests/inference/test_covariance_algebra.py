@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from fedstat.errors import EstimationError
-from fedstat.inference.covariance import delta_method, invert_information, nearest_psd, symmetrise
+from fedstat.inference.covariance import delta_method, invert_information, nearest_psd, symmetrize
 
 
 @pytest.fixture
@@ -24,12 +24,12 @@ def test_delta_method_of_a_linear_map_is_its_sample_covariance():
 
 
 def test_symmetrise_measures_what_it_takes_away(info):
-    assert symmetrise(info)[1] == 0.0
+    assert symmetrize(info)[1] == 0.0
     antisymmetric = np.array([[0.0, 1.0], [-1.0, 0.0]])
-    sym, asymmetry = symmetrise(antisymmetric)
+    sym, asymmetry = symmetrize(antisymmetric)
     assert_allclose(sym, 0.0)
     assert asymmetry == 1.0
-    assert symmetrise(np.zeros((2, 2)))[1] == 0.0
+    assert symmetrize(np.zeros((2, 2)))[1] == 0.0
 
 
 def test_nearest_psd_clips_negative_eigenvalues_only(info):

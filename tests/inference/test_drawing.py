@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from pictures import JOURNAL, faults, page
 
-from fedstat import drawing
+from fedstat import plotting
 
 
 @pytest.fixture(autouse=True)
@@ -23,24 +23,24 @@ def close():
     ],
 )
 def test_ticks_of_ratios_are_round_and_few(low, high, ticks):
-    np.testing.assert_allclose(drawing.log_ticks(low, high, 5), ticks)
+    np.testing.assert_allclose(plotting.log_ticks(low, high, 5), ticks)
 
 
 def test_a_narrow_scale_has_ticks_all_the_same():
-    ticks = drawing.log_ticks(1.02, 1.09, 5)
+    ticks = plotting.log_ticks(1.02, 1.09, 5)
     assert len(ticks) >= 2 and (ticks > 1.02).all() and (ticks < 1.09).all()
 
 
 def test_names_keep_apart_as_near_as_can_be():
     wanted = np.array([0.5, 0.1, 0.52, 0.51])
-    found = drawing.spread(wanted, 0.1, 0.0, 1.0)
+    found = plotting.spread(wanted, 0.1, 0.0, 1.0)
     assert np.diff(np.sort(found)).min() >= 0.1 - 1e-12
     assert (np.argsort(found) == np.argsort(wanted)).all()
     assert found[1] == 0.1
     # Three that want one place stand around it: least squares.
     np.testing.assert_allclose(np.sort(found)[1:], [0.41, 0.51, 0.61])
-    np.testing.assert_allclose(drawing.spread(np.array([0.99, 1.0]), 0.2, 0.0, 1.0), [0.8, 1.0])
-    np.testing.assert_allclose(drawing.spread(np.full(3, 0.5), 0.7, 0.0, 1.0), [0.0, 0.5, 1.0])
+    np.testing.assert_allclose(plotting.spread(np.array([0.99, 1.0]), 0.2, 0.0, 1.0), [0.8, 1.0])
+    np.testing.assert_allclose(plotting.spread(np.full(3, 0.5), 0.7, 0.0, 1.0), [0.0, 0.5, 1.0])
 
 
 @pytest.mark.parametrize("width", JOURNAL)
@@ -48,7 +48,7 @@ def test_long_titles_are_broken_and_stay_on_the_page(width):
     ax = page(width, 3.0)
     ax.set_yticks([0.0, 1.0], ["a label that is long indeed", "short"])
     headline = "Correlations of the latent normals of every column of every institution, one by one"
-    drawing.entitle(
+    plotting.set_headline(
         ax, headline, "what there is to say of it, which is more than a line holds as a rule\n$a_$"
     )
     assert ax.get_title(loc="left").replace("\n", " ") == headline
@@ -59,7 +59,7 @@ def test_long_titles_are_broken_and_stay_on_the_page(width):
 def test_one_column_of_several_takes_its_own_width():
     _, (left, right) = plt.subplots(1, 2, figsize=(7.0, 3.0), layout="constrained")
     for ax in (left, right):
-        drawing.entitle(ax, "A title that is too long for half of a page of a journal, broken")
+        plotting.set_headline(ax, "A title that is too long for half of a page of a journal, broken")
     assert not faults(left.figure)
 
 
@@ -67,7 +67,7 @@ def test_names_at_the_ends_of_lines_do_not_overlap_and_are_counted():
     ax = page(3.5, 2.6)
     ax.set_ylim(0.0, 1.0)
     names = [f"column {j}" for j in range(60)]
-    written = drawing.label_ends(ax, np.linspace(0.4, 0.6, 60), names, ["black"] * 60)
+    written = plotting.label_ends(ax, np.linspace(0.4, 0.6, 60), names, ["black"] * 60)
     assert 8 <= written < 60
     assert [text.get_text() for text in ax.texts] == [*names[:written], f"and {60 - written} more"]
     assert not faults(ax.figure)

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from fedstat.inference.explanation import Explanation, between, bytes_spread, spread
+from fedstat.inference.explanation import Explanation, count_range, expected_bytes, expected_count
 
 ROW = {
     "step": "sum",
@@ -94,13 +94,13 @@ def test_tables():
 @pytest.mark.parametrize(
     ("function", "arguments", "text"),
     [
-        (spread, ((3, 3, 3),), "3"),
-        (spread, ((20, 60, 2000),), "about 60 (20 to 2,000)"),
-        (bytes_spread, (10, 10, 10), "10 B"),
-        (bytes_spread, (10, 2000, 3000), "about 2.0 kB (10 B to 3.0 kB)"),
-        (between, (0, 0), ""),
-        (between, (5, 5), "5"),
-        (between, (5, 1200), "5-1,200"),
+        (expected_count, ((3, 3, 3),), "3"),
+        (expected_count, ((20, 60, 2000),), "about 60 (20 to 2,000)"),
+        (expected_bytes, (10, 10, 10), "10 B"),
+        (expected_bytes, (10, 2000, 3000), "about 2.0 kB (10 B to 3.0 kB)"),
+        (count_range, (0, 0), ""),
+        (count_range, (5, 5), "5"),
+        (count_range, (5, 1200), "5-1,200"),
     ],
 )
 def test_numbers_with_their_range(function, arguments, text):

@@ -12,9 +12,9 @@ from statsmodels.stats.meta_analysis import combine_effects
 from statsmodels.stats.multitest import multipletests
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.inference.heterogeneity.forest import plot_forest
-from fedstat.inference.heterogeneity.heterogeneity import adjust_holm, heterogeneity
-from fedstat.inference.heterogeneity.random_effects import Combining, combine
+from fedstat.inference.heterogeneity import adjust_holm, heterogeneity
+from fedstat.inference.meta_analysis import RandomEffectsOptions, combine_sites
+from fedstat.inference.plots import plot_forest
 
 NAMES = ("Intercept", "age", "sex[T.male]", "$dose_")
 SITES = {"Basel": (300, 0.0), "Bern": (260, 0.2), "Genève": (190, 1.1), "Zürich": (240, -0.7)}
@@ -405,7 +405,7 @@ def test_where_joint_and_single_tests_disagree_the_one_to_report_is_told(case):
 def test_where_two_estimators_of_the_variance_part_both_are_told():
     """By restricted likelihood sites do not vary here, by moments they do."""
     b, v = np.array([0.19, 0.37, -0.58, 1.52]), np.array([0.05, 0.05, 0.2, 1.0])
-    found, moments = combine(b, v), combine(b, v, how=Combining("DL"))
+    found, moments = combine_sites(b, v), combine_sites(b, v, how=RandomEffectsOptions("DL"))
     assert found.tau2 == 0.0 and found.I2 > 0.4
     fits = [
         Fit(site, 50, np.array([x]), np.array([[s]]), "", np.zeros(1), np.array([[1 / s]]))

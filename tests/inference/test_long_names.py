@@ -8,9 +8,7 @@ import pandas as pd
 import pytest
 from pictures import JOURNAL, faults, moves, page
 
-from fedstat.inference.evaluation.calibration import plot_roc
-from fedstat.inference.heterogeneity.forest import plot_forest
-from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_heat
+from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_forest, plot_heat, plot_roc
 from fedstat.models.boost.report.plots import (
     draw_curves,
     draw_cv,
@@ -20,8 +18,8 @@ from fedstat.models.boost.report.plots import (
     draw_scatter,
     draw_surface,
 )
-from fedstat.models.laser.report.plots import draw_history
-from fedstat.models.vglm.report.plots import plot_path, plot_stability
+from fedstat.models.laser.results import draw_history
+from fedstat.models.vglm.plots import plot_path, plot_stability
 
 NAMES = [f"{k:02d}_{'of_an_institution_with_a_long_name' * 2}"[:57] + f"_{k:02d}" for k in range(60)]
 COMBINED = {

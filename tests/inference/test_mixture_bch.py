@@ -6,13 +6,15 @@ from scipy.stats import norm
 from sklearn.mixture import GaussianMixture
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.inference.mixture.bch import ModalSums, OutsideResults, weigh_by_cluster
-from fedstat.inference.mixture.classification import (
+from fedstat.inference.mixtures import (
+    ModalSums,
+    OutsideResults,
     classification_errors,
     classification_table,
-    icl,
+    integrated_criterion,
     posterior_entropy,
     relative_entropy,
+    weigh_by_cluster,
 )
 
 SHARES, PLACES = np.array([0.5, 0.3, 0.2]), np.array([-1.6, 0.0, 1.9])
@@ -140,4 +142,4 @@ def test_icl_is_bic_and_the_entropy():
     X = np.random.default_rng(5).standard_normal((200, 2)) + np.repeat([[0.0], [2.0]], 100, axis=0)
     fit = GaussianMixture(2, random_state=0).fit(X)
     llf, r = fit.score(X) * 200, fit.predict_proba(X)
-    assert icl(-2 * llf, 11, 200, r) == pytest.approx(fit.bic(X) + 2 * posterior_entropy(r))
+    assert integrated_criterion(-2 * llf, 11, 200, r) == pytest.approx(fit.bic(X) + 2 * posterior_entropy(r))

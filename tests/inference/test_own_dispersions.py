@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 from statsmodels.stats.oneway import anova_oneway
 from unequal_dispersions import both_tests, size
 
-from fedstat.inference.heterogeneity.own_dispersions import OwnPart, welch_test
+from fedstat.inference.homogeneity_tests import SiteWelchTerms, welch_test
 
 RNG = np.random.default_rng(3)
 SITES = [(RNG.normal(size=(n, 2)), sd * RNG.normal(size=n)) for n, sd in ((30, 1.6), (45, 1.0), (80, 0.7))]
@@ -21,7 +21,7 @@ def part(X, y, beta):
     rest = len(y) - X.shape[1]
     own = np.linalg.lstsq(X, y)[0]
     phi = ((y - X @ own) ** 2).sum() / rest
-    return OwnPart(X.T @ X @ (own - beta) / phi, X.T @ X / phi, rest)
+    return SiteWelchTerms(X.T @ X @ (own - beta) / phi, X.T @ X / phi, rest)
 
 
 def test_one_mean_by_site_is_welchs_test():

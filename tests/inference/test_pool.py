@@ -12,7 +12,7 @@ import statsmodels.formula.api as smf
 
 import fedstat as fs
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.inference.repeated.pool import denominator
+from fedstat.inference.pooling import denominator
 
 MICE = json.loads((Path(__file__).parents[1] / "reference" / "mice" / "pool.json").read_text())
 COLUMNS = {

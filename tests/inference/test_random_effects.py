@@ -6,13 +6,18 @@ from few_sites import CASES, coverage
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from fedstat.inference.heterogeneity.between_sites import further_site, restricted_likelihood
-from fedstat.inference.heterogeneity.random_effects import Combining, combine, i2_interval
+from fedstat.inference.meta_analysis import (
+    RandomEffectsOptions,
+    combine_sites,
+    i2_interval,
+    prediction_interval,
+    restricted_likelihood,
+)
 
 
 def test_statistics_follow_from_raw_estimates():
     b, v = np.array([0.1, 0.9, -0.4, 0.5, 1.4]), np.array([0.04, 0.09, 0.02, 0.3, 0.1])
-    found, w = combine(b, v, how=Combining("DL", "adhoc", "t")), 1 / v
+    found, w = combine_sites(b, v, how=RandomEffectsOptions("DL", "adhoc", "t")), 1 / v
     mean = (w * b).sum() / w.sum()
     Q = (w * (b - mean) ** 2).sum()
     tau2 = (Q - 4) / (w.sum() - (w**2).sum() / w.sum())
@@ -32,8 +37,8 @@ def test_i2_belongs_to_the_variance_by_moments():
     w = 1 / v
     typical = 4 * w.sum() / (w.sum() ** 2 - w @ w)
     for method in ("DL", "REML"):
-        found = combine(b, v, how=Combining(method))
-        moments = combine(b, v, how=Combining("DL")).tau2
+        found = combine_sites(b, v, how=RandomEffectsOptions(method))
+        moments = combine_sites(b, v, how=RandomEffectsOptions("DL")).tau2
         assert_allclose(found.I2, moments / (moments + typical))
 
 
@@ -59,17 +64,17 @@ def test_random_effects_are_those_of_metafor():
     The normal interval is that of ``rma(yi, vi)`` in its help page.
     """
     y, v = bcg()
-    found = combine(y, v, how=Combining("REML", "knha", "t"))
+    found = combine_sites(y, v, how=RandomEffectsOptions("REML", "knha", "t"))
     assert_allclose(found.Q, 152.2330, atol=5e-5)
     assert_allclose([found.tau2, found.re_estimate, found.re_std_error], [0.3132, -0.7145, 0.1808], atol=5e-5)
     assert_allclose(found.re_estimate / found.re_std_error, -3.9522, atol=5e-5)
     assert_allclose([found.re_low, found.re_high], [-1.1084, -0.3206], atol=5e-5)
     assert_allclose(np.exp([found.pred_low, found.pred_high]), [0.14, 1.76], atol=5e-3)
-    normal = combine(y, v, how=Combining("REML", "z"))
+    normal = combine_sites(y, v, how=RandomEffectsOptions("REML", "z"))
     assert_allclose(
         [normal.re_std_error, normal.re_low, normal.re_high], [0.1798, -1.0669, -0.3622], atol=5e-5
     )
-    moments = combine(y, v, how=Combining("DL", "z"))
+    moments = combine_sites(y, v, how=RandomEffectsOptions("DL", "z"))
     assert_allclose(
         [moments.tau2, moments.re_estimate, moments.re_std_error], [0.3088, -0.7141, 0.1787], atol=5e-5
     )
@@ -102,9 +107,9 @@ def test_interval_of_a_further_site_is_that_of_draws():
     tau2 = np.interp(rng.uniform(size=n), stats.chi2.sf(q(grid)[2], 4), grid)
     mean, variance, _ = q(tau2)
     draws = mean + np.sqrt(variance) * rng.standard_t(4, n) + np.sqrt(tau2) * rng.normal(size=n)
-    assert_allclose(further_site(b, v, 0.05), np.quantile(draws, [0.025, 0.975]), atol=0.03)
-    scaled = np.array(further_site(1e-6 * b, 1e-12 * v, 0.05))
-    assert_allclose(scaled, 1e-6 * np.array(further_site(b, v, 0.05)), rtol=1e-9)
+    assert_allclose(prediction_interval(b, v, 0.05), np.quantile(draws, [0.025, 0.975]), atol=0.03)
+    scaled = np.array(prediction_interval(1e-6 * b, 1e-12 * v, 0.05))
+    assert_allclose(scaled, 1e-6 * np.array(prediction_interval(b, v, 0.05)), rtol=1e-9)
 
 
 def test_intervals_over_few_sites_cover():
@@ -121,10 +126,15 @@ def test_coverage_of_both_intervals(case):
 
 
 def test_equal_estimates_have_no_variance_between_sites():
-    found = combine(np.full(3, 0.7), np.array([0.1, 0.2, 0.4]))
+    found = combine_sites(np.full(3, 0.7), np.array([0.1, 0.2, 0.4]))
     assert_allclose([found.Q, found.I2, found.tau2], 0.0, atol=1e-25)
     # Hartung's and Knapp's standard error would be zero here; that printed is never below the usual one.
-    assert combine(np.full(3, 0.7), np.array([0.1, 0.2, 0.4]), how=Combining(test="knha")).re_std_error < 1e-9
+    assert (
+        combine_sites(
+            np.full(3, 0.7), np.array([0.1, 0.2, 0.4]), how=RandomEffectsOptions(test="knha")
+        ).re_std_error
+        < 1e-9
+    )
     assert_allclose([found.re_estimate, found.re_std_error], [0.7, (10 + 5 + 2.5) ** -0.5])
 
 

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 from statsmodels.stats.outliers_influence import variance_inflation_factor
 
 from fedstat.errors import NotAvailableError
-from fedstat.inference.vif import gvif
+from fedstat.inference.covariance import gvif
 
 # Duncan (1961), as in R's carData: type of occupation, income, education, prestige.
 TYPES = [*"ppppppppwppppppwppppwwwwbbbbbbbbbbbbbbbbbbbbb"]

@@ -9,8 +9,12 @@ from scipy.linalg import block_diag
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError
-from fedstat.inference.heterogeneity.random_effects import Combining, combine
-from fedstat.inference.heterogeneity.whole_factors import SiteEffects, combine_factor
+from fedstat.inference.meta_analysis import (
+    RandomEffectsOptions,
+    SiteCoefficients,
+    combine_factor,
+    combine_sites,
+)
 
 # Berkey et al. (1998), five trials of periodontal treatment: probing depth and attachment level.
 ESTIMATES = np.array([[0.47, -0.32], [0.20, -0.60], [0.40, -0.12], [0.26, -0.31], [0.56, -0.39]])
@@ -107,7 +111,7 @@ def test_the_likelihood_is_largest_there(case):
 
 
 def test_the_derivative_is_that_of_the_likelihood():
-    effects = SiteEffects.of(*missing_some())
+    effects = SiteCoefficients.of(*missing_some())
     Psi = np.array([[0.2, 0.05, 0.0], [0.05, 0.1, 0.02], [0.0, 0.02, 0.3]])
     gradient = effects.mean(Psi)[4]
     for i in range(3):
@@ -122,7 +126,7 @@ def test_the_derivative_is_that_of_the_likelihood():
 @pytest.mark.parametrize("test", ["adhoc", "knha", "z"])
 def test_one_coefficient_is_combined_as_by_itself(test):
     b, v = ESTIMATES[:, 0], COVARIANCES[:, 0, 0]
-    one = combine(b, v, 0.05, Combining(test=test))
+    one = combine_sites(b, v, 0.05, RandomEffectsOptions(test=test))
     found = combine_factor(("PD",), b[:, None], v[:, None, None], test=test)
     row = found.to_frame().iloc[0]
     assert row["tau"] ** 2 == pytest.approx(one.tau2, rel=1e-6)
@@ -147,7 +151,7 @@ def test_the_joint_test_does_not_depend_on_the_reference_level():
 
 def test_the_f_test_is_that_of_jackson_and_riley():
     z, knha = (combine_factor(NAMES, ESTIMATES, COVARIANCES, test=test) for test in ("z", "knha"))
-    spread = SiteEffects.of(ESTIMATES, COVARIANCES).mean(z.Psi)[2] / 8
+    spread = SiteCoefficients.of(ESTIMATES, COVARIANCES).mean(z.Psi)[2] / 8
     np.testing.assert_allclose(knha.cov, spread * z.cov)
     assert knha.pvalue == pytest.approx(stats.f.sf(z.statistic / spread, 2, 8))
     assert z.pvalue == pytest.approx(stats.chi2.sf(2 * z.statistic, 2))

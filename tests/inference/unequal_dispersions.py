@@ -5,8 +5,7 @@
 
 import numpy as np
 
-from fedstat.inference.heterogeneity.influence import SiteScores
-from fedstat.inference.heterogeneity.own_dispersions import OwnPart, welch_test
+from fedstat.inference.homogeneity_tests import SiteScores, SiteWelchTerms, welch_test
 
 VARIANCES = (2.5, 1.0, 0.6)
 ROWS = [(60, 60, 60), (40, 100, 400), (400, 100, 40), (12, 20, 60), (15, 15, 15)]
@@ -24,7 +23,7 @@ def both_tests(rng, rows, variances=VARIANCES, p=4):
     parts = []
     for x, z, score, information in zip(X, y, scores, informations, strict=True):
         own = ((z - x @ np.linalg.lstsq(x, z)[0]) ** 2).sum() / (len(z) - p)
-        parts.append(OwnPart(score / own, information / own, len(z) - p))
+        parts.append(SiteWelchTerms(score / own, information / own, len(z) - p))
     one = SiteScores.of(scores, informations, phi, [str(j) for j in range(p)]).joint_test()
     return welch_test(parts).pvalue, one.pvalue
 

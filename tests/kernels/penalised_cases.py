@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
 FOLDER = Path(__file__).parents[1] / "reference" / "penalised"
 
@@ -32,13 +31,13 @@ def penalty_of(name):
 
 def groups_of(name, p):
     if name == "group":
-        return Groups.of(cases.labels(p))
-    return Groups.single(p, cases.weights(p) if name in ("adaptive", "weighted_mcp") else None)
+        return CoefficientGroups.of(cases.labels(p))
+    return CoefficientGroups.single(p, cases.weights(p) if name in ("adaptive", "weighted_mcp") else None)
 
 
 def with_intercept(groups):
     """The same groups after an intercept, which is not penalised."""
-    return Groups(
+    return CoefficientGroups(
         np.concatenate([[0], groups.starts + 1]),
         np.concatenate([[0.0], groups.weights]),
         np.concatenate([[1.0], groups.multipliers]),

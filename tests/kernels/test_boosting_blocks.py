@@ -7,9 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from fedstat.kernels.boosting.bases import difference_penalty
-from fedstat.kernels.boosting.path import follow_blocks
-from fedstat.kernels.boosting.reinsch import demmler_reinsch
+from fedstat.kernels.boosting import boost_blocks, demmler_reinsch
+from fedstat.kernels.curves import difference_penalty
 
 WIDTHS, NU, STEPS = (1, 6, 5), 0.3, 60
 NOTHING = np.zeros((0, 0))
@@ -57,7 +56,7 @@ def test_a_path_of_any_columns_is_that_of_the_rows(tested):
         np.zeros(12),
     )
     test = (X_test.T @ X_test, X_test.T @ y_test, y_test @ y_test) if tested else (NOTHING, np.zeros(0), 0.0)
-    follow_blocks(
+    boost_blocks(
         X.T @ X, X.T @ y, np.concatenate(turns), at, np.concatenate(shrunk), starts, NU, y @ y,
         *test, selected, risk, risk_test, coef,
     )  # fmt: skip

@@ -8,12 +8,12 @@ from fedstat.kernels.copula import (
     code_latents,
     count_tree,
     cumulate,
-    fall_off,
     fit_tree,
     interpolate_inverse,
     nearest_correlation,
     project_simplex,
-    score_codes,
+    scores_of_codes,
+    taper_tails,
 )
 
 
@@ -64,7 +64,7 @@ def test_distribution_function_ascends_from_zero_to_one():
 
 def test_tails_fall_and_keep_their_sum():
     p = np.array([0.02, 0.0, 0.03, 0.0, 0.01, 0.44, 0.44, 0.0, 0.03, 0.0, 0.03])
-    out = fall_off(p, 0.1)
+    out = taper_tails(p, 0.1)
     assert out.sum() == pytest.approx(p.sum())
     assert out[:1] == p[:1]  # may be an atom
     assert (np.diff(out[1:5]) >= 0).all()
@@ -99,7 +99,7 @@ def test_codes_are_those_of_a_search_beside_every_threshold():
 
 def test_scores_of_bins_and_of_none():
     scores = np.array([[0.5, 1.5, 0.0], [2.0, 3.0, 4.0]])
-    assert score_codes(np.array([[1, 2], [-1, 0]]), scores).tolist() == [[1.5, 4.0], [0.0, 2.0]]
+    assert scores_of_codes(np.array([[1, 2], [-1, 0]]), scores).tolist() == [[1.5, 4.0], [0.0, 2.0]]
 
 
 def test_inverse_of_a_distribution_function():

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import gammaln
 from statsmodels.tools.numdiff import approx_fprime_cs
 
-from fedstat.kernels.glm.count_quadrature import marginal_counts
+from fedstat.kernels.glm.negative_binomial import marginal_counts
 
 X = np.linspace(-14.0, 14.0, 4001)
 LOG_W = -0.5 * X**2 - np.log(np.exp(-0.5 * X**2).sum())

@@ -11,9 +11,16 @@ from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
 from fedstat.kernels.glm import sums as glm
-from fedstat.kernels.glm.rows import PIECE, Rows, check_response
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.glm.sums import evaluate, log_likelihood, null_sums, row_scores
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.sums import (
+    PIECE,
+    Rows,
+    check_response,
+    evaluate,
+    log_likelihood,
+    null_sums,
+    row_scores,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* link function does not respect")
 

@@ -10,7 +10,7 @@ from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
 from fedstat.errors import MessageError, ModelError
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.distributions import DistributionSpec
 
 FAMILIES = [
     families.Binomial(),

@@ -6,10 +6,8 @@ from scipy.stats import gumbel_r
 from statsmodels.genmod.families import links
 
 import fedstat as fs
-from fedstat.kernels.glm.distributions import DISTRIBUTIONS
-from fedstat.kernels.glm.links import LINKS, Link
-from fedstat.kernels.glm.rows import in_domain
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.distributions import DISTRIBUTIONS, LINKS, DistributionSpec, Link
+from fedstat.kernels.glm.sums import in_domain
 
 MU = np.linspace(0.15, 0.85, 8)
 NUMBERS = {"power": -0.7, "alpha": 0.6, "var_power": 1.4}

@@ -10,9 +10,9 @@ from scipy import optimize
 from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
-from fedstat.kernels.glm import local as glm_local
-from fedstat.kernels.glm.local import fit_local, survey
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm import local_fit as glm_local
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.local_fit import fit_local, survey_rows
 from fedstat.kernels.glm.sums import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .* link function does not respect")
@@ -109,7 +109,7 @@ def test_the_subsample_is_every_step_th_row_across_chunks(most, step, generator,
     monkeypatch.setattr(glm_local, "ROWS_PER_COLUMN", 1)
     X, y, freq = generator.random((50, 2)), generator.random(50), np.arange(50.0)
     for cuts in ([0, 50], [0, 1, 13, 13, 20, 50], range(51)):
-        rows = survey(Rows(X, y, freq=freq).part(slice(*cut)) for cut in pairwise(cuts))
+        rows = survey_rows(Rows(X, y, freq=freq).part(slice(*cut)) for cut in pairwise(cuts))
         assert (rows.n, rows.p, rows.step) == (50, 2, step)
         np.testing.assert_array_equal(rows.sample.freq, np.arange(0.0, 50.0, step))
         np.testing.assert_array_equal(rows.sample.X, X[::step])

@@ -8,8 +8,8 @@ import pytest
 import statsmodels.api as sm
 from scipy import special
 
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2, nb2_rows
-from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, evaluate
 
 getcontext().prec = 60

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from statsmodels.tools.numdiff import approx_fprime
 
-from fedstat.kernels.heads import heads_loss
-from fedstat.kernels.mlp import BLOCK, draw_parameters, forward
-from fedstat.models.laser.training.losses import flip_matrix
+from fedstat.kernels.split_networks import BLOCK, draw_parameters, forward, heads_loss
+from fedstat.models.laser.networks import flip_matrix
 
 NETWORKS, D, ROWS = 3, 4, 9
 MEMBERS = np.array([[1, 0, 0], [0, 1, 1], [1, 1, 1], [0, 1, 0]], dtype=bool)

@@ -5,7 +5,7 @@ import pytest
 from scipy.special import ndtri
 from scipy.stats import multivariate_normal
 
-from fedstat.kernels.hermite import expand_steps, expected_products, latent_correlations
+from fedstat.kernels.copula import expand_steps, expected_products, latent_correlations
 
 
 def uniform_scores(probabilities):

@@ -7,12 +7,11 @@ import pytest
 import statsmodels.api as sm
 from pooled_path import glm_path
 
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.gram import gram_path
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.path import LinearSteps
-from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.kernels.penalized.coordinate_descent import gram_path
+from fedstat.kernels.penalized.path import LinearSteps
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
 LASSO = Penalty("lasso")
 LAMBDAS = np.array([0.4, 0.2, 0.1, 0.05])
@@ -51,7 +50,7 @@ def test_least_squares(rows, penalty, number):
         G,
         c,
         Penalty(penalty),
-        Groups.single(8),
+        CoefficientGroups.single(8),
         lambdas=LAMBDAS,
         algorithm="lla",
         steps=steps,
@@ -62,7 +61,7 @@ def test_least_squares(rows, penalty, number):
         for _ in range(number):
             weights = SLOPES[penalty](b, lam)
             (b,) = gram_path(
-                G, c, LASSO, Groups.single(8, weights), lambdas=np.array([lam]), tol=1e-13
+                G, c, LASSO, CoefficientGroups.single(8, weights), lambdas=np.array([lam]), tol=1e-13
             ).coefficients
         np.testing.assert_allclose(found, b, atol=1e-10)
     assert path.converged.all() and (path.coefficients == 0.0).any()
@@ -75,14 +74,14 @@ def test_a_binary_response(rows, penalty, number):
     Z, free = np.column_stack([np.ones(len(y)), X]), [0.0]
     start = sm.GLM(y, Z, family=sm.families.Binomial()).fit(tol=1e-14).params
     data, spec = Rows(Z, y), DistributionSpec.of(sm.families.Binomial())
-    groups = Groups.single(9, np.r_[free, np.ones(8)])
+    groups = CoefficientGroups.single(9, np.r_[free, np.ones(8)])
     steps = LinearSteps(start, number)
     given = {"lambdas": LAMBDAS, "algorithm": "lla", "steps": steps, "tol": 1e-11}
     path = glm_path(data, spec, Penalty(penalty), groups, **given)
     for lam, found in zip(LAMBDAS, path.coefficients, strict=True):
         b = start
         for _ in range(number):
-            weighted = Groups.single(9, np.r_[free, SLOPES[penalty](b[1:], lam)])
+            weighted = CoefficientGroups.single(9, np.r_[free, SLOPES[penalty](b[1:], lam)])
             (b,) = glm_path(data, spec, LASSO, weighted, lambdas=np.array([lam]), tol=1e-11).coefficients
         np.testing.assert_allclose(found, b, atol=1e-8)
     assert path.converged.all()
@@ -93,11 +92,11 @@ def test_the_certificate_is_that_of_the_last_lasso(rows):
     G, c = X.T @ X / len(y), X.T @ y / len(y)
     start, lam = np.linalg.solve(G, c), 0.2
     given = {"lambdas": np.array([lam]), "algorithm": "lla", "tol": 1e-10}
-    one = gram_path(G, c, Penalty("scad"), Groups.single(8), steps=LinearSteps(start, 1), **given)
+    one = gram_path(G, c, Penalty("scad"), CoefficientGroups.single(8), steps=LinearSteps(start, 1), **given)
     (b,) = one.coefficients
     slack = np.abs(c - G @ b) - lam * scad_slope(start, lam)
     assert np.abs(slack[b != 0.0]).max() < 1e-9 and slack.max() < 1e-9
-    fixed = gram_path(G, c, Penalty("scad"), Groups.single(8), **given)
+    fixed = gram_path(G, c, Penalty("scad"), CoefficientGroups.single(8), **given)
     assert np.abs(fixed.coefficients - b).max() > 1e-3, "one step ends before the fixed point"
 
 
@@ -106,9 +105,9 @@ def test_a_convex_penalty_has_nothing_to_approximate(rows):
     G, c = X.T @ X / len(y), X.T @ y / len(y)
     given = {"lambdas": LAMBDAS, "algorithm": "lla"}
     steps = LinearSteps(np.linalg.solve(G, c), 1)
-    ours = gram_path(G, c, LASSO, Groups.single(8), steps=steps, **given)
+    ours = gram_path(G, c, LASSO, CoefficientGroups.single(8), steps=steps, **given)
     np.testing.assert_array_equal(
-        ours.coefficients, gram_path(G, c, LASSO, Groups.single(8), **given).coefficients
+        ours.coefficients, gram_path(G, c, LASSO, CoefficientGroups.single(8), **given).coefficients
     )
 
 
@@ -117,7 +116,7 @@ def test_the_grid_begins_where_the_first_lasso_selects_nothing(rows, penalty):
     """An estimate that is large has a small weight: beyond the lambda of the lasso it is still selected."""
     X, y, binary = rows
     G, c = X.T @ X / len(y), X.T @ y / len(y)
-    groups = Groups.of(np.array([0, 0, 1, 2, 3, 4, 5, 6]))
+    groups = CoefficientGroups.of(np.array([0, 0, 1, 2, 3, 4, 5, 6]))
     steps, given = LinearSteps(np.linalg.solve(G, c), 1), {"algorithm": "lla", "size": 8}
     path = gram_path(G, c, Penalty(penalty, alpha=0.9), groups, steps=steps, **given)
     assert path.lambdas[0] > 1.03 * path.scale
@@ -128,6 +127,6 @@ def test_the_grid_begins_where_the_first_lasso_selects_nothing(rows, penalty):
     ).coefficients.any()
     Z, spec = np.column_stack([np.ones(len(y)), X]), DistributionSpec.of(sm.families.Binomial())
     start = sm.GLM(binary, Z, family=sm.families.Binomial()).fit(tol=1e-14).params
-    single = Groups.single(9, np.r_[0.0, np.ones(8)])
+    single = CoefficientGroups.single(9, np.r_[0.0, np.ones(8)])
     path = glm_path(Rows(Z, binary), spec, Penalty(penalty), single, steps=LinearSteps(start, 1), **given)
     assert not path.coefficients[0, 1:].any() and path.lambdas[0] > 1.03 * path.scale

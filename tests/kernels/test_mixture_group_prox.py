@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fedstat.kernels.mixtures.group_prox import group_prox, shrink_means, shrink_rows
+from fedstat.kernels.penalized.group_prox import group_prox, shrink_means, shrink_rows
 
 
 def cases(seed, P=6, Q=3):

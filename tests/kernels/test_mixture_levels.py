@@ -4,17 +4,21 @@ import numpy as np
 import pytest
 from scipy.special import expit, log_softmax
 
-from fedstat.kernels.mixtures.nodes import (
+from fedstat.kernels.item_responses import (
+    nominal_derivatives,
+    nominal_table,
+    ordinal_derivatives,
+    ordinal_table,
+)
+from fedstat.kernels.latent_factors import (
     GroupedLevels,
-    _normalise,
+    _normalize,
     expected_counts,
     node_densities,
     node_means,
     node_weights,
     normal_nodes,
 )
-from fedstat.kernels.mixtures.nominal import nominal_derivatives, nominal_table
-from fedstat.kernels.mixtures.ordinal import ordinal_derivatives, ordinal_table
 
 ETA = np.random.default_rng(0).standard_normal((11, 2))
 
@@ -128,7 +132,7 @@ def test_exponentials_also_inside_loops_that_may_reorder():
     x = np.concatenate([np.linspace(-45.0, 0.0, 1001), [-1e300, -1e-300]])
     power = np.empty(len(x))
     weights, f = x.copy(), np.empty(1)
-    _normalise(weights, len(x), np.ones(1), f, power, power.view(np.int64))
+    _normalize(weights, len(x), np.ones(1), f, power, power.view(np.int64))
     exact = np.where(x > -40.0, np.exp(x), 0.0)
     assert f[0] == pytest.approx(np.log(exact.sum()), rel=1e-13)
     assert np.allclose(weights, exact / exact.sum(), rtol=2e-14, atol=0.0)

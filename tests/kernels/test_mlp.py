@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from statsmodels.tools.numdiff import approx_fprime
 
-from fedstat.kernels.mlp import adam_step, count_parameters, draw_parameters, forward, gradient
+from fedstat.kernels.split_networks import adam_step, count_parameters, draw_parameters, forward, gradient
 
 WIDTHS = np.array([3, 5, 4, 2])
 

@@ -6,14 +6,12 @@ from penalised_cases import cases, groups_of, penalty_of, stored, with_intercept
 from pooled_path import GLMSolver, Hessian, glm_path, search_line
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.kernels.glm.local import fit_local
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.local_fit import fit_local
 from fedstat.kernels.glm.loops import weighted_sums
-from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, evaluate
-from fedstat.kernels.penalised.gram import gram_path
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.kernels.penalised.proximal import proximal_step
+from fedstat.kernels.penalized.coordinate_descent import gram_path, proximal_step
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
 FAMILIES = {
     "Gaussian": DistributionSpec("Gaussian", "Identity"),
@@ -31,7 +29,7 @@ def rows_of(family, design="independent"):
 
 def penalising(p):
     """Groups of one after an intercept."""
-    return with_intercept(Groups.single(p))
+    return with_intercept(CoefficientGroups.single(p))
 
 
 def objective(rows, family, terms, b):
@@ -84,7 +82,9 @@ def test_the_certificate_is_the_violation_by_definition(penalty, algorithm, fami
 @pytest.mark.parametrize("penalty", NAMES, ids=str)
 def test_of_least_squares_it_is_the_path_of_the_gram(penalty):
     X, y = cases.data("Gaussian", "correlated")
-    gram = gram_path(X.T @ X / len(y), X.T @ y / len(y), penalty, Groups.single(30), size=10, tol=1e-10)
+    gram = gram_path(
+        X.T @ X / len(y), X.T @ y / len(y), penalty, CoefficientGroups.single(30), size=10, tol=1e-10
+    )
     rows = Rows(np.column_stack([np.ones(len(y)), X]), y + 5.0)
     path = glm_path(rows, FAMILIES["Gaussian"], penalty, penalising(30), size=10, tol=1e-10)
     np.testing.assert_allclose(path.lambdas, gram.lambdas, rtol=1e-9)
@@ -180,7 +180,7 @@ def test_the_promised_decrease_is_that_of_the_model():
     draw = np.random.default_rng(2)
     A = draw.normal(size=(30, 6))
     H, score, b = A.T @ A / 30, draw.normal(size=6), draw.normal(size=6)
-    terms = Penalty("scad").at(0.3, Groups.single(6))
+    terms = Penalty("scad").at(0.3, CoefficientGroups.single(6))
     step = proximal_step(H, score, b, terms, tol=1e-12)
 
     def model(x):
@@ -232,7 +232,7 @@ def test_along_a_path_it_is_of_one_point_whatever_columns_came_in(family, groupe
     mean = np.exp(X[:, :12] @ np.r_[1.0, np.linspace(0.5, -0.4, 11)])
     y = draw.poisson(mean) * 1.0 if family == "Poisson" else mean * draw.gamma(3.0, 1 / 3.0, 400)
     rows, spec = Rows(X, y, freq=draw.integers(1, 4, 400) * 1.0), DistributionSpec(family, "Log")
-    groups = with_intercept(Groups.of(np.arange(24) // (2 if grouped else 1)))
+    groups = with_intercept(CoefficientGroups.of(np.arange(24) // (2 if grouped else 1)))
     solver, grown = GLMSolver(rows, spec, groups), []
 
     class Watched(Hessian):
@@ -254,13 +254,13 @@ def test_along_a_path_it_is_of_one_point_whatever_columns_came_in(family, groupe
 def test_what_has_no_estimate_or_is_not_finished_is_told():
     rows = rows_of("Binomial")
     separated = Rows(rows.X, (rows.X[:, 1] > 0.0) * 1.0)
-    forced = Groups.single(21, np.r_[0.0, 0.0, np.ones(19)])
+    forced = CoefficientGroups.single(21, np.r_[0.0, 0.0, np.ones(19)])
     with pytest.raises(EstimationError, match="2 unpenalised columns"):
         glm_path(separated, FAMILIES["Binomial"], Penalty("lasso"), forced)
     hasty = glm_path(rows, FAMILIES["Binomial"], Penalty("lasso"), penalising(20), most_steps=1, tol=1e-11)
     assert not hasty.converged.all() and hasty.kkt[~hasty.converged].min() > 1e-11
     with pytest.raises(ModelError, match=r"expected a design \(150, 20\)"):
-        glm_path(rows, FAMILIES["Binomial"], Penalty("lasso"), Groups.single(20))
+        glm_path(rows, FAMILIES["Binomial"], Penalty("lasso"), CoefficientGroups.single(20))
 
 
 @pytest.mark.filterwarnings("ignore:The .* link function does not respect")

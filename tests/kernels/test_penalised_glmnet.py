@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 from pooled_path import glm_path
 
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.gram import gram_path
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.kernels.penalized.coordinate_descent import gram_path
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
 LAMBDAS = {"binomial": np.array([0.2, 0.05, 0.01]), "gaussian": np.array([2.0, 0.5, 0.1])}
 FAMILIES = {
@@ -95,7 +94,10 @@ def test_from_rows_the_path_is_that_of_glmnet(family, alpha):
     X, responses = data()
     y = responses[family]
     unit = unit_of(family, y)
-    rows, groups = Rows(np.column_stack([np.ones(60), X]), y / unit), Groups.single(7, np.r_[0.0, np.ones(6)])
+    rows, groups = (
+        Rows(np.column_stack([np.ones(60), X]), y / unit),
+        CoefficientGroups.single(7, np.r_[0.0, np.ones(6)]),
+    )
     lambdas = LAMBDAS[family] / unit
     path = glm_path(rows, FAMILIES[family], PENALTIES[alpha], groups, lambdas=lambdas, tol=1e-12)
     assert path.converged.all()
@@ -108,7 +110,7 @@ def test_from_sums_the_path_is_that_of_glmnet(alpha):
     y = responses["gaussian"]
     X, y, unit = X - X.mean(axis=0), y - y.mean(), unit_of("gaussian", y)
     G, c = X.T @ X / 60, X.T @ y / (60 * unit)
-    groups, lambdas = Groups.single(6), LAMBDAS["gaussian"] / unit
+    groups, lambdas = CoefficientGroups.single(6), LAMBDAS["gaussian"] / unit
     path = gram_path(G, c, PENALTIES[alpha], groups, lambdas=lambdas, tol=1e-13)
     theirs = np.array(GLMNET["gaussian", alpha])[:, 1:]
     np.testing.assert_allclose(unit * path.coefficients, theirs, rtol=0, atol=1e-9)
@@ -119,6 +121,6 @@ def test_a_lasso_needs_no_unit():
     y = responses["gaussian"]
     X, y = X - X.mean(axis=0), y - y.mean()
     G, c, lambdas = X.T @ X / 60, X.T @ y / 60, LAMBDAS["gaussian"]
-    path = gram_path(G, c, PENALTIES[1.0], Groups.single(6), lambdas=lambdas, tol=1e-13)
+    path = gram_path(G, c, PENALTIES[1.0], CoefficientGroups.single(6), lambdas=lambdas, tol=1e-13)
     theirs = np.array(GLMNET["gaussian", 1.0])[:, 1:]
     np.testing.assert_allclose(path.coefficients, theirs, rtol=0, atol=1e-9)

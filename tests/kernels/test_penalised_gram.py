@@ -7,11 +7,9 @@ from penalty_values import prox, slope
 from scipy import optimize
 
 from fedstat.errors import ModelError
-from fedstat.kernels.penalised.gram import GramSolver, gram_path
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.newton import newton_step
-from fedstat.kernels.penalised.path import follow_path, lambda_grid, lambda_max, strong_set
-from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.kernels.penalized.coordinate_descent import GramSolver, gram_path, newton_step
+from fedstat.kernels.penalized.path import follow_path, lambda_grid, lambda_max, strong_set
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
 GAUSSIAN = [case for case in cases.cases() if case[1] == "Gaussian"]
 NAMES = [Penalty("lasso"), Penalty("elastic_net", alpha=0.4), Penalty("scad"), Penalty("mcp")]
@@ -67,7 +65,9 @@ def test_the_solution_is_that_of_skglm(case):
 def test_of_orthonormal_columns_the_solution_has_a_closed_form(penalty, algorithm):
     c = np.array([0.05, -0.3, 0.5, -0.7, 1.1, 2.0, -4.0])
     lambdas = np.array([4.0, 1.0, 0.45, 0.2])
-    path = gram_path(np.eye(7), c, penalty, Groups.single(7), lambdas=lambdas, algorithm=algorithm, tol=1e-12)
+    path = gram_path(
+        np.eye(7), c, penalty, CoefficientGroups.single(7), lambdas=lambdas, algorithm=algorithm, tol=1e-12
+    )
     closed = [[prox(penalty, lam, np.array([z]))[0] for z in c] for lam in lambdas]
     np.testing.assert_allclose(path.coefficients, closed, atol=1e-10)
 
@@ -95,7 +95,7 @@ def smoothed_minimum(G, c, terms, b):
 @pytest.mark.parametrize("penalty", NAMES[:2], ids=str)
 def test_a_general_minimiser_finds_nothing_lower(penalty):
     G, c = correlated(p=8)
-    groups = Groups.of(np.array([0, 1, 1, 1, 2, 3, 3, 4]), np.array([1.0, 0.7, 0.0, 1.5, 1.0]))
+    groups = CoefficientGroups.of(np.array([0, 1, 1, 1, 2, 3, 3, 4]), np.array([1.0, 0.7, 0.0, 1.5, 1.0]))
     path = gram_path(G, c, penalty, groups, size=4, ratio=0.02, tol=1e-11)
     draw = np.random.default_rng(0)
     for lam, b in zip(path.lambdas, path.coefficients, strict=True):
@@ -109,7 +109,7 @@ def test_a_general_minimiser_finds_nothing_lower(penalty):
 @pytest.mark.parametrize("algorithm", ["descent", "lla"])
 def test_the_certificate_is_the_violation_by_definition(penalty, algorithm):
     G, c = correlated()
-    groups = Groups.single(40, 0.5 + np.arange(40) % 3 / 2.0)
+    groups = CoefficientGroups.single(40, 0.5 + np.arange(40) % 3 / 2.0)
     path = gram_path(G, c, penalty, groups, size=20, algorithm=algorithm, tol=1e-10)
     assert path.converged.all()
     for lam, b, kkt in zip(path.lambdas, path.coefficients, path.kkt, strict=True):
@@ -121,7 +121,7 @@ def test_the_certificate_is_the_violation_by_definition(penalty, algorithm):
 @pytest.mark.parametrize("penalty", FOLDED, ids=str)
 def test_lla_is_a_fixed_point_of_weighted_lassos(penalty):
     G, c = correlated()
-    groups = Groups.single(40)
+    groups = CoefficientGroups.single(40)
     path = gram_path(G, c, penalty, groups, size=12, ratio=0.05, algorithm="lla", tol=1e-11)
     for lam, b in zip(path.lambdas, path.coefficients, strict=True):
         weights = np.array([slope(penalty, lam, abs(t)) - (1 - penalty.alpha) * lam * abs(t) for t in b])
@@ -130,7 +130,7 @@ def test_lla_is_a_fixed_point_of_weighted_lassos(penalty):
             G + ridge * np.eye(40),
             c,
             Penalty("lasso"),
-            Groups.single(40, weights),
+            CoefficientGroups.single(40, weights),
             lambdas=np.array([1.0]),
             tol=1e-12,
         )
@@ -139,13 +139,13 @@ def test_lla_is_a_fixed_point_of_weighted_lassos(penalty):
 
 def test_lla_starts_from_the_lasso():
     G, c = correlated(rho=0.8)
-    penalty, groups = Penalty("mcp", a=1.5), Groups.single(40)
+    penalty, groups = Penalty("mcp", a=1.5), CoefficientGroups.single(40)
     options = {"size": 10, "ratio": 0.03, "tol": 1e-10}
     path = gram_path(G, c, penalty, groups, algorithm="lla", **options)
     for lam, b in zip(path.lambdas, path.coefficients, strict=True):
         by_hand = np.zeros(40)
         for _ in range(300):
-            weights = Groups.single(40, np.array([slope(penalty, lam, abs(t)) for t in by_hand]))
+            weights = CoefficientGroups.single(40, np.array([slope(penalty, lam, abs(t)) for t in by_hand]))
             lasso = gram_path(G, c, Penalty("lasso"), weights, lambdas=np.ones(1), tol=1e-12)
             by_hand, before = lasso.coefficients[0], by_hand
             if abs(by_hand - before).max() < 1e-12:
@@ -158,7 +158,7 @@ def test_lla_starts_from_the_lasso():
 @pytest.mark.parametrize("penalty", NAMES, ids=str)
 def test_at_lambda_max_the_first_column_is_about_to_enter(penalty):
     G, c = correlated()
-    groups = Groups.of(np.arange(40) // 2, np.r_[0.0, np.linspace(0.5, 2.0, 19)])
+    groups = CoefficientGroups.of(np.arange(40) // 2, np.r_[0.0, np.linspace(0.5, 2.0, 19)])
     path = gram_path(G, c, penalty, groups, size=5, tol=1e-10)
     free = np.linalg.solve(G[:2, :2], c[:2])
     np.testing.assert_allclose(path.coefficients[0], np.r_[free, np.zeros(38)], atol=1e-9)
@@ -169,10 +169,12 @@ def test_at_lambda_max_the_first_column_is_about_to_enter(penalty):
 
 def test_without_lambda_it_is_least_squares():
     G, c = correlated()
-    path = gram_path(G, c, Penalty("mcp"), Groups.single(40), lambdas=np.array([0.1, 0.0]), tol=1e-11)
+    path = gram_path(
+        G, c, Penalty("mcp"), CoefficientGroups.single(40), lambdas=np.array([0.1, 0.0]), tol=1e-11
+    )
     np.testing.assert_allclose(path.coefficients[1], np.linalg.solve(G, c), atol=1e-8)
     everything_free = gram_path(
-        G, c, Penalty("lasso"), Groups.single(40, np.zeros(40)), lambdas=np.array([0.1])
+        G, c, Penalty("lasso"), CoefficientGroups.single(40, np.zeros(40)), lambdas=np.array([0.1])
     )
     np.testing.assert_allclose(everything_free.coefficients[0], np.linalg.solve(G, c), atol=1e-8)
 
@@ -180,14 +182,14 @@ def test_without_lambda_it_is_least_squares():
 @pytest.mark.parametrize("penalty", NAMES, ids=str)
 def test_strong_correlation_does_not_stall(penalty):
     G, c = correlated(p=60, n=90, rho=0.99)
-    path = gram_path(G, c, penalty, Groups.single(60), tol=1e-9)
+    path = gram_path(G, c, penalty, CoefficientGroups.single(60), tol=1e-9)
     assert path.converged.all()
     assert path.iterations.max() < 1000
 
 
 def test_what_the_strong_rule_leaves_out_wrongly_is_taken_in_again():
     G, c = correlated()
-    groups, penalty = Groups.single(40), Penalty("lasso")
+    groups, penalty = CoefficientGroups.single(40), Penalty("lasso")
     solver = GramSolver(G, c, groups)
     null = solver.null()
     terms = penalty.at(0.1 * lambda_max(null.gradient, penalty, groups), groups)
@@ -202,14 +204,14 @@ def test_what_the_strong_rule_leaves_out_wrongly_is_taken_in_again():
 def test_a_column_of_zeros_stays_out():
     G, c = correlated(p=5)
     G[2], G[:, 2], c[2] = 0.0, 0.0, 0.0
-    path = gram_path(G, c, Penalty("scad"), Groups.single(5), size=10)
+    path = gram_path(G, c, Penalty("scad"), CoefficientGroups.single(5), size=10)
     assert path.converged.all()
     assert not path.coefficients[:, 2].any()
 
 
 def test_what_is_not_finished_is_told():
     G, c = correlated(rho=0.9)
-    path = gram_path(G, c, Penalty("lasso"), Groups.single(40), most_sweeps=3, tol=1e-12)
+    path = gram_path(G, c, Penalty("lasso"), CoefficientGroups.single(40), most_sweeps=3, tol=1e-12)
     assert not path.converged.all()
     assert path.kkt[~path.converged].min() > 1e-12
     assert path.iterations.max() <= 3
@@ -217,9 +219,9 @@ def test_what_is_not_finished_is_told():
 
 def test_arguments_without_a_meaning():
     G, c = correlated(p=5)
-    groups = Groups.single(5)
+    groups = CoefficientGroups.single(5)
     with pytest.raises(ModelError, match="4 coefficients"):
-        gram_path(G, c, Penalty("lasso"), Groups.single(4))
+        gram_path(G, c, Penalty("lasso"), CoefficientGroups.single(4))
     with pytest.raises(ModelError, match="finite"):
         gram_path(G * np.nan, c, Penalty("lasso"), groups)
     with pytest.raises(ModelError, match="descend"):
@@ -233,7 +235,7 @@ def test_arguments_without_a_meaning():
 def test_a_step_of_newton_that_would_change_a_sign_ends_at_zero():
     G = np.array([[1.0, 0.6], [0.6, 1.0]])
     c, b = np.array([1.0, 0.3]), np.array([0.5, 0.1])
-    terms = Penalty("lasso").at(0.1, Groups.single(2))
+    terms = Penalty("lasso").at(0.1, CoefficientGroups.single(2))
     # Without the bend at zero the step would end at G^-1 (c - 0.1), whose second number is negative.
     np.testing.assert_allclose(np.linalg.solve(G, c - 0.1), [1.21875, -0.53125])
     np.testing.assert_allclose(newton_step(G, c - G @ b, b, terms), [1.21875, 0.0], atol=1e-12)

@@ -6,9 +6,8 @@ from penalty_values import prox, slope, value
 from scipy.integrate import quad
 
 from fedstat.errors import ModelError
-from fedstat.kernels.penalised.gram import gram_path
-from fedstat.kernels.penalised.groups import Groups, orthonormaliser
-from fedstat.kernels.penalised.penalties import Penalty, threshold
+from fedstat.kernels.penalized.coordinate_descent import gram_path
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, orthonormaliser, threshold
 
 ALL = [
     Penalty("lasso"),
@@ -77,7 +76,7 @@ def test_thresholds_are_those_that_were_published():
 @pytest.fixture(name="grouped")
 def grouped_terms():
     labels = np.array([0, 1, 1, 1, 2, 2, 3])
-    groups = Groups.of(labels, np.array([0.0, 1.0, 0.4, 2.0]))
+    groups = CoefficientGroups.of(labels, np.array([0.0, 1.0, 0.4, 2.0]))
     b = np.array([0.4, 0.2, -0.5, 0.3, 0.9, -0.8, 0.05])
     return groups, b
 
@@ -130,7 +129,7 @@ def test_the_linear_approximation_touches_and_lies_above(penalty, grouped):
 
 
 def test_groups_of_some_columns():
-    groups = Groups.of(np.array(["a", "b", "b", "c", "c", "c"]), np.array([1.0, 0.0, 2.0]))
+    groups = CoefficientGroups.of(np.array(["a", "b", "b", "c", "c", "c"]), np.array([1.0, 0.0, 2.0]))
     which = np.array([True, False, True])
     np.testing.assert_array_equal(groups.columns(which), [0, 3, 4, 5])
     part = groups.take(which)
@@ -149,7 +148,7 @@ def test_in_orthonormal_columns_the_coding_does_not_matter():
     coding[2:5, 2:5] = draw.normal(size=(3, 3))
     fitted = []
     for Z in (X, X @ coding):
-        T, groups = orthonormaliser(Z.T @ Z / 80, Groups.of(labels))
+        T, groups = orthonormaliser(Z.T @ Z / 80, CoefficientGroups.of(labels))
         O = Z @ T
         np.testing.assert_allclose(O[:, :2].T @ O[:, :2] / 80, np.eye(2), atol=1e-12)
         np.testing.assert_allclose(groups.multipliers, np.sqrt([2.0, 2.0, 1.0]))
@@ -179,8 +178,8 @@ def test_penalties_without_a_meaning(arguments, words):
 
 def test_groups_without_a_meaning():
     with pytest.raises(ModelError, match="side by side"):
-        Groups.of(np.array([0, 1, 0]))
+        CoefficientGroups.of(np.array([0, 1, 0]))
     with pytest.raises(ModelError, match="expected 2 finite weights"):
-        Groups.of(np.array([0, 1, 1]), np.array([1.0, -1.0]))
+        CoefficientGroups.of(np.array([0, 1, 1]), np.array([1.0, -1.0]))
     with pytest.raises(ModelError, match="expected 2 finite weights"):
-        Groups.of(np.array([0, 1, 1]), np.ones(3))
+        CoefficientGroups.of(np.array([0, 1, 1]), np.ones(3))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedstat.errors import EstimationError
-from fedstat.kernels.server_updates import fair_part, momentum_step, sample_clients
+from fedstat.kernels.fedavg import fair_update, momentum_step, sample_sites
 
 RNG = np.random.default_rng(0)
 BETA = RNG.normal(size=4)
@@ -24,7 +24,7 @@ def printed_fair_step(w, ws, F, q, L):
 
 def fair_step(w, ws, F, q, L, reference=1.0):
     """What the coordinator makes of the sites' parts."""
-    parts = [fair_part(w, w_k, float(F_k), q, L, reference) for w_k, F_k in zip(ws, F, strict=True)]
+    parts = [fair_update(w, w_k, float(F_k), q, L, reference) for w_k, F_k in zip(ws, F, strict=True)]
     return w - sum(move for move, _ in parts) / sum(h for _, h in parts)
 
 
@@ -91,7 +91,7 @@ def test_losses_must_be_positive(bad):
     "n_clients, fraction, size", [(10, 0.37, 4), (10, 0.0, 1), (3, 0.5, 2), (7, 1.0, 7), (1, 0.1, 1)]
 )
 def test_sample_has_the_size_asked_for(n_clients, fraction, size):
-    drawn = sample_clients(n_clients, fraction, np.random.default_rng(0))
+    drawn = sample_sites(n_clients, fraction, np.random.default_rng(0))
     assert drawn.dtype == np.int64
     assert len(drawn) == size == len(set(drawn))
     assert (np.diff(drawn) > 0).all()
@@ -100,5 +100,5 @@ def test_sample_has_the_size_asked_for(n_clients, fraction, size):
 
 def test_clients_are_equally_likely():
     rng = np.random.default_rng(2)
-    counts = sum(np.bincount(sample_clients(5, 0.4, rng), minlength=5) for _ in range(4_000))
+    counts = sum(np.bincount(sample_sites(5, 0.4, rng), minlength=5) for _ in range(4_000))
     np.testing.assert_allclose(counts / 4_000, 0.4, atol=4 * np.sqrt(0.24 / 4_000))

@@ -9,8 +9,8 @@ from statsmodels.genmod import families
 from statsmodels.genmod.families import links
 
 from fedstat.errors import EstimationError
-from fedstat.kernels import sgd
-from fedstat.kernels.glm.rows import Rows
+from fedstat.kernels import fedavg
+from fedstat.kernels.glm.sums import Rows
 
 FAMILIES = {
     "logit": families.Binomial(),
@@ -28,15 +28,17 @@ RUN = {"epochs": 3, "batch_size": 16, "learning_rate": 0.1}
 
 
 def mean_gradient(X, y, beta, family, offset=None, weights=None):
-    return sgd._Rows.of(Rows(X, y, offset, weights), family).gradient(beta)
+    return fedavg._Rows.of(Rows(X, y, offset, weights), family).gradient(beta)
 
 
 def mean_loss(X, y, beta, family, *, offset=None, weights=None):
-    return sgd.mean_loss(Rows(X, y, offset, weights), beta, family)
+    return fedavg.mean_loss(Rows(X, y, offset, weights), beta, family)
 
 
 def local_sgd(X, y, beta, family, *, rng, offset=None, weights=None, **options):
-    return sgd.local_descent(Rows(X, y, offset, weights), beta, family, sgd.DescentOptions(**options), rng)
+    return fedavg.local_descent(
+        Rows(X, y, offset, weights), beta, family, fedavg.DescentOptions(**options), rng
+    )
 
 
 def local_proximal(X, y, beta, family, *, mu, **options):
@@ -180,8 +182,8 @@ def test_descent_is_client_update(name, inverse, slope):
 def test_logistic_fast_path_equals_the_general_one(logit, monkeypatch):
     X, y, family = logit
     fast = run(X, y, family)
-    monkeypatch.setattr(sgd._Rows, "is_logit", False)
-    monkeypatch.delattr(sgd, "_logit_epoch")
+    monkeypatch.setattr(fedavg._Rows, "is_logit", False)
+    monkeypatch.delattr(fedavg, "_logit_epoch")
     np.testing.assert_allclose(run(X, y, family), fast, rtol=1e-12)
 
 

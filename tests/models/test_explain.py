@@ -15,9 +15,9 @@ import pytest
 import statsmodels.genmod.families as families
 
 import fedstat as fs
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.door import site as door
-from fedstat.federation.door.conduct import check_order
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure import site as door
+from fedstat.federation.disclosure.protocol_order import check_order
 
 KEY = ["sender", "receiver", "step", "array", "kind", "what", "masked", "entities", "shape"]
 SOMETIMES = {"shorten"}

@@ -12,8 +12,8 @@ import statsmodels.formula.api as smf
 import fedstat as fs
 from fedstat.errors import DesignError, FormulaError
 from fedstat.federation.design.block import build_block
-from fedstat.federation.design.formula.contrasts import contrast_matrix
 from fedstat.federation.design.formula.parse import parse_formula
+from fedstat.federation.design.formula.syntax_tree import contrast_matrix
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 N = 360

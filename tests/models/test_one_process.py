@@ -7,8 +7,8 @@ import pandas as pd
 from statsmodels.genmod.families import Gaussian
 
 import fedstat as fs
-from fedstat.federation.carry.remote import RemoteEngine
-from fedstat.federation.door.owner.claims import ONE_PROCESS, REHEARSAL
+from fedstat.federation.disclosure.threat_statements import ONE_PROCESS_NOTE, STRICT_TRIAL_NOTE
+from fedstat.federation.transport.remote import RemoteEngine
 
 
 def partition(**given):
@@ -24,8 +24,8 @@ def columns():
 
 
 def test_a_partition_and_its_fits_say_that_nothing_is_protected(tmp_path):
-    assert repr(partition()).splitlines()[-1] == ONE_PROCESS
-    assert ONE_PROCESS in partition()._repr_html_()
+    assert repr(partition()).splitlines()[-1] == ONE_PROCESS_NOTE
+    assert ONE_PROCESS_NOTE in partition()._repr_html_()
     fits = {
         "rows": fs.GLORE.from_formula("y > 0 ~ x + z", partition()).fit(),
         "averaged": fs.FedAvg.from_formula("y > 0 ~ x", partition()).fit(seed=1, standardize=True),
@@ -34,14 +34,17 @@ def test_a_partition_and_its_fits_say_that_nothing_is_protected(tmp_path):
         "selected": fs.VerticalGLM.from_formula("y ~ .", columns()).fit(),
     }
     for name, fitted in fits.items():
-        assert ONE_PROCESS in fitted.summary().notes, name
+        assert ONE_PROCESS_NOTE in fitted.summary().notes, name
         if name != "refitted":
             fitted.save(tmp_path / name)
-            assert ONE_PROCESS in fs.load(tmp_path / name).summary().notes, name
+            assert ONE_PROCESS_NOTE in fs.load(tmp_path / name).summary().notes, name
 
 
 def test_a_rehearsal_says_that_it_is_one():
     strict = partition(policy="strict")
-    assert repr(strict).splitlines()[-1] == REHEARSAL
-    assert REHEARSAL in fs.FederatedGLM.from_formula("y ~ x", strict, family=Gaussian()).fit().summary().notes
+    assert repr(strict).splitlines()[-1] == STRICT_TRIAL_NOTE
+    assert (
+        STRICT_TRIAL_NOTE
+        in fs.FederatedGLM.from_formula("y ~ x", strict, family=Gaussian()).fit().summary().notes
+    )
     assert RemoteEngine({}).setting == ""

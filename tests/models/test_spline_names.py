@@ -14,7 +14,7 @@ import statsmodels.formula.api as smf
 from formulaic import model_matrix
 
 import fedstat as fs
-from fedstat.spline_names import from_zero
+from fedstat.spline_names import count_from_zero
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SAVED = Path(__file__).parents[1] / "reference" / "saved"
@@ -85,7 +85,7 @@ def test_a_polynomial_has_the_names_of_formulaic_which_alone_has_one():
 def test_files_of_the_former_names_are_read_and_predict(fits, family):
     former, now = fs.load(SAVED / f"{family}_spline.fed"), fits[family]
     assert f"{MAKE.SPLINE}[1]" in former.params.index and f"{MAKE.SPLINE}[4]" in former.params.index
-    assert list(from_zero(list(former.params.index))) == list(now.params.index)
+    assert list(count_from_zero(list(former.params.index))) == list(now.params.index)
     np.testing.assert_allclose(former.params, now.params, rtol=1e-6)
     frame = MAKE.draw()
     if family == "glm":
@@ -98,4 +98,4 @@ def test_files_of_the_former_names_are_read_and_predict(fits, family):
 
 def test_other_names_stay():
     names = ["x", "C(bs)[1]", "bs[1]", "abs(x)[1]", "poly(x, 2)[1]", "bs(x, df=4)[0]"]
-    assert from_zero(names) == tuple(names)
+    assert count_from_zero(names) == tuple(names)

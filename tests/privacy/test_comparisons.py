@@ -6,7 +6,7 @@ from math import exp
 import pytest
 
 from fedstat.errors import ModelError
-from fedstat.privacy.comparisons import record_epsilon
+from fedstat.privacy.gaussian_dp import record_epsilon
 
 
 def delta_by_enumeration(answers, a, epsilon):

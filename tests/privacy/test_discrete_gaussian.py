@@ -86,7 +86,7 @@ def test_a_variance_without_meaning_is_refused(variance):
         discrete_gaussian(variance, 1)
 
 
-@pytest.mark.parametrize("file", ["privacy/discrete_gaussian.py", "federation/door/owner/charging.py"])
+@pytest.mark.parametrize("file", ["privacy/discrete_gaussian.py", "federation/disclosure/privacy_budget.py"])
 def test_no_noise_comes_from_a_generator_that_can_be_foretold(file):
     text = (Path(fedstat.__file__).parent / file).read_text()
     assert "np.random" not in text and "import random\n" not in text

@@ -8,7 +8,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedstat.errors import ModelError
-from fedstat.privacy.gaussian import GaussianAccount, delta_of, epsilon_of, mu_of
+from fedstat.privacy.gaussian_dp import GaussianAccount, delta_of, epsilon_of, mu_of
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 2.0, 9.0])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstat.errors import ModelError
-from fedstat.privacy.sensitivity import bounded_sums, counts_of, cut_rows, gram_sensitivity
+from fedstat.privacy.sensitivity import bounded_sums, cell_counts, clip_rows, gram_sensitivity
 
 ANY = st.floats(width=64) | st.sampled_from([np.nan, np.inf, -np.inf, -0.0, 1e308, -1e308, 5e-324, 2.0, -1.0])
 RNG = np.random.default_rng(3)
@@ -47,28 +47,30 @@ def test_the_bound_of_sums_is_met():
 )
 def test_counts(before, after):
     rest = RNG.integers(-1, 6, size=(30, 2))
-    one, other = (counts_of(np.vstack([rest, row]), 6) for row in (before, after))
+    one, other = (cell_counts(np.vstack([rest, row]), 6) for row in (before, after))
     assert squared_move(one.values, other.values) <= one.squared == 4
 
 
 def test_counts_are_counts():
-    counts = counts_of(np.array([0, 2, 2, -1, 3]), 3)
+    counts = cell_counts(np.array([0, 2, 2, -1, 3]), 3)
     np.testing.assert_array_equal(counts.values, [1, 0, 2])
-    assert counts.squared == 2 == squared_move(counts.values, counts_of(np.array([1, 2, 2, -1, 3]), 3).values)
+    assert (
+        counts.squared == 2 == squared_move(counts.values, cell_counts(np.array([1, 2, 2, -1, 3]), 3).values)
+    )
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ANY, min_size=4, max_size=4), st.fractions(Fraction(1, 50), 60), st.integers(0, 14))
 def test_cut_rows_are_no_longer_than_their_radius(row, radius, places):
-    whole = cut_rows(np.array([row, [3.0, -4.0, 0.0, 1.0]]), radius, places)
+    whole = clip_rows(np.array([row, [3.0, -4.0, 0.0, 1.0]]), radius, places)
     for one in whole:
         assert sum(int(x) ** 2 for x in one) <= radius * 4**places
 
 
 def test_short_rows_are_kept_but_for_their_last_places():
     X = RNG.normal(size=(50, 3))
-    np.testing.assert_allclose(cut_rows(X, 100, 20) / 2.0**20, X, atol=2.0**-20)
-    assert cut_rows(np.full((1, 2), np.inf), 2, 10).tolist() == [[1024, 1024]]
+    np.testing.assert_allclose(clip_rows(X, 100, 20) / 2.0**20, X, atol=2.0**-20)
+    assert clip_rows(np.full((1, 2), np.inf), 2, 10).tolist() == [[1024, 1024]]
 
 
 def put(w, blocks, radii):

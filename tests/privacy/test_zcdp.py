@@ -10,8 +10,8 @@ import pytest
 from scipy.special import logsumexp
 
 from fedstat.errors import ModelError
-from fedstat.privacy.gaussian import epsilon_of
-from fedstat.privacy.zcdp import epsilon_of_zcdp, on_grid, rho_of_budget, rho_of_noise, rho_of_sum
+from fedstat.privacy.gaussian_dp import epsilon_of
+from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget, rho_of_noise, rho_of_sum, round_to_grid
 
 
 @pytest.mark.parametrize(("epsilon", "rho"), [(1.0, 0.0244), (3.0, 0.185), (10.0, 1.54)])
@@ -89,9 +89,9 @@ def test_costs_add_up_without_a_rest():
     budget = rho_of_budget(1.0, 1e-6)
     spent = sum((budget / 7 for _ in range(7)), Fraction(0))
     assert spent == budget and spent + Fraction(1, 10**60) > budget
-    share = on_grid(budget / 7)
-    assert 0 <= budget - 7 * share < Fraction(8, 2**64) and on_grid(share, up=True) == share
-    assert 0 < on_grid(budget / 7, up=True) - budget / 7 < Fraction(1, 2**64)
+    share = round_to_grid(budget / 7)
+    assert 0 <= budget - 7 * share < Fraction(8, 2**64) and round_to_grid(share, up=True) == share
+    assert 0 < round_to_grid(budget / 7, up=True) - budget / 7 < Fraction(1, 2**64)
 
 
 def test_nothing_costs_nothing_and_no_delta_buys_nothing():

@@ -1,1 +1,1 @@
-"""Keys, sealed messages, masks and products: what hides one institution's contribution."""
+"""Cryptography: keys, signed and sealed messages, masks and secure products."""

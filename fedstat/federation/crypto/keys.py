@@ -1,43 +1,109 @@
-"""Identities of institutions, and secrets that two of them share and the coordinator does not have.
-
-A site has a lasting :class:`Identity`; the others hold its fingerprint, which they compared by telephone or
-on paper. For every session each site offers a fresh X25519 key (RFC 7748), signed with Ed25519 (RFC 8032)
-over the session, its own name, the names and fingerprints of all sites, and that key (the signed
-Diffie-Hellman exchange of Krawczyk 2003, SIGMA, doi:10.1007/978-3-540-45146-4_24). Sites a and b then have ::
-
-    HKDF-SHA256(X25519(fresh_a, fresh_b) || X25519(lasting_a, lasting_b),
-                salt = SHA-256(session, every name, fingerprint and fresh key), info = (purpose, a, b))
-
-(RFC 5869). The first part makes old traffic safe from a later theft of identities, the second keeps the
-secret even where one site's source of fresh randomness or the check of a signature fails. Two sites that saw
-different keys of anyone in the session have different salts, hence no common secret.
-
-The coordinator relays all public keys, and may replace, withhold or repeat them, in league with any sites but
-the two: replacing gives a :class:`~fedstat.errors.SecurityError` about the signature, provided that the
-fingerprints did not come through the coordinator; repeating an old key gives nobody the secret. Not
-protected: who talks with whom, and an institution whose folder was stolen, from then on, and in the sessions
-that it keeps there. See
-:mod:`fedstat.federation.crypto`.
-"""
+"""Identities of sites, their text form, pairwise secrets and key streams."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
+import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedstat.errors import PinError, SecurityError
-from fedstat.federation.crypto.key_text import read_parts, write_parts
 from fedstat.federation.files import read_private, write_private
+from fedstat.typing import Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Keys and signatures as text: a JSON object of hexadecimal digits under the name of its form.
+
+
+def format_key_text(form: str, **parts: bytes) -> str:
+    """Text that :func:`parse_key_text` reads."""
+    return json.dumps({"format": form, **{name: part.hex() for name, part in parts.items()}})
+
+
+def parse_key_text(text: str | bytes, what: str, form: str, lengths: Mapping[str, int]) -> dict[str, bytes]:
+    """Read a JSON object of exactly these bytes; the error never quotes it, it may be a private key."""
+    try:
+        fields = json.loads(text.decode() if isinstance(text, bytes) else text)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict) or fields.keys() != {"format", *lengths} or fields["format"] != form:
+        raise SecurityError(f"{what} is malformed: expected '{form}' with {', '.join(lengths)}")
+    return {name: _unhex(fields[name], length, what) for name, length in lengths.items()}
+
+
+def _unhex(text: Any, length: int, what: str) -> bytes:
+    try:
+        value = bytes.fromhex(text)
+    except (TypeError, ValueError):
+        value = b""
+    if len(value) != length or len(text) != 2 * length:
+        raise SecurityError(f"{what} is malformed: expected {length} bytes in hexadecimal digits")
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------
+# Uniform words from a key: the ChaCha20 key stream (RFC 8439, section 2.4), read from any place.
+
+WORD_BYTES = 8
+CIPHER_BLOCK = 64
+LARGEST_STREAM = 2**38
+"""Bytes of one stream: the cipher counts its blocks of 64 bytes with 32 bits."""
+
+
+def keystream(key: bytes, nonce: bytes, count: int, start: int = 0) -> Ints:
+    """Return words of 64 bits of the stream under a key of 32 bytes and a nonce of 12 bytes: (count,).
+
+    Word number i, from `start`, is the little-endian word of bytes 8i to 8i + 7; the block counter is 0 at
+    the first. One nonce serves one purpose: whoever sees two values under the same words has their
+    difference.
+    """
+    block, skip = divmod(start * WORD_BYTES, CIPHER_BLOCK)
+    cipher = Cipher(algorithms.ChaCha20(key, block.to_bytes(4, "little") + nonce), mode=None).encryptor()
+    stream = cipher.update(bytes(skip + count * WORD_BYTES))
+    return np.frombuffer(stream, "<i8")[skip // WORD_BYTES :].astype(np.int64, copy=False)
+
+
+def random_bytes(key: bytes) -> Callable[[int], bytes]:
+    """Return a source of random bytes that are the same for a key of 32 bytes, which serves nothing else."""
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return lambda count: cipher.update(bytes(count))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Identities of institutions, and secrets that two of them share and the coordinator does not have.
+#
+# A site has a lasting :class:`Identity`; the others hold its fingerprint, which they compared by telephone or
+# on paper. For every session each site offers a fresh X25519 key (RFC 7748), signed with Ed25519 (RFC 8032)
+# over the session, its own name, the names and fingerprints of all sites, and that key (the signed
+# Diffie-Hellman exchange of Krawczyk 2003, SIGMA, doi:10.1007/978-3-540-45146-4_24). Sites a and b then have
+# ::
+#
+#     HKDF-SHA256(X25519(fresh_a, fresh_b) || X25519(lasting_a, lasting_b),
+#                 salt = SHA-256(session, every name, fingerprint and fresh key), info = (purpose, a, b))
+#
+# (RFC 5869). The first part makes old traffic safe from a later theft of identities, the second keeps the
+# secret even where one site's source of fresh randomness or the check of a signature fails. Two sites that
+# saw different keys of anyone in the session have different salts, hence no common secret.
+#
+# The coordinator relays all public keys, and may replace, withhold or repeat them, in league with any sites
+# but
+# the two: replacing gives a :class:`~fedstat.errors.SecurityError` about the signature, provided that the
+# fingerprints did not come through the coordinator; repeating an old key gives nobody the secret. Not
+# protected: who talks with whom, and an institution whose folder was stolen, from then on, and in the
+# sessions that it keeps there. See
+# :mod:`fedstat.federation.crypto`.
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -46,7 +112,7 @@ TWO_KEYS: Mapping[str, int] = {"signing": KEY_BYTES, "agreement": KEY_BYTES}
 ANNOUNCED: Mapping[str, int] = {"sites": KEY_BYTES, "key": KEY_BYTES, "signature": SIGNATURE_BYTES}
 
 
-def encode(*parts: str | bytes) -> bytes:
+def encode_parts(*parts: str | bytes) -> bytes:
     """Join parts so that no two lists of parts give the same bytes: each is preceded by its length."""
     pieces = [part.encode() if isinstance(part, str) else part for part in parts]
     return b"".join(len(piece).to_bytes(8, "little") + piece for piece in pieces)
@@ -62,7 +128,7 @@ class PublicIdentity:
     @property
     def digest(self) -> bytes:
         """SHA-256 of both public keys."""
-        return hashlib.sha256(encode("fedstat identity 1", self.signing, self.agreement)).digest()
+        return hashlib.sha256(encode_parts("fedstat identity 1", self.signing, self.agreement)).digest()
 
     @property
     def fingerprint(self) -> str:
@@ -80,12 +146,12 @@ class PublicIdentity:
 
     def to_json(self) -> str:
         """Text that :meth:`from_json` reads."""
-        return write_parts("fedstat public identity 1", signing=self.signing, agreement=self.agreement)
+        return format_key_text("fedstat public identity 1", signing=self.signing, agreement=self.agreement)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> PublicIdentity:
         """Read a public identity; SecurityError where the text is none."""
-        return cls(**read_parts(text, "a public identity", "fedstat public identity 1", TWO_KEYS))
+        return cls(**parse_key_text(text, "a public identity", "fedstat public identity 1", TWO_KEYS))
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -112,7 +178,9 @@ class Identity:
 
     def secret(self, purpose: str) -> bytes:
         """Derive 32 bytes that nobody else knows, the same for a purpose as long as the keys last."""
-        return hmac.digest(self.signing.private_bytes_raw(), encode("fedstat secret 1", purpose), "sha256")
+        return hmac.digest(
+            self.signing.private_bytes_raw(), encode_parts("fedstat secret 1", purpose), "sha256"
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the keys to a new file that its owner alone may read (mode 0600).
@@ -121,7 +189,7 @@ class Identity:
         others pinned.
         """
         keys = (self.signing.private_bytes_raw(), self.agreement.private_bytes_raw())
-        text = write_parts("fedstat identity 1", signing=keys[0], agreement=keys[1])
+        text = format_key_text("fedstat identity 1", signing=keys[0], agreement=keys[1])
         try:
             write_private(path, text.encode())
         except FileExistsError as error:
@@ -133,14 +201,14 @@ class Identity:
         remedy = ", and generate a new identity if somebody may have read it"
         text = read_private(path, LONGEST_FILE, remedy=remedy)
         what = f"'{path}', expected to be an identity,"
-        keys = read_parts(text, what, "fedstat identity 1", TWO_KEYS)
+        keys = parse_key_text(text, what, "fedstat identity 1", TWO_KEYS)
         return cls(
             Ed25519PrivateKey.from_private_bytes(keys["signing"]),
             X25519PrivateKey.from_private_bytes(keys["agreement"]),
         )
 
 
-def pin(expected: Mapping[str, str], public: Mapping[str, PublicIdentity]) -> None:
+def check_fingerprints(expected: Mapping[str, str], public: Mapping[str, PublicIdentity]) -> None:
     """Hold the keys that arrived against the fingerprints that were agreed, both by site.
 
     Spaces, colons and case of a fingerprint do not matter. The SecurityError says whose key differs, is
@@ -155,7 +223,7 @@ def pin(expected: Mapping[str, str], public: Mapping[str, PublicIdentity]) -> No
     wrong = [
         f"'{name}' (pinned {expected[name]}, received {public[name].fingerprint})"
         for name in sorted(public)
-        if plain_fingerprint(expected[name]) != public[name].digest.hex()
+        if normalize_fingerprint(expected[name]) != public[name].digest.hex()
     ]
     if wrong:
         raise PinError(
@@ -168,7 +236,7 @@ def pin(expected: Mapping[str, str], public: Mapping[str, PublicIdentity]) -> No
         raise SecurityError(f"{', '.join(twice)} have the same key; they count as one institution")
 
 
-class Agreement:
+class KeyAgreement:
     """One site's part in agreeing on the keys of one session.
 
     `pinned` are the fingerprints that were agreed of all sites of the session, its own among them, and
@@ -185,8 +253,8 @@ class Agreement:
         pinned: Mapping[str, str],
     ) -> None:
         if public is not None:
-            pin(pinned, public)
-        digests = {name: plain_fingerprint(fingerprint) for name, fingerprint in pinned.items()}
+            check_fingerprints(pinned, public)
+        digests = {name: normalize_fingerprint(fingerprint) for name, fingerprint in pinned.items()}
         if digests.get(site) != identity.public.digest.hex():
             raise SecurityError(f"{site}: the list of sites does not hold this site with its own key")
         if len(pinned) < 2 or not session:
@@ -198,13 +266,13 @@ class Agreement:
         self._begin(X25519PrivateKey.generate())
         # Of what is pinned, which is known before any key has arrived: sites that pinned others differ.
         names = [part for name in self.sites for part in (name, digests[name])]
-        self._roster = hashlib.sha256(encode("fedstat sites 2", session, *names)).digest()
+        self._roster = hashlib.sha256(encode_parts("fedstat sites 2", session, *names)).digest()
 
     def announce(self) -> str:
         """Sign the fresh key, for all other sites; SecurityError once the agreement is finished."""
         offered = self._open().public_key().public_bytes_raw()
         signature = self._identity.signing.sign(self._statement(self.site, offered))
-        return write_parts("fedstat agreement 1", sites=self._roster, key=offered, signature=signature)
+        return format_key_text("fedstat agreement 1", sites=self._roster, key=offered, signature=signature)
 
     def finish(
         self, announcements: Mapping[str, str | bytes], public: Mapping[str, PublicIdentity] | None = None
@@ -219,7 +287,7 @@ class Agreement:
         fresh = self._open()
         if public is not None:
             try:
-                pin(self._pinned, public)
+                check_fingerprints(self._pinned, public)
             except PinError as error:
                 raise PinError(f"{self.site}: {error}") from None
             self._public = dict(public)
@@ -234,7 +302,7 @@ class Agreement:
         if offered.setdefault(self.site, own) != own:
             raise SecurityError(f"{self.site}: its own announcement came back with another key")
         parts = [part for name in self.sites for part in (name, self._public[name].digest, offered[name])]
-        transcript = hashlib.sha256(encode("fedstat transcript 1", self.session, *parts)).digest()
+        transcript = hashlib.sha256(encode_parts("fedstat transcript 1", self.session, *parts)).digest()
         shared = {name: self._exchange(fresh, name, offered[name]) for name in sorted(others)}
         self._close()
         return PairKeys(self.site, self.session, transcript, shared)
@@ -255,11 +323,11 @@ class Agreement:
         return self._fresh
 
     def _statement(self, site: str, offered: bytes) -> bytes:
-        return encode("fedstat agreement 1", self.session, site, self._roster, offered)
+        return encode_parts("fedstat agreement 1", self.session, site, self._roster, offered)
 
     def _verified(self, name: str, text: str | bytes) -> bytes:
         what = f"{self.site}: the announcement of '{name}'"
-        found = read_parts(text, what, "fedstat agreement 1", ANNOUNCED)
+        found = parse_key_text(text, what, "fedstat agreement 1", ANNOUNCED)
         if found["sites"] != self._roster:
             raise SecurityError(f"{what} is for another session, or for another list of sites or keys")
         offered = found["key"]
@@ -322,10 +390,10 @@ class PairKeys:
                     "uses it, or name another purpose"
                 )
             self._taken.add((peer, purpose))
-        info = encode("fedstat pair 1", purpose, *sorted((self.site, peer)))
+        info = encode_parts("fedstat pair 1", purpose, *sorted((self.site, peer)))
         return HKDF(SHA256(), length, self._transcript, info).derive(self._shared[peer])
 
 
-def plain_fingerprint(fingerprint: str) -> str:
+def normalize_fingerprint(fingerprint: str) -> str:
     """Digits of a fingerprint alone, without the spaces, colons and capitals that people write."""
     return "".join(fingerprint.replace(":", "").split()).lower()

@@ -1,4 +1,4 @@
-"""Rosters: who takes part in a federation, signed by its coordinator and countersigned by every site.
+"""Rosters: the sites of a federation, signed by the coordinator and by every site.
 
 A roster has a number, the fingerprints of coordinator and sites, of keys that were taken out, and the digests
 of all earlier rosters. One fingerprint, the digest of all this, is compared by telephone; every owner's
@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from fedstat.codec import Minimum, from_json, from_plain, to_json, to_plain
 from fedstat.errors import SecurityError
-from fedstat.federation.crypto.keys import Identity, PublicIdentity, encode, plain_fingerprint
-from fedstat.records import Least, from_json, from_plain, to_json, to_plain
+from fedstat.federation.crypto.keys import Identity, PublicIdentity, encode_parts, normalize_fingerprint
 
 ROSTER, ACCEPTANCE, SHOWN = "fedstat roster 1", "fedstat acceptance 1", "fedstat roster shown 1"
 LONGEST_ROSTER = 2**20
@@ -37,7 +37,7 @@ class SignedText:
 
 
 def _statement(form: str, content: Any) -> bytes:
-    return encode(form, json.dumps(content, sort_keys=True, ensure_ascii=False))
+    return encode_parts(form, json.dumps(content, sort_keys=True, ensure_ascii=False))
 
 
 def _sign(identity: Identity, form: str, record: Any) -> str:
@@ -66,7 +66,7 @@ class Roster:
     """
 
     name: str
-    number: Annotated[int, Least(1)]
+    number: Annotated[int, Minimum(1)]
     date: str
     layout: str
     coordinator: str
@@ -82,10 +82,10 @@ class Roster:
             raise ValueError("a text that cannot be shown")
         if any(
             len(digits) != DIGITS or set(digits) - set("0123456789abcdef")
-            for digits in map(plain_fingerprint, fingerprints)
+            for digits in map(normalize_fingerprint, fingerprints)
         ):
             raise ValueError("a fingerprint")
-        if len(set(map(plain_fingerprint, self.sites.values()))) < len(self.sites):
+        if len(set(map(normalize_fingerprint, self.sites.values()))) < len(self.sites):
             raise ValueError("one key under two names")
         if len(self.earlier) != self.number - 1:
             raise ValueError("the number")
@@ -113,7 +113,7 @@ class Roster:
         """Read what :meth:`sign` wrote; SecurityError where the coordinator that it names did not sign it."""
         content, keys = _open(text, ROSTER, where)
         roster = from_plain(cls, content, where, SecurityError)
-        if plain_fingerprint(roster.coordinator) != keys.digest.hex():
+        if normalize_fingerprint(roster.coordinator) != keys.digest.hex():
             raise SecurityError(f"{where}: not signed by the coordinator that it names")
         return roster
 
@@ -123,7 +123,7 @@ class Acceptance:
     """A site's word that its owner has accepted a roster."""
 
     site: str
-    number: Annotated[int, Least(1)]
+    number: Annotated[int, Minimum(1)]
     digest: str
     date: str
 
@@ -136,7 +136,7 @@ class Acceptance:
         """Read what :meth:`sign` wrote; SecurityError where it is of no site, or of another roster."""
         content, keys = _open(text, ACCEPTANCE, where)
         found = from_plain(cls, content, where, SecurityError)
-        if plain_fingerprint(sites.get(found.site, "")) != keys.digest.hex():
+        if normalize_fingerprint(sites.get(found.site, "")) != keys.digest.hex():
             raise SecurityError(f"{where}: not signed by a site of this federation under its name")
         if found.number > roster.number or found.digest != roster.digest_of(found.number):
             raise SecurityError(f"{where}: '{found.site}' has accepted a roster that was not made here")
@@ -144,7 +144,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownRoster:
+class AnnouncedRoster:
     """What a site announced of its fresh key, and, signed for the session, which roster it has accepted."""
 
     announced: str
@@ -154,32 +154,32 @@ class ShownRoster:
 
     def statement(self, session: str, site: str) -> bytes:
         """Return what the signature is over."""
-        return encode(SHOWN, session, site, str(self.number), self.digest)
+        return encode_parts(SHOWN, session, site, str(self.number), self.digest)
 
 
-def show_roster(
+def announce_roster(
     identity: Identity, session: str, site: str, rosters: Mapping[str, str], announced: str
 ) -> str:
     """Put the roster that a site has accepted last, of digests by number, beside what it announces."""
     if not rosters:
         return announced
     number = max(map(int, rosters))
-    shown = ShownRoster(announced, number, rosters[str(number)], "")
+    shown = AnnouncedRoster(announced, number, rosters[str(number)], "")
     signature = identity.signing.sign(shown.statement(session, site)).hex()
-    return to_json(ShownRoster(announced, number, shown.digest, signature))
+    return to_json(AnnouncedRoster(announced, number, shown.digest, signature))
 
 
-def _shown(text: str, where: str) -> ShownRoster | None:
-    return from_json(ShownRoster, text, where, SecurityError) if '"announced"' in text else None
+def _announced(text: str, where: str) -> AnnouncedRoster | None:
+    return from_json(AnnouncedRoster, text, where, SecurityError) if '"announced"' in text else None
 
 
-def without_roster(text: str) -> str:
+def strip_roster(text: str) -> str:
     """Take what a site announced of its key alone."""
-    shown = _shown(text, "what a site announced")
+    shown = _announced(text, "what a site announced")
     return text if shown is None else shown.announced
 
 
-def hold_rosters(
+def check_rosters(
     site: str,
     session: str,
     rosters: Mapping[str, str],
@@ -192,9 +192,9 @@ def hold_rosters(
     where this site knows it: the other does where it has the later one. SecurityError where it is another
     roster of a number, or none: who carries the announcements may have left it out.
     """
-    bare = {name: without_roster(text) for name, text in announced.items()}
+    bare = {name: strip_roster(text) for name, text in announced.items()}
     for name, text in announced.items() if rosters else ():
-        shown = _shown(text, f"{site}: the roster of '{name}'")
+        shown = _announced(text, f"{site}: the roster of '{name}'")
         if shown is None:
             raise SecurityError(
                 f"{site}: '{name}' shows no roster, and this site has accepted one; its owner enters it by "

@@ -1,1 +1,1 @@
-"""Designs, agreed before anything is estimated: coding of columns, transforms, levels, rows."""
+"""Designs, agreed before estimation: coding of columns, transforms, levels, rows."""

@@ -1,9 +1,10 @@
-"""One institution's rows -> its part of the design matrix."""
+"""The coded block of one site: its observed rows, and its part of the design matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import pandas as pd
@@ -11,38 +12,120 @@ import pandas as pd
 from fedstat.errors import DesignError
 from fedstat.federation.design.checks import check_design, check_levels, check_references, check_varies
 from fedstat.federation.design.coding import (
-    Coded,
+    BlockSpec,
+    CodedColumns,
     TransformStates,
     code_design,
+    coded_columns,
     fix_states,
     plain_state,
+    read_terms,
     restore_state,
 )
-from fedstat.federation.design.formula.parse import ClientTerms
-from fedstat.federation.design.formula.terms import Term, term_text
+from fedstat.federation.design.formula.parse import SiteTerms
+from fedstat.federation.design.formula.terms import Term, term_columns, term_text
 from fedstat.federation.design.levels import check_declared, declared_levels
-from fedstat.federation.design.observed import (
-    ObservedRows,
-    Partial,
-    column_means,
-    find_rows,
-    require_categories,
-)
-from fedstat.federation.design.spec import BlockSpec, coded_columns, read_terms
 from fedstat.federation.tables.columns import (
+    ColumnKind,
     Columns,
-    Kind,
     LevelValue,
     as_categories,
     as_numbers,
     at_column,
     column_kind,
     find_levels,
+    missing_cells,
     pick_columns,
 )
 from fedstat.federation.tables.published import Published
-from fedstat.spline_names import from_zero
+from fedstat.spline_names import count_from_zero
 from fedstat.typing import Bools, Floats
+
+# ----------------------------------------------------------------------------------------------------
+# The entities that an institution has seen, and means in the place of single missing numbers.
+
+Partial: TypeAlias = Literal["condition", "drop", "error", "mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedRows:
+    """Rows that enter the design (n_rows,), and how many in use had some of the columns but not all.
+
+    `lacking` (n_seen, terms) says which terms cannot be computed for a row that enters.
+    """
+
+    seen: Bools
+    n_partial: int
+    lacking: Bools
+
+
+def find_rows(
+    series: Mapping[str, pd.Series],
+    terms: Sequence[Term],
+    partial: Partial,
+    client: str,
+    use: Bools | None,
+    n_rows: int,
+) -> ObservedRows:
+    """Find the rows that enter the design: of those in `use`, what becomes of a row with some of its columns.
+
+    With "condition" it enters with the terms whose columns are all there.
+
+    A DesignError tells of partial rows where `partial` is "error", and of arguments that do not fit.
+    """
+    if partial not in get_args(Partial):
+        raise DesignError(f"partial: expected one of {get_args(Partial)}, received {partial!r}.")
+    used = np.ones(n_rows, dtype=bool) if use is None else np.asarray(use, dtype=bool)
+    if used.shape != (n_rows,):
+        raise DesignError(f"use: expected one value per row ({n_rows:,}), received shape {used.shape}.")
+    missing: Bools = missing_cells(series.values(), n_rows)
+    # A row without any of the columns is an entity that the institution never saw, and no partial row.
+    some = used & missing.any(axis=1) & ~missing.all(axis=1)
+    n_partial = int(some.sum())
+    if partial == "error" and n_partial:
+        counts = zip(series, missing[some].sum(axis=0).tolist(), strict=True)
+        listed = ", ".join(f"{name!r} ({count:,})" for name, count in counts if count)
+        raise DesignError(
+            f"institution {client!r} has {n_partial:,} entities with some but not all of its columns; "
+            f"missing: {listed}. Fill them in, or use partial='condition', partial='drop' or partial='mean'."
+        )
+    seen: Bools = used & ~missing.any(axis=1)
+    lacking: Bools = np.zeros((n_rows, len(terms)), dtype=bool)
+    if partial == "mean":
+        seen = seen | some
+    elif partial == "condition":
+        place = {name: number for number, name in enumerate(series)}
+        for t, term in enumerate(terms):
+            lacking[:, t] = missing[:, [place[name] for name in term_columns(term)]].any(axis=1)
+        seen = used & ~lacking.all(axis=1)
+    return ObservedRows(seen, n_partial, lacking[seen])
+
+
+def column_means(
+    series: Mapping[str, pd.Series], kinds: Mapping[str, ColumnKind], client: str
+) -> dict[str, float]:
+    """Means of the numeric columns over the entities that have them."""
+    numeric = {name: one for name, one in series.items() if kinds[name] == "number"}
+    return {name: float(np.nanmean(as_numbers(one, client, name))) for name, one in numeric.items()}
+
+
+def require_categories(series: Mapping[str, pd.Series], client: str) -> None:
+    """Require that no category is missing, for a mean cannot stand in for one.
+
+    A DesignError counts those that are.
+    """
+    for name, one in series.items():
+        count = int(one.isna().sum())
+        if count:
+            raise DesignError(
+                f"{at_column(client, name)} lacks the category of {count:,} entities that have other "
+                "columns; partial='mean' fills numbers only. Use partial='drop', or give missing a level "
+                "of its own."
+            )
+
+
+# ----------------------------------------------------------------------------------------------------
+# One institution's rows -> its part of the design matrix.
 
 ENOUGH = 2
 """Whole rows for each column from which collinear ones are named."""
@@ -82,7 +165,7 @@ class CodedBlock:
 
 def build_block(
     frame: pd.DataFrame,
-    terms: ClientTerms,
+    terms: SiteTerms,
     *,
     partial: Partial = "drop",
     min_count: int = 5,
@@ -158,7 +241,7 @@ def build_block(
     return CodedBlock(spec, rows.seen, X, rows.n_partial, cells)
 
 
-def _cells(coded: Coded, terms: Sequence[Term], lacking: Bools) -> dict[str, list[int]]:
+def _cells(coded: CodedColumns, terms: Sequence[Term], lacking: Bools) -> dict[str, list[int]]:
     """Count the entities of every cell of a term that there is, of those that have the term."""
     place = {term_text(term): number for number, term in enumerate(terms)}
     held = {text: codes[~lacking[:, place[text]]] for text, codes in coded.cells.items()}
@@ -172,7 +255,7 @@ def known_levels(
     return {name: series[name].where(series[name].notna(), held[0]) for name, held in levels.items() if held}
 
 
-def blank(coded: Coded, terms: Sequence[Term], lacking: Bools) -> Floats:
+def blank(coded: CodedColumns, terms: Sequence[Term], lacking: Bools) -> Floats:
     """Return the design with nan at the terms that rows lack, (n_seen, terms)."""
     if not lacking.any():
         return coded.X
@@ -181,7 +264,7 @@ def blank(coded: Coded, terms: Sequence[Term], lacking: Bools) -> Floats:
 
 
 def _seen_columns(
-    frame: pd.DataFrame, terms: ClientTerms, parsed: Sequence[Term], partial: Partial, use: Bools | None
+    frame: pd.DataFrame, terms: SiteTerms, parsed: Sequence[Term], partial: Partial, use: Bools | None
 ) -> tuple[ObservedRows, dict[str, pd.Series]]:
     """Find the rows that enter, one at least, and their columns."""
     client = terms.client
@@ -245,7 +328,7 @@ def apply_block(
 
 def code_rows(
     series: Mapping[str, pd.Series], terms: Sequence[Term], spec: BlockSpec, n: int, client: str
-) -> Coded:
+) -> CodedColumns:
     """Code n rows that are all there; errors are those of :func:`apply_block`.
 
     A missing number is replaced by the mean of the specification where it has one; its names are not looked
@@ -260,7 +343,7 @@ def code_rows(
 
 def _prepare(
     series: Mapping[str, pd.Series],
-    kinds: Mapping[str, Kind],
+    kinds: Mapping[str, ColumnKind],
     levels: Mapping[str, tuple[LevelValue, ...]],
     means: Mapping[str, float],
     client: str,
@@ -295,9 +378,9 @@ def _require_means(spec: BlockSpec, client: str) -> None:
         )
 
 
-def _require_names(coded: Coded, spec: BlockSpec, client: str) -> None:
+def _require_names(coded: CodedColumns, spec: BlockSpec, client: str) -> None:
     # Specifications of former versions count the columns of a spline from one.
-    if (coded.names, coded.term_names) != (from_zero(spec.names), spec.term_names):
+    if (coded.names, coded.term_names) != (count_from_zero(spec.names), spec.term_names):
         raise DesignError(
             f"institution {client!r}: the new rows code to {len(coded.names)} design columns that are not "
             f"the {len(spec.names)} of the fitted model; build the specification again."

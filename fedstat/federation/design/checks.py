@@ -1,4 +1,4 @@
-"""Checks of a design before anything is estimated from it: levels, variation, rank."""
+"""Checks of a design before estimation: levels, variation, rank."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pandas as pd
 from scipy.linalg import qr, solve_triangular
 
 from fedstat.errors import DesignError
+from fedstat.federation.design.formula.syntax_tree import Category
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.design.formula.tree import Category
 from fedstat.federation.tables.columns import MAX_SHOWN, LevelValue, at_column, list_levels
 from fedstat.typing import Floats
 

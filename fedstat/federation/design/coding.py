@@ -1,10 +1,10 @@
-"""From columns to a design matrix: checked trees are computed here, formulaic codes and names them."""
+"""Coding: from columns to design matrix, response and offset, and the specification of a coding."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -18,14 +18,16 @@ from formulaic.parser.types import Term as FormulaicTerm
 from formulaic.transforms import TRANSFORMS, C
 from formulaic.transforms.contrasts import TreatmentContrasts
 
+from fedstat import codec
 from fedstat.errors import DesignError, FormulaError
-from fedstat.federation.design.formula.contrasts import TREATMENT, contrast_matrix
-from fedstat.federation.design.formula.terms import Term, term_text
-from fedstat.federation.design.formula.tree import (
+from fedstat.federation.design.formula.expression import parse_expression, parse_numeric
+from fedstat.federation.design.formula.syntax_tree import (
     SPLINES,
+    TREATMENT,
     Arithmetic,
     Category,
     Column,
+    Counts,
     Expression,
     Level,
     Negative,
@@ -33,11 +35,25 @@ from fedstat.federation.design.formula.tree import (
     Relation,
     Transform,
     Tree,
+    contrast_matrix,
     iter_transforms,
 )
+from fedstat.federation.design.formula.terms import Term, parse_terms, term_columns, term_text
 from fedstat.federation.message import FEW_NUMBERS, MOST_NUMBERS, NUMBERS_A_VALUE
-from fedstat.federation.tables.columns import Columns
+from fedstat.federation.tables.columns import (
+    ColumnKind,
+    Columns,
+    LevelValue,
+    as_numbers,
+    at_column,
+    column_kind,
+    missing_cells,
+    pick_columns,
+)
 from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# From columns to a design matrix: checked trees are computed here, formulaic codes and names them.
 
 ROWS_A_NAME = 100
 TransformStates: TypeAlias = dict[str, dict[Any, Any]]
@@ -75,7 +91,7 @@ _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
+class CodedColumns:
     """A coded design without the intercept, (n_seen, p): its columns, and the term that each belongs to.
 
     `cells` (n_seen,) number the cells of terms of categories whose columns are no indicators of them.
@@ -119,7 +135,7 @@ def evaluate(tree: Tree, numbers: Mapping[str, Floats], state: TransformStates, 
 
 def code_design(
     terms: Sequence[Term], columns: Columns, state: TransformStates, *, intercept: bool, n: int, client: str
-) -> Coded:
+) -> CodedColumns:
     """Code checked terms from columns of n entities as formulaic does; errors are those of :func:`evaluate`.
 
     Beside an intercept every factor loses a level to it. State that is not there yet is added to `state`.
@@ -135,7 +151,7 @@ def code_design(
     matrix = PandasMaterializer(pd.DataFrame(index=range(n)), context=values).get_model_matrix(spec)
     X, names, term_names = _without_intercept(matrix, own, intercept)
     cells = ((term_text(term), _cells(term, values)) for term in terms)
-    return Coded(X, names, term_names, {text: codes for text, codes in cells if codes is not None})
+    return CodedColumns(X, names, term_names, {text: codes for text, codes in cells if codes is not None})
 
 
 def _cells(term: Term, values: Mapping[str, Any]) -> Ints | None:
@@ -363,3 +379,213 @@ def _without_intercept(
     kept = layout[1:] if intercept else layout
     X = np.ascontiguousarray(np.asarray(matrix)[:, int(intercept) :], dtype=np.float64)
     return X, tuple(name for name, _ in kept), tuple(own[term] for _, term in kept)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Response and offset at the institution that holds them.
+
+
+def build_response(frame: pd.DataFrame, text: str, columns: Sequence[str], client: str) -> Floats:
+    """Compute the left side of a formula, for instance ``"log(y)"``, ``"visits > 0"`` or ``"cbind(a, b)"``.
+
+    (n_rows,), or (n_rows, 2) for ``cbind``: successes, failures. NaN, in the whole row, where a column is
+    missing; 0 and 1 for a comparison or a logical column.
+
+    A FormulaError tells of a text outside the formula language, or that reads other columns than those given;
+    a DesignError of a column that is absent or holds categories, of infinite values, and of a negative count.
+    """
+    expression = parse_expression(text, response=True)
+    series = _declared(frame, expression.columns, columns, "response", client)
+    whole = _whole(frame, series)
+    shape = (len(frame), 2) if isinstance(expression.tree, Counts) else (len(frame),)
+    # Transforms see whole rows only, so that what is not finite afterwards comes from the formula and is an
+    # error.
+    response = np.full(shape, np.nan)
+    response[whole] = _values({name: one[whole] for name, one in series.items()}, expression, client)
+    return response
+
+
+def build_offset(frame: pd.DataFrame, texts: Sequence[str], columns: Sequence[str], client: str) -> Floats:
+    """Compute the sum of a formula's offsets from what stands inside each, for instance ``("log(days)",)``.
+
+    (n_rows,), on the scale of the linear predictor; NaN where a column is missing. Errors are those of
+    :func:`build_response`.
+    """
+    expressions = [parse_numeric(text) for text in texts]
+    read = dict.fromkeys(name for expression in expressions for name in expression.columns)
+    series = _declared(frame, read, columns, "offset", client)
+    whole = _whole(frame, series)
+    numbers = {name: _numbers(one[whole], client, name, "an offset") for name, one in series.items()}
+    offset = np.full(len(frame), np.nan)
+    offset[whole] = 0.0
+    for expression in expressions:
+        offset[whole] += evaluate(expression.tree, numbers, {}, _where("offset", expression, client))
+    return offset
+
+
+def _declared(
+    frame: pd.DataFrame, read: Iterable[str], columns: Sequence[str], what: str, client: str
+) -> dict[str, pd.Series]:
+    if set(read) != set(columns):
+        raise FormulaError(f"formula: the {what} reads other columns than those declared for it.")
+    return pick_columns(frame, read, client)
+
+
+def _whole(frame: pd.DataFrame, series: dict[str, pd.Series]) -> Bools:
+    whole: Bools = np.logical_not(missing_cells(series.values(), len(frame)).any(axis=1))
+    return whole
+
+
+def _where(what: str, expression: Expression, client: str) -> str:
+    names = ", ".join(map(repr, expression.columns))
+    return f"the {what} {expression.text!r} (of {names}) at institution {client!r}"
+
+
+def _values(series: dict[str, pd.Series], expression: Expression, client: str) -> Floats | Bools:
+    match expression.tree:
+        case Relation(symbol=symbol, left=Column(name=name), right=Level(value=level)):
+            # Before anything is turned into numbers: the column holds texts.
+            equal = _equals(series[name], level, client, name)
+            return equal if symbol == "==" else ~equal
+    numbers = {name: _numbers(one, client, name, "a response") for name, one in series.items()}
+    where = _where("response", expression, client)
+    match expression.tree:
+        case Counts(successes=successes, failures=failures):
+            return _counts((successes, failures), numbers, where)
+    values: Floats = np.asarray(evaluate(expression.tree, numbers, {}, where), dtype=np.float64)
+    return values
+
+
+def _counts(trees: tuple[Tree, Tree], numbers: dict[str, Floats], where: str) -> Floats:
+    n = len(next(iter(numbers.values())))
+    counts = np.empty((n, 2))
+    for j, tree in enumerate(trees):
+        counts[:, j] = evaluate(tree, numbers, {}, where)
+    negative = int((counts < 0.0).any(axis=1).sum())
+    if negative:
+        raise DesignError(
+            f"{where}: a count is negative for {negative:,} of {n:,} entities; expected successes and "
+            "failures, as in cbind(events, n - events). Correct these rows or set them to missing."
+        )
+    return counts
+
+
+def _equals(series: pd.Series, level: str, client: str, name: str) -> Bools:
+    if column_kind(series, client, name) == "number":
+        raise DesignError(
+            f"{at_column(client, name)} holds numbers and the response compares it with the text {level!r}; "
+            "compare it with a number."
+        )
+    return np.asarray(series.to_numpy(dtype=object) == level, dtype=bool)
+
+
+def _numbers(series: pd.Series, client: str, name: str, what: str) -> Floats:
+    if pd.api.types.is_bool_dtype(series.dtype) or pd.api.types.infer_dtype(series) == "boolean":
+        return np.asarray(series.to_numpy(dtype=object), dtype=np.float64)
+    if column_kind(series, client, name) == "category":
+        remedy = f"For one level against the others write {name} == 'level' on the left side."
+        raise DesignError(
+            f"{at_column(client, name)} holds categories, and {what} must be numbers or true/false. "
+            + (remedy if what == "a response" else "Use a column of numbers.")
+        )
+    return as_numbers(series, client, name)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The coding of one institution's columns as plain values, checked wherever they arrive.
+
+Figure: TypeAlias = bool | int | float | None
+Figures: TypeAlias = Figure | list[Figure] | dict[str, Figure]
+"""What the state of a transform is made of: numbers and no texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """How an institution's columns are coded; plain values, enough to code new rows the same way.
+
+    `names` are the p design columns without the intercept, `term_names` the term of each; `levels` the agreed
+    levels, in order, of every column coded as categories. `state`, of transforms by their text, may hold
+    figures of the data (a mean, the bounds and knots of a spline): it stays where the block is unless its
+    release is declared. `means` replace single missing numbers; they are empty unless the block was built
+    with ``partial="mean"``.
+    """
+
+    client: str = ""
+    terms: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    term_names: tuple[str, ...] = ()
+    intercept: bool = True
+    kinds: dict[str, ColumnKind] = field(default_factory=dict)
+    levels: dict[str, tuple[LevelValue, ...]] = field(default_factory=dict)
+    state: dict[str, dict[str, Figures]] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Write the specification as JSON text."""
+        return codec.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> BlockSpec:
+        """Read what :meth:`to_json` wrote, and check it as if a stranger had written it."""
+        return codec.from_json(cls, text, "block specification (BlockSpec)", DesignError)
+
+    def check(self) -> None:
+        """Require terms of the formula language and a state that belongs to them.
+
+        A FormulaError tells of the terms, a DesignError of what does not belong together.
+        """
+        terms = read_terms(self.terms, self.columns) if self.terms or self.columns else ()
+        transforms = {t.text: t for term in terms for f in term for t in iter_transforms(f.tree)}
+        expected = {
+            # Raw polynomials are powers, and keep nothing.
+            text: frozenset() if dict(t.options).get("raw") else STATE_KEYS[t.function]
+            for text, t in transforms.items()
+            if t.function in STATE_KEYS
+        }
+        found = {text: frozenset(state) for text, state in self.state.items()}
+        whole = set(self.kinds) == set(self.columns) and set(self.levels) == set(
+            coded_columns(terms, self.kinds)
+        )
+        if found == expected:
+            # By other knots than the formula's somebody could cut beside a row that no owner was asked about.
+            whole &= all(_has_knots(transforms[text], state) for text, state in self.state.items())
+        if found != expected or not whole or len(self.names) != len(self.term_names):
+            raise DesignError(
+                f"block specification of institution {self.client!r}: terms, levels and transform state do "
+                "not belong together; build it again."
+            )
+
+
+def _has_knots(transform: Transform, state: Mapping[str, Figures]) -> bool:
+    """Whether knots and bounds of a spline are those that its formula writes, where it does."""
+    written = written_state(transform) if transform.function in SPLINES else None
+    return written is None or plain_state(written) | {"means": state.get("means")} == (
+        dict(state) | {"means": state.get("means")}
+    )
+
+
+def read_terms(terms: Sequence[str], columns: Sequence[str]) -> tuple[Term, ...]:
+    """Read terms again: what comes from elsewhere is checked where it is used.
+
+    A FormulaError tells of a text outside the formula language or that is not one term, and of terms that
+    read other columns than those declared.
+    """
+    parsed = []
+    for text in terms:
+        right = parse_terms(text)
+        if len(right.terms) != 1:
+            raise FormulaError(f"formula: expected one term, received {text[:80]!r}.")
+        parsed.append(right.terms[0])
+    used = {name for term in parsed for name in term_columns(term)}
+    if used != set(columns) or not used:
+        raise FormulaError("formula: the terms read other columns than those declared for them.")
+    return tuple(parsed)
+
+
+def coded_columns(terms: Iterable[Term], kinds: Mapping[str, ColumnKind]) -> tuple[str, ...]:
+    """List the columns that need levels: those that hold categories, and numbers inside C()."""
+    trees = [factor.tree for term in terms for factor in term]
+    coded = [tree.column for tree in trees if isinstance(tree, Category)]
+    coded += [name for name, kind in kinds.items() if kind == "category"]
+    return tuple(dict.fromkeys(coded))

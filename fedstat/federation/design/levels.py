@@ -1,4 +1,4 @@
-"""Kinds and levels of columns that several sites hold."""
+"""Agreement on kinds and levels of columns that several sites hold."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from fedstat.errors import DesignError
 from fedstat.federation.design.checks import check_counts
+from fedstat.federation.design.formula.syntax_tree import Category
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.design.formula.tree import Category
-from fedstat.federation.tables.columns import Kind, LevelValue, at_column, list_levels
+from fedstat.federation.tables.columns import ColumnKind, LevelValue, at_column, list_levels
 from fedstat.federation.tables.published import Published
 
 
@@ -29,7 +29,7 @@ class SiteColumns:
 
     n_rows: int
     n: int
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, ColumnKind]
     levels: Mapping[str, LevelCounts]
 
 
@@ -122,9 +122,9 @@ def check_units(published: Mapping[str, Published], names: Iterable[str]) -> Non
                 )
 
 
-def agree_kinds(sites: Mapping[str, SiteColumns]) -> dict[str, Kind]:
+def agree_kinds(sites: Mapping[str, SiteColumns]) -> dict[str, ColumnKind]:
     """Kind of every column; a DesignError where it is one at one site and another at another."""
-    agreed: dict[str, Kind] = {}
+    agreed: dict[str, ColumnKind] = {}
     first: dict[str, str] = {}
     for site, columns in sites.items():
         for name, kind in columns.kinds.items():

@@ -1,4 +1,4 @@
-"""The rows of one site in the horizontal layout: which are whole, and how they become numbers."""
+"""The rows of one site in the horizontal layout: complete rows, and their numbers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from fedstat import records
+from fedstat import codec
 from fedstat.errors import DesignError, FormulaError, MessageError
 from fedstat.federation.design.block import code_rows
-from fedstat.federation.design.coding import STATE_KEYS, Coded
-from fedstat.federation.design.formula.asked import (
-    columns_asked,
-    offsets_asked,
-    response_asked,
-    terms_asked,
+from fedstat.federation.design.coding import (
+    STATE_KEYS,
+    BlockSpec,
+    CodedColumns,
+    build_offset,
+    build_response,
+    read_terms,
 )
 from fedstat.federation.design.formula.expression import parse_expression
+from fedstat.federation.design.formula.facts import column_facts, offset_facts, response_facts, term_facts
+from fedstat.federation.design.formula.syntax_tree import Column, iter_transforms
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.design.formula.tree import Column, iter_transforms
-from fedstat.federation.design.response import build_offset, build_response
-from fedstat.federation.design.spec import BlockSpec, read_terms
-from fedstat.federation.door.facts import FactorsAsked
-from fedstat.federation.door.state import SiteData
+from fedstat.federation.disclosure.facts import FactorsRequested
+from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, missing_cells, pick_columns
-from fedstat.federation.tables.curves.array import LARGEST_GAP, curves_of
+from fedstat.federation.tables.curves import LARGEST_GAP, curves_of
 from fedstat.typing import Bools, Floats
 
 BLOCK = 4096
@@ -36,7 +36,7 @@ MOST_NAMES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class RowsQuestion:
+class RowsRequest:
     """What a model reads of every site's table; plain values.
 
     `response` is the left side, `offsets` are expressions inside ``offset()``, each with the columns that it
@@ -66,12 +66,12 @@ class RowsQuestion:
 
     def to_json(self) -> str:
         """Write the question as JSON text."""
-        return records.to_json(self)
+        return codec.to_json(self)
 
     @classmethod
-    def from_json(cls, text: str) -> RowsQuestion:
+    def from_json(cls, text: str) -> RowsRequest:
         """Read a question, checked as if a stranger had written it; a MessageError where it is none."""
-        return records.from_json(cls, text, "the question about a table's rows")
+        return codec.from_json(cls, text, "the question about a table's rows")
 
     def check(self) -> None:
         """Refuse a response that a site cannot compute from its own rows, and too many columns.
@@ -94,13 +94,13 @@ class RowsQuestion:
                     "before, or leave the response in its own units"
                 )
 
-    def asked(self) -> tuple[FactorsAsked, ...]:
+    def asked(self) -> tuple[FactorsRequested, ...]:
         """Tell what is to be computed, for the door to judge before a row is read."""
         return (
-            terms_asked(self.read_terms()),
-            *([] if self.curve_response else [response_asked(self.response)]),
-            offsets_asked(self.offsets),
-            columns_asked((*self.weights.values(), *self.labels, *self.read_curves)),
+            term_facts(self.read_terms()),
+            *([] if self.curve_response else [response_facts(self.response)]),
+            offset_facts(self.offsets),
+            column_facts((*self.weights.values(), *self.labels, *self.read_curves)),
         )
 
     @property
@@ -114,7 +114,7 @@ class RowsQuestion:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WholeRows:
+class CompleteRows:
     """The m rows of a chunk that lack nothing: their needed columns, and where in the chunk they are.
 
     `y` is (m,), or (m, 2) for counts; `offset` (m,) has the logarithm of the exposure in it; `weights` (m,)
@@ -135,13 +135,13 @@ class WholeRows:
         factors = [*self.weights.values(), *([self.y.sum(axis=1)] if self.y.ndim == 2 else [])]
         return np.prod(factors, axis=0) if factors else None
 
-    def with_weight(self) -> WholeRows:
+    def with_weight(self) -> CompleteRows:
         """Leave out rows without a weight: they are behind no sum, and may be behind no count."""
         if self.weight is None or (self.weight > 0.0).all():
             return self
         has, whole = self.weight > 0.0, self.whole.copy()
         whole[self.whole] = has
-        return WholeRows(
+        return CompleteRows(
             self.frame[has],
             whole,
             self.y[has],
@@ -151,7 +151,7 @@ class WholeRows:
         )
 
 
-def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
+def find_complete_rows(data: SiteData, question: RowsRequest) -> Iterator[CompleteRows]:
     """Read a site's table in chunks, without the rows that lack a value that the question reads.
 
     Rows of weight zero are left out as well. A DesignError tells of a column that is absent or of
@@ -172,15 +172,15 @@ def whole_rows(data: SiteData, question: RowsQuestion) -> Iterator[WholeRows]:
             none = _numbers(chunk, name, data.name) == 0.0
             whole, weightless = whole & ~none, int(none.sum())
         if not whole.any():  # the type of an empty column tells nothing
-            yield WholeRows(chunk[whole], whole, np.zeros(0), None, {}, weightless)
+            yield CompleteRows(chunk[whole], whole, np.zeros(0), None, {}, weightless)
             continue
         frame = chunk if whole.all() else chunk[whole]
         y = _response(frame, question, data.name)
         offset, weights = _offset(frame, question, data.name), _weights(frame, question, data.name)
-        yield WholeRows(frame, whole, y, offset, weights, weightless).with_weight()
+        yield CompleteRows(frame, whole, y, offset, weights, weightless).with_weight()
 
 
-def _response(frame: pd.DataFrame, question: RowsQuestion, site: str) -> Floats:
+def _response(frame: pd.DataFrame, question: RowsRequest, site: str) -> Floats:
     """Numbers of the left side, which are none where it is a curve."""
     if question.curve_response:
         return np.zeros(len(frame))
@@ -193,7 +193,7 @@ def _numbers(frame: pd.DataFrame, name: str, site: str) -> Floats:
     return as_numbers(frame[name], site, name)
 
 
-def _offset(frame: pd.DataFrame, question: RowsQuestion, site: str) -> Floats | None:
+def _offset(frame: pd.DataFrame, question: RowsRequest, site: str) -> Floats | None:
     parts = []
     if question.offsets:
         parts.append(build_offset(frame, question.offsets, question.offset_columns, site))
@@ -209,7 +209,7 @@ def _offset(frame: pd.DataFrame, question: RowsQuestion, site: str) -> Floats | 
     return np.sum(parts, axis=0) if parts else None
 
 
-def _weights(frame: pd.DataFrame, question: RowsQuestion, site: str) -> dict[str, Floats]:
+def _weights(frame: pd.DataFrame, question: RowsRequest, site: str) -> dict[str, Floats]:
     weights = {}
     for role in ("freq_weights", "var_weights"):
         if role not in question.weights:
@@ -226,8 +226,8 @@ def _weights(frame: pd.DataFrame, question: RowsQuestion, site: str) -> dict[str
 
 
 def design_matrix(
-    rows: WholeRows, question: RowsQuestion, terms: tuple[Term, ...], spec: BlockSpec, site: str
-) -> Coded:
+    rows: CompleteRows, question: RowsRequest, terms: tuple[Term, ...], spec: BlockSpec, site: str
+) -> CodedColumns:
     """Code whole rows by an agreed specification.
 
     The design is (m, q), C-contiguous, its first column one where there is an intercept, which has no name
@@ -238,7 +238,7 @@ def design_matrix(
     # Numeric columns as they stand need no coding: formulaic would only copy them.
     if len(plain) == len(terms):
         numbers = [as_numbers(rows.frame[name], site, name) for name in plain]
-        return Coded(_stack(numbers, m, question.intercept), tuple(plain), question.terms)
+        return CodedColumns(_stack(numbers, m, question.intercept), tuple(plain), question.terms)
     series = {name: rows.frame[name] for name in question.columns}
     coded = code_rows(series, terms, spec, m, site)
     X = np.column_stack([np.ones(m), coded.X]) if question.intercept else coded.X

@@ -1,1 +1,1 @@
-"""The data of one analysis, as an analyst sees them: made, described, drawn, connected."""
+"""Partition: the data of one analysis, distributed over sites."""

@@ -1,4 +1,4 @@
-"""A partition whose sites are other processes, and what is asked to connect."""
+"""Connecting to sites in other processes, in the horizontal or the vertical layout."""
 
 from __future__ import annotations
 
@@ -11,28 +11,114 @@ from typing import Any
 import pandas as pd
 
 from fedstat.errors import NotAvailableError, PartitionError, VersionWarning, warn
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.carry.heads import KeptHeads
-from fedstat.federation.carry.journal import Journal
-from fedstat.federation.carry.remote import Carrier, RemoteEngine, RemoteSite
-from fedstat.federation.door.families import load_families
-from fedstat.federation.partition.connect_vertical import linked, vertical_problems
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.site import load_families
 from fedstat.federation.partition.describe import Layout
 from fedstat.federation.partition.federation_file import (
     APART,
-    FEDERATION,
+    FEDERATION_FILENAME,
     FederationDescription,
     open_carrier,
     read_federation,
 )
 from fedstat.federation.partition.local_sites import PartitionOptions, PartitionParts
 from fedstat.federation.partition.row_tables import RowRanges, common_columns
-from fedstat.federation.rounds.engine import side_by_side
-from fedstat.federation.rounds.schema import TableSchema, ask_schemas, version_remarks
-from fedstat.federation.rounds.statements import ask_heads
-from fedstat.federation.tables.checks import refuse
-from fedstat.federation.tables.curves.declared import curve_problems
+from fedstat.federation.protocols.engine import Engine, side_by_side
+from fedstat.federation.protocols.linkage import PersistentAlignment, align_persistently, load_alignment
+from fedstat.federation.protocols.receipts import request_ledger_heads
+from fedstat.federation.protocols.schema import TableSchema, request_schemas, version_remarks
+from fedstat.federation.tables.checks import raise_problems, shared_column_problems
+from fedstat.federation.tables.curve_columns import curve_problems
 from fedstat.federation.tables.keys import Alignment
+from fedstat.federation.tables.table import Table
+from fedstat.federation.transport.journal import Journal, LedgerCheckpoints
+from fedstat.federation.transport.remote import RemoteEngine, RemoteSite, Transport
+
+# ----------------------------------------------------------------------------------------------------
+# Connecting to sites that hold different columns: the alignment that they and the coordinator keep.
+
+
+def align_connected_sites(engine: Engine, sites: Sequence[str], folder: Path) -> PersistentAlignment:
+    """Align the entities of all sites, and keep what the coordinator knows of it.
+
+    What was aligned before is gone: sessions that rest on it are refused.
+    """
+    alignment = engine.run(align_persistently(sites, secrets.token_hex(8), secrets.token_hex(8)), Ledger())
+    alignment.save(folder)
+    return alignment
+
+
+def load_linked_tables(
+    folder: Path, schemas: Mapping[str, TableSchema], tables: Mapping[str, Table]
+) -> tuple[Alignment, str]:
+    """Take the alignment of a federation and its name, without the sites that are not connected to.
+
+    Entities are numbers. PartitionError lists every site that is in the order of another alignment or of
+    none, and tables that do not fit together, with what to do.
+    """
+    whole = load_alignment(folder)
+    raise_problems(list(vertical_problems(schemas)))
+    raise_problems(list(alignment_problems(folder, whole, schemas)))
+    assert whole is not None
+    found = whole.among(tuple(schemas))
+    rows = {site: found.rows(site) for site in schemas}
+    for numbers in rows.values():
+        numbers.flags.writeable = False
+    empty = {site: int((~found.seen[site]).sum()) for site in schemas}
+    return Alignment(pd.RangeIndex(found.n_entities), tables, rows, empty), found.name
+
+
+def vertical_problems(schemas: Mapping[str, TableSchema]) -> Iterator[str]:
+    """One line per reason why the tables of the sites cannot be linked."""
+    for site, schema in schemas.items():
+        if schema.link is None:
+            yield (
+                f"{site}: it names no key to link its records by. Its owner writes key = [...] into the "
+                "section [data] of its site.toml, takes site_column out, and starts the site again."
+            )
+    yield from shared_column_problems({site: tuple(schema.columns) for site, schema in schemas.items()})
+
+
+def alignment_problems(
+    folder: Path, known: PersistentAlignment | None, schemas: Mapping[str, TableSchema]
+) -> Iterator[str]:
+    """One line per reason why the sites do not answer in the order that the coordinator knows."""
+    links = {site: schema.link for site, schema in schemas.items() if schema.link is not None}
+    remedy = f"run 'fedstat federation align {folder}'"
+    if known is None:
+        yield f"the entities of the sites have not been aligned yet; {remedy}."
+        return
+    for site, link in links.items():
+        if link.changed:
+            yield (
+                f"{site}: its keys, or which of them have a record, are no longer those that were aligned; "
+                f"{remedy}, which ends the sessions of everybody, or connect without it."
+            )
+        elif site not in known.listed:
+            yield f"{site}: it has joined since the entities were aligned; {remedy}, or connect without it."
+        elif link.alignment != known.name:
+            held = "another alignment than the coordinator" if link.alignment else "no alignment any more"
+            yield (
+                f"{site}: it holds {held}; {remedy}, or connect without it. A journal of an earlier "
+                "alignment cannot be gone on with."
+            )
+        elif schemas[site].n_rows != int(known.seen[site].sum()):
+            yield f"{site}: it has another number of records than when it was aligned; {remedy}."
+
+
+def alignment_status(known: PersistentAlignment | None, site: str, schema: TableSchema) -> str:
+    """Say in a word or two how a site stands to the alignment that the coordinator knows."""
+    if schema.link is None:
+        return "it has no key"
+    if schema.link.changed:
+        return "its keys have changed"
+    if known is None or not schema.link.alignment:
+        return "not yet"
+    return "yes" if schema.link.alignment == known.name and site in known.listed else "with others"
+
+
+# ----------------------------------------------------------------------------------------------------
+# A partition whose sites are other processes, and what is asked to connect.
 
 
 class ConnectedSite:
@@ -77,23 +163,23 @@ def connect(
     path: str | Path,
     journal: str | Path | None = None,
     without: Sequence[str] = (),
-    carrier: Carrier | None = None,
+    carrier: Transport | None = None,
     quorum: int = 0,
 ) -> PartitionParts:
     """Ask the sites of a federation for the schema of their tables, once they hold what they signed."""
     load_families()
     federation = read_federation(path)
-    fingerprints = _asked_sites(federation, without)
+    fingerprints = _selected_sites(federation, without)
     _check_quorum(federation, quorum, len(fingerprints))
     if carrier is None:
         carrier = open_carrier(federation, sites=tuple(fingerprints))
     remote = {name: RemoteSite(name, carrier) for name in fingerprints}
-    heads = KeptHeads(federation.folder, fingerprints)
+    heads = LedgerCheckpoints(federation.folder, fingerprints)
     engine = RemoteEngine(remote, None if journal is None else Journal(Path(journal)), heads)
     # Heads last: which of them are known changes, and a journal knows the other questions by their places.
     asked = side_by_side(
-        ask_schemas(tuple(fingerprints), secrets.token_hex(8)),
-        ask_heads(heads.known(), secrets.token_hex(8)),
+        request_schemas(tuple(fingerprints), secrets.token_hex(8)),
+        request_ledger_heads(heads.known(), secrets.token_hex(8)),
     )
     schemas, now = engine.run(asked, Ledger())
     heads.keep(now)
@@ -104,10 +190,10 @@ def connect(
     sites = {name: ConnectedSite(name, key, schemas[name]) for name, key in fingerprints.items()}
     options = PartitionOptions("condition", federation.min_count)
     if federation.layout == "horizontal":
-        alignment, site_column = _stacked(schemas, tables)
+        alignment, site_column = _stack_connected(schemas, tables)
         parts = PartitionParts("horizontal", (), alignment, options, sites, site_column, engine)
         return replace(parts, quorum=quorum)
-    alignment, aligned_as = linked(federation.folder, schemas, tables)
+    alignment, aligned_as = load_linked_tables(federation.folder, schemas, tables)
     key = next(schema.link.key for schema in schemas.values() if schema.link is not None)
     # at a site that is left out the coordinator has no one to answer in place
     at = federation.coordinator if federation.coordinator in sites else APART
@@ -116,18 +202,18 @@ def connect(
     )
 
 
-def _stacked(
+def _stack_connected(
     schemas: Mapping[str, TableSchema], tables: Mapping[str, ConnectedTable]
 ) -> tuple[Alignment, str]:
     """Rows of one site after those of another, and the name that all have for the site itself."""
-    refuse(schema_problems(schemas))
+    raise_problems(schema_problems(schemas))
     n_rows = {name: table.n_rows for name, table in tables.items()}
     entities = pd.RangeIndex(sum(n_rows.values()))
     (site_column,) = {schema.site_column for schema in schemas.values()}
     return Alignment(entities, tables, RowRanges(n_rows), dict.fromkeys(tables, 0)), site_column
 
 
-def _asked_sites(federation: FederationDescription, without: Sequence[str]) -> dict[str, str]:
+def _selected_sites(federation: FederationDescription, without: Sequence[str]) -> dict[str, str]:
     """Fingerprints of the sites that are not left out."""
     if isinstance(without, str):
         raise PartitionError(f"without: expected a list of sites, received a text; write [{without!r}]")
@@ -138,7 +224,7 @@ def _asked_sites(federation: FederationDescription, without: Sequence[str]) -> d
     asked = {name: key for name, key in federation.sites.items() if name not in without}
     if not asked:
         raise PartitionError(
-            f"'{federation.folder / FEDERATION}' lists no site to ask; add one with 'fedstat federation join "
+            f"'{federation.folder / FEDERATION_FILENAME}' lists no site to ask; add one with 'fedstat federation join "
             f"{federation.folder} CARD'"
         )
     return asked

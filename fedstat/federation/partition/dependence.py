@@ -1,4 +1,4 @@
-"""Rank correlation within and between institutions, and a test of independence between two institutions.
+"""Rank correlation within and between sites, and a test of independence between two sites.
 
 A model for vertical partitions may take the institutions' covariates as independent of each other.
 This is where that is looked at, with all columns in one place.
@@ -35,7 +35,7 @@ class BlockCorrelation:
     ----------
     matrix : DataFrame, (p, p)
         Each entry over all entities that have both columns; NaN where fewer than three do.
-    client_of : mapping of str to str
+    block_state_of : mapping of str to str
         The institution of each column.
     n : DataFrame of int, (p, p)
         Entities behind each entry.

@@ -1,4 +1,4 @@
-"""Counts of what a partition holds."""
+"""Description of a partition: counts of entities, rows, patterns and missing values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pandas as pd
 
-from fedstat.federation.account.charges import BudgetSpent
+from fedstat.federation.audit.budget_charges import BudgetSpent
 from fedstat.federation.tables.table import FrameTable, Table
 from fedstat.typing import Array, Bools, Ints
 
@@ -18,8 +18,8 @@ Layout: TypeAlias = Literal["vertical", "horizontal"]
 
 PATTERNS_SHOWN = 10
 COLUMNS_SHOWN = 8
-UNKNOWN = "unknown"
-MARKS: Mapping[object, str] = {True: "x", False: ".", "all": "x", "some": "o", "none": "."}
+UNKNOWN_COUNT = "unknown"
+PATTERN_MARKS: Mapping[object, str] = {True: "x", False: ".", "all": "x", "some": "o", "none": "."}
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -136,7 +136,7 @@ class PartitionDescription:
     def _patterns_shown(self) -> pd.DataFrame:
         shown = (self.patterns if self.use is None else self.use).head(PATTERNS_SHOWN)
         marks = shown.iloc[:, : len(self.clients)].map(
-            {True: "x", False: "."}.get if self.use is None else MARKS.get
+            {True: "x", False: "."}.get if self.use is None else PATTERN_MARKS.get
         )
         marks.columns = pd.Index([str(k) for k in range(1, len(self.clients) + 1)])
         return pd.concat([marks, shown[["count", "share"]].apply(_as_text)], axis=1)
@@ -174,11 +174,11 @@ def describe_blocks(
         # What becomes of the entities with some of an institution's columns.
         taken = {"drop": (whole, whole), "mean": (presence, presence)}.get(partial, (presence, whole))
         use = count_patterns(np.concatenate(taken, axis=1), [*tables, *[f"all {k}" for k in tables]])
-        use = _in_words(use, list(tables))
+        use = _pattern_texts(use, list(tables))
     return PartitionDescription("vertical", key, n_entities, clients, patterns, use=use)
 
 
-def _in_words(patterns: pd.DataFrame, clients: list[str]) -> pd.DataFrame:
+def _pattern_texts(patterns: pd.DataFrame, clients: list[str]) -> pd.DataFrame:
     """Say in words how much of every institution's columns a pattern has."""
     K = len(clients)
     some, every = patterns.iloc[:, :K].to_numpy(bool), patterns.iloc[:, K : 2 * K].to_numpy(bool)
@@ -275,4 +275,4 @@ def _unique_rows(presence: Bools) -> tuple[Bools, Array]:
 
 def _as_text(column: pd.Series[Any]) -> pd.Series[Any]:
     form = "{:.1%}" if column.dtype.kind == "f" else "{:,}"
-    return column.map(lambda value: UNKNOWN if pd.isna(value) else form.format(value))
+    return column.map(lambda value: UNKNOWN_COUNT if pd.isna(value) else form.format(value))

@@ -1,11 +1,12 @@
-"""``federation.toml``: who the sites are, and what carries questions to them.
+"""``federation.toml``: the sites of a federation and the transport that reaches them.
 
 ::
 
     federation.toml    layout, carrier, and the fingerprints of the sites
     identity.json      the coordinator's private keys, for its owner alone (mode 0600)
-    heads.json         what the sites signed of their accounts: see :mod:`fedstat.federation.carry.heads`
-    alignment.npz      vertical layout: see :mod:`fedstat.federation.rounds.lasting_alignment`
+    heads.json         what the sites signed of their accounts: see
+    :mod:`fedstat.federation.transport.journal`
+    alignment.npz      vertical layout: see :mod:`fedstat.federation.protocols.linkage`
 """
 
 from __future__ import annotations
@@ -15,19 +16,18 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from fedstat.errors import PartitionError, SecurityError
-from fedstat.federation.carry.bucket.carrier import BucketCarrier
-from fedstat.federation.carry.bucket.store import open_bucket
-from fedstat.federation.carry.exchange.part import place_of
-from fedstat.federation.carry.flare.analysis import open_analysis
-from fedstat.federation.carry.flare.kit import FLARE, START
-from fedstat.federation.carry.folder import FolderCarrier
-from fedstat.federation.carry.remote import Carrier
-from fedstat.federation.carry.site_folder import IDENTITY, load_identity, read_entries
 from fedstat.federation.crypto.keys import Identity
-from fedstat.federation.files import WRITERS, is_open
+from fedstat.federation.files import WRITERS, is_open_to_others
 from fedstat.federation.partition.describe import Layout
+from fedstat.federation.transport.bucket import BucketTransport, open_bucket
+from fedstat.federation.transport.flare.analysis import open_analysis
+from fedstat.federation.transport.flare.provision import FLARE, START
+from fedstat.federation.transport.folder import FolderTransport
+from fedstat.federation.transport.mailbox import resolve_exchange
+from fedstat.federation.transport.remote import Transport
+from fedstat.federation.transport.site_folder import IDENTITY, load_identity, read_entries
 
-FEDERATION, FOLDER, OBJECTS = "federation.toml", "folder", "bucket"
+FEDERATION_FILENAME, FOLDER_TRANSPORT, BUCKET_TRANSPORT = "federation.toml", "folder", "bucket"
 LAYOUTS = ("horizontal", "vertical")
 APART = "apart"
 
@@ -51,7 +51,7 @@ class FederationFile:
     exchange: str = "exchange"
     timeout: float = 3600.0
     min_count: int = 5
-    carrier: str = FOLDER
+    carrier: str = FOLDER_TRANSPORT
     host: str = ""
     port: int = 0
     coordinator: str = APART
@@ -69,8 +69,8 @@ class FederationDescription(FederationFile):
 def read_federation(path: str | Path) -> FederationDescription:
     """Read ``federation.toml``, given itself or by its folder."""
     path = Path(path)
-    path = path / FEDERATION if path.is_dir() else path
-    if is_open(path, WRITERS):
+    path = path / FEDERATION_FILENAME if path.is_dir() else path
+    if is_open_to_others(path, WRITERS):
         raise SecurityError(
             f"others may write '{path}', and so put sites of their own in the place of those that were "
             f"pinned: chmod go-w '{path}'"
@@ -87,21 +87,21 @@ def read_federation(path: str | Path) -> FederationDescription:
             f"'{path}': coordinator: expected \"{APART}\", or the site at whose institution it is"
         )
     entries = {entry.name: getattr(file, entry.name) for entry in fields(file)}
-    entries |= {"exchange": place_of(file.exchange, path.parent), "folder": path.parent}
+    entries |= {"exchange": resolve_exchange(file.exchange, path.parent), "folder": path.parent}
     return FederationDescription(**entries)
 
 
 def open_carrier(
     federation: FederationDescription, timeout: float | None = None, sites: Sequence[str] | None = None
-) -> Carrier:
+) -> Transport:
     """Open what the file of a federation names, with the coordinator's keys.
 
     `timeout`, by default that of the file, is the seconds until a site counts as silent and in which it has
     to connect; without any of `sites`, by default all, no job of NVIDIA FLARE is started. PartitionError
     where the file names another carrier or the keys are absent, SecurityError where others may read them; see
-    also :func:`fedstat.federation.carry.flare.analysis.open_analysis`.
+    also :func:`fedstat.federation.transport.flare.analysis.open_analysis`.
     """
-    if federation.carrier == OBJECTS:
+    if federation.carrier == BUCKET_TRANSPORT:
         return bucket_carrier(federation, timeout)
     if federation.carrier != FLARE:
         return folder_carrier(federation, timeout)
@@ -115,14 +115,14 @@ def open_carrier(
     )
 
 
-def folder_carrier(federation: FederationDescription, timeout: float | None = None) -> FolderCarrier:
+def folder_carrier(federation: FederationDescription, timeout: float | None = None) -> FolderTransport:
     """Open the folder of a federation, with the coordinator's keys."""
-    if federation.carrier != FOLDER:
+    if federation.carrier != FOLDER_TRANSPORT:
         raise PartitionError(
-            f'\'{federation.folder / FEDERATION}\': carrier: expected "{FOLDER}", "{OBJECTS}" or "{FLARE}"; '
+            f'\'{federation.folder / FEDERATION_FILENAME}\': carrier: expected "{FOLDER_TRANSPORT}", "{BUCKET_TRANSPORT}" or "{FLARE}"; '
             "another one is opened by the analyst and handed to ClientPartition.connect(..., carrier=...)"
         )
-    return FolderCarrier(
+    return FolderTransport(
         Path(federation.exchange),
         coordinator_identity(federation.folder),
         federation.sites,
@@ -130,9 +130,9 @@ def folder_carrier(federation: FederationDescription, timeout: float | None = No
     )
 
 
-def bucket_carrier(federation: FederationDescription, timeout: float | None = None) -> BucketCarrier:
+def bucket_carrier(federation: FederationDescription, timeout: float | None = None) -> BucketTransport:
     """Open the bucket of a federation, with the coordinator's keys."""
-    return BucketCarrier(
+    return BucketTransport(
         open_bucket(federation.exchange),
         coordinator_identity(federation.folder),
         federation.sites,

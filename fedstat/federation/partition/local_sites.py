@@ -1,4 +1,4 @@
-"""Sites in this process: one for each site of a partition, and the settings that their tables share."""
+"""Sites in this process: the settings that they share, and records excluded from small patterns."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.observed import Partial
-from fedstat.federation.door.owner.policy import Policy, site_policies
-from fedstat.federation.door.site import Site
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.block import Partial
+from fedstat.federation.disclosure.policy import Policy, site_policies
+from fedstat.federation.disclosure.site import Site
 from fedstat.federation.partition.describe import Layout
-from fedstat.federation.partition.division import Division
-from fedstat.federation.rounds.alignment import align_entities
-from fedstat.federation.rounds.engine import Engine, LocalEngine
+from fedstat.federation.protocols.engine import Engine, LocalEngine
+from fedstat.federation.protocols.linkage import align_entities
 from fedstat.federation.tables import checks as check
-from fedstat.federation.tables.hashed_keys import KeyTable
-from fedstat.federation.tables.keys import Alignment
+from fedstat.federation.tables.keys import Alignment, KeyTable
 from fedstat.federation.tables.published import (
     IntoPublished,
     Published,
@@ -29,7 +28,61 @@ from fedstat.federation.tables.published import (
     propose,
 )
 from fedstat.federation.tables.table import Table
-from fedstat.typing import Ints
+from fedstat.typing import Bools, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Records that count as missing for good, because a missing pattern had too few to be released.
+#
+# Sums over the entities of two fits may differ by many entities or by none. Where a fit merged small
+# patterns (:mod:`fedstat.models.vertical.pattern_merging`), the records that it set aside are set aside by
+# every
+# later one too: else a fit by another method, or of fewer columns, would bring back the few of them, and
+# the difference of its sums to the earlier ones would be theirs.
+
+NO_ENTITIES: Ints = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class ExcludedRecords:
+    """Positions of entities whose record at a site is set aside, and of those that take no part at all.
+
+    `values` are those of which the value of a column is set aside, by site and column.
+    """
+
+    without: dict[str, Ints] = field(default_factory=dict)
+    left_out: Ints = field(default_factory=lambda: NO_ENTITIES)
+    values: dict[tuple[str, str], Ints] = field(default_factory=dict)
+
+    def set_aside(self, without: Mapping[str, Ints], left_out: Ints) -> None:
+        """Set further records aside."""
+        for client, entities in without.items():
+            if len(entities):
+                self.without[client] = np.union1d(self.without.get(client, NO_ENTITIES), entities)
+        self.left_out = np.union1d(self.left_out, left_out)
+
+    def set_values_aside(self, client: str, columns: Sequence[str], entities: Ints) -> None:
+        """Set aside the values of some columns for further entities."""
+        for column in columns if len(entities) else ():
+            self.values[client, column] = np.union1d(self.values.get((client, column), NO_ENTITIES), entities)
+
+    def without_values(self, client: str, read: Sequence[Sequence[str]], entities: Ints) -> Bools:
+        """Whether a value that is read was set aside, of entities (n,) by what each of p columns reads."""
+        gone = [
+            np.concatenate(
+                [NO_ENTITIES, *(self.values.get((client, column), NO_ENTITIES) for column in columns)]
+            )
+            for columns in read
+        ]
+        return np.column_stack([np.isin(entities, of) for of in gone])
+
+    def seen(self, client: str, entities: Ints) -> Bools:
+        """Whether records of these entities count as seen at an institution: (n,)."""
+        aside = np.union1d(self.without.get(client, NO_ENTITIES), self.left_out)
+        return np.asarray(~np.isin(entities, aside))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sites in this process: one for each site of a partition, and the settings that their tables share.
 
 SEED_BITS = 128
 
@@ -47,12 +100,12 @@ class PartitionOptions:
     published: Mapping[str, IntoPublished] | None = None
 
     def __post_init__(self) -> None:
-        check.refuse(check.option_problems(self.partial, self.min_count))
+        check.raise_problems(check.option_problems(self.partial, self.min_count))
 
     def settled(self, clients: Sequence[str]) -> PartitionOptions:
         """Read what files say, and draw the shared secret, so that sites can be opened alike again."""
         given = dict(self.published or {})
-        check.refuse(
+        check.raise_problems(
             f"published names '{name}', which is no institution" for name in given if name not in clients
         )
         return replace(
@@ -74,7 +127,7 @@ class PartitionOptions:
                 rules[client],
                 self.shared_seed,
                 site_column,
-                published=described(client, table, rules[client], given.get(client)),
+                published=published_description(client, table, rules[client], given.get(client)),
             )
             for client, table in tables.items()
         }
@@ -111,7 +164,7 @@ class PartitionParts:
     engine: Engine | None = None
     aligned_as: str = ""
     coordinator: str = ""
-    division: Division = field(default_factory=Division)
+    division: ExcludedRecords = field(default_factory=ExcludedRecords)
     quorum: int = 0
 
     def opened(self) -> PartitionParts:
@@ -121,14 +174,16 @@ class PartitionParts:
         return replace(self, options=options, sites=options.open_sites(tables, self.site_column))
 
 
-def described(client: str, table: Table, policy: Policy, given: IntoPublished | None) -> Published | None:
+def published_description(
+    client: str, table: Table, policy: Policy, given: IntoPublished | None
+) -> Published | None:
     """Take a description, or propose what an owner would publish, where the policy asks for it.
 
     A PartitionError where the table is not as described: whoever gives both is its owner here.
     """
     if given is not None:
         published = as_published(given, f"published[{client!r}]")
-        check.refuse(description_problems(client, published, table))
+        check.raise_problems(description_problems(client, published, table))
         return published
     if policy.formulas == policy.discrete == "any":
         return None

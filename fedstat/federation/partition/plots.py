@@ -1,4 +1,4 @@
-"""Pictures of a partition (needs matplotlib)."""
+"""Plots of a partition (needs matplotlib)."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedstat.drawing import (
-    COLOURS,
+from fedstat.federation.partition.dependence import BlockCorrelation
+from fedstat.federation.partition.describe import PartitionDescription
+from fedstat.plotting import (
+    COLORS,
     INK,
     LINE,
     NARROW,
     SMALL,
-    entitle,
+    axes_height_points,
+    axes_width_inches,
     name_width,
-    points_up,
     pyplot,
-    settle,
+    relayout,
+    set_headline,
     shorten,
     text_width,
     thin_labels,
-    width_of,
 )
-from fedstat.federation.partition.dependence import BlockCorrelation
-from fedstat.federation.partition.describe import PartitionDescription
 from fedstat.typing import Array, Bools
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axes._secondary_axes import SecondaryAxis
 
-PRESENT, PARTLY, ABSENT = COLOURS[0], "#8EC1E3", "#E3E3E3"
+PRESENT, PARTLY, ABSENT = COLORS[0], "#8EC1E3", "#E3E3E3"
 MOST_ACROSS, MOST_DOWN = 12, 40
 """Columns beside each other, and among each other, of a map of missing cells."""
 DARK, SMALLEST = 0.55, 5.5
 """Share above which a tile is dark, and points of the smallest numbers."""
 LABEL_WIDTH, MOST_UPRIGHT = 13, 6
 COUNTS_WIDTH, SHARES_HEIGHT, GAP = 2.0, 0.6, 0.1  # inches
-MOST_TICK_LABELS = 70
-MOST_DOTTED = 60
+MAX_TICK_LABELS = 70
+MAX_DOTTED = 60
 
 
 def draw_patterns(description: PartitionDescription, ax: Axes | None, max_patterns: int) -> Axes:
@@ -60,7 +60,7 @@ def draw_patterns(description: PartitionDescription, ax: Axes | None, max_patter
     if max(text_width(line, SMALL) for line in lines) > _tile_width(ax, len(clients)):
         _label_clients(ax, clients, turned=True)
     head, rest = _patterns_title(description, len(shown)).split("\n", 1)
-    entitle(ax, head, rest, top)
+    set_headline(ax, head, rest, top)
     return ax
 
 
@@ -82,11 +82,11 @@ def draw_missing_cells(cells: pd.DataFrame, ax: Axes | None, n_streamed: int = 0
     ax.set_yticks(range(len(rows)), [shorten(name, most) for name in rows], fontsize=SMALL, parse_math=False)
     names = [shorten(name, most) for name in columns]
     ax.set_xticks(range(len(names)), names, fontsize=SMALL, parse_math=False)
-    _quieten(ax)
+    _remove_frame_and_ticks(ax)
     _turn_labels(ax, names)
     head = "Missing values by institution and column"
-    rest = _cells_said(cells, n_streamed, int(complete.sum()))
-    entitle(ax, head, rest)
+    rest = _cells_title(cells, n_streamed, int(complete.sum()))
+    set_headline(ax, head, rest)
     if not _write_shares(ax, shown.to_numpy()):
         ax.figure.colorbar(ax.images[0], ax=ax, format=lambda share, _: f"{share:.0%}", label="share missing")
     return ax
@@ -134,24 +134,24 @@ def _whole_percent(share: float) -> str:
 def draw_correlation(correlation: BlockCorrelation, ax: Axes | None) -> Axes:
     """Heat map of rank correlations, blocks of institutions apart."""
     R = correlation.matrix
-    side = 0.24 * min(len(R), MOST_TICK_LABELS)
+    side = 0.24 * min(len(R), MAX_TICK_LABELS)
     ax = ax if ax is not None else _new_axes(max(6.5, side + 4.0), max(5.2, side + 2.6))
     ax.set_facecolor("#F4F4F4")
     image = ax.imshow(R.to_numpy(), cmap="RdBu_r", vmin=-1, vmax=1)
     _label_columns(ax, list(R.columns), both=True)
     blocks = _draw_blocks(ax, list(correlation.client_of.values()))
     _draw_doubts(ax, correlation.in_doubt().to_numpy())
-    options: Any = {"location": "bottom"} if width_of(ax) < NARROW else {"shrink": 0.7, "pad": 0.02}
+    options: Any = {"location": "bottom"} if axes_width_inches(ax) < NARROW else {"shrink": 0.7, "pad": 0.02}
     ax.figure.colorbar(image, ax=ax, label="Spearman rank correlation", **options)
     headline, rest = _correlation_title(correlation).split("\n", 1)
-    entitle(ax, headline, rest)
+    set_headline(ax, headline, rest)
     right = ax.secondary_yaxis("right")
     # Names leave less room to the picture, and so lower blocks; the layout rests at the third drawing.
     for _ in range(2):
         _name_blocks(ax, right, blocks)
     thin_labels(ax, "x")
     thin_labels(ax, "y")
-    settle(ax)
+    relayout(ax)
     return ax
 
 
@@ -189,7 +189,7 @@ def _part_tiles(ax: Axes, shape: tuple[int, ...], width: float) -> None:
     ax.set_xticks(np.arange(0.5, shape[1] - 1), minor=True)
     ax.set_yticks(np.arange(0.5, shape[0] - 1), minor=True)
     ax.grid(which="minor", color="white", linewidth=width)
-    _quieten(ax)
+    _remove_frame_and_ticks(ax)
 
 
 def _client_labels(clients: Sequence[str], *, turned: bool = False) -> tuple[list[str], float]:
@@ -218,7 +218,7 @@ def _draw_counts(ax: Axes, counts: Array, shares: Array) -> None:
     # room for the counts behind the longest bar
     right.set(xlim=(0, 2.5 * largest), ylim=ax.get_ylim(), xticks=[], yticks=[])
     right.set_xlabel("entities", color=INK, loc="left")
-    _quieten(right)
+    _remove_frame_and_ticks(right)
 
 
 def _draw_shares(ax: Axes, shares: Array) -> float:
@@ -234,7 +234,7 @@ def _draw_shares(ax: Axes, shares: Array) -> float:
     top.set(xlim=ax.get_xlim(), ylim=(0, 1.35), xticks=[], yticks=[])
     note = "share without\na record"
     top.text(1 + GAP / width, 0.0, note, transform=top.transAxes, va="bottom", fontsize="small", color=INK)
-    _quieten(top)
+    _remove_frame_and_ticks(top)
     return 1.0 + (GAP + SHARES_HEIGHT) / height
 
 
@@ -245,12 +245,12 @@ def _percent(share: float) -> str:
 
 def _label_columns(ax: Axes, names: Sequence[str], *, both: bool = False) -> None:
     """Column names along the map, while they can be read."""
-    readable = list(names) if len(names) <= MOST_TICK_LABELS else []
+    readable = list(names) if len(names) <= MAX_TICK_LABELS else []
     size = "small" if len(names) <= 30 else "x-small"
     ax.set_xticks(range(len(readable)), readable, rotation=90, fontsize=size)
     if both:
         ax.set_yticks(range(len(readable)), readable, fontsize=size)
-    _quieten(ax)
+    _remove_frame_and_ticks(ax)
 
 
 def _draw_blocks(ax: Axes, owners: Sequence[str]) -> list[tuple[str, int]]:
@@ -266,7 +266,7 @@ def _draw_blocks(ax: Axes, owners: Sequence[str]) -> list[tuple[str, int]]:
 def _name_blocks(ax: Axes, right: SecondaryAxis, sizes: Sequence[tuple[str, int]]) -> None:
     """Names of institutions right of their blocks, in as many lines as a block has room for."""
     n = np.array([size for _, size in sizes])
-    tall = points_up(ax) / max(int(n.sum()), 1)
+    tall = axes_height_points(ax) / max(int(n.sum()), 1)
     centres, names, free = np.cumsum(n) - n / 2 - 0.5, [], -np.inf
     for (client, size), centre in zip(sizes, centres.tolist(), strict=True):
         name = fill(shorten(client, 40), LABEL_WIDTH, break_long_words=False)
@@ -284,7 +284,7 @@ def _name_blocks(ax: Axes, right: SecondaryAxis, sizes: Sequence[tuple[str, int]
 def _draw_doubts(ax: Axes, doubts: Bools) -> None:
     """Dots on correlations between institutions that speak against independence."""
     i, j = np.nonzero(doubts)
-    size = 10.0 if len(doubts) <= MOST_DOTTED else 2.0
+    size = 10.0 if len(doubts) <= MAX_DOTTED else 2.0
     ax.scatter(j, i, s=size, color="black", linewidths=0)
 
 
@@ -303,7 +303,7 @@ def _patterns_title(description: PartitionDescription, n_shown: int) -> str:
     return "\n".join(lines)
 
 
-def _cells_said(cells: pd.DataFrame, n_streamed: int, n_complete: int) -> str:
+def _cells_title(cells: pd.DataFrame, n_streamed: int, n_complete: int) -> str:
     lines = []
     if cells.isna().to_numpy().any():
         lines.append("grey: the institution lacks this column")
@@ -328,7 +328,7 @@ def _correlation_title(correlation: BlockCorrelation) -> str:
     return "\n".join(lines)
 
 
-def _quieten(ax: Axes) -> None:
+def _remove_frame_and_ticks(ax: Axes) -> None:
     """No frame and no tick marks: the tiles speak."""
     ax.tick_params(which="both", length=0, labelcolor=INK)
     for spine in ax.spines.values():

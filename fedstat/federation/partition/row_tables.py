@@ -1,4 +1,4 @@
-"""The horizontal layout: one table per site, the same columns, different rows."""
+"""The horizontal layout: one table per site, with the same columns and different rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 
 from fedstat.federation.tables import checks as check
-from fedstat.federation.tables.curves.declared import AnyCurve, curve_problems, with_curves
-from fedstat.federation.tables.curves.streamed import CurveTable
+from fedstat.federation.tables.columns import HeldTable, inner_table, kind_problems
+from fedstat.federation.tables.curve_columns import AnyCurve, CurveTable, curve_problems, with_curves
 from fedstat.federation.tables.keys import Alignment
-from fedstat.federation.tables.kinds import HeldTable, inner_table, kind_problems
-from fedstat.federation.tables.sql import SqlTable
-from fedstat.federation.tables.table import FrameTable, ParquetTable, Table, held_curves
+from fedstat.federation.tables.sql_table import SqlTable
+from fedstat.federation.tables.table import FrameTable, ParquetTable, Table, table_curves
 from fedstat.typing import Ints
 
 SiteCurve: TypeAlias = AnyCurve | Mapping[str, AnyCurve]
@@ -56,10 +55,10 @@ def with_site_curves(
         else:
             made[site] = CurveTable(f"institution {site!r}", table, own)
     held = {
-        site: held_curves(FrameTable(table) if isinstance(table, pd.DataFrame) else table)
+        site: table_curves(FrameTable(table) if isinstance(table, pd.DataFrame) else table)
         for site, table in made.items()
     }
-    check.refuse(curve_problems(held))
+    check.raise_problems(curve_problems(held))
     return made
 
 
@@ -68,7 +67,7 @@ def stack_tables(tables: Mapping[str, HeldTable], key: Sequence[str]) -> Alignme
 
     They are called by the key where there is one and all tables are in memory.
     """
-    held: dict[str, Table] = {site: _without(table, key) for site, table in tables.items()}
+    held: dict[str, Table] = {site: _drop_key(table, key) for site, table in tables.items()}
     n_rows = {site: table.n_rows for site, table in held.items()}
     frames = [table for table in tables.values() if isinstance(table, pd.DataFrame)]
     entities: pd.Index[Any] = pd.RangeIndex(sum(n_rows.values()))
@@ -92,7 +91,7 @@ def row_problems(
 
     Of streamed tables names, types and length are looked at, and no row.
     """
-    columns = {site: _columns_besides(table, key) for site, table in tables.items()}
+    columns = {site: _columns_without_key(table, key) for site, table in tables.items()}
     for site, table in tables.items():
         yield from _key_problems(site, table, key)
         if site_column in columns[site]:
@@ -109,12 +108,12 @@ def row_problems(
             "layout."
         )
     for name in (*key, *common):
-        having = {site: table for site, table in tables.items() if _has(table, name)}
+        having = {site: table for site, table in tables.items() if _has_column(table, name)}
         yield from kind_problems(having, name)
 
 
 def _key_problems(site: str, table: HeldTable, key: Sequence[str]) -> Iterator[str]:
-    absent = [name for name in key if not _has(table, name)]
+    absent = [name for name in key if not _has_column(table, name)]
     if absent:
         yield (
             f"institution {site!r} has no key column {', '.join(map(repr, absent))}. Rename its key, change "
@@ -142,13 +141,13 @@ def _content_problems(
         yield from check.size_problems(where, table.n_rows, columns)
 
 
-def _columns_besides(table: HeldTable, key: Sequence[str]) -> list[str]:
+def _columns_without_key(table: HeldTable, key: Sequence[str]) -> list[str]:
     return [name for name in table.columns if name not in key]
 
 
-def _has(table: HeldTable, name: str) -> bool:
+def _has_column(table: HeldTable, name: str) -> bool:
     if isinstance(table, CurveTable):
-        return name in table.columns or _has(inner_table(table), name)
+        return name in table.columns or _has_column(inner_table(table), name)
     if isinstance(table, SqlTable):
         return name in table.kinds
     return name in (table.schema.names if isinstance(table, ParquetTable) else table.columns)
@@ -159,7 +158,7 @@ def streams_query(table: HeldTable | Table) -> bool:
     return isinstance(inner_table(table) if isinstance(table, CurveTable) else table, SqlTable)
 
 
-def _without(table: HeldTable, key: Sequence[str]) -> Table:
+def _drop_key(table: HeldTable, key: Sequence[str]) -> Table:
     if isinstance(table, CurveTable):
         return table.without(key)
     if isinstance(table, ParquetTable):
@@ -167,4 +166,4 @@ def _without(table: HeldTable, key: Sequence[str]) -> Table:
     if isinstance(table, SqlTable):
         return table
     # a shallow copy: columns that the caller adds to his frame later are not the site's
-    return FrameTable(table[check.columns_besides(table, key)] if key else table.copy(deep=False))
+    return FrameTable(table[check.non_key_columns(table, key)] if key else table.copy(deep=False))

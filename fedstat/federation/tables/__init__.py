@@ -1,1 +1,1 @@
-"""Records and their origin: sources, databases, reading, kinds of columns, keys, checks."""
+"""Tables of a site: sources, databases, columns, curves, keys and checks."""

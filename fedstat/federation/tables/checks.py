@@ -1,4 +1,4 @@
-"""Checks of the tables of a partition, each with what the analyst is told to do about it.
+"""Checks of the tables of a partition, each with a remedy for the analyst.
 
 Every check yields one line per problem; :func:`refuse` raises them together, so that one run
 shows all that is to be mended. Lines name institutions, columns and counts, never a value.
@@ -31,7 +31,7 @@ KEY_KINDS = {
 KEY_CASTS = {"whole numbers": 'astype("int64")', "text": "astype(str)", "dates": "pd.to_datetime"}
 
 
-def refuse(problems: Iterable[str]) -> None:
+def raise_problems(problems: Iterable[str]) -> None:
     """Raise one :class:`PartitionError` that lists all problems, if there are any."""
     lines = list(problems)
     if not lines:
@@ -44,7 +44,7 @@ def refuse(problems: Iterable[str]) -> None:
     raise PartitionError("\n".join([f"the tables have {len(lines)} problems:", *shown]))
 
 
-def columns_besides(frame: pd.DataFrame, key: Iterable[str]) -> list[str]:
+def non_key_columns(frame: pd.DataFrame, key: Iterable[str]) -> list[str]:
     """Columns of a table that are not of its key."""
     key = set(key)
     return [name for name in frame.columns if name not in key]
@@ -60,11 +60,11 @@ def key_names(on: str | Sequence[str] | None) -> tuple[str, ...]:
     return names
 
 
-def linked_problems(
+def linkage_problems(
     tables: Mapping[str, pd.DataFrame], key: Sequence[str], *, new_data: bool
 ) -> Iterator[str]:
     """Problems of one table per institution that are to be linked by a key."""
-    columns = {client: columns_besides(frame, key) for client, frame in tables.items()}
+    columns = {client: non_key_columns(frame, key) for client, frame in tables.items()}
     yield from key_problems(tables, key)
     yield from shared_column_problems(columns)
     yield from content_problems(tables, columns, new_data=new_data)
@@ -97,7 +97,7 @@ def row_split_problems(table: pd.DataFrame, by: str, key: Sequence[str], *, new_
             "in."
         )
     yield from _absent_key_problems("the table", table, key)
-    names = columns_besides(table, [*key, by])
+    names = non_key_columns(table, [*key, by])
     yield from content_problems({"": table}, {"": names}, new_data=new_data)
 
 

@@ -1,4 +1,4 @@
-"""The public description of a site's columns: kinds, levels and ranges that its owner has written down.
+"""The public description of a site's columns: kinds, levels and ranges that its owner published.
 
 What may be asked of a site is judged from this description and never from its rows: whether ``log(income)``
 can be computed, or which levels a factor has, would otherwise be told by a refusal. The file::
@@ -31,14 +31,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pandas as pd
 
+from fedstat.codec import from_plain, to_plain
 from fedstat.errors import PartitionError
-from fedstat.federation.tables.columns import Kind, LevelValue, column_kind, find_levels
-from fedstat.federation.tables.curves.array import curves_of, is_curve
+from fedstat.federation.tables.columns import ColumnKind, LevelValue, column_kind, find_levels
+from fedstat.federation.tables.curves import curves_of, is_curve
 from fedstat.federation.tables.table import Table
-from fedstat.records import from_plain, to_plain
 
 Scale: TypeAlias = Literal["linear", "log", "asinh"]
-PublishedKind: TypeAlias = Kind | Literal["curve"]
+PublishedKind: TypeAlias = ColumnKind | Literal["curve"]
 MOST_LEVELS = 50
 """Distinct values up to which a column of whole numbers is proposed with levels as well."""
 TINY = 1e-290
@@ -146,7 +146,7 @@ def _toml(value: LevelValue) -> str:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _ColumnSummary:
     """A column as its chunks pass: bounds, and the rows of every level while there are few."""
 
     kind: PublishedKind | None = None
@@ -186,11 +186,11 @@ class _Seen:
         coded = len(common) == len(self.levels) <= MOST_LEVELS and all(float(x).is_integer() for x in common)
         codes = tuple(sorted(common)) if coded else ()
         # Codes that are published say what the range is.
-        low, high = (self.low, self.high) if codes else outwards(self.low, self.high)
+        low, high = (self.low, self.high) if codes else round_outwards(self.low, self.high)
         return PublishedColumn("number", (low, high) if low < high else None, codes)
 
 
-def outwards(low: float, high: float) -> tuple[float, float]:
+def round_outwards(low: float, high: float) -> tuple[float, float]:
     """Round bounds away from one another, each to two significant digits; a sign is kept."""
     return _rounded(low, math.floor), _rounded(high, math.ceil)
 
@@ -206,9 +206,9 @@ def _rounded(value: float, rounding: Any) -> float:
     return 0.0 if further * value < 0.0 else further
 
 
-def look_through(table: Table) -> dict[str, _Seen]:
+def scan_table(table: Table) -> dict[str, _ColumnSummary]:
     """Go once through the rows of a table, at its institution."""
-    seen = {name: _Seen() for name in table.columns}
+    seen = {name: _ColumnSummary() for name in table.columns}
     for chunk in table.chunks(table.columns):
         for name, one in seen.items():
             one.add(chunk[name], name)
@@ -220,7 +220,7 @@ def propose(table: Table, min_level_count: int) -> dict[str, PublishedColumn]:
 
     Levels of fewer rows are left out, for the owner to merge or to write down.
     """
-    found = {name: one.propose(min_level_count) for name, one in look_through(table).items()}
+    found = {name: one.propose(min_level_count) for name, one in scan_table(table).items()}
     return {name: column for name, column in found.items() if column is not None}
 
 
@@ -232,7 +232,7 @@ def description_problems(site: str, published: Published, table: Table) -> Itera
     absent = [name for name in published if name not in table.columns]
     for name in absent:
         yield f"{site}: column '{name}' is published, and not in the table. Take it out of the description"
-    for name, seen in look_through(table).items():
+    for name, seen in scan_table(table).items():
         column = published.get(name)
         if column is None or seen.kind is None or seen.levels is None:
             continue

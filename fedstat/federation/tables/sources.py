@@ -1,8 +1,4 @@
-"""Sources of one site's records: a text file, a Parquet file, or a query to its own database.
-
-The owner of a site writes a :class:`Source`; no message can. A database is asked by
-:mod:`fedstat.federation.tables.databases.database`, which makes sure that it is only read.
-"""
+"""Sources of a site's records: data frames, text files, Parquet files and database queries."""
 
 from __future__ import annotations
 
@@ -11,24 +7,166 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
+import narwhals as nw
 import pandas as pd
+from narwhals.typing import IntoDataFrame
 
+from fedstat.codec import from_plain
 from fedstat.errors import PartitionError
 from fedstat.federation.files import read_private
 from fedstat.federation.tables import checks as check
-from fedstat.federation.tables.curves.array import Curve
-from fedstat.federation.tables.curves.declared import with_curves
-from fedstat.federation.tables.curves.long import LongCurve
-from fedstat.federation.tables.curves.streamed import CurveTable
-from fedstat.federation.tables.databases.database import SECONDS, open_database
-from fedstat.federation.tables.databases.kept_rows import MEGABYTES
-from fedstat.federation.tables.kinds import arrow_kind, kind
-from fedstat.federation.tables.reading import NA_VALUES, read_table
-from fedstat.federation.tables.sql import SqlTable
-from fedstat.federation.tables.table import FrameTable, ParquetTable, Table
-from fedstat.records import from_plain
+from fedstat.federation.tables.checks import client_problems, name_problems, raise_problems
+from fedstat.federation.tables.columns import HeldTable, arrow_kind, kind
+from fedstat.federation.tables.curve_columns import CurveTable, LongCurve, with_curves
+from fedstat.federation.tables.curves import Curve
+from fedstat.federation.tables.database import SECONDS, open_database
+from fedstat.federation.tables.sql_table import MEGABYTES, SqlTable
+from fedstat.federation.tables.table import NO_PYARROW, FrameTable, ParquetTable, Table
+
+# ----------------------------------------------------------------------------------------------------
+# From tables and files of any kind to pandas frames.
+
+NA_VALUES = ("", "NA", "NaN")
+T = TypeVar("T")
+IntoTable: TypeAlias = IntoDataFrame | FrameTable | ParquetTable | SqlTable | CurveTable
+TableReader: TypeAlias = Callable[[Path, Sequence[str], Any], pd.DataFrame]
+
+
+def to_pandas(where: str, table: IntoTable) -> pd.DataFrame:
+    """Hand back a pandas frame as it is, and convert any other table in memory."""
+    if isinstance(table, pd.DataFrame):
+        return table
+    if isinstance(table, FrameTable):
+        return table.frame
+    if isinstance(table, ParquetTable | SqlTable | CurveTable):
+        raise PartitionError(
+            f"{where}: a streamed table needs layout='horizontal'. Read it with pandas first to link it by a "
+            "key."
+        )
+    try:
+        return nw.from_native(table, eager_only=True).to_pandas()
+    except TypeError:
+        raise PartitionError(
+            f"{where}: expected a pandas, polars or pyarrow table, received {type(table).__name__}. "
+            "A lazy table must be collected first."
+        ) from None
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "this kind of table is converted by pyarrow: pip install fedstat[parquet]"
+        ) from error
+
+
+def with_key_columns(frame: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
+    """Make columns of a key that came as the frame's index."""
+    in_index = [name for name in key if name in frame.index.names and name not in frame.columns]
+    return frame.reset_index(level=in_index) if in_index else frame
+
+
+def read_table(client: str, path: str | Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
+    """Read one institution's file by the ending of its name, into memory."""
+    reader = _reader_of(client, Path(path))
+    return _guarded(client, Path(path), lambda file: reader(file, na_values, dtype))
+
+
+def open_table(
+    client: str, path: str | Path, na_values: Sequence[str], dtype: Any
+) -> pd.DataFrame | ParquetTable:
+    """Open one institution's file: Parquet is left where it is and streamed, text is read."""
+    if _reader_of(client, Path(path)) is _read_parquet:
+        return _guarded(client, Path(path), ParquetTable)
+    return read_table(client, path, na_values, dtype)
+
+
+def _reader_of(client: str, file: Path) -> TableReader:
+    reader = next((read for end, read in READERS.items() if file.name.lower().endswith(end)), None)
+    if reader is None:
+        raise PartitionError(
+            f"institution {client!r}: expected a file ending in {', '.join(READERS)}: {file}"
+        )
+    if not file.is_file():
+        raise PartitionError(f"institution {client!r}: there is no file {file}")
+    return reader
+
+
+def _guarded(client: str, file: Path, read: Callable[[Path], T]) -> T:
+    """Read a file, and tell what went wrong without quoting it."""
+    try:
+        return read(file)
+    except ImportError as error:
+        raise ImportError(NO_PYARROW) from error
+    except (ValueError, OSError) as error:
+        # the reader's own message may quote a cell of the file
+        kind = type(error).__name__
+    raise PartitionError(
+        f"institution {client!r}: {file} could not be read ({kind}). Check its separator, encoding and "
+        "`dtype`, or read it yourself and use from_frames."
+    )
+
+
+def _text_reader(separator: str) -> TableReader:
+    """Reader of text files; it takes whole columns to tell their types."""
+
+    def read(file: Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
+        # pandas' own list of missing cells also holds "None" and "null", which are levels in many surveys
+        missing: dict[str, Any] = {"na_values": list(na_values), "keep_default_na": False}
+        frame: pd.DataFrame = pd.read_csv(file, sep=separator, dtype=dtype, low_memory=False, **missing)
+        return frame
+
+    return read
+
+
+def _read_parquet(file: Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
+    return pd.read_parquet(file)
+
+
+READERS: dict[str, TableReader] = {
+    ".csv": _text_reader(","),
+    ".csv.gz": _text_reader(","),
+    ".tsv": _text_reader("\t"),
+    ".tsv.gz": _text_reader("\t"),
+    ".parquet": _read_parquet,
+}
+"""How a file is read into memory, by the ending of its name."""
+
+
+def named_row_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dict[str, HeldTable]:
+    """Tables of the horizontal layout, in memory or streamed, whose columns have names of their own."""
+    raise_problems(client_problems(frames))
+    kinds = (ParquetTable, SqlTable, CurveTable)
+    streamed = {c: table for c, table in frames.items() if isinstance(table, kinds)}
+    for client, table in streamed.items():
+        # of a file also the columns that are left out, which a reader would have to tell apart
+        names = table.schema.names if isinstance(table, ParquetTable) else table.columns
+        raise_problems(name_problems(f"institution {client!r}", names))
+    held = {client: table for client, table in frames.items() if client not in streamed}
+    tables = streamed | (named_tables(held, key) if held else {})
+    return {client: tables[client] for client in frames}
+
+
+def named_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """All institutions' tables as pandas frames whose columns have names of their own."""
+    raise_problems(client_problems(frames))
+    tables = {c: with_key_columns(to_pandas(f"institution {c!r}", frame), key) for c, frame in frames.items()}
+    raise_problems(
+        line for c, frame in tables.items() for line in name_problems(f"institution {c!r}", frame.columns)
+    )
+    return tables
+
+
+def named_table(frame: IntoDataFrame, key: Sequence[str]) -> pd.DataFrame:
+    """One table as a pandas frame whose columns have names of their own."""
+    table = with_key_columns(to_pandas("the table", frame), key)
+    raise_problems(name_problems("the table", table.columns))
+    return table
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sources of one site's records: a text file, a Parquet file, or a query to its own database.
+#
+# The owner of a site writes a :class:`Source`; no message can. A database is asked by
+# :mod:`fedstat.federation.tables.database`, which makes sure that it is only read.
 
 TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -46,7 +184,7 @@ STREAMED = (ParquetTable, SqlTable)
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class DeclaredColumn:
     """What a column is declared to hold.
 
     Parameters
@@ -105,14 +243,14 @@ class Source:
     env: str = ""
     file: str = ""
     key: tuple[str, ...] = ()
-    schema: Mapping[str, Expected] = field(default_factory=dict)
+    schema: Mapping[str, DeclaredColumn] = field(default_factory=dict)
     na_values: tuple[str, ...] = NA_VALUES
     memory: int = MEGABYTES
     timeout: int = SECONDS
     curves: Mapping[str, Curve | LongCurve] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check.refuse(_description_problems(self))
+        check.raise_problems(_description_problems(self))
 
     @classmethod
     def from_mapping(cls, site: str, description: Mapping[str, Any]) -> Source:
@@ -199,7 +337,7 @@ def _open_in_memory(source: Source, leave_out: Sequence[str], folder: Path | Non
     # declared text keeps its leading zeros; all else is read as what it looks like, and then checked
     dtype = {name: "str" for name, column in source.schema.items() if column.type == "text"}
     frame = read_table(source.site, source.path, source.na_values, dtype)
-    check.refuse(check.name_problems(source.site, frame.columns))
+    check.raise_problems(check.name_problems(source.site, frame.columns))
     _check_present(source, frame.columns)
     for name, column in source.schema.items():
         if column.type == "dates" and kind(frame[name]) == "text":
@@ -207,7 +345,7 @@ def _open_in_memory(source: Source, leave_out: Sequence[str], folder: Path | Non
             # all or none: a text that is no date is then found to be text, and refused
             if dates.notna().sum() == frame[name].notna().sum():
                 frame[name] = dates
-    check.refuse(check.unfit_key_problems(source.site, frame, source.key) if source.key else ())
+    check.raise_problems(check.unfit_key_problems(source.site, frame, source.key) if source.key else ())
     _check_schema(source, lambda name: _kind_in_memory(frame[name]))
     return FrameTable(frame.drop(columns=list(leave_out)))
 
@@ -222,10 +360,10 @@ def _open_parquet(source: Source, leave_out: Sequence[str], folder: Path | None)
         problem = type(error).__name__
     if problem:
         raise PartitionError(f"{source.site}: {source.path} could not be read as Parquet ({problem})")
-    check.refuse(check.name_problems(source.site, table.schema.names))
+    check.raise_problems(check.name_problems(source.site, table.schema.names))
     _check_present(source, table.schema.names)
     _check_schema(source, lambda name: _kind_in_file(table, name))
-    check.refuse(_unit_problems(source, table))
+    check.raise_problems(_unit_problems(source, table))
     return table
 
 
@@ -330,7 +468,7 @@ def _check_schema(source: Source, kind_of: Callable[[str], str | None]) -> None:
                 f"{source.site}, column {name!r}: expected {column.type}, found {found}. "
                 f"Remedy: {SOURCE_KINDS[source.kind].remedy}."
             )
-    check.refuse(lines)
+    check.raise_problems(lines)
 
 
 def _kind_in_memory(column: pd.Series[Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""The records of one institution: a table in memory, or one that is streamed from a file.
+"""The records of one site: a table in memory, or one that is streamed from a file.
 
 A step over rows sees :class:`Table` only: it goes through the chunks and adds up. What it needs in
 memory is then one chunk, whatever the length of the table.
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError
-from fedstat.federation.tables.curves.array import CurveArray, curves_of, is_curve
+from fedstat.federation.tables.curves import CurveArray, curves_of, is_curve
 from fedstat.typing import Array
 
 ROWS_PER_CHUNK = 262_144
@@ -173,10 +173,10 @@ def entities_of(table: Table) -> Array:
 
 def plain_columns(table: Table) -> tuple[str, ...]:
     """Columns of a table that hold no curves."""
-    return tuple(name for name in table.columns if name not in held_curves(table))
+    return tuple(name for name in table.columns if name not in table_curves(table))
 
 
-def held_curves(table: Table) -> dict[str, CurveArray]:
+def table_curves(table: Table) -> dict[str, CurveArray]:
     """Curves of a table by their names; none where it is streamed."""
     inner = table.table if isinstance(table, LabelledTable) else table
     if not isinstance(inner, FrameTable):

@@ -1,1 +1,492 @@
-"""Discrimination and calibration of a model."""
+"""Evaluation of predictions: accuracy, discrimination and calibration, from sums and counts in bins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.inference.discrimination import (
+    LEVEL,
+    Discrimination,
+    confusion_counts,
+    confusion_rates,
+    discrimination,
+    roc_points,
+)
+from fedstat.inference.plots import plot_calibration, plot_roc
+from fedstat.inference.recalibration import Recalibration
+from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# ----------------------------------------------------------------------------------------------------
+# How close predicted means are to a response that is a number, from sums over rows.
+
+TINY = 1e-12
+"""Of the deviance of predictions: a constant's deviance that is rounding."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Accuracy:
+    """Squared errors and deviance of predicted means, beside those of a constant.
+
+    Parameters
+    ----------
+    n, total : ndarray, shape (K,)
+        Rows, and the sum of their responses, by site.
+    squares : ndarray, shape (K,)
+        Sums of squared differences between response and predicted mean, by site.
+    spread : ndarray, shape (K,)
+        Sums of squared differences between response and the site's own mean.
+    deviance, null_deviance : float
+        Of all rows, by the model's distribution: of the predicted means, and of the mean of all responses.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> found = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit().evaluate().accuracy
+    >>> len(found.rmse), len(found.rsquared), bool(found.rsquared[-1] > 0.0), "Deviance" in found.note
+    (5, 5, True, True)
+    >>> bool(abs(found.deviance_explained - found.rsquared[-1]) < 1e-9)
+    True
+    """
+
+    n: Floats
+    total: Floats
+    squares: Floats
+    spread: Floats
+    deviance: float
+    null_deviance: float
+
+    @property
+    def rmse(self) -> Floats:
+        """Root of the mean squared error, (K + 1,): by site, and of all rows."""
+        n, squares = (np.append(part, part.sum()) for part in (self.n, self.squares))
+        return np.asarray(np.sqrt(squares / n))
+
+    @property
+    def rsquared(self) -> Floats:
+        """1 - squared errors / spread, (K + 1,): by site about its own mean, and of all about theirs.
+
+        Negative where a constant, the mean of these very rows, is closer; nan where responses do not differ.
+        """
+        means = self.total / self.n
+        between = float(self.n @ (means - self.total.sum() / self.n.sum()) ** 2)
+        spread = np.append(self.spread, self.spread.sum() + between)
+        squares = np.append(self.squares, self.squares.sum())
+        share = np.divide(squares, spread, out=np.full_like(spread, np.nan), where=spread > 0.0)
+        return np.asarray(1.0 - share)
+
+    @property
+    def deviance_explained(self) -> float:
+        """Share of a constant's deviance that predictions take away.
+
+        R-squared of a normal response, but where predictions were averaged before they were counted.
+        """
+        return (
+            1.0 - self.deviance / self.null_deviance
+            if self.null_deviance > TINY * abs(self.deviance)
+            else float("nan")
+        )
+
+    @property
+    def note(self) -> str:
+        """What is printed below a summary."""
+        share = self.deviance_explained
+        explained = "" if np.isnan(share) else f"; {100.0 * share:.1f} % explained"
+        return (
+            f"Deviance, all entities: {number(self.deviance)}, of a constant {number(self.null_deviance)}"
+            f"{explained}. R2 is 1 - squared errors / spread about the mean of the entities that are "
+            "evaluated."
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Discrimination and calibration from counts in bins of the prediction, not from rows.
+
+ALL = "all sites"
+ROUNDING = 1e-6
+"""By how much events may exceed rows: proportions times trials are not whole in floating point."""
+WIDTHS: tuple[int, ...] = (24, 10, 10, 10, 8, 7, 7, 7, 7)
+NUMBER_WIDTHS: tuple[int, ...] = (24, 10, 10, 10, 8, 11, 11)
+POINTS, ROC = ["site", "point"], ["threshold", "fpr", "tpr"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Evaluation:
+    """How well predictions rank and how well they agree with what was observed, over sites.
+
+    Parameters
+    ----------
+    edges : ndarray, shape (B + 1,)
+        Ascending edges of the bins of the predicted mean, or of the linear predictor.
+    sites : tuple of str, length K
+    n : ndarray, shape (K, B)
+        Rows (or trials) by site and bin.
+    observed : ndarray, shape (K, B)
+        Sums of the response: events where it is binary.
+    expected : ndarray, shape (K, B)
+        Sums of the predicted means.
+    binary : bool
+        Whether the response is an event or none. Otherwise there is no AUC.
+    least : int
+        As given to `merge_small_bins` at the sites; 0 where they merged nothing.
+    means : ndarray, shape (B + 1,), optional
+        Predicted means at the edges, where these are of the linear predictor.
+    squares : ndarray, shape (K + 1,), optional
+        Sums over rows of squared differences between event and predicted probability, by site and of all; nan
+        of sites that hid theirs in the sum.
+    recalibration : Recalibration, optional
+        The response regressed on the linear predictor.
+    accuracy : Accuracy, optional
+        Squared errors and deviance of a response that is a number.
+    remarks : tuple of str
+        Further notes of the summary.
+    counted : str
+        What a bin holds, and where it was counted.
+
+    Raises
+    ------
+    ModelError
+        Shapes do not agree, edges do not ascend, a count is negative, or there are more events than rows.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> evaluation = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().evaluate()
+    >>> round(evaluation.auc, 2), evaluation.auc_by_site.round(2).to_dict()
+    (0.72, {'Cleveland': 0.67, 'Hungary': 0.69, 'Long Beach': 0.62, 'Switzerland': 0.55})
+    >>> len(evaluation.to_frame()), evaluation.calibration().columns[:3].tolist(), round(evaluation.brier, 2)
+    (5, ['low', 'high', 'n'], 0.21)
+    >>> list(evaluation.discrimination), evaluation.roc().columns.tolist(), len(evaluation.thresholds) > 0
+    (['Cleveland', 'Hungary', 'Long Beach', 'Switzerland', 'all sites'], ['threshold', 'fpr', 'tpr'], True)
+    >>> evaluation.confusion(0.5).shape, "AUC" in evaluation.summary().as_text()
+    ((5, 10), True)
+    >>> bool(evaluation.plot_calibration().has_data()), bool(evaluation.plot_roc().has_data())
+    (True, True)
+    """
+
+    edges: Floats
+    sites: tuple[str, ...]
+    n: Floats
+    observed: Floats
+    expected: Floats
+    binary: bool = True
+    least: int = 0
+    means: Floats | None = None
+    squares: Floats | None = None
+    recalibration: Recalibration | None = None
+    accuracy: Accuracy | None = None
+    remarks: tuple[str, ...] = ()
+    counted: str = "rows at a site"
+
+    def __post_init__(self) -> None:
+        shape = (len(self.sites), len(self.edges) - 1)
+        sums = {"n": self.n, "observed": self.observed, "expected": self.expected}
+        wrong = [f"{what} of shape {sum_.shape}" for what, sum_ in sums.items() if sum_.shape != shape]
+        if wrong:
+            raise ModelError(f"evaluation: expected {shape} (sites, bins), received {', '.join(wrong)}")
+        if not (np.diff(self.edges) > 0.0).all():
+            raise ModelError("evaluation: expected ascending edges of the bins")
+        # Sums come from sites: one that is impossible must not become an AUC.
+        bad = self.n < 0.0
+        if self.binary:
+            bad = bad | (self.observed < -ROUNDING) | (self.observed > self.n + ROUNDING)
+        if bad.any():
+            where = ", ".join(self.sites[k] for k in np.unique(np.nonzero(bad)[0]))
+            raise ModelError(f"evaluation: expected 0 <= events <= rows in each bin; not so at {where}")
+
+    @property
+    def auc(self) -> float:
+        """Area under the receiver operating characteristic over all pairs of rows, also across sites."""
+        return self.discrimination[ALL].auc
+
+    @property
+    def auc_by_site(self) -> pd.Series:
+        """The same within each site; nan where a site has only events, or none."""
+        found = self.discrimination
+        return pd.Series([found[site].auc for site in self.sites], index=list(self.sites), name="auc")
+
+    @property
+    def discrimination(self) -> dict[str, Discrimination]:
+        """AUC with standard error and bounds: of each site, and of all.
+
+        Raises
+        ------
+        NotAvailableError
+            The response is not binary.
+        """
+        # All sites together: a model must also rank rows of one site against those of another.
+        return {who: discrimination(*rows, self.least) for who, rows in self._outcomes().items()}
+
+    @property
+    def thresholds(self) -> Floats:
+        """Predicted means at the edges of the bins, (B + 1,)."""
+        return self.edges if self.means is None else self.means
+
+    @property
+    def brier(self) -> float:
+        """Brier score over all rows: the mean squared difference of event and predicted probability.
+
+        Raises
+        ------
+        NotAvailableError
+            The response is not binary, or no sums of squares were asked for.
+        """
+        if not self.binary or self.squares is None:
+            raise NotAvailableError(
+                "no Brier score: the response is not binary, or evaluate(recalibrate=False) was asked for"
+            )
+        return float(self.squares[-1] / self.n.sum())
+
+    def roc(self) -> pd.DataFrame:
+        """Receiver operating characteristic of each site and of all, from counts in bins.
+
+        Points are exact for the thresholds in them, the edges of the bins, but for bins of fewer rows than a
+        site tells apart, which it counted with a neighbour. Between points the curve of the rows lies in the
+        rectangle that two of them span.
+
+        Returns
+        -------
+        DataFrame
+            Index (site, point); ``threshold``, the predicted probability above which a row is positive, from
+            the largest down; ``fpr``, the share of rows without the event that are positive; ``tpr``, of
+            those with it. Sites without both outcomes have none.
+
+        Raises
+        ------
+        NotAvailableError
+            The response is not binary.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> evaluation = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().evaluate()
+        >>> evaluation.roc().loc["all sites", ["fpr", "tpr"]].iloc[[0, -1]].to_numpy().tolist()
+        [[0.0, 0.0], [1.0, 1.0]]
+        """
+        parts = {}
+        for who, (events, others) in self._outcomes().items():
+            if events.sum() > 0.0 and others.sum() > 0.0:
+                parts[who] = pd.DataFrame(
+                    roc_points(events.sum(axis=0), others.sum(axis=0), self.thresholds), columns=ROC
+                )
+        if not parts:
+            return pd.DataFrame(columns=ROC, index=pd.MultiIndex.from_arrays([[], []], names=POINTS))
+        return pd.concat(parts, names=POINTS)
+
+    def confusion(self, threshold: float = 0.5) -> pd.DataFrame:
+        """Confusion table of each site and of all at a threshold, from counts in bins.
+
+        Parameters
+        ----------
+        threshold : float
+            The predicted probability above which the event is predicted, between 0 and 1. It is taken at the
+            nearest edge of the bins, which the table tells.
+
+        Returns
+        -------
+        DataFrame
+            Index site; ``threshold``, as taken; rows ``tp``, ``fp``, ``fn``, ``tn``; ``sensitivity``,
+            ``specificity``, ``ppv``, ``npv``, ``accuracy``, nan where there are no rows to take a share of.
+
+        Raises
+        ------
+        ModelError
+            The threshold is not between 0 and 1.
+        NotAvailableError
+            The response is not binary.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> evaluation = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().evaluate()
+        >>> evaluation.confusion(0.5).loc["all sites", ["threshold", "sensitivity"]].round(2).tolist()
+        [0.5, 0.78]
+        >>> round(evaluation.brier, 3), round(evaluation.recalibration.slope, 6)
+        (0.211, 1.0)
+        """
+        outcomes = self._outcomes()
+        if not 0.0 < threshold < 1.0:
+            raise ModelError(f"confusion: expected a threshold between 0 and 1, received {threshold}")
+        first = int(np.abs(self.thresholds - threshold).argmin())
+        counts = np.array(
+            [confusion_counts(x.sum(axis=0), y.sum(axis=0), first) for x, y in outcomes.values()]
+        )
+        named = dict(zip(("tp", "fp", "fn", "tn"), counts.T, strict=True))
+        index = pd.Index(list(outcomes), name="site")
+        table = {"threshold": float(self.thresholds[first]), **named, **confusion_rates(**named)}
+        return pd.DataFrame(table, index=index)
+
+    def _outcomes(self) -> dict[str, tuple[Floats, Floats]]:
+        """Rows with and without the event, (sites, B) each, of each site and of all."""
+        if not self.binary:
+            raise NotAvailableError("no AUC: the response is not binary; see calibration()")
+        others = self.n - self.observed
+        rows = {site: slice(k, k + 1) for k, site in enumerate(self.sites)} | {ALL: slice(None)}
+        return {who: (self.observed[at], others[at]) for who, at in rows.items()}
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per site, and one for all.
+
+        Returns
+        -------
+        DataFrame
+            ``n``, ``observed`` (events, or the sum of the response), ``expected``, ``ratio`` (observed over
+            expected); for a binary response ``auc``, ``auc_std_error``, its 95 % interval ``auc_low``,
+            ``auc_high``, and ``auc_at_least``, ``auc_at_most``, between which the AUC of these rows lies,
+            as far as bins tell; ``brier``, where the sums for it were asked for. For a response that is a
+            number, over institutions with different columns, ``rmse`` and ``rsquared``.
+        """
+        sums = {what: self._with_total(v.sum(axis=1)) for what, v in self._sums().items()}
+        frame = pd.DataFrame(sums, index=pd.Index([*self.sites, ALL], name="site"))
+        frame["ratio"] = _ratio(frame["observed"].to_numpy(), frame["expected"].to_numpy())
+        if self.binary:
+            found = self.discrimination.values()
+            frame["auc"] = [d.auc for d in found]
+            frame["auc_std_error"] = [d.std_error for d in found]
+            frame["auc_low"], frame["auc_high"] = np.transpose([d.conf_int() for d in found])
+            frame["auc_at_least"] = [d.at_least for d in found]
+            frame["auc_at_most"] = [d.at_most for d in found]
+        if self.binary and self.squares is not None:
+            with np.errstate(invalid="ignore"):
+                frame["brier"] = self.squares / frame["n"]
+        if self.accuracy is not None:
+            frame["rmse"], frame["rsquared"] = self.accuracy.rmse, self.accuracy.rsquared
+        return frame
+
+    def calibration(self) -> pd.DataFrame:
+        """Predicted against observed in each bin that holds rows, by site and for all.
+
+        Returns
+        -------
+        DataFrame
+            Index (site, bin); ``low``, ``high`` (edges; rows of merged bins may lie outside), ``n``,
+            ``events`` (``total`` of a response that is not binary), ``mean_predicted``, ``observed`` (mean).
+        """
+        # The last row is all sites.
+        stacked = {what: np.vstack([v, v.sum(axis=0)]) for what, v in self._sums().items()}
+        k, b = np.nonzero(stacked["n"])
+        n, observed, expected = (stacked[what][k, b] for what in ("n", "observed", "expected"))
+        index = pd.MultiIndex.from_arrays([np.array([*self.sites, ALL])[k], b], names=["site", "bin"])
+        total = "events" if self.binary else "total"
+        columns = {"low": self.edges[b], "high": self.edges[b + 1], "n": n, total: observed}
+        return pd.DataFrame(
+            {**columns, "mean_predicted": expected / n, "observed": observed / n}, index=index
+        )
+
+    def summary(self) -> SheetSummary:
+        """One line per site and one for all: rows, events, expected, ratio, AUC with its interval, or R2."""
+        heads = ["n", "events" if self.binary else "observed", "expected", "ratio"]
+        heads += ["AUC", "std err", *(f"{q:.3f}" for q in (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))] * self.binary
+        heads += ["RMSE", "R2"] * (self.accuracy is not None)
+        frame = self.to_frame().iloc[:, : len(heads)]
+        rows = tuple(
+            (str(site), *self._cells(values))
+            for site, values in zip(frame.index, frame.to_numpy().tolist(), strict=True)
+        )
+        all_widths = WIDTHS if self.accuracy is None else NUMBER_WIDTHS
+        aligns, widths = "l" + "r" * len(heads), all_widths[: len(heads) + 1]
+        sheet = Sheet(
+            ("institution", *heads), rows, aligns, widths, "Predictions and observations", wrap=True
+        )
+        found = self.recalibration
+        return SheetSummary([sheet, *([] if found is None else [found.sheet()])], self._notes())
+
+    def _cells(self, values: list[float]) -> list[str]:
+        n, observed, expected, *rest = values
+        cells = ["-" if np.isnan(value) else f"{value:.3f}" for value in rest]
+        if self.binary:
+            return [f"{n:,.0f}", f"{observed:,.0f}", f"{expected:,.1f}", *cells]
+        for i, value in enumerate(rest[1:3], 1):
+            cells[i] = number(value) if i == 1 or abs(value) >= 1e3 else cells[i]
+        return [f"{n:,.0f}", number(observed), number(expected), *cells]
+
+    def plot_calibration(self, ax: Axes | None = None, *, groups: int = 10) -> Axes:
+        """Observed against predicted means, in groups of about equal size.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+        groups : int
+            Most points of a curve; neighbouring bins are joined.
+
+        Returns
+        -------
+        matplotlib Axes
+            All sites as points, with Wilson's 95 % intervals for a binary response; each site as a line. A
+            strip above has the rows by their prediction, and the events among them.
+        """
+        curves = {site: (self.n[k], self.observed[k], self.expected[k]) for k, site in enumerate(self.sites)}
+        total = (self.n.sum(axis=0), self.observed.sum(axis=0), self.expected.sum(axis=0))
+        return plot_calibration(curves, total, binary=self.binary, groups=groups, ax=ax)
+
+    def plot_roc(self, ax: Axes | None = None) -> Axes:
+        """Receiver operating characteristic of each site, and of all, as :meth:`roc`.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+            With the AUC of each in the legend.
+
+        Raises
+        ------
+        NotAvailableError
+            The response is not binary, or no site has both outcomes.
+        """
+        curves = self.roc()
+        if not len(curves):
+            raise NotAvailableError("no ROC: no site has rows with the event and rows without")
+        return plot_roc(curves, {who: found.auc for who, found in self.discrimination.items()}, ax)
+
+    def __repr__(self) -> str:
+        auc = f", AUC {self.auc:.3f}" if self.binary else ""
+        return f"<Evaluation: {len(self.sites)} sites, {self.n.sum():,.0f} rows{auc}; see .summary()>"
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()
+
+    def _sums(self) -> dict[str, Floats]:
+        return {"n": self.n, "observed": self.observed, "expected": self.expected}
+
+    def _with_total(self, values: Floats) -> Floats:
+        return np.append(values, values.sum())
+
+    def _notes(self) -> list[str]:
+        found, least = self.recalibration, self.least
+        recalibrated = [] if found is None else [found.note]
+        merged = [f"Bins of fewer than {least} {self.counted} were counted with a neighbour."] * (least > 1)
+        if not self.binary:
+            accurate = [] if self.accuracy is None else [self.accuracy.note]
+            return [*accurate, *recalibrated, *self.remarks, *merged]
+        all_ = self.discrimination[ALL]
+        notes = [
+            f"AUC from counts in {len(self.edges) - 1} bins of the prediction, where ties within a bin count "
+            "one half, with a normal 95 % interval. Standard error: Hanley and McNeil (1982), its two "
+            "probabilities counted from the bins. The AUC of all sites also ranks rows of different sites "
+            "against each other.",
+            f"By bins the AUC of these rows, all sites, is known to lie between {all_.at_least:.3f} and "
+            f"{all_.at_most:.3f}; that is no interval for other rows.",
+        ]
+        if self.squares is not None:
+            notes.append(f"Brier score, all sites: {self.brier:.4f}, from sums over rows.")
+        return [*notes, *recalibrated, *self.remarks, *merged]
+
+
+def _ratio(observed: Floats, expected: Floats) -> Floats:
+    return np.divide(observed, expected, out=np.full_like(expected, np.nan), where=expected != 0.0)

@@ -1,1 +1,657 @@
-"""Do sites agree: tests, random effects, forest plots."""
+"""Heterogeneity between sites that fit the same coefficients, and its printed summary."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.inference.homogeneity_tests import JointTest, SiteScores, SiteWelchTerms, joint_test, welch_test
+from fedstat.inference.meta_analysis import (
+    USUAL,
+    FactorCombination,
+    RandomEffectsOptions,
+    combine_factor,
+    combine_sites,
+    dersimonian_laird,
+)
+from fedstat.inference.plots import plot_forest
+from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.typing import Floats, Matrix, Vector
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# ----------------------------------------------------------------------------------------------------
+# The numbers of a comparison of sites, from which its statements are made.
+
+NO_PARTS = (
+    "no fit without each site: it needs the sites' own parts of score and information, and masked sums have "
+    "none; use fit(masked=False), or fit again without the site"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SiteComparison:
+    """How far sites agree on each coefficient, in numbers.
+
+    `sites` has columns ``nobs`` and ``problem`` (why a site has no estimate of its own); `estimates` and
+    `std_errors` are (sites, coefficients), nan where a site does not determine one; `table` is that of
+    `Heterogeneity.to_frame`; `joint` tests whether all coefficients are equal at all sites, and takes them to
+    have `one_dispersion` where that is estimated, and not each its own. `without_each`
+    holds `left_out` and `change`, None where sums were masked. `flagged` coefficients have I2 above one half
+    and a p-value of Q, adjusted after Holm, below `alpha`. `covariances` (K, p, p) are of the sites' own
+    estimates, and `terms` the term of the formula that each coefficient belongs to.
+    """
+
+    sites: pd.DataFrame
+    estimates: pd.DataFrame
+    std_errors: pd.DataFrame
+    table: pd.DataFrame
+    joint: JointTest
+    one_dispersion: bool
+    without_each: tuple[pd.DataFrame, pd.DataFrame] | None
+    flagged: tuple[str, ...]
+    alpha: float
+    covariances: Floats | None = None
+    terms: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> pd.DataFrame:
+        """Estimate without each site, (sites, coefficients); nan where the others do not determine one.
+
+        Raises
+        ------
+        NotAvailableError
+            Sums were masked.
+        """
+        if self.without_each is None:
+            raise NotAvailableError(NO_PARTS)
+        return self.without_each[0]
+
+    @property
+    def change(self) -> pd.DataFrame:
+        """Its distance from the estimate of all, in standard errors of the common model; as `left_out`."""
+        if self.without_each is None:
+            raise NotAvailableError(NO_PARTS)
+        return self.without_each[1]
+
+
+# ----------------------------------------------------------------------------------------------------
+# The printed comparison of sites.
+
+FEW_SITES = 5
+"""Fewest sites for which the variance between them is trusted."""
+ONE_DISPERSION = (
+    "The score test takes the dispersion (residual variance) as the same at all sites: where sites differ in "
+    "nothing else it rejects too often. Own fits of all sites (local=True) would give each its own."
+)
+HEADER_WIDTHS = (30, 16, 26, 20)
+COEFFICIENT_WIDTHS = (23, 10, 10, 8, 9, 4, 6, 6, 7, 6)
+SITE_WIDTHS = (24, 10, 30, 28)
+MASKED_WIDTHS = (24, 10, 60)
+
+
+def build_heterogeneity_summary(result: SiteComparison) -> SheetSummary:
+    """Lay out the comparison: joint test, coefficients, sites, notes."""
+    sheets = [_header_sheet(result), _coefficient_sheet(result), _site_sheet(result)]
+    return SheetSummary(sheets, _notes(result))
+
+
+def _header_sheet(result: SiteComparison) -> Sheet:
+    joint, sites = result.joint, result.sites
+    own = int(result.estimates.notna().any(axis=1).sum())
+    law = "P > F (own dispersions):" if joint.own_dispersions else "P > chi2 (score test):"
+    rows = (
+        ("Institutions:", str(len(sites)), "Equal coefficients:", str(joint)),
+        ("With estimates of their own:", str(own), law, _probability(joint.pvalue)),
+        (
+            "No. Observations:",
+            f"{sites['nobs'].sum():,}",
+            "Coefficients that differ:",
+            str(len(result.flagged)),
+        ),
+    )
+    return Sheet(("",) * 4, rows, "lrlr", HEADER_WIDTHS, "Heterogeneity between institutions", gap=2)
+
+
+def _coefficient_sheet(result: SiteComparison) -> Sheet:
+    headers = ("", "common", "rand. eff.", "tau", "Q", "df", "P>Q", "I2(Q)", "from", "to")
+    rows = tuple(
+        _coefficient_row(name, dict(zip(_names(result.table.columns), values, strict=True)))
+        for name, values in zip(_names(result.table.index), result.table.to_numpy().tolist(), strict=True)
+    )
+    return Sheet(headers, rows, "l" + "r" * 9, COEFFICIENT_WIDTHS)
+
+
+def _coefficient_row(name: str, row: dict[str, float]) -> tuple[str, ...]:
+    common = number(row["estimate"], error=row["std_error"])
+    if not row["df"]:
+        return (name, common, *["-"] * 3, "0", *["-"] * 4)
+    return (
+        name,
+        common,
+        number(row["re_estimate"], error=row["re_std_error"]),
+        number(row["tau2"] ** 0.5),
+        f"{row['Q']:.2f}",
+        f"{row['df']:.0f}",
+        _probability(row["p_value"]),
+        *(_percent(row[share]) for share in ("I2", "I2_low", "I2_high")),
+    )
+
+
+def _site_sheet(result: SiteComparison) -> Sheet:
+    headers = ("institution", "rows", "own estimates")
+    rows: tuple[tuple[str, ...], ...] = tuple(
+        (
+            site,
+            f"{result.sites['nobs'].iloc[k]:,}",
+            _coverage(result.estimates.iloc[k], result.sites["problem"].iloc[k]),
+        )
+        for k, site in enumerate(_names(result.sites.index))
+    )
+    if result.without_each is None:
+        return Sheet(headers, rows, "lrl", MASKED_WIDTHS, gap=2, wrap=True)
+    changes = [_largest_change(result.change.iloc[k].dropna()) for k in range(len(rows))]
+    rows = tuple((*row, change) for row, change in zip(rows, changes, strict=True))
+    return Sheet((*headers, "without it, largest change"), rows, "lrll", SITE_WIDTHS, gap=2, wrap=True)
+
+
+def _coverage(estimates: pd.Series, problem: str) -> str:
+    known = int(estimates.notna().sum())
+    if not known:
+        return f"none: {problem}" if problem else "none"
+    return "all" if known == len(estimates) else f"{known} of {len(estimates)}"
+
+
+def _largest_change(change: pd.Series) -> str:
+    if change.empty:
+        return "not determined"
+    largest = int(np.argmax(change.abs().to_numpy()))
+    return f"{change.iloc[largest]:+.2f} s.e. of {change.index[largest]}"
+
+
+def _notes(result: SiteComparison) -> list[str]:
+    none = result.estimates.isna().all(axis=1)
+    notes = [_verdict(result)]
+    if none.any():
+        notes.append(
+            f"No estimates of their own: {', '.join(_names(none.index[none]))}. They enter the score "
+            f"test{' and the changes' if result.without_each is not None else ''}; Q, I2, tau and the random "
+            "effects are of the other sites."
+        )
+    notes += _partial_notes(result, result.estimates[~none])
+    most = int(result.table["sites"].max())
+    if 1 < most < FEW_SITES:
+        notes.append(
+            f"With {most} sites Q has little power, and tau is poorly determined: the interval of the random "
+            f"effects has t quantiles on {most - 1} degree{'s' * (most > 2)} of freedom, and is wide."
+        )
+    if result.one_dispersion:
+        notes.append(ONE_DISPERSION)
+    changes = (
+        "the changes are one Newton step, in standard errors of the common model."
+        if result.without_each is not None
+        else f"the estimates without each of the {len(result.sites)} institutions are not known, as sums "
+        "are masked: see fit(masked=False)."
+    )
+    notes.append(
+        "Q, I2, tau and the random effects compare the sites' own estimates. Random effects and tau are by "
+        "restricted maximum likelihood (REML), with Hartung and Knapp's standard errors; I2 = (Q - df) / Q, "
+        f"the share of the spread that is not chance, with its {100 * (1 - result.alpha):g} % interval, is "
+        f"by moments. {_joint_source(result)}; {changes}"
+    )
+    return notes + _two_estimators(result)
+
+
+def _two_estimators(result: SiteComparison) -> list[str]:
+    """Say of which coefficients one estimator finds a variance between sites and the other finds none."""
+    apart = []
+    for name, tau2, i2 in result.table[["tau2", "I2"]].itertuples():
+        if np.isfinite(i2) and (tau2 > 0.0) != (i2 > 0.0):
+            b, se = (of[name].to_numpy(dtype=float) for of in (result.estimates, result.std_errors))
+            known = np.isfinite(b) & np.isfinite(se)
+            moments = dersimonian_laird(b[known], se[known] ** 2) ** 0.5
+            apart.append(
+                f"{name} (tau {number(tau2**0.5)}, I2 {_percent(i2)}; by moments tau {number(moments)})"
+            )
+    if not apart:
+        return []
+    return [
+        f"REML and moments do not agree on whether sites vary in: {', '.join(apart)}. tau by moments is the "
+        "one that belongs to I2 (random_effects('DL')). Few sites leave it open: read the interval of I2."
+    ]
+
+
+def _joint_source(result: SiteComparison) -> str:
+    if result.joint.own_dispersions:
+        return "The joint test compares them too, each site with its own dispersion"
+    masked = "a masked sum over sites, " if result.without_each is None else ""
+    return f"The score test is {masked}made from the sites' scores at the common estimate"
+
+
+def _verdict(result: SiteComparison) -> str:
+    tests = (result.table["df"] > 0).sum()
+    if result.flagged:
+        rows = result.table.loc[list(result.flagged), ["I2", "p_holm"]].to_numpy().tolist()
+        found = zip(result.flagged, rows, strict=True)
+        listed = ", ".join(f"{name} (I2 {_percent(i2)}, P {_probability(p)})" for name, (i2, p) in found)
+        return (
+            f"The sites differ in: {listed}; P adjusted for {tests} tests (Holm). {_disagreement(result)}"
+            "The common coefficient is then an average that need not describe any site: give the term an "
+            "interaction with the site (for the intercept: site effects), or report the random effects."
+        )
+    if result.joint.pvalue < result.alpha:
+        also = ", and what changes without each of them" if result.without_each is not None else ""
+        test = "in all coefficients together" if result.joint.own_dispersions else "score test"
+        if not tests:
+            return (
+                f"The sites differ ({test}); coefficients were not tested one by one: report the joint test."
+            )
+        return (
+            f"The sites differ ({test}), but not clearly in any single coefficient: report the joint "
+            f"test of all coefficients, as single ones are corrected for how many there are ({tests}, Holm); "
+            f"compare the sites' own estimates{also}."
+        )
+    return "The sites are not shown to differ. That does not show that they agree: see the intervals of I2."
+
+
+def _disagreement(result: SiteComparison) -> str:
+    """Say which test to report where single coefficients differ and all of them together do not."""
+    if not result.joint.pvalue >= result.alpha:
+        return ""
+    return (
+        f"The joint test of all coefficients does not show it (P {_probability(result.joint.pvalue)}): "
+        "report the joint test where the question was whether sites differ at all, and the corrected single "
+        "ones where it was in which coefficients, but not whichever is smaller. "
+    )
+
+
+def _partial_notes(result: SiteComparison, estimates: pd.DataFrame) -> list[str]:
+    """Say which coefficients are compared over some of the sites that have estimates, or over none."""
+    absent, table = estimates.isna(), result.table
+    partial = [
+        f"{name} (not at {', '.join(_names(absent.index[absent[name]]))})"
+        for name in _names(table.index[table["df"] > 0])
+        if absent[name].any()
+    ]
+    alone = _names(table.index[table["df"] == 0]) if len(estimates) > 1 else []
+    notes = [f"Compared only over the sites that determine it: {'; '.join(partial)}."] if partial else []
+    return notes + ([f"Determined at fewer than two sites: {', '.join(alone)}."] if alone else [])
+
+
+def _names(index: pd.Index) -> Sequence[str]:
+    return [str(name) for name in index]
+
+
+def _probability(p: float) -> str:
+    if np.isnan(p):
+        return "-"
+    return "<0.001" if p < 0.0005 else f"{p:.3f}"
+
+
+def _percent(share: float) -> str:
+    return "-" if np.isnan(share) else f"{100 * share:.0f} %"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Comparison of sites that fit one set of coefficients: Cochran's Q, random effects, a score test,
+# influence.
+#
+# Two sources, and every statement names its own: the sites' own fits (a meta-analysis of each coefficient),
+# and the sites' parts of the score and information at the common estimate, which any fit by sums has, also
+# for a site that has no fit of its own. Of these the score test needs a sum over sites only, which masks
+# may hide the parts of; the fit without each site needs the parts.
+
+LARGE_I2 = 0.5
+PARTS = ("score", "information")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteFit:
+    """One site's own fit in the units of the data, and its part of the sums at the estimate of ALL sites.
+
+    `beta` and `cov`, with the site's own dispersion, are None where it has none, and `problem` says why. They
+    are nan where its rows do not determine a coefficient of the common model: for a column that is constant
+    there, and for the intercept where that constant is not zero, because the site's own intercept then holds
+    the effect of the column. `score` and `information` are for dispersion ONE, None where sums are masked.
+    `own` is what its own fit says with its own dispersion, None where that is not estimated.
+    """
+
+    site: str
+    n: int
+    beta: Vector | None
+    cov: Matrix | None
+    problem: str
+    score: Vector | None
+    information: Matrix | None
+    own: SiteWelchTerms | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedSiteSums:
+    """Sums over sites in the place of each site's part: score (p,), information (p, p), for dispersion one.
+
+    `form` (2,) are sums of :func:`fedstat.inference.homogeneity_tests.quadratic_form`.
+    """
+
+    score: Floats
+    information: Floats
+    form: Floats
+
+
+class Heterogeneity(SiteComparison):
+    """How far sites agree on each coefficient; made by `heterogeneity`.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> sites = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit(masked=False).heterogeneity
+    >>> sites.to_frame().columns[:6].tolist()
+    ['estimate', 'std_error', 'sites', 'Q', 'df', 'p_value']
+    >>> sites.random_effects("DL").index.tolist(), sites.influence().shape[0]
+    (['Intercept', 'age', 'sex'], 12)
+    >>> sites.left_out.shape, sites.change.shape
+    ((4, 3), (4, 3))
+    >>> bool(sites.plot_forest("age").has_data()), "I2" in sites.summary().as_text()
+    (True, True)
+    """
+
+    __slots__ = ()
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per coefficient.
+
+        Returns
+        -------
+        DataFrame
+            ``estimate``, ``std_error`` of the common model; then the fields of
+            `fedstat.inference.meta_analysis.RandomEffectsFit`, and ``p_holm``, the p-value of Q
+            adjusted after Holm for the number of coefficients tested.
+        """
+        return self.table.copy()
+
+    def random_effects(
+        self,
+        method: Literal["REML", "DL"] = "REML",
+        test: Literal["adhoc", "knha", "z"] = "adhoc",
+        prediction: Literal["confidence", "t"] = "confidence",
+    ) -> pd.DataFrame:
+        """Mean of each coefficient over sites, its interval, and that of a further site.
+
+        Parameters
+        ----------
+        method : {"REML", "DL"}
+            Variance between sites by restricted maximum likelihood, or after DerSimonian and Laird.
+        test : {"adhoc", "knha", "z"}
+            As in metafor: Hartung's and Knapp's standard error with t quantiles, by default never below that
+            of known variances; "z" is the normal interval, which is too short for few sites.
+        prediction : {"confidence", "t"}
+            Interval of a further site over all variances between sites by their confidence (Nagashima, Noma
+            and Furukawa 2019), or as metafor's ``predict``, which takes the one estimated as known: where the
+            variance is small its 95 % interval holds the effect of 87 to 90 % of further sites.
+
+        Returns
+        -------
+        DataFrame
+            Index coefficient; ``estimate``, ``std_error``, ``conf_low``, ``conf_high``, ``pred_low``,
+            ``pred_high``, ``tau2``, ``sites``. nan where fewer than two sites (for the interval of a further
+            site: fewer than three) determine the coefficient.
+
+        Raises
+        ------
+        ModelError
+            An argument is none of these.
+        """
+        how = RandomEffectsOptions(method, test, prediction)
+        table = self.table if how == USUAL else _combined(self.estimates, self.std_errors, self.alpha, how)
+        words = {"estimate": "estimate", "std_error": "std_error", "low": "conf_low", "high": "conf_high"}
+        names = {f"re_{ours}": theirs for ours, theirs in words.items()}
+        return table[[*names, "pred_low", "pred_high", "tau2", "sites"]].rename(columns=names)
+
+    def random_effects_of(
+        self, term: str | Sequence[str], test: Literal["adhoc", "knha", "z"] = "adhoc"
+    ) -> FactorCombination:
+        """Mean of all coefficients of a factor over sites together, by multivariate random effects.
+
+        One by one the coefficients of a factor depend on its reference level, and each has a test of its own;
+        together they have one test of no effect, and one of effects that are the same everywhere.
+
+        Parameters
+        ----------
+        term : str or sequence of str
+            A term of the formula, such as ``"C(stage)"``, or names of coefficients.
+        test : {"adhoc", "knha", "z"}
+            As of :meth:`random_effects`, extended by Jackson and Riley (2014) to several coefficients.
+
+        Returns
+        -------
+        FactorCombination
+            ``to_frame()``, ``summary()``; ``pvalue`` that the factor has no effect, ``Q_pvalue`` that it has
+            the same at all sites, ``I2``, ``tau`` and ``correlation`` of the effects between sites.
+
+        Raises
+        ------
+        ModelError
+            No such term or coefficient, or an argument that is none of these.
+        EstimationError
+            Fewer than two sites determine one of the coefficients.
+
+        References
+        ----------
+        Jackson, D., Riley, R. and White, I. R. (2011). Multivariate meta-analysis: potential and promise.
+        Statistics in Medicine 30, 2481-2498.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> sites = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit().heterogeneity
+        >>> together = sites.random_effects_of(["age", "sex"])
+        >>> together.df, together.Q_df, bool(together.pvalue < 0.05)
+        (2, 6, True)
+        """
+        names = [str(name) for name in self.estimates.columns]
+        of_term = [name for name, one in zip(names, self.terms, strict=False) if one == term]
+        wanted = of_term or ([term] if isinstance(term, str) else list(term))
+        unknown = [name for name in wanted if name not in names]
+        if unknown or not wanted:
+            known = dict.fromkeys([*self.terms, *names])
+            raise ModelError(
+                f"random_effects_of: {', '.join(map(repr, unknown)) or 'nothing'} is no term and no "
+                f"coefficient; there are: {', '.join(known)}"
+            )
+        assert self.covariances is not None
+        at = [names.index(name) for name in wanted]
+        own = self.covariances[:, at][:, :, at]
+        return combine_factor(
+            tuple(wanted), self.estimates.to_numpy()[:, at], own, test=test, alpha=self.alpha
+        )
+
+    def influence(self) -> pd.DataFrame:
+        """Each coefficient without each of the sites.
+
+        Returns
+        -------
+        DataFrame
+            Index (``left out``, ``coefficient``); ``estimate`` by one Newton step, which is exact for the
+            linear model, and ``change`` in standard errors of the common model.
+
+        Raises
+        ------
+        NotAvailableError
+            Sums were masked: there are no parts of single sites.
+        """
+        index = pd.MultiIndex.from_product(
+            [self.left_out.index, self.left_out.columns], names=["left out", "coefficient"]
+        )
+        parts = {"estimate": self.left_out, "change": self.change}
+        return pd.DataFrame({what: part.to_numpy().ravel() for what, part in parts.items()}, index=index)
+
+    def summary(self) -> SheetSummary:
+        """Joint test, coefficients, sites, and what follows, in words."""
+        return build_heterogeneity_summary(self)
+
+    def plot_forest(
+        self,
+        coefficient: str,
+        ax: Axes | None = None,
+        *,
+        exponentiate: bool = False,
+        effect: str = "",
+    ) -> Axes:
+        """Forest plot of one coefficient: sites' own estimates, the common one, the mean of random effects.
+
+        It is drawn on `ax`, or in a new figure; `exponentiate` draws exponentials, such as odds ratios, on a
+        logarithmic scale. `effect` names the axis. A ModelError says that there is no such coefficient.
+        """
+        names = [str(name) for name in self.table.index]
+        if coefficient not in names:
+            close = difflib.get_close_matches(coefficient, names, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"there are: {', '.join(names)}"
+            raise ModelError(f"plot_forest: {coefficient!r} is not a coefficient; {hint}")
+        own = {"estimate": self.estimates[coefficient], "std_error": self.std_errors[coefficient]}
+        rows = pd.DataFrame({**own, "problem": self.sites["problem"]})
+        combined = self.table.iloc[names.index(coefficient)]
+        effect = effect or ("exponential of the coefficient" if exponentiate else "coefficient")
+        return plot_forest(rows, combined, ax=ax, alpha=self.alpha, exponentiate=exponentiate, effect=effect)
+
+    def __repr__(self) -> str:
+        flagged = ", ".join(self.flagged) or "none"
+        return (
+            f"<Heterogeneity: {len(self.sites)} sites; coefficients that differ: {flagged}; see .summary()>"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()
+
+
+def heterogeneity(
+    names: Sequence[str],
+    beta: Floats,
+    scale: float,
+    fits: Sequence[SiteFit],
+    *,
+    masked: MaskedSiteSums | None = None,
+    estimated: bool = False,
+    alpha: float = 0.05,
+    terms: Sequence[str] = (),
+) -> Heterogeneity:
+    """Compare the sites of one fit with coefficients beta (p,) and dispersion `scale`.
+
+    The scores and informations of `fits` are for dispersion ONE, and are divided by `scale` HERE. At the
+    maximum the scores sum to zero; what is left of a fit that stopped before is allowed for. `masked` is in
+    the place of scores and informations that are hidden. Where the dispersion was `estimated`, the joint test
+    gives each site its own, if all have a fit of their own, and is `welch_test`. `alpha` is one minus the
+    level of intervals, and the level of `Heterogeneity.flagged`; `terms` (p,) are those of the coefficients.
+    The statistics are those of `random_effects.combine` and `influence.SiteScores`; an EstimationError says
+    that a shape does not fit or the information of all sites is not positive definite.
+    """
+    if not 0.0 < alpha < 1.0 or not fits:
+        raise ModelError(
+            f"heterogeneity: expected alpha between 0 and 1 and one site or more, received {alpha} and "
+            f"{len(fits)} sites"
+        )
+    for fit in fits:
+        _check_shapes(fit, len(names), () if masked is not None else PARTS)
+    own = np.array([_own(fit, len(names)) for fit in fits])
+    without = None
+    if masked is not None:
+        # Masked sums tell all that the common model needs; only the parts of single sites are lost.
+        errors = np.sqrt(scale * np.diag(np.linalg.inv(masked.information)))
+        joint = joint_test(masked.form, masked.score, masked.information, scale)
+    else:
+        scores, informations = (np.array([getattr(fit, what) for fit in fits]) for what in PARTS)
+        parts = SiteScores.of(scores, informations, scale, names)
+        errors, joint, without = parts.std_errors, parts.joint_test(), parts.without_each(beta)
+    index = pd.Index([fit.site for fit in fits], name="site")
+
+    def grid(values: Floats) -> pd.DataFrame:
+        return pd.DataFrame(values, index=index, columns=pd.Index(names))
+
+    estimates, std_errors = grid(own[:, 0]), grid(np.sqrt(own[:, 1]))
+    own_parts = [fit.own for fit in fits if fit.own is not None]
+    if estimated and len(own_parts) == len(fits):
+        joint = welch_test(own_parts)
+    table = _table(_combined(estimates, std_errors, alpha), beta, errors)
+    return Heterogeneity(
+        sites=pd.DataFrame({"nobs": [f.n for f in fits], "problem": [f.problem for f in fits]}, index=index),
+        estimates=estimates,
+        std_errors=std_errors,
+        table=table,
+        joint=joint,
+        one_dispersion=estimated and not joint.own_dispersions,
+        without_each=None if without is None else (grid(without[0]), grid(without[1])),
+        flagged=tuple(table.index[(table["I2"] > LARGE_I2) & (table["p_holm"] < alpha)]),
+        alpha=alpha,
+        covariances=np.array([_own_covariance(fit, len(names)) for fit in fits]),
+        terms=tuple(terms),
+    )
+
+
+def _own_covariance(fit: SiteFit, p: int) -> Floats:
+    """Covariance of one site's estimates, (p, p); nan where it has none."""
+    return np.full((p, p), np.nan) if fit.cov is None else np.asarray(fit.cov)
+
+
+def _check_shapes(fit: SiteFit, p: int, parts: Sequence[str]) -> None:
+    received = {part: np.shape(getattr(fit, part)) for part in parts}
+    expected: dict[str, tuple[int, ...]] = {"score": (p,), "information": (p, p)}
+    if fit.beta is not None and fit.cov is not None:
+        received |= {"beta": fit.beta.shape, "cov": fit.cov.shape}
+        expected |= {"beta": (p,), "cov": (p, p)}
+    wrong = [f"{what} of shape {shape}" for what, shape in received.items() if shape != expected[what]]
+    if wrong:
+        raise EstimationError(
+            f"heterogeneity: expected arrays for {p} coefficients of site {fit.site!r}, received "
+            f"{', '.join(wrong)}"
+        )
+
+
+def _own(fit: SiteFit, p: int) -> Floats:
+    """Estimates and variances of one site, shape (2, p); nan where it has none."""
+    own = np.full((2, p), np.nan)
+    if fit.beta is None or fit.cov is None:
+        return own
+    variance = np.diag(fit.cov)
+    # A site may determine some coefficients and not others: each is judged alone.
+    known = np.isfinite(fit.beta) & np.isfinite(variance) & (variance > 0.0)
+    own[:, known] = fit.beta[known], variance[known]
+    return own
+
+
+def _combined(
+    estimates: pd.DataFrame, std_errors: pd.DataFrame, alpha: float, how: RandomEffectsOptions = USUAL
+) -> pd.DataFrame:
+    """Random effects of each coefficient from sites' own estimates (sites, coefficients)."""
+    own = zip(estimates.to_numpy().T, std_errors.to_numpy().T, strict=True)
+    rows = [asdict(combine_sites(b, se**2, alpha, how)) for b, se in own]
+    return pd.DataFrame(rows, index=pd.Index(estimates.columns, name="coefficient"))
+
+
+def _table(table: pd.DataFrame, beta: Floats, errors: Floats) -> pd.DataFrame:
+    p_values = table["p_value"].to_numpy()
+    holm, tested = np.full(len(table), np.nan), np.isfinite(p_values)
+    if tested.any():
+        # Coefficients that fewer than two sites determine are not tested, and cost no power.
+        holm[tested] = adjust_holm(p_values[tested])
+    table.insert(list(table.columns).index("p_value") + 1, "p_holm", holm)
+    table.insert(0, "std_error", errors)
+    table.insert(0, "estimate", beta)
+    return table
+
+
+def adjust_holm(p: Floats) -> Floats:
+    """Adjust p-values for their number by Holm's method (1979)."""
+    order = np.argsort(p)
+    steps = np.arange(len(p), 0, -1) * p[order]
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return adjusted

@@ -1,1 +1,1 @@
-"""Generalised linear models: families, sums over rows, fits of one site."""
+"""Kernels of generalized linear models: families, sums over rows, fits of one site."""

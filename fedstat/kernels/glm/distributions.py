@@ -1,18 +1,159 @@
-"""Distributions of the response: one entry each, and nothing else names them all."""
+"""Distributions and links of generalized linear models as data: one entry each."""
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import scipy.stats
+from scipy.optimize import brentq
+from scipy.special import digamma, expit, gammaln, xlog1py, xlogy
 from statsmodels.genmod import families
+from statsmodels.genmod.families import links
 
-from fedstat.kernels.glm import likelihoods, quadrature
-from fedstat.kernels.glm.likelihoods import Likelihood
+from fedstat import codec
+from fedstat.errors import MessageError, ModelError
+from fedstat.kernels.glm import quadrature
 from fedstat.kernels.glm.loops import IDENTITY, LOG, LOGIT
 from fedstat.typing import Bools, Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Links of generalized linear models: one entry each, and nothing else names them all.
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link g, with mean mu and linear predictor eta = g(mu).
+
+    An instance of `kind` is called as ``g(mu)``, and has statsmodels' ``inverse(eta)``, ``deriv(mu)``,
+    ``deriv2(mu)`` and ``inverse_deriv(eta)``. `numbers` are its arguments, which cross between institutions
+    with the name: ``power`` or ``alpha``. `power` is the exponent of a link that is a fixed power of the
+    mean; eta is then positive, unless it is 1 or -1. `sign` is that of all linear predictors which have a
+    mean, where others would get one that is not theirs. `closed` tells whether every eta has a probability as
+    its mean, which is 0 or 1 by rounding only; `smallest` stands for a mean that is smaller than a number can
+    be. `cdf` is the distribution of `kind`, where an instance might have another. `effect` is what a
+    coefficient adds to, with the name of the response, and `ratio` what its exponential is.
+    """
+
+    kind: type[Any]
+    numbers: tuple[str, ...] = ()
+    power: float | None = None
+    sign: float | None = None
+    closed: bool = False
+    smallest: float = -np.inf
+    cdf: Any = None
+    effect: str = "linear predictor of {}"
+    ratio: str = ""
+
+
+LINKS: dict[str, Link] = {
+    "Logit": Link(links.Logit, closed=True, effect="log odds of {}", ratio="odds ratio"),
+    "Probit": Link(links.Probit, closed=True, cdf=scipy.stats.norm),
+    "Cauchy": Link(links.Cauchy, closed=True, cdf=scipy.stats.cauchy),
+    "CLogLog": Link(links.CLogLog, closed=True),
+    "LogLog": Link(links.LogLog, closed=True),
+    "Log": Link(links.Log, smallest=1e-300, effect="log mean of {}", ratio="ratio of means"),
+    "LogC": Link(links.LogC),
+    "Identity": Link(links.Identity, power=1.0, effect="mean of {}"),
+    "InversePower": Link(links.InversePower, power=-1.0, sign=1.0),
+    "InverseSquared": Link(links.InverseSquared, power=-2.0, sign=1.0),
+    "Sqrt": Link(links.Sqrt, power=0.5, sign=1.0),
+    "Power": Link(links.Power, numbers=("power",)),
+    "NegativeBinomial": Link(links.NegativeBinomial, numbers=("alpha",), sign=-1.0),
+}
+"""By the name of the class, by which a link crosses between institutions."""
+
+
+def name_powers() -> Mapping[float, str]:
+    """Names of the links that are a power of the mean, by its exponent."""
+    return {link.power: name for name, link in LINKS.items() if link.power is not None}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Likelihoods of distributions by half their mean deviance, and points at linear predictors.
+#
+# The dispersion of the normal, gamma and inverse normal distribution is estimated: its maximum likelihood
+# estimate follows from the deviance alone (McCullagh and Nelder 1989, 8.3).
+
+Point: TypeAlias = Callable[[Floats, Floats], tuple[float, Floats, Floats]]
+NEARLY_PERFECT = 1e-4
+"""Half the mean deviance below which the gamma dispersion comes from its series; its error is 1e-13."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """The log-likelihood of n entities: a part of their responses alone, and what the deviance determines.
+
+    `saturated` is the part that neither coefficients nor dispersion change, from responses (n,) and the
+    distribution's alpha. `term`, where a dispersion is estimated, is the rest per entity by half the mean
+    deviance and dispersion, and `likeliest_scale` the dispersion at which it is largest. `point`, where the
+    canonical link has a mean for every linear predictor, goes from these and responses (n,) to half the mean
+    deviance, residuals and weights (n,).
+    """
+
+    saturated: Callable[[Floats, float | None], float] = lambda y, alpha: 0.0
+    term: Callable[[float, float], float] | None = None
+    likeliest_scale: Callable[[float], float] = lambda loss: 2.0 * loss
+    point: Point | None = None
+
+
+def _normal_point(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
+    residual = y - eta
+    return float(np.mean(residual**2)) / 2.0, residual, np.ones(len(y))
+
+
+def _normal_term(loss: float, scale: float) -> float:
+    return -0.5 * float(np.log(2.0 * np.pi * scale)) - loss / scale
+
+
+def _binomial_point(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
+    mean = expit(eta)
+    return float(np.mean(np.logaddexp(0.0, eta) - y * eta)), y - mean, mean * expit(-eta)
+
+
+def _poisson_point(eta: Floats, y: Floats) -> tuple[float, Floats, Floats]:
+    # A mean beyond 1e304 is not a fit: the loss is then so large that no step leads there.
+    mean = np.exp(np.minimum(eta, 700.0))
+    return float(np.mean(xlogy(y, y) - y * eta - (y - mean))), y - mean, mean
+
+
+def _poisson_saturated(y: Floats, alpha: float | None) -> float:
+    return float(np.sum(xlogy(y, y) - y - gammaln(y + 1.0)))
+
+
+def _negative_binomial_saturated(y: Floats, alpha: float | None) -> float:
+    assert alpha is not None
+    k = 1.0 / alpha
+    counted = gammaln(y + k) - gammaln(k) - gammaln(y + 1.0)
+    return float(np.sum(xlogy(y, y) - xlogy(y, y + k) - xlog1py(k, y / k) + counted))
+
+
+def _gamma_term(loss: float, scale: float) -> float:
+    k = 1.0 / scale
+    return k * float(np.log(k)) - k - float(gammaln(k)) - k * loss
+
+
+def _gamma_scale(loss: float) -> float:
+    """Solve ``log k - digamma(k) = loss`` for the shape k, which lies between 1 / (2 loss) and 1 / loss."""
+    if loss < NEARLY_PERFECT:  # where the difference is 1 / (2 k) + 1 / (12 k^2), and cancels
+        return 12.0 * loss / (3.0 + float(np.sqrt(9.0 + 12.0 * loss)))
+    return 1.0 / float(brentq(lambda k: np.log(k) - digamma(k) - loss, 0.4 / loss, 1.1 / loss, rtol=1e-12))
+
+
+NORMAL = Likelihood(term=_normal_term, point=_normal_point)
+BINOMIAL = Likelihood(point=_binomial_point)
+POISSON = Likelihood(_poisson_saturated, point=_poisson_point)
+NEGATIVE_BINOMIAL = Likelihood(_negative_binomial_saturated)
+GAMMA = Likelihood(lambda y, alpha: -float(np.log(y).sum()), _gamma_term, _gamma_scale)
+INVERSE_NORMAL = Likelihood(lambda y, alpha: -1.5 * float(np.log(y).sum()), _normal_term)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Distributions of the response: one entry each, and nothing else names them all.
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +165,7 @@ class Support:
     otherwise: str
 
 
-def whole(y: Floats) -> Bools:
+def whole_numbers(y: Floats) -> Bools:
     """Tell which are whole numbers from zero."""
     return np.asarray((y >= 0.0) & (y == np.round(y)) & np.isfinite(y))
 
@@ -36,7 +177,7 @@ NOT_NEGATIVE = Support(
     lambda y: (y >= 0.0) & np.isfinite(y), "numbers from zero", "that is negative or not finite"
 )
 EVENTS = Support(lambda y: np.isin(y, (0.0, 1.0)), "zeros and ones (or true and false)", "other than 0 and 1")
-COUNTS = Support(whole, "counts: whole numbers from zero", "that is no whole number from zero")
+COUNTS = Support(whole_numbers, "counts: whole numbers from zero", "that is no whole number from zero")
 
 
 def power_support(power: float) -> Support:
@@ -80,7 +221,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         0.0,
         support=REAL,
         loop=IDENTITY,
-        likelihood=likelihoods.NORMAL,
+        likelihood=NORMAL,
         vertical_links=("Identity",),
     ),
     "Binomial": Distribution(
@@ -90,7 +231,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         single=EVENTS,
         loop=LOGIT,
         integrals={"Logit": quadrature.LOGIT, "Probit": quadrature.PROBIT},
-        likelihood=likelihoods.BINOMIAL,
+        likelihood=BINOMIAL,
         vertical_links=("Logit",),
     ),
     "Poisson": Distribution(
@@ -101,7 +242,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         single=COUNTS,
         loop=LOG,
         integrals={"Log": quadrature.LOG},
-        likelihood=likelihoods.POISSON,
+        likelihood=POISSON,
         vertical_links=("Log",),
     ),
     "Gamma": Distribution(
@@ -109,7 +250,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         True,
         2.0,
         support=POSITIVE,
-        likelihood=likelihoods.GAMMA,
+        likelihood=GAMMA,
         vertical_links=("InversePower", "Log"),
     ),
     "InverseGaussian": Distribution(
@@ -117,7 +258,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         True,
         3.0,
         support=POSITIVE,
-        likelihood=likelihoods.INVERSE_NORMAL,
+        likelihood=INVERSE_NORMAL,
         vertical_links=("InverseSquared", "Log"),
     ),
     "NegativeBinomial": Distribution(
@@ -128,9 +269,176 @@ DISTRIBUTIONS: dict[str, Distribution] = {
         # The mean over what is missing is that of any family with this link.
         integrals={"Log": quadrature.LOG},
         numbers=("alpha",),
-        likelihood=likelihoods.NEGATIVE_BINOMIAL,
+        likelihood=NEGATIVE_BINOMIAL,
         vertical_links=("NegativeBinomial", "Log"),
     ),
     "Tweedie": Distribution(families.Tweedie, True, numbers=("var_power", "eql")),
 }
 """By the name of the class, by which a distribution crosses between institutions."""
+
+
+# ----------------------------------------------------------------------------------------------------
+# Distributions and links of generalized linear models as data.
+#
+# A distribution (statsmodels: family) crosses between institutions as a few names and numbers in JSON,
+# never as an object; every party makes the statsmodels family of the same name from it.
+
+Family: TypeAlias = Any
+"""An instance of ``statsmodels.genmod.families.Family``."""
+
+NUMBERS = ("power", "alpha", "var_power")
+
+
+@dataclass(frozen=True, slots=True)
+class DistributionSpec:
+    """A distribution with its link, by the names of their classes in statsmodels ("Binomial", "Logit").
+
+    `power` is the exponent of the link "Power"; `alpha` the dispersion of "NegativeBinomial", and of the link
+    of that name; `var_power` the exponent of Tweedie's variance function, 0 or at least 1, and `eql` whether
+    its log-likelihood is the extended quasi-likelihood. A ModelError where the combination means nothing
+    here.
+    """
+
+    name: str
+    link: str
+    power: float | None = None
+    alpha: float | None = None
+    var_power: float | None = None
+    eql: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in DISTRIBUTIONS:
+            raise ModelError(f"no family {self.name!r}; expected one of {', '.join(DISTRIBUTIONS)}")
+        if self.link not in LINKS:
+            raise ModelError(f"no link {self.link!r}; expected one of {', '.join(LINKS)}")
+        needed = {*self.link_entry.numbers, *self.entry.numbers}
+        for number in NUMBERS:
+            self._check_number(number, number in needed)
+        self._check_ranges()
+
+    def _check_number(self, number: str, needed: bool) -> None:
+        value = getattr(self, number)
+        if needed != (value is not None):
+            raise ModelError(f"{self}: {number} {'is missing' if needed else 'has no meaning here'}")
+        if needed and not math.isfinite(value):
+            raise ModelError(f"{self}: {number} must be finite")
+
+    def _check_ranges(self) -> None:
+        if self.power == 0.0:
+            raise ModelError(f"{self}: a power link of 0 is constant; for the limit, use the link Log")
+        if self.alpha is not None and self.alpha <= 0.0:
+            raise ModelError(f"{self}: alpha must be positive; for no overdispersion, use Poisson")
+        if self.var_power is not None and self.var_power != 0.0 and self.var_power < 1.0:
+            raise ModelError(f"{self}: var_power must be 0 or at least 1; there is no such distribution")
+        if self.eql and not (self.var_power and 1.0 <= self.var_power <= 2.0):
+            raise ModelError(f"{self}: eql is for Tweedie families with var_power between 1 and 2")
+
+    def __str__(self) -> str:
+        family = {"alpha": self.alpha, "var_power": self.var_power, "eql": self.eql or None}
+        inner = [f"{key}={value:g}" for key, value in family.items() if value is not None]
+        link = f"{self.link}({self.power:g})" if self.power is not None else self.link
+        return f"{self.name}({', '.join([*inner, f'link={link}'])})"
+
+    @classmethod
+    def of(cls, family: Family) -> DistributionSpec:
+        """Describe a statsmodels family: an instance, or a class for the family with its default link.
+
+        A ModelError where it, or its link, is not one that can be told by name.
+        """
+        if inspect.isclass(family) and issubclass(family, families.Family):
+            family = family()
+        name = type(family).__name__
+        if name not in DISTRIBUTIONS or DISTRIBUTIONS[name].kind is not type(family):
+            raise ModelError(f"family is {name}; expected a statsmodels family: {', '.join(DISTRIBUTIONS)}")
+        link, numbers = describe_link(family.link)
+        own = {number: getattr(family, number) for number in DISTRIBUTIONS[name].numbers}
+        for number in numbers.keys() & own.keys():
+            if numbers[number] != float(own[number]):
+                raise ModelError(f"the {name} family and its link differ in {number}; give both the same")
+        eql = bool(own.pop("eql", False))
+        return cls(
+            name, link, **{**numbers, **{number: float(value) for number, value in own.items()}}, eql=eql
+        )
+
+    def to_json(self) -> str:
+        """Return the specification as JSON."""
+        return codec.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> DistributionSpec:
+        """Read what :meth:`to_json` wrote, as if a stranger had written it, or raise a MessageError."""
+        try:
+            return codec.from_json(cls, text, "the family")
+        except ModelError as error:
+            raise MessageError(f"the family is not one of those that are known: {error}") from error
+
+    def make(self) -> Family:
+        """Return the statsmodels family."""
+        own = {number: getattr(self, number) for number in self.entry.numbers}
+        link = self.link_entry.kind(**{number: getattr(self, number) for number in self.link_entry.numbers})
+        return self.entry.kind(link=link, check_link=False, **own)
+
+    @property
+    def link_entry(self) -> Link:
+        """Its link."""
+        return LINKS[self.link]
+
+    @property
+    def entry(self) -> Distribution:
+        """What is known of the distribution, whatever the link."""
+        return DISTRIBUTIONS[self.name]
+
+    @property
+    def estimates_scale(self) -> bool:
+        """Whether the dispersion is estimated rather than one."""
+        return self.entry.estimates_scale
+
+    @property
+    def variance_power(self) -> float | None:
+        """Exponent of a variance function that is a power of the mean, else None."""
+        return self.entry.variance_power if self.var_power is None else self.var_power
+
+    @property
+    def link_power(self) -> float | None:
+        """Exponent of a link that is a power of the mean, else None."""
+        return self.link_entry.power if self.power is None else self.power
+
+    @property
+    def support(self) -> Support:
+        """What a response may be."""
+        return self.entry.support or power_support(self.variance_power or 0.0)
+
+    @property
+    def canonical(self) -> bool:
+        """Whether the linear predictor is the natural parameter: observed information equals expected."""
+        if self.entry.canonical is not None:
+            return self.link == self.entry.canonical
+        if self.variance_power == 1.0:
+            return self.link == "Log"  # the limit of powers
+        return self.variance_power is not None and self.link_power == 1.0 - self.variance_power
+
+    @property
+    def least_squares(self) -> bool:
+        """Whether the estimate minimises the sum of squared residuals."""
+        return (self.name, self.link) == ("Gaussian", "Identity")
+
+    @property
+    def loop(self) -> int | None:
+        """Compiled loop that sums it, or None."""
+        return self.entry.loop if self.canonical else None
+
+
+def describe_link(link: Any) -> tuple[str, dict[str, float]]:
+    """Return name and numbers of a statsmodels link."""
+    kind = type(link)
+    if kind.__module__ == links.__name__ and kind.__name__.islower():
+        kind = kind.__mro__[1]  # a deprecated alias
+    name = kind.__name__
+    if name not in LINKS or LINKS[name].kind is not kind:
+        raise ModelError(f"link {name} cannot be told by name; expected one of {', '.join(LINKS)}")
+    entry = LINKS[name]
+    if entry.cdf is not None and link.dbn is not entry.cdf:
+        raise ModelError(f"link {name} has a distribution of its own, which cannot be told by name")
+    numbers = {number: float(getattr(link, number)) for number in entry.numbers}
+    named = name_powers()
+    return (named[numbers["power"]], {}) if numbers.get("power") in named else (name, numbers)

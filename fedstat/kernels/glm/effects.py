@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat.kernels.glm.loops import LOGIT, fixed, weighted_sums
-from fedstat.kernels.glm.rows import Rows, in_domain, linear_predictor
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.glm.sums import row_means
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.loops import LOGIT, as_kernel_array, weighted_sums
+from fedstat.kernels.glm.sums import Rows, in_domain, linear_predictor, row_means
 from fedstat.typing import Floats
 
 
@@ -129,7 +128,7 @@ def leveraged_meat(
             size = at.weight * at.residual(rows.y)
             freq = np.ones(len(rows)) if rows.freq is None else rows.freq
             square = np.where(freq > 0.0, size**2 / freq, 0.0) / rest**power
-        total += weighted_sums(fixed(rows.X), fixed(size), fixed(square))[1]
+        total += weighted_sums(as_kernel_array(rows.X), as_kernel_array(size), as_kernel_array(square))[1]
     return total
 
 

@@ -1,4 +1,4 @@
-"""Loops over rows of a generalized linear model.
+"""Compiled loops over the rows of a generalized linear model.
 
 Rows are taken in blocks that are turned on their side, so that a block stays in the first cache and
 every loop runs along its rows. The sums are the same to the bit whatever the number of threads.
@@ -27,7 +27,7 @@ REORDER = {"reassoc", "contract", "nsz"}
 """What the compiler may do with sums to run along rows; it may not take numbers for finite ones."""
 
 
-def fixed(a: Array, dtype: type = np.float64) -> Array:
+def as_kernel_array(a: Array, dtype: type = np.float64) -> Array:
     """Return the array as the one type that the loops are compiled for, with a copy only if it differs."""
     ready = isinstance(a, np.ndarray) and a.dtype == dtype and a.flags.c_contiguous and a.flags.aligned
     if ready and not a.flags.writeable:

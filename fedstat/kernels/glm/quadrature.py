@@ -1,4 +1,4 @@
-"""Likelihood of a response whose linear predictor is normal given what is seen.
+"""Likelihood of a response whose linear predictor is normal given the observed columns.
 
 With eta = m + e and e ~ N(0, v) the likelihood of one entity is ``p(m, v) = E f(y; m + e)``, an integral
 over one dimension. It solves the heat equation, dp/dv = (1/2) d2p/dm2, so that every derivative of log p

@@ -1,10 +1,4 @@
-"""Sums over rows from which a generalized linear model is fitted and judged.
-
-Score and information are those for a dispersion of one. Definitions are those of statsmodels' ``GLM``
-(McCullagh and Nelder 1989, 2.5), whose family objects are asked for link and variance; the common
-canonical pairs have a compiled loop. Rows are worked on in pieces of a fixed size and summed in their
-order, so that the sums are the same to the bit whatever the number of threads.
-"""
+"""Rows of one site, and the sums over rows from which a generalized linear model is fitted."""
 
 from __future__ import annotations
 
@@ -17,10 +11,99 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import config
 
-from fedstat.kernels.glm.loops import LOG, LOGIT, canonical_sums, fixed, weighted_sums
-from fedstat.kernels.glm.rows import Rows, in_domain, linear_predictor
-from fedstat.kernels.glm.specification import DistributionSpec, Family
+from fedstat.kernels.glm.distributions import DistributionSpec, Family
+from fedstat.kernels.glm.loops import LOG, LOGIT, as_kernel_array, canonical_sums, weighted_sums
 from fedstat.typing import Bools, Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Rows of one site as the kernels of generalized linear models take them, and what a distribution allows.
+
+PIECE = 32768
+"""Rows that one thread works on at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of one site.
+
+    X (m, p) is C-contiguous, its intercept a column of ones; y (m,) is a proportion where there are trials.
+    The others are (m,) or None: the known part of the linear predictor, frequency weights, variance weights,
+    binomial trials.
+    """
+
+    X: Floats
+    y: Floats
+    offset: Floats | None = None
+    freq: Floats | None = None
+    var: Floats | None = None
+    trials: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def part(self, rows: slice) -> Rows:
+        """Return some of the rows, without a copy."""
+        columns = (self.offset, self.freq, self.var, self.trials)
+        return Rows(self.X[rows], self.y[rows], *(None if a is None else a[rows] for a in columns))
+
+    def pieces(self) -> list[Rows]:
+        """Return the rows in pieces of at most PIECE; at least one."""
+        return [self.part(slice(start, start + PIECE)) for start in range(0, max(len(self), 1), PIECE)]
+
+    @property
+    def count(self) -> float:
+        """Sum of the frequency weights."""
+        return float(len(self) if self.freq is None else self.freq.sum())
+
+    @property
+    def total(self) -> float:
+        """Sum of all weights."""
+        return float(len(self) if self.weight is None else self.weight.sum())
+
+    @property
+    def weight(self) -> Floats | None:
+        """Product of all weights: (m,); None where there are none."""
+        weight = None
+        for factor in (self.freq, self.var, self.trials):
+            if factor is not None:
+                weight = factor if weight is None else weight * factor
+        return weight
+
+
+def linear_predictor(rows: Rows, beta: Floats) -> Floats:
+    """Return ``X beta`` and the offset: (m,)."""
+    eta: Floats = np.einsum("ij,j->i", rows.X, beta)  # one thread, so that the order of the sum is fixed
+    return eta if rows.offset is None else eta + rows.offset
+
+
+def in_domain(eta: Floats, mu: Floats, distribution: DistributionSpec) -> Bools:
+    """Tell at which rows distribution and link allow the mean: linear predictor (m,), mean (m,) -> (m,)."""
+    fine = np.isfinite(mu)
+    # The inverse of such a power has a value at negative eta as well, of which eta is not the link (sqrt:
+    # eta^2).
+    if distribution.link_power not in (None, 1.0, -1.0):
+        fine &= eta > 0.0
+    if distribution.name == "Binomial":
+        closed = distribution.link_entry.closed
+        return fine & ((mu >= 0.0) & (mu <= 1.0) if closed else (mu > 0.0) & (mu < 1.0))
+    return fine if distribution.variance_power == 0.0 else fine & (mu > 0.0)
+
+
+def check_response(rows: Rows, distribution: DistributionSpec) -> str:
+    """Return what is wrong with the response: a phrase with the number of rows, or ''."""
+    right = distribution.support.holds(np.asarray(rows.y))
+    count = len(right) - int(right.sum())
+    where = distribution.support.otherwise
+    return f"{count} row{'s' if count > 1 else ''} with a response {where}" if count else ""
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sums over rows from which a generalized linear model is fitted and judged.
+#
+# Score and information are those for a dispersion of one. Definitions are those of statsmodels' ``GLM``
+# (McCullagh and Nelder 1989, 2.5), whose family objects are asked for link and variance; the common
+# canonical pairs have a compiled loop. Rows are worked on in pieces of a fixed size and summed in their
+# order, so that the sums are the same to the bit whatever the number of threads.
 
 
 @dataclass(slots=True)
@@ -118,7 +201,7 @@ def _evaluate_piece(
 
 def _canonical(rows: Rows, beta: Floats, loop: int, observed: bool) -> Sums:
     columns = (np.empty(0) if column is None else column for column in (rows.offset, rows.weight))
-    arrays = (fixed(a) for a in (rows.X, rows.y, *columns, np.asarray(beta)))
+    arrays = (as_kernel_array(a) for a in (rows.X, rows.y, *columns, np.asarray(beta)))
     score, information, deviance, pearson, weights = canonical_sums(loop, *arrays)
     # Of a canonical link, observed and expected information are the same.
     again = information.copy() if observed else None
@@ -127,7 +210,7 @@ def _canonical(rows: Rows, beta: Floats, loop: int, observed: bool) -> Sums:
 
 
 def _weighted_sums(X: Floats, s: Floats, w: Floats) -> tuple[Floats, Floats]:
-    sums: tuple[Floats, Floats] = weighted_sums(fixed(X), fixed(s), fixed(w))
+    sums: tuple[Floats, Floats] = weighted_sums(as_kernel_array(X), as_kernel_array(s), as_kernel_array(w))
     return sums
 
 

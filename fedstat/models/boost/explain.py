@@ -1,4 +1,4 @@
-"""Forecast of boosting before the round: what its sums tell."""
+"""Dry run of boosting: what the sums disclose."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from fedstat.federation.forecast.forecast import Forecast
-from fedstat.models.boost.learning.size import bands
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases
+from fedstat.models.boost.arguments import bands
 from fedstat.models.boost.learning.varying import coefficients_along
-from fedstat.models.boost.score_protocol import plan_scores
+from fedstat.models.boost.protocol import plan_scores
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.results import MASKED
 from fedstat.models.horizontal.session import UNTOLD
+
+# ----------------------------------------------------------------------------------------------------
+# Forecast of boosting before the round: what its sums tell.
 
 
 def tracing_auc(columns: int, rows: float) -> float:
@@ -83,7 +86,7 @@ class BoostPlan(ForecastPlan):
         """Rehearse without lines on the way."""
         return {"progress": False}
 
-    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Say what a tracing attack would find."""
         if not self._own:
             rows = sum(self._n.values())
@@ -96,7 +99,7 @@ class BoostPlan(ForecastPlan):
         for site, n in self._n.items():
             yield "Coordinator", f"could trace at {site}: {tracing_sentence(self._columns, n)}."
 
-    def notes(self, forecast: Forecast) -> Iterator[str]:
+    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
         """Say that steps cost no round."""
         if self._exchanges:
             yield (
@@ -117,3 +120,28 @@ class BoostPlan(ForecastPlan):
                 "hide no site's own sums, so that each is held to its own rows."
             )
         yield UNTOLD
+
+
+# ----------------------------------------------------------------------------------------------------
+# Forecast of boosting over institutions with different columns: who could learn what.
+
+
+class VerticalBoostPlan(ForecastPlan):
+    """All shapes are known: one exchange, whatever the number of steps."""
+
+    def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
+        super().__init__(model, given)
+        self._layout, self._columns = model.layout, model._n_columns
+
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+        """Say what a tracing attack would find."""
+        yield "Coordinator", f"could trace: {tracing_sentence(self._columns, self._layout.n)}."
+
+    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
+        """Say that steps cost no round, and who is left out."""
+        yield "One exchange, whatever the number of steps; its sums do not depend on steps and nu."
+        if self._layout.left_out:
+            yield (
+                f"{self._layout.left_out:,} of {self._layout.n_design:,} entities with a response lack what "
+                "an institution brings, and are left out."
+            )

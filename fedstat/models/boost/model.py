@@ -1,4 +1,4 @@
-"""Boosting with curves over sites with different rows: arguments, checked, and fits."""
+"""Functional boosting when sites hold different rows: checks of the arguments, and the fit."""
 
 from __future__ import annotations
 
@@ -9,25 +9,36 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 
-from fedstat.documented import takes_arguments_of
+from fedstat.docstrings import inherits_signature
 from fedstat.errors import FormulaError, ModelError
-from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.formula.terms import parse_terms, term_columns
-from fedstat.federation.design.site_rows import RowsQuestion
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.forecast.dry_site import DrySite
-from fedstat.federation.forecast.invented_rows import RowsInvention, coded_names
+from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.design.vertical_design import MissingRule
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.dry_run.synthetic_rows import SyntheticRows, coded_names
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.partition.row_tables import common_columns
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.tables.curves.array import SHOWN, all_points, measured_differently
-from fedstat.models.boost.agreed import common_curves, plain_formula, published_range
-from fedstat.models.boost.arguments import FOLDS, check_every, check_loss, check_site_folds, given_offset
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.tables.curves import SHOWN, all_points, measured_differently
+from fedstat.models.boost.arguments import (
+    FOLDS,
+    SumsSize,
+    check_every,
+    check_loss,
+    check_points,
+    check_site_folds,
+    check_size,
+    common_curves,
+    given_offset,
+    plain_formula,
+    published_range,
+)
 from fedstat.models.boost.explain import BoostPlan
 from fedstat.models.boost.learning.baselines import check_aggregation, site_boostings
 from fedstat.models.boost.learning.boosting import Aggregation, Boosting
-from fedstat.models.boost.learning.columns import CurvesAsked, time_basis
+from fedstat.models.boost.learning.columns import CurveSumsRequest, time_basis
 from fedstat.models.boost.learning.learners import (
     BoostFormula,
     Learner,
@@ -39,25 +50,24 @@ from fedstat.models.boost.learning.learners import (
 )
 from fedstat.models.boost.learning.losses import loss_of
 from fedstat.models.boost.learning.moments import CurveMoments
-from fedstat.models.boost.learning.ready import PENALTIES, BoostDesign, Moments, PenaltyKind
-from fedstat.models.boost.learning.size import SizeAsked, check_points, check_size
+from fedstat.models.boost.learning.prepared_learners import PENALTIES, BoostDesign, Moments, PenaltyKind
 from fedstat.models.boost.learning.varying import coefficients_along, varying_of
-from fedstat.models.boost.local import LocalBoosts
-from fedstat.models.boost.private.public import PublicCurve
+from fedstat.models.boost.private.public_curves import PublicCurve
 from fedstat.models.boost.protocol import (
+    ScoreRounds,
+    plan_scores,
+    take_irregular_moments,
     take_moments,
     take_own_moments,
-    take_uneven_moments,
     take_varying_moments,
 )
-from fedstat.models.boost.results import BoostResults
-from fedstat.models.boost.score_protocol import ScoreRounds, plan_scores
+from fedstat.models.boost.results import BoostResults, LocalBoosts
 from fedstat.models.boost.steps import FAMILY
-from fedstat.models.boost.vertical_model import columns_apart
+from fedstat.models.boost.vertical_model import vertical_boost
 from fedstat.models.checks import check_call, check_choice, check_masked, check_positive, check_whole
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.progress_line import open_line, tells_progress
+from fedstat.progress_line import open_line, shows_progress
 from fedstat.typing import Floats
 
 __all__ = ["FedFunctionBoost", "PublicCurve"]
@@ -111,7 +121,7 @@ class FedFunctionBoost(HorizontalModel):
         loss: Literal["huber", "quantile"] | None = None,
         delta: float | None = None,
         q: float | None = None,
-        missing: Missing = "drop",
+        missing: MissingRule = "drop",
     ) -> None:
         self.loss, distribution = loss_of(family, loss, delta, q)
         check_choice("penalty", penalty, PENALTIES)
@@ -134,7 +144,7 @@ class FedFunctionBoost(HorizontalModel):
         check_coded(self.learners, {term: terms.count(term) for term in terms}, self._has_levels)
 
     @classmethod
-    @takes_arguments_of(__init__)
+    @inherits_signature(__init__)
     def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
         """Make a model from a formula.
 
@@ -152,7 +162,7 @@ class FedFunctionBoost(HorizontalModel):
             or of two levels. A bare name is ``bsignal`` of a curve and ``bols`` of another column; there is
             an intercept. Effects are smooth along a curve that responds, but for those in ``const(...)``.
         partition : ClientPartition
-            With ``curves={...}``; vertical: :func:`fedstat.models.boost.vertical_model.columns_apart`.
+            With ``curves={...}``; vertical: :func:`fedstat.models.boost.vertical_model.vertical_boost`.
         time : str
             Basis along the response, ``"bbs(t, knots=10, df=4)"``.
         penalty : {"separable", "fdboost"}
@@ -190,13 +200,13 @@ class FedFunctionBoost(HorizontalModel):
         (200, 3)
         """
         if "epsilon" in settings or getattr(partition, "layout", "") == "vertical":
-            return cast("Self", columns_apart(formula, partition, **settings))
+            return cast("Self", vertical_boost(formula, partition, **settings))
         check_call(cls, partition, "horizontal", settings)
         curves = common_columns(map(tuple, partition.curves.values()))
         parsed = parse_boost_formula(formula, curves)
         return cls(plain_formula(parsed, partition), partition, learners=parsed, **settings)
 
-    @tells_progress
+    @shows_progress
     def fit(
         self,
         *,
@@ -291,7 +301,7 @@ class FedFunctionBoost(HorizontalModel):
         check_loss(self.loss, select, self.learners, uneven=self._uneven)
         masked = exact and check_masked(masked, len(self.sites), self._masks_wanted)
         told = None if given is None or not self._uneven else (tuple(self._points), tuple(given))
-        asked = CurvesAsked(self.learners, self.time, int(own_folds), int(seed), told, self.loss)
+        asked = CurveSumsRequest(self.learners, self.time, int(own_folds), int(seed), told, self.loss)
         starts = self._starts()
         plan = plan_scores(self.loss, len(self.sites), steps=steps, every=every, folds=folds, select=select)
         self._check_size(starts[-1] + 1 + coefficients_along(self.learners), int(own_folds), masked)
@@ -307,8 +317,8 @@ class FedFunctionBoost(HorizontalModel):
                 scored, ledger = self._run(session, rounds.run())
             return BoostResults._of(self, scored, int(steps), select, masked, ledger)
         if exact:
-            taking: Rounds[Moments] = (
-                take_uneven_moments(session, asked, basis, by_site)
+            taking: FitProtocol[Moments] = (
+                take_irregular_moments(session, asked, basis, by_site)
                 if self._uneven
                 else take_moments(session, asked, by_site)
             )
@@ -379,15 +389,15 @@ class FedFunctionBoost(HorizontalModel):
         policies = {name: site.policy for name, site in self.partition.sites.items()}
         weighed = [name for name, one in self._responses.items() if one.gaps] if self._uneven else []
         time = self.time if self._uneven else None
-        asked = SizeAsked(columns + slopes, folds, self.learners, time, slopes)
+        asked = SumsSize(columns + slopes, folds, self.learners, time, slopes)
         check_size(asked, self.agreement.sites, policies, weighed, masked=masked)
 
-    def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsQuestion:
+    def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsRequest:
         response = self.boost.response if self.boost.functional else ""
         (terms,) = self.formula.clients
         for name in (*self.formula.response_columns, *terms.columns):
             self._check_held("formula", name)
-        return RowsQuestion(
+        return RowsRequest(
             "" if response else self.formula.response,
             self.formula.response_columns,
             terms.terms,
@@ -397,4 +407,4 @@ class FedFunctionBoost(HorizontalModel):
         )
 
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        return RowsInvention(self.agreement, self.distribution, curves=self.curves).sites(policies)
+        return SyntheticRows(self.agreement, self.distribution, curves=self.curves).sites(policies)

@@ -1,57 +1,79 @@
-"""One round: rows are opened, and what learners and response add up to is summed over all sites."""
+"""Protocols of boosting: one round of moments, or repeated rounds of scores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedstat import records
-from fedstat.federation.design.by_rows import open_asks
-from fedstat.federation.message import Reply
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.boost.learning.columns import CurvesAsked
-from fedstat.models.boost.learning.moments import CurveMoments
-from fedstat.models.boost.learning.responses import EVEN, UNEVEN
-from fedstat.models.boost.learning.uneven import UnevenMoments
+from fedstat import codec
+from fedstat.errors import EstimationError
+from fedstat.federation.design.horizontal_design import open_requests
+from fedstat.federation.message import Reply, Request
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.models.boost.arguments import FOLDS, check_every
+from fedstat.models.boost.learning.boosting import Boosting, ScoredBoosting, first_predictor, run_path
+from fedstat.models.boost.learning.columns import CurveSumsRequest
+from fedstat.models.boost.learning.losses import LossSpec
+from fedstat.models.boost.learning.moments import (
+    IRREGULAR_SUMS,
+    REGULAR_SUMS,
+    CurveMoments,
+    CurveSums,
+    IrregularMoments,
+)
+from fedstat.models.boost.learning.prepared_learners import PreparedLearners, prepare_learners
 from fedstat.models.boost.learning.varying import MEANS, VARYING, VaryingMoments
 from fedstat.models.horizontal.session import RowsSession, add
+from fedstat.progress_line import ProgressLine
 from fedstat.typing import Array, Floats
 
+# ----------------------------------------------------------------------------------------------------
+# One round: rows are opened, and what learners and response add up to is summed over all sites.
 
-def take_moments(session: RowsSession, asked: CurvesAsked, by_site: bool = False) -> Rounds[CurveMoments]:
+
+def take_moments(
+    session: RowsSession, asked: CurveSumsRequest, by_site: bool = False
+) -> FitProtocol[CurveMoments]:
     """Open the rows, and ask every site for its sums; `by_site` makes each of them a fold of its own."""
     answers = yield from _answers(session, asked, "sum_curves")
-    return CurveMoments.of(_together(answers, EVEN, by_site))
+    return CurveMoments.of(_together(answers, REGULAR_SUMS, by_site))
 
 
-def take_uneven_moments(
-    session: RowsSession, asked: CurvesAsked, basis: Floats, by_site: bool = False
-) -> Rounds[UnevenMoments]:
+def take_irregular_moments(
+    session: RowsSession, asked: CurveSumsRequest, basis: Floats, by_site: bool = False
+) -> FitProtocol[IrregularMoments]:
     """Take the sums of a response whose curves have points of their own; `basis` (G, L) where it is shown."""
     answers = yield from _answers(session, asked, "sum_uneven_curves")
-    return _uneven(_together(answers, UNEVEN, by_site), asked, basis)
+    return _irregular(_together(answers, IRREGULAR_SUMS, by_site), asked, basis)
 
 
 def take_varying_moments(
-    session: RowsSession, asked: CurvesAsked, basis: Floats, t: Floats, *, uneven: bool, by_site: bool = False
-) -> Rounds[tuple[CurveMoments | UnevenMoments, VaryingMoments]]:
+    session: RowsSession,
+    asked: CurveSumsRequest,
+    basis: Floats,
+    t: Floats,
+    *,
+    uneven: bool,
+    by_site: bool = False,
+) -> FitProtocol[tuple[CurveMoments | IrregularMoments, VaryingMoments]]:
     """Take the sums of either kind, and those of columns that vary along the response, shown at points t."""
     answers = yield from _answers(session, asked, "sum_uneven_curves_along" if uneven else "sum_curves_along")
     along = VaryingMoments.of(_together(answers, VARYING if uneven else (*VARYING, MEANS), by_site), t)
-    sums = _together(answers, UNEVEN if uneven else EVEN, by_site)
-    return (_uneven(sums, asked, basis) if uneven else CurveMoments.of(sums)), along
+    sums = _together(answers, IRREGULAR_SUMS if uneven else REGULAR_SUMS, by_site)
+    return (_irregular(sums, asked, basis) if uneven else CurveMoments.of(sums)), along
 
 
-def take_own_moments(session: RowsSession, asked: CurvesAsked) -> Rounds[tuple[CurveMoments, ...]]:
+def take_own_moments(session: RowsSession, asked: CurveSumsRequest) -> FitProtocol[tuple[CurveMoments, ...]]:
     """Take the sums of every site, in the clear: what local fits and their averages are made of."""
     answers = yield from _answers(session, asked, "sum_curves")
-    return tuple(CurveMoments.of({name: one.arrays[name] for name in EVEN}) for one in answers)
+    return tuple(CurveMoments.of({name: one.arrays[name] for name in REGULAR_SUMS}) for one in answers)
 
 
-def _uneven(sums: Mapping[str, Array], asked: CurvesAsked, basis: Floats) -> UnevenMoments:
+def _irregular(sums: Mapping[str, Array], asked: CurveSumsRequest, basis: Floats) -> IrregularMoments:
     told = None if asked.offset is None else np.array(asked.offset[1])
-    return UnevenMoments.of(sums, basis, 0 if asked.time is None else asked.time.degree, told)
+    return IrregularMoments.of(sums, basis, 0 if asked.time is None else asked.time.degree, told)
 
 
 def _together(answers: Sequence[Reply], names: Sequence[str], by_site: bool) -> dict[str, Array]:
@@ -61,7 +83,174 @@ def _together(answers: Sequence[Reply], names: Sequence[str], by_site: bool) -> 
     return {name: np.asarray(add(answers, name)) for name in names}
 
 
-def _answers(session: RowsSession, asked: CurvesAsked, step: str) -> Rounds[Sequence[Reply]]:
-    opening = open_asks(session.agreement, session.session)
-    replies = yield opening + session.ask_all(step, {}, records.to_json(asked))
+def _answers(session: RowsSession, asked: CurveSumsRequest, step: str) -> FitProtocol[Sequence[Reply]]:
+    opening = open_requests(session.agreement, session.session)
+    replies = yield opening + session.ask_all(step, {}, codec.to_json(asked))
     return replies[len(opening) :]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rounds of a loss that is no square: sums of products once, then scores at coefficients of every path.
+
+TOLD = ("gram", "totals")
+RISING = 1e-6
+"""Share by which a loss may rise above that at the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePlan:
+    """Most steps, and after how many of them scores are exchanged; folds, and whether these are the sites."""
+
+    steps: int
+    every: int
+    by_site: bool
+    n_folds: int
+
+    @property
+    def n_exchanges(self) -> int:
+        """Exchanges: at the start, after each `every` steps, and at the end."""
+        return -(-self.steps // self.every) + 1
+
+    @property
+    def n_scores(self) -> int:
+        """Scores that all exchanges tell, of every path."""
+        return self.n_exchanges * (self.n_folds + 1 if self.n_folds > 1 else 1)
+
+
+def plan_scores(
+    loss: LossSpec | None, n_sites: int, *, steps: int, every: int | None, folds: int | str | None,
+    select: str | None,
+) -> ScorePlan:  # fmt: skip
+    """Plan the exchanges of a fit with these arguments."""
+    by_site = folds == "site"
+    n_folds = n_sites if by_site else int(folds or (FOLDS if select == "cv" else 1))
+    return ScorePlan(int(steps), check_every(every, loss) if loss else 1, by_site, n_folds)
+
+
+@dataclass(slots=True, eq=False)
+class ScoreRounds:
+    """One fit; `start` has design, basis, step length and offset, and no moments yet.
+
+    `level` is the largest mean of the response at a point; a `line` is told of every exchange.
+    """
+
+    session: RowsSession
+    asked: CurveSumsRequest
+    loss: LossSpec
+    plan: ScorePlan
+    start: Boosting
+    line: ProgressLine | None = None
+    scores: list[Floats] = field(default_factory=list)
+    bounds: list[Floats] = field(default_factory=list)
+    risks: list[Floats] = field(default_factory=list)
+    held: int = 0
+    level: float = 0.0
+
+    def run(self) -> FitProtocol[ScoredBoosting]:
+        """Sum products, then follow every path from exchange to exchange."""
+        opening = open_requests(self.session.agreement, self.session.session)
+        replies = yield opening + self.session.ask_all("start_scores", {}, codec.to_json(self.asked))
+        boosting = replace(self.start, moments=self._moments(replies[len(opening) :]))
+        self.level = float(np.abs(boosting.moments.total.mean).max())
+        paths = [boosting.even.over(rows) for rows in self._rows(boosting.moments.folds)]
+        offsets = [first_predictor(boosting, self.loss, one) for one in paths]
+        ready = [prepare_learners(one, boosting.design, boosting.gram) for one in paths]
+        coef = np.zeros((len(paths), *paths[0].T.shape))
+        for first in range(0, self.plan.steps + self.plan.every, self.plan.every):
+            replies = yield self._ask(coef, np.array(offsets))
+            self._take(replies, paths)
+            steps = min(self.plan.every, self.plan.steps - first)
+            if steps <= 0:
+                break
+            coef = coef + self._moves(paths, ready, steps, boosting.nu)
+        return ScoredBoosting(
+            **{name: getattr(boosting, name) for name in Boosting.__slots__},
+            loss=self.loss,
+            every=self.plan.every,
+            taken=self.plan.steps,
+            scores=np.array(self.scores),
+            bounds=np.array(self.bounds),
+            risks=np.array(self.risks),
+            held=self.held,
+        )
+
+    def _moments(self, answers: Sequence[Reply]) -> CurveMoments:
+        """Put sums of products together, without those with the response."""
+        if self.plan.by_site:
+            sums = {name: np.concatenate([one.arrays[name] for one in answers]) for name in TOLD}
+        else:
+            sums = {name: np.asarray(add(answers, name)) for name in TOLD}
+        F, upper = sums["gram"].shape
+        K, L = int(np.sqrt(2 * upper)), self.start.basis.shape[1]
+        return CurveMoments.of(
+            {**sums, "score": np.zeros((F, K, L)), "spread": np.zeros((F, L * (L + 1) // 2))}
+        )
+
+    def _rows(self, F: int) -> list[Array]:
+        """Folds of every path."""
+        every = np.ones(F, dtype=bool)
+        return [every, *(np.arange(F) != f for f in range(F))] if F > 1 else [every]
+
+    def _ask(self, coef: Floats, offsets: Floats) -> list[Request]:
+        """Ask all sites for scores; where these are the folds, none of their rows is left out."""
+        left_out = np.full(len(coef), -1)
+        if not self.plan.by_site:
+            left_out[1:] = np.arange(len(coef) - 1)
+        arrays = {"coef": coef, "offset": offsets, "left_out": left_out.astype(np.int64)}
+        return self.session.ask_all("score_curves", arrays)
+
+    def _take(self, replies: Sequence[Reply], paths: Sequence[CurveSums]) -> None:
+        """Take scores, curvatures and losses."""
+        if int(add(replies, "inside")) < len(replies):
+            raise self._infinite()
+        if int(add(replies, "spread")) < len(replies):
+            if not self.scores:
+                raise EstimationError(
+                    f"at the start only a few rows of some site weigh in the scores of {self.loss.title}: "
+                    "their residuals are alike, or beyond the number of the loss. Start closer to the "
+                    "response by offset=, or take a larger delta"
+                )
+            self.held += 1  # such a site gave its last answer again, but for a few rows the same
+        score, loss, weight = (np.asarray(self._added(replies, name)) for name in ("score", "loss", "weight"))
+        cells = np.array([one.cells for one in paths])
+        bound = self.loss.entry.bound
+        self.scores.append(score)
+        self.bounds.append(weight / cells if bound is None else np.full(len(paths), bound))
+        self.risks.append(loss)
+        if self.line is not None:
+            step = min((len(self.risks) - 1) * self.plan.every, self.plan.steps)
+            self.line.step(step, f"loss {loss[0, 0] / cells[0]:.6f}")
+        if loss[0, 0] > self.risks[0][0, 0] + RISING * abs(self.risks[0][0, 0]) and bound is None:
+            raise self._infinite()
+
+    def _added(self, replies: Sequence[Reply], name: str) -> Array:
+        """Add up over sites; without its own where a path leaves a site out, whose loss is that left out."""
+        if not self.plan.by_site:
+            return add(replies, name)
+        own = np.array([one.arrays[name] for one in replies])
+        out = own.sum(axis=0)
+        for f in range(len(replies)):
+            out[f + 1] -= own[f, f + 1]
+            if name == "loss":
+                out[f + 1, 1] = own[f, f + 1, 0]
+        return np.asarray(out)
+
+    def _moves(
+        self, paths: Sequence[CurveSums], ready: Sequence[PreparedLearners], steps: int, nu: float
+    ) -> Floats:
+        """Coefficients that every path moves by."""
+        T, c = self.scores[-1], self.bounds[-1]
+        return np.array(
+            [
+                run_path(own, replace(one, S=c[p] * one.S, T=T[p], yy=0.0), steps, nu).coef
+                for p, (one, own) in enumerate(zip(paths, ready, strict=True))
+            ]
+        )
+
+    def _infinite(self) -> EstimationError:
+        below = f"below {1.0 / self.level:.1g}" if self.level > 1.0 else "smaller"
+        return EstimationError(
+            f"{self.loss.title}: steps are infinite, or raise the loss. Learners are fitted without weights, "
+            f"so that steps are too long where the response is large: take a nu {below}, fewer steps between "
+            "exchanges (every=), or an offset close to the logarithm of the mean"
+        )

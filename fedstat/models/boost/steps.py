@@ -1,53 +1,43 @@
-"""Sums of one institution from which all of boosting follows.
-
-Released, by fold: `gram`, the upper triangle of the products of all learners' columns, (F, K (K + 1) / 2);
-`score`, their products with the response in its basis, (F, K, L); `spread`, the products of the latter,
-(F, L (L + 1) / 2); `totals`, sums of the response at each of its points, and of its square, (F, G + 1).
-
-Where curves of the response were measured at different points: `gram` and `score`; `banded`, (F, r,
-K (K + 1) / 2), the products of `gram` weighted by what pairs of splines that overlap add up to over a curve's
-points; `totals`, (F, 2), points and sums of squares.
-
-Where columns of learners vary along the response: `varying_gram`, (F, M (M + 1) / 2), the products of these
-times their own splines along it, over rows and points; `varying_cross`, (F, K, L, M), their products with the
-other columns times the response's basis; `varying_score`, (F, M), with the response; at common points
-`varying_means`, (F, G, k), the sums of the columns without splines.
-"""
+"""Steps of a site: sums of products by fold, and scores for losses other than squared error."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from fedstat import records
+from fedstat import codec
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.crypto.masks import hides
-from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows, rows_of
-from fedstat.federation.design.site_rows import WholeRows
-from fedstat.federation.door.facts import (
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
+from fedstat.federation.design.site_rows import CompleteRows
+from fedstat.federation.disclosure.facts import (
     DesignDirections,
-    DivisionOfRows,
+    FactorsRequested,
+    FormulaFactor,
     RowCount,
+    RowGroups,
     SummedColumns,
-    UnevenRows,
+    UnequalWeights,
+    WorkingWeights,
 )
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step
-from fedstat.federation.tables.curves.array import curves_of
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.tables.curves import curves_of
 from fedstat.models.boost.learning.columns import (
-    CurvesAsked,
+    CurveSumsRequest,
     all_columns,
     learner_columns,
-    smooth_asked,
+    smooth_request,
     time_basis,
 )
 from fedstat.models.boost.learning.learners import Learner
-from fedstat.models.boost.learning.responses import EvenResponse, Response, UnevenResponse
+from fedstat.models.boost.learning.losses import LossSpec
+from fedstat.models.boost.learning.moments import IrregularResponse, RegularResponse, Response
 from fedstat.models.boost.learning.varying import (
     MEANS,
     VARYING,
@@ -57,6 +47,23 @@ from fedstat.models.boost.learning.varying import (
     varying_products,
 )
 from fedstat.typing import Array, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Sums of one institution from which all of boosting follows.
+#
+# Released, by fold: `gram`, the upper triangle of the products of all learners' columns, (F, K (K + 1) /
+# 2); `score`, their products with the response in its basis, (F, K, L); `spread`, the products of the
+# latter, (F, L (L + 1) / 2); `totals`, sums of the response at each of its points, and of its square, (F, G
+# + 1).
+#
+# Where curves of the response were measured at different points: `gram` and `score`; `banded`, (F, r, K (K
+# + 1) / 2), the products of `gram` weighted by what pairs of splines that overlap add up to over a curve's
+# points; `totals`, (F, 2), points and sums of squares.
+#
+# Where columns of learners vary along the response: `varying_gram`, (F, M (M + 1) / 2), the products of
+# these times their own splines along it, over rows and points; `varying_cross`, (F, K, L, M), their
+# products with the other columns times the response's basis; `varying_score`, (F, M), with the response; at
+# common points `varying_means`, (F, G, k), the sums of the columns without splines.
 
 FAMILY = "boost"
 RESPONSE = "response"
@@ -72,7 +79,7 @@ def sum_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array
     return _sum_by_fold(data, state, text, uneven=False)
 
 
-def sum_uneven_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+def sum_irregular_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum the same where curves of the response have points of their own, or lack some."""
     return _sum_by_fold(data, state, text, uneven=True)
 
@@ -82,25 +89,25 @@ def sum_curves_along(data: SiteData, state: State, text: str) -> tuple[dict[str,
     return _sum_by_fold(data, state, text, uneven=False, along=True)
 
 
-def sum_uneven_curves_along(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Sum the products of :func:`sum_uneven_curves`, and of columns that vary along the response."""
+def sum_irregular_curves_along(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Sum the products of :func:`sum_irregular_curves`, and of columns that vary along the response."""
     return _sum_by_fold(data, state, text, uneven=True, along=True)
 
 
 def _sum_by_fold(
     data: SiteData, state: State, text: str, *, uneven: bool, along: bool = False
 ) -> tuple[dict[str, Array], str]:
-    asked = records.from_json(CurvesAsked, text, f"{data.name}: the question about curves")
+    asked = codec.from_json(CurveSumsRequest, text, f"{data.name}: the question about curves")
     if uneven and asked.time is None:
         raise MessageError(f"{data.name}: the question about curves has no basis along their points")
     if along != any(one.varying for one in asked.learners) or (along and asked.time is None):
         raise MessageError(f"{data.name}: the question about curves asks for products of other learners")
-    state.tell(smooth_asked(asked.learners))
-    made = MadeColumns(data, rows_of(state), asked, uneven)
+    state.tell(smooth_request(asked.learners))
+    made = LearnerColumns(data, rows_of(state), asked, uneven)
     n = state.entities
     made.hold(n)
     fold = deal(n, asked, data.name)
-    tell_summed(state, made, fold)
+    declare_summed_columns(state, made, fold)
     sums: dict[str, Array] = {}
     first = 0
     for parts, response in made.blocks():
@@ -112,7 +119,7 @@ def _sum_by_fold(
     return sums, ""
 
 
-def _sum_along(made: MadeColumns, fold: Ints) -> dict[str, Array]:
+def _sum_along(made: LearnerColumns, fold: Ints) -> dict[str, Array]:
     """Sum products of columns that vary along the response."""
     asked, first = made.asked, 0
     sums: dict[str, Array] = {}
@@ -125,14 +132,14 @@ def _sum_along(made: MadeColumns, fold: Ints) -> dict[str, Array]:
     return sums
 
 
-def deal(n: int, asked: CurvesAsked, site: str) -> Ints:
+def deal(n: int, asked: CurveSumsRequest, site: str) -> Ints:
     """Fold of each row, (n,), drawn from the seed and the name of the site."""
     own = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     random = np.random.default_rng([asked.seed, own])
     return np.asarray(random.permutation(np.arange(n) % asked.folds), dtype=np.int64)
 
 
-def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[WholeRows, Floats]]:
+def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[CompleteRows, Floats]]:
     """Whole rows with some curves, and their coded terms in the units of the data, (m, p), by blocks."""
     first = int(opened.question.intercept)
     for rows, X in opened.chunks():
@@ -141,11 +148,11 @@ def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[WholeRows,
             part = slice(start, start + BLOCK)
             raw = X[part] * opened.scale + opened.shift
             whole = np.ones(len(raw), dtype=bool)
-            yield WholeRows(frame.iloc[part], whole, rows.y[part], None, {}), raw[:, first:]
+            yield CompleteRows(frame.iloc[part], whole, rows.y[part], None, {}), raw[:, first:]
 
 
 @dataclass(slots=True, eq=False)
-class MadeColumns:
+class LearnerColumns:
     """Columns of all learners and the response, by blocks of rows.
 
     They are `held` after the first pass unless there are too many, and else made in every pass.
@@ -153,7 +160,7 @@ class MadeColumns:
 
     data: SiteData
     opened: OpenRows
-    asked: CurvesAsked
+    asked: CurveSumsRequest
     uneven: bool = False
     held: Sequence[tuple[list[Floats], Response]] = ()
 
@@ -211,22 +218,22 @@ class MadeColumns:
         """Products of the response with its basis."""
         return (response.scores for response in self.responses())
 
-    def _of_rows(self, rows: WholeRows) -> Response:
+    def _of_rows(self, rows: CompleteRows) -> Response:
         if self.asked.time is None:
-            return EvenResponse(rows.y[:, None], time_basis(None, np.zeros(1)))
+            return RegularResponse(rows.y[:, None], time_basis(None, np.zeros(1)))
         curves = curves_of(rows.frame[self.opened.question.curve_response])
         if self.uneven:
             offset = None if self.asked.offset is None else np.array(self.asked.offset)
-            return UnevenResponse.of(curves, self.asked.time, offset)
+            return IrregularResponse.of(curves, self.asked.time, offset)
         if curves.gaps:
             raise DesignError(
                 f"{self.data.name}: curves of the response were not measured at the same points, and the "
                 "question takes them as such; make the partition and the model again"
             )
-        return EvenResponse(curves.values, time_basis(self.asked.time, curves.grid))
+        return RegularResponse(curves.values, time_basis(self.asked.time, curves.grid))
 
 
-def tell_summed(state: State, made: MadeColumns, fold: Ints) -> None:
+def declare_summed_columns(state: State, made: LearnerColumns, fold: Ints) -> None:
     """Tell what stands behind the sums: rows for the columns of all learners, whom these single out, folds.
 
     Sums that three sites or more hide add up to those over all rows, so that columns of one learner at a time
@@ -258,13 +265,13 @@ def tell_summed(state: State, made: MadeColumns, fold: Ints) -> None:
         all_made = partial(_side_by_side, [own for _, own in columns], size)
         state.tell(DesignDirections(all_made, n, names))
     if made.uneven:
-        _tell_weights(state, made, fold, width)
-    state.tell(DivisionOfRows("", fold, np.flatnonzero(_used(made.opened))))
+        _declare_weights(state, made, fold, width)
+    state.tell(RowGroups("", fold, np.flatnonzero(_used(made.opened))))
 
 
-def _tell_weights(state: State, made: MadeColumns, fold: Ints, width: int) -> None:
+def _declare_weights(state: State, made: LearnerColumns, fold: Ints, width: int) -> None:
     """Tell whose curves weigh differently: what all others have cancels between two weights."""
-    parts = [(one.weights, one.uneven) for one in made.responses() if isinstance(one, UnevenResponse)]
+    parts = [(one.weights, one.uneven) for one in made.responses() if isinstance(one, IrregularResponse)]
     weights, n = [W for W, _ in parts], len(fold)
     r, size = weights[0].shape[1], _size(weights)
     scaled = [W / size for W in weights]
@@ -272,7 +279,7 @@ def _tell_weights(state: State, made: MadeColumns, fold: Ints, width: int) -> No
     by_fold = np.bincount(fold[: len(uneven)][uneven], minlength=made.asked.folds)
     # Of rows that a forecast invents there are fewer.
     fewest = int(min((count for count in by_fold if count), default=0) * n // max(len(uneven), 1))
-    state.tell(UnevenRows(fewest, width, r + 1))
+    state.tell(UnequalWeights(fewest, width, r + 1))
     state.tell(DesignDirections(scaled.__iter__, n, [POINTS] * r))
     state.tell(*(SummedColumns(W) for W in scaled))
 
@@ -293,29 +300,29 @@ def _size(blocks: Sequence[Floats]) -> Floats:
     return np.where(squares > 0.0, np.sqrt(squares / sum(map(len, blocks))), 1.0)
 
 
-BEHIND = (*OPEN_ROWS, SummedColumns, DivisionOfRows)
-ASKED = Declared("control", "learners, with the ends of their bases; folds", common=True)
+SUM_FACTS = (*OPEN_ROWS, SummedColumns, RowGroups)
+ASKED = ArrayDeclaration("control", "learners, with the ends of their bases; folds", common=True)
 
 
-def _sum(what: str, ndim: int = 2, *more: type) -> Declared:
-    return Declared("aggregate", what, ndim, maskable=True, wide=True, behind=(*BEHIND, *more))
+def _sum(what: str, ndim: int = 2, *more: type) -> ArrayDeclaration:
+    return ArrayDeclaration("aggregate", what, ndim, maskable=True, wide=True, behind=(*SUM_FACTS, *more))
 
 
-COMMON: Mapping[str, Declared] = {
+COMMON: Mapping[str, ArrayDeclaration] = {
     "gram": _sum("products of the learners' columns, by fold"),
     "score": _sum("their products with the response in its basis, by fold", 3),
     "spread": _sum("products of the response in its basis, by fold"),
     "totals": _sum("sums of the response at its points, and of its square, by fold"),
 }
-OWN: Mapping[str, Declared] = {
-    "gram": _sum("products of the learners' columns, by fold", 2, UnevenRows),
-    "banded": _sum("the same, weighted by pairs of splines over a curve's points", 3, UnevenRows),
-    "score": _sum("their products with the response in its basis, by fold", 3, UnevenRows),
-    "totals": _sum("points of the response, and sums of its square, by fold", 2, UnevenRows),
+OWN: Mapping[str, ArrayDeclaration] = {
+    "gram": _sum("products of the learners' columns, by fold", 2, UnequalWeights),
+    "banded": _sum("the same, weighted by pairs of splines over a curve's points", 3, UnequalWeights),
+    "score": _sum("their products with the response in its basis, by fold", 3, UnequalWeights),
+    "totals": _sum("points of the response, and sums of its square, by fold", 2, UnequalWeights),
 }
 
 
-def _along(*more: type) -> dict[str, Declared]:
+def _along(*more: type) -> dict[str, ArrayDeclaration]:
     return {
         VARYING[0]: _sum("products of columns that vary along the response, by fold", 2, *more),
         VARYING[1]: _sum("their products with the other columns times splines along it, by fold", 4, *more),
@@ -326,9 +333,192 @@ def _along(*more: type) -> dict[str, Declared]:
 MEAN = {MEANS: _sum("sums of what these columns are made of, by point and fold", 3)}
 STEPS: Mapping[str, Step] = {
     "sum_curves": Step(sum_curves, gives=COMMON, text_in=ASKED),
-    "sum_uneven_curves": Step(sum_uneven_curves, gives=OWN, text_in=ASKED),
+    "sum_uneven_curves": Step(sum_irregular_curves, gives=OWN, text_in=ASKED),
     "sum_curves_along": Step(sum_curves_along, gives={**COMMON, **_along(), **MEAN}, text_in=ASKED),
     "sum_uneven_curves_along": Step(
-        sum_uneven_curves_along, gives={**OWN, **_along(UnevenRows)}, text_in=ASKED
+        sum_irregular_curves_along, gives={**OWN, **_along(UnequalWeights)}, text_in=ASKED
     ),
 }
+
+
+# ----------------------------------------------------------------------------------------------------
+# Scores of one institution's rows at coefficients of boosting, for losses that are no squares.
+#
+# Released, for each of P paths, that of all rows or without a fold: `score`, products of the learners'
+# columns with the slopes of the loss in the basis along the response, (P, K, L); `loss`, summed over the
+# rows of the path and over those of the fold left out, (P, 2); `weight`, the sum of bounds of the
+# curvature, (P,).
+#
+# What the scores of several exchanges tell together: products of the columns with every combination of
+# slopes. A coordinator that sends other coefficients than those of a path could have slopes that differ in
+# one row, and so, of the difference of two scores, that row. Slopes of a session are therefore kept, and
+# what they change by is held against the rule on weights, and their combinations against that on shares.
+
+FLAT = 1e-4
+"""Mean weight beside the largest that a value can have below which a loss is flat at nearly all rows."""
+
+
+@dataclass(slots=True, eq=False)
+class ScoredRows:
+    """Columns that scores are summed over, the fold of each row, the number of columns and one.
+
+    `slopes` (P, n, L) are the latest that scores were told of, `changes` (P, R, n, L) what led to these, and
+    `told` the scores.
+    """
+
+    made: LearnerColumns
+    fold: Ints
+    width: int
+    slopes: Floats = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    changes: Floats = field(default_factory=lambda: np.zeros((0, 0, 0, 0)))
+    told: dict[str, Array] = field(default_factory=dict)
+
+
+def start_scores(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Sum products of learners' columns, and the response, over the open rows, by fold; scores follow.
+
+    Released are `gram` and `totals` as by :func:`fedstat.models.boost.steps.sum_curves`.
+    """
+    asked = codec.from_json(CurveSumsRequest, text, f"{data.name}: the question about curves")
+    if asked.loss is None:
+        raise MessageError(f"{data.name}: scores belong to a loss that is no square")
+    opened, n = rows_of(state), state.entities
+    state.tell(smooth_request(asked.learners), *_jumps(opened, asked.loss))
+    made, fold = LearnerColumns(data, opened, asked), deal(n, asked, data.name)
+    made.hold(n)
+    declare_summed_columns(state, made, fold)
+    sums: dict[str, Array] = {}
+    first = 0
+    for parts, response in made.blocks():
+        assert isinstance(response, RegularResponse)
+        asked.loss.check_response(data.name, response.Y)
+        part = response.products(np.column_stack(parts), fold[first : first + len(response)], asked.folds)
+        sums = {name: sums.get(name, 0.0) + part[name] for name in ("gram", "totals")}
+        first += len(response)
+        width = 1 + sum(one.shape[1] for one in parts)
+    rows = ScoredRows(made, fold, width)
+    if "boost" in state:  # slopes that this session was told of stay in memory
+        earlier: ScoredRows = state.look_at("boost")
+        if earlier.changes.shape[2] == n:
+            rows.slopes, rows.changes = earlier.slopes, earlier.changes
+    state.keep("boost", rows, n)
+    return sums, ""
+
+
+def _jumps(opened: OpenRows, loss: LossSpec) -> Iterator[FactorsRequested]:
+    """Tell of a loss that compares the response with numbers of the asker's making."""
+    if loss.entry.bound == 0.0:
+        columns = opened.question.response_columns or (opened.question.curve_response,)
+        yield FactorsRequested([FormulaFactor(f"{columns[0]} > predictor", columns, written=True)])
+
+
+def score_curves(
+    data: SiteData, state: State, coef: Floats, offset: Floats, left_out: Ints
+) -> dict[str, Array]:
+    """Sum scores and losses over the rows, for P paths.
+
+    `coef` (P, K, L) are coefficients of the columns in the basis along the response, `offset` (P, G) the
+    predictors to start from, `left_out` (P,) the fold that takes no part in a path, -1 for none. ``inside``
+    tells whether all numbers are finite; sums are zero where they are not. ``spread`` tells whether slopes of
+    more than a few rows have changed since the last answer, and weights are not those of a few; where it is
+    not so, the last answer is given again, zeros at first.
+    """
+    asked = state.use("boost", ScoredRows, "no scores were started in this session; ask 'start_scores' first")
+    loss, n = asked.made.asked.loss, len(asked.fold)
+    assert loss is not None
+    P, K, L = coef.shape
+    if not len(asked.changes):
+        asked.changes, asked.slopes = np.zeros((P, 0, n, L)), np.zeros((P, n, L))
+    check_lengths(data.name, coef=(coef, len(asked.slopes)))
+    check_lengths(data.name, offset=(offset, P), left_out=(left_out, P))
+    check_allocation(data.name, P * n * L, n * (K + L))
+    if not ((left_out >= -1) & (left_out < asked.made.asked.folds)).all():
+        raise MessageError(f"{data.name}: a path leaves out a fold that there is not")
+    slopes, weights = np.empty((P, n, L)), np.empty((P, n))
+    score, losses, weight = np.zeros((P, K, L)), np.zeros((P, 2)), np.zeros(P)
+    first = 0
+    for parts, response in asked.made.blocks():
+        assert isinstance(response, RegularResponse)
+        Z, Y, basis = np.column_stack(parts), response.Y, response.basis
+        rows = slice(first, first + len(Y))
+        for p in range(P):
+            within = asked.fold[rows] != left_out[p]
+            with np.errstate(over="ignore", invalid="ignore"):
+                f = offset[p] + Z @ coef[p] @ basis.T
+                u = np.where(within[:, None], loss.slope(Y, f), 0.0) @ basis
+                value, bent = loss.value(Y, f).sum(axis=1), loss.weight(Y, f).sum(axis=1)
+                score[p] += Z.T @ u
+            losses[p] += value[within].sum(), value[~within].sum()
+            weight[p] += bent[within].sum()
+            slopes[p, rows], weights[p, rows] = u, np.where(within, bent, 0.0)
+        first += len(Y)
+    slopes, weights = slopes[:, :first], weights[:, :first]
+    answer = {"score": score, "loss": losses, "weight": weight}
+    nothing = {name: np.zeros_like(array) for name, array in answer.items()}
+    inside = all(bool(np.isfinite(array).all()) for array in (*answer.values(), slopes))
+    if not inside:
+        slopes, weights, answer = np.zeros_like(slopes), np.ones_like(weights), nothing
+    elif loss.entry.bound and (weights.mean(axis=1) < FLAT * loss.entry.bound * offset.shape[1]).any():
+        # Scores of a flat loss are those of the rows on one side of the coefficients' cut.
+        weights[:, 0], weights[:, 1:] = 1.0, 0.0
+    again = asked.told or nothing
+    _declare_score_columns(
+        state, asked, slopes, weights, {"inside": np.array(True), "spread": np.array(False), **again}
+    )
+    asked.told = answer
+    return {"inside": np.array(inside), "spread": np.array(True), **answer}
+
+
+def _declare_score_columns(
+    state: State, asked: ScoredRows, slopes: Floats, weights: Floats, instead: Mapping[str, Array]
+) -> None:
+    """Tell whose slopes have changed, and what all that were told of single out; keep the change."""
+    change = slopes - asked.slopes
+    sizes = np.sqrt((change**2).sum(axis=2))
+    state.tell(WorkingWeights(lambda: np.concatenate([sizes, weights]), instead=instead))
+    kept = np.concatenate([asked.changes, change[:, None]], axis=1)  # (P, R, n, L)
+    P, R, n, L = kept.shape
+    hidden = hides(len(state.hidden_among))
+    if hidden:  # what leaves is of all sites: a path and a spline at a time are held against this site's rows
+        columns = [kept[p, :, :, j].T for p in range(P) for j in range(L)]
+    else:
+        columns = [kept.transpose(2, 0, 1, 3).reshape(n, P * R * L)]
+    state.tell(RowCount(n, R if hidden else asked.width + P * R * L))
+    together = np.zeros(n, dtype=np.int64)
+    state.tell(*(SummedColumns(one, together) for one in columns))
+    asked.slopes, asked.changes = slopes, kept
+
+
+SCORE_FACTS = (*OPEN_ROWS, SummedColumns, RowGroups, WorkingWeights)
+
+
+def _summed(what: str, ndim: int = 2) -> ArrayDeclaration:
+    return ArrayDeclaration("aggregate", what, ndim, maskable=True, wide=True, behind=SCORE_FACTS)
+
+
+SCORE_STEPS: Mapping[str, Step] = {
+    "start_scores": Step(
+        start_scores,
+        gives={name: STEPS["sum_curves"].gives[name] for name in ("gram", "totals")},
+        text_in=ASKED,
+    ),
+    "score_curves": Step(
+        score_curves,
+        {
+            "coef": ArrayDeclaration("aggregate", "coefficients of every path", 3, common=True),
+            "offset": ArrayDeclaration("aggregate", "predictors from which paths start", 2, common=True),
+            "left_out": ArrayDeclaration(
+                "control", "fold that a path leaves out", dtype="int64", common=True
+            ),
+        },
+        {
+            "inside": ArrayDeclaration("control", "whether all numbers are finite", 0, maskable=True),
+            "spread": ArrayDeclaration("control", "whether more than a few rows weigh", 0, maskable=True),
+            "score": _summed("products of the learners' columns with slopes of the loss", 3),
+            "loss": _summed("loss of the rows of each path, and of those left out"),
+            "weight": _summed("curvature of the loss", 1),
+        },
+    ),
+}
+ORDER: Mapping[str, str] = {"score_curves": "score_curves start_scores"}
+"""Which steps stand directly before which; sums of products may be asked for at any time."""

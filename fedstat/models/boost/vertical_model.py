@@ -1,4 +1,4 @@
-"""Boosting with curves where institutions hold different columns: arguments, checked, and fits."""
+"""Functional boosting when sites hold different columns: checks of the arguments, and the fit."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedstat.errors import DataWarning, FormulaError, ModelError, warn
-from fedstat.federation.design.by_columns import Design, Missing
-from fedstat.federation.design.site_rows import RowsQuestion
-from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.forecast.dry_site import DrySite
-from fedstat.federation.forecast.invented_columns import invent_columns
-from fedstat.federation.forecast.invention import generator
+from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.design.vertical_design import Design, MissingRule
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
+from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.dry_run.synthetic_columns import synthetic_column_sites
+from fedstat.federation.dry_run.synthetic_rows import synthetic_generator
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.models.boost.arguments import refuse_few_rows
+from fedstat.models.boost.explain import VerticalBoostPlan
 from fedstat.models.boost.learning.boosting import Boosting
 from fedstat.models.boost.learning.columns import time_basis
 from fedstat.models.boost.learning.learners import (
@@ -29,17 +31,14 @@ from fedstat.models.boost.learning.learners import (
     with_bounds,
     with_domain,
 )
-from fedstat.models.boost.learning.ready import PENALTIES, BoostDesign, PenaltyKind
-from fedstat.models.boost.learning.size import refuse_few_rows
+from fedstat.models.boost.learning.prepared_learners import PENALTIES, BoostDesign, PenaltyKind
 from fedstat.models.boost.private.model import PrivateFunctionBoost
-from fedstat.models.boost.vertical.protocol import ColumnsAgreed, agree_columns, exchange_moments
-from fedstat.models.boost.vertical.question import curves_apart, find_owners
-from fedstat.models.boost.vertical.steps import FAMILY, POINTS, WIDTH
-from fedstat.models.boost.vertical_explain import VerticalBoostPlan
+from fedstat.models.boost.vertical.protocol import AgreedDesign, agree_columns, exchange_moments
+from fedstat.models.boost.vertical.steps import FAMILY, POINTS, WIDTH, curves_by_owner, find_owners
 from fedstat.models.boost.vertical_results import VerticalBoostResults
 from fedstat.models.checks import check_call, check_choice, check_positive, check_whole
 from fedstat.models.explain import ForecastPlan
-from fedstat.models.vertical.division import divide_as_before
+from fedstat.models.vertical.exchange.patterns import reuse_patterns
 from fedstat.models.vertical.layout import Layout, complete_at, lay_out
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.typing import Floats
@@ -77,12 +76,12 @@ class VerticalFunctionBoost(VerticalModel):
         *,
         time: str = "bbs(t, knots=10, df=4)",
         penalty: PenaltyKind = "separable",
-        missing: Missing = "drop",
+        missing: MissingRule = "drop",
         coordinator: str | None = None,
     ) -> None:
         check_choice("penalty", penalty, PENALTIES)
         self.boost, self.penalty = boost, penalty
-        self.curves = curves_apart(partition)
+        self.curves = curves_by_owner(partition)
         held = {client: tuple(own) for client, own in partition.curves.items()}
         self.apart = find_owners(boost, partition.columns, held)
         along = [one.label for one in boost.learners if one.varying]
@@ -100,11 +99,11 @@ class VerticalFunctionBoost(VerticalModel):
             else with_bounds(one, lambda name: published[name].range if name in published else None)
             for one in boost.learners
         )
-        self.agreed: ColumnsAgreed
+        self.agreed: AgreedDesign
         super().__init__(self.apart.formula, partition, missing=missing, coordinator=coordinator)
         use = complete_at(self.design.blocks, self.design.n)
         layout = lay_out(self.design, self.design.blocks, use)
-        self.layout: Layout = self._with_dealer(divide_as_before(layout, partition, complete=True))
+        self.layout: Layout = self._with_dealer(reuse_patterns(layout, partition, complete=True))
         self.widths = self.agreed.widths
         self._tell_of_left_out()
 
@@ -112,7 +111,7 @@ class VerticalFunctionBoost(VerticalModel):
     def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
         """Make a model from a formula; see :meth:`fedstat.FedFunctionBoost.from_formula`."""
         check_call(cls, partition, "vertical", settings)
-        return cls(parse_boost_formula(formula, list(curves_apart(partition))), partition, **settings)
+        return cls(parse_boost_formula(formula, list(curves_by_owner(partition))), partition, **settings)
 
     def fit(
         self,
@@ -152,7 +151,7 @@ class VerticalFunctionBoost(VerticalModel):
         check_whole("folds", folds, 2 if select else 1)
         self._check_size(folds)
         code = np.random.default_rng(random_state).permutation(np.arange(self.layout.n) % folds)
-        asking = Conversation(FAMILY, self._session, self._agreement.at)
+        asking = SecureProductSession(FAMILY, self._session, self._agreement.at)
         ledger = copy.deepcopy(self._agreement)
         protocol = exchange_moments(
             self.apart, self.learners, self.widths, self.layout, code.astype(np.int64), asking
@@ -178,11 +177,11 @@ class VerticalFunctionBoost(VerticalModel):
         return self.starts[-1] + (1 if self.time is None else self.time.knots + self.time.degree + 1)
 
     @property
-    def question(self) -> RowsQuestion:
+    def question(self) -> RowsRequest:
         """What new rows are coded by, as those of one table."""
         formula = self.formula
         terms = [self.apart.terms(client) for client in self.apart.clients]
-        return RowsQuestion(
+        return RowsRequest(
             "" if self.boost.functional else formula.response,
             () if self.boost.functional else formula.response_columns,
             tuple(text for one in terms for text in one.terms),
@@ -191,7 +190,7 @@ class VerticalFunctionBoost(VerticalModel):
             curve_response=self.boost.response if self.boost.functional else "",
         )
 
-    def _agree(self, missing: Missing) -> Rounds[Design]:
+    def _agree(self, missing: MissingRule) -> FitProtocol[Design]:
         self.agreed = yield from agree_columns(
             self.apart,
             self.learners,
@@ -223,10 +222,10 @@ class VerticalFunctionBoost(VerticalModel):
         # Of a product of two institutions' columns its doors judge these, the response among them.
         *_, second, first = sorted([0, *self.layout.sizes])
         strictest = min(clients, key=lambda name: allowed[name])
-        pairs = ENTITIES_PER_EQUATION * (first + second)
+        pairs = MIN_ENTITIES_PER_EQUATION * (first + second)
         least = max(int(np.ceil(columns / allowed[strictest])), pairs)
         if n < least:
-            most = min(int(allowed[strictest] * n), columns - (pairs - n) // ENTITIES_PER_EQUATION)
+            most = min(int(allowed[strictest] * n), columns - (pairs - n) // MIN_ENTITIES_PER_EQUATION)
             refuse_few_rows(strictest, n, least, self.learners, columns, most, folds)
 
     def _columns_read(self, site: str) -> Sequence[str]:
@@ -236,14 +235,14 @@ class VerticalFunctionBoost(VerticalModel):
 
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         (own,) = (block for block in self.design.blocks if block.client == self.apart.holder)
-        points = generator().normal(size=(len(own.rows), len(self._points)))
+        points = synthetic_generator().normal(size=(len(own.rows), len(self._points)))
         kept: dict[str, dict[str, Any]] = {client: {WIDTH: self.starts[-1]} for client in self.apart.clients}
         kept[self.apart.holder][POINTS] = points
         rows, session = self.partition.rows, self._session
-        return invent_columns(self.design, rows, policies, self.distribution, session, kept)
+        return synthetic_column_sites(self.design, rows, policies, self.distribution, session, kept)
 
 
-def columns_apart(
+def vertical_boost(
     formula: str, partition: ClientPartition, **settings: Any
 ) -> VerticalFunctionBoost | PrivateFunctionBoost:
     """Make a model over institutions that hold different columns.

@@ -1,4 +1,4 @@
-"""Results of boosting over institutions with different columns."""
+"""Results of boosting when sites hold different columns."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_rows import RowsAgreement, SiteRows
-from fedstat.federation.design.site_rows import RowsQuestion
-from fedstat.federation.design.spec import BlockSpec
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.coding import BlockSpec
+from fedstat.federation.design.horizontal_design import RowsAgreement, SiteRowCounts
+from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.summary import ClientBlock
+from fedstat.inference.summary import CoefficientBlock
 from fedstat.models.boost.learning.boosting import Boosting
 from fedstat.models.boost.results import BoostRecord, BoostResults
-from fedstat.models.boost.vertical.protocol import MomentsApart
+from fedstat.models.boost.vertical.protocol import VerticalMoments
 from fedstat.models.horizontal.results import RowsBasis
 from fedstat.models.saved import SavedLedger
 from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, sums_note
@@ -25,7 +25,7 @@ from fedstat.models.vertical.layout import client_blocks
 class BlocksBasis(RowsBasis):
     """What results keep of institutions: their blocks, and what is to be said of the exchange."""
 
-    blocks: tuple[ClientBlock, ...]
+    blocks: tuple[CoefficientBlock, ...]
     notes: tuple[str, ...]
 
 
@@ -55,7 +55,7 @@ class VerticalBoostResults(BoostResults, saved_as="fedstat boost vertical result
         cls,
         model: Any,
         boosting: Boosting,
-        found: MomentsApart,
+        found: VerticalMoments,
         steps: int,
         select: str | None,
         ledger: Ledger,
@@ -112,7 +112,7 @@ def exchange_notes(model: Any, dealers: Mapping[tuple[str, str], str]) -> Iterat
 
 
 def pooled_agreement(
-    question: RowsQuestion, specs: tuple[BlockSpec, ...], n: int, n_entities: int
+    question: RowsRequest, specs: tuple[BlockSpec, ...], n: int, n_entities: int
 ) -> RowsAgreement:
     """Put the codings of institutions together, as those of one table: new rows are coded by it."""
     spec = BlockSpec(
@@ -122,4 +122,4 @@ def pooled_agreement(
         levels={name: levels for one in specs for name, levels in one.levels.items()},
         state={name: state for one in specs for name, state in one.state.items()},
     )
-    return RowsAgreement(question, spec, (SiteRows("", n_entities, n),))
+    return RowsAgreement(question, spec, (SiteRowCounts("", n_entities, n),))

@@ -1,6 +1,6 @@
-"""Synthetic tables from one private release: margins and a Gaussian copula."""
+"""Synthetic tables from one private release of margins and a Gaussian copula."""
 
-from fedstat.federation.door.site import FAMILIES
+from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.models.copula.steps import FAMILY, STEPS
 
 FAMILIES[FAMILY] = STEPS

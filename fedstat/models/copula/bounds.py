@@ -1,4 +1,4 @@
-"""The public description of columns that synthesis takes: never a minimum, level or count from the data."""
+"""Public bounds and levels of the columns to be synthesized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a synthesis costs whom, and how much noise there is: before anything is asked, and afterwards."""
+"""Dry run of a synthesis: privacy cost by site, noise, and utility."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
-from fedstat.federation.forecast.forecast import Forecast
-from fedstat.kernels.hermite import expand_steps
-from fedstat.models.copula.asked import GramPlan, NoisePlan
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases
+from fedstat.kernels.copula import expand_steps
+from fedstat.models.copula.correlation import METHODS, SummedPatterns, choose_groups, describe_choice
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula.patterns import METHODS, SummedPatterns, choose_groups, tell_choice
 from fedstat.models.copula.protocol import CopulaFit
+from fedstat.models.copula.request import GramPlan, NoisePlan
 from fedstat.models.explain import ForecastPlan
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
 from fedstat.typing import Bools, Floats
@@ -168,12 +168,12 @@ class CopulaPlan(ForecastPlan):
         super().__init__(model, given)
         self.model = model
 
-    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Say what noise leaves to be learned."""
         for sentence in cost_statements(self.model._planned, self.model.delta):
             yield "Coordinator and institutions", sentence
 
-    def notes(self, forecast: Forecast) -> Iterator[str]:
+    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
         """Say how large errors will be."""
         model, missing = self.model, getattr(self.model, "missing", None)
         table = np.zeros((model.partition.n_entities, len(model._rows)), dtype=np.bool_)
@@ -186,7 +186,7 @@ class CopulaPlan(ForecastPlan):
         if missing is not None:
             yield METHODS[groups.method]
         if missing == "auto" and groups.method != "complete":
-            yield tell_choice(model._planned, table)
+            yield describe_choice(model._planned, table)
         for client in model._planned.columns:
             budget = model.partition.sites[client].policy.privacy
             if budget is not None:

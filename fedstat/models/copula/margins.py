@@ -1,4 +1,4 @@
-"""Margins: how values become bins, which counts of them are asked for, and what is made of noisy counts."""
+"""Margins: binning of values, and estimation from noisy counts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedstat.federation.tables.published import PublishedColumn, Scale
 from fedstat.kernels.copula import (
     count_tree,
     cumulate,
-    fall_off,
+    expand_steps,
     fit_tree,
     interpolate_inverse,
     project_simplex,
+    taper_tails,
 )
-from fedstat.kernels.hermite import expand_steps
 from fedstat.models.copula.bounds import MOST_LEVELS
 from fedstat.typing import Array, Floats, Ints
 
@@ -141,7 +141,7 @@ class Margin:
         n = max(n, 1)
         if bins.levels:
             return cls(bins, project_simplex(counts, float(n)) / n)
-        return cls(bins, fall_off(np.diff(cumulate(fit_tree(counts, float(n)), float(n))), TAIL))
+        return cls(bins, taper_tails(np.diff(cumulate(fit_tree(counts, float(n)), float(n))), TAIL))
 
     @cached_property
     def cumulated(self) -> Floats:

@@ -1,4 +1,4 @@
-"""Synthetic tables from a Gaussian copula, released once under differential privacy."""
+"""Synthetic tables from a Gaussian copula, released once with differential privacy."""
 
 from __future__ import annotations
 
@@ -8,30 +8,27 @@ from typing import Any, ClassVar, Literal, TypeAlias, overload
 
 import numpy as np
 
-from fedstat.errors import DisclosureWarning, ModelError, NotAvailableError, warn
+from fedstat.errors import DataWarning, DisclosureWarning, ModelError, NotAvailableError, warn
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.products import Conversation
+from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.federation.tables.published import Published
 from fedstat.inference.explanation import Explanation
 from fedstat.models.checks import check_choice, check_layout, check_whole
-from fedstat.models.copula.asked import GramPlan, NoisePlan
 from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, log
+from fedstat.models.copula.correlation import Missing
 from fedstat.models.copula.explain import CopulaPlan
-from fedstat.models.copula.patterns import Missing
+from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula.protocol import fit_copula, plan_columns
-from fedstat.models.copula.published import (
-    METHODS,
-    ROUNDS,
-    Method,
-    PublishedSynthesis,
-    synthesise,
-    table_of,
-)
-from fedstat.models.copula.request import LARGEST_DELTA, PrivateRelease
+from fedstat.models.copula.published import METHODS, ROUNDS, Method, PublishedSynthesis, synthesise, table_of
+from fedstat.models.copula.request import GramPlan, NoisePlan
 from fedstat.models.copula.results import CopulaResults
-from fedstat.models.copula.steps import FAMILY, INSTEAD
+from fedstat.models.copula.steps import DRY_RUN_STEPS, FAMILY
 from fedstat.models.explain import ForecastPlan
-from fedstat.progress_line import tells_progress
+from fedstat.progress_line import shows_progress
+
+# ----------------------------------------------------------------------------------------------------
+# Synthetic tables from a Gaussian copula, released once under differential privacy.
 
 __all__ = ["Bounds", "CopulaSynthesizer", "asinh", "log"]
 
@@ -99,7 +96,7 @@ class CopulaSynthesizer(PrivateRelease):
     """
 
     _plan: ClassVar[type[ForecastPlan] | None] = CopulaPlan
-    _instead = INSTEAD
+    _instead = DRY_RUN_STEPS
     _family_name = FAMILY
 
     def __init__(
@@ -154,7 +151,7 @@ class CopulaSynthesizer(PrivateRelease):
         progress: bool | None = None,
     ) -> PublishedSynthesis: ...
 
-    @tells_progress
+    @shows_progress
     def fit(
         self,
         method: Method | None = None,
@@ -216,7 +213,7 @@ class CopulaSynthesizer(PrivateRelease):
             raise ModelError("method, rounds and seed are of mechanism='published'; this release has none")
         self._check_budgets()
         ledger = self._new_ledger()
-        asking = Conversation(FAMILY, self._session, ledger.at)
+        asking = SecureProductSession(FAMILY, self._session, ledger.at)
         protocol = fit_copula(
             asking,
             self.bounds,
@@ -296,3 +293,91 @@ class CopulaSynthesizer(PrivateRelease):
         if sum(map(len, chosen.values())) < 2:
             raise ModelError("columns: expected two or more to be synthesised together")
         return chosen
+
+
+# ----------------------------------------------------------------------------------------------------
+# A partition of synthetic rows, on which a whole analysis can be tried.
+
+NUMBER = "entity"
+"""Key of synthetic rows, where that of the partition is none or of several columns."""
+
+
+@shows_progress
+def rehearse(
+    partition: ClientPartition,
+    epsilon: float,
+    bounds: Bounds | Mapping[str, IntoBound] | None = None,
+    *,
+    delta: float = 1e-6,
+    seed: int | None = None,
+    policy: Policy | str | None = None,
+    progress: bool | None = None,
+) -> ClientPartition:
+    """Make a partition of synthetic rows with the columns, kinds and presence of a real one.
+
+    A script can be written and tried on it, models, receipts and plots, before the institutions are asked for
+    more than the one private release behind the rows. Estimates on it are not those of the data: they miss
+    what is no Gaussian copula, and their standard errors count no noise.
+
+    Parameters
+    ----------
+    partition : ClientPartition
+        In the vertical layout, at sites whose owners allow a budget.
+    epsilon, delta : float
+        As in :class:`CopulaSynthesizer`; every site is charged once.
+    bounds : Bounds or mapping, optional
+        What is public of every column; by default what the owners have published.
+    seed : int, optional
+        To draw the same rows again from the same release.
+    policy : Policy or str, optional
+        Of the rehearsal's sites, such as ``"strict"``; by default open, since rows are synthetic.
+    progress : bool, optional
+        Tell how far the computation has come (:func:`fedstat.progress`).
+
+    Returns
+    -------
+    ClientPartition
+        In one process, with as many entities. Each institution has records of as many as it has, together
+        with whom it has them; but who lacks a record does not depend on any value, and no cell is missing
+        within a record. Keys are numbers.
+
+    Raises
+    ------
+    ModelError, DescriptionError, EstimationError
+        As :meth:`CopulaSynthesizer.fit`.
+
+    Warns
+    -----
+    DataWarning
+        The rows are synthetic.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()[["age", "sex", "chol"]].dropna()
+    >>> budget = fs.Policy(privacy=fs.Budget(epsilon=5.0, delta=1e-6))
+    >>> held = {"Registry": ["age", "sex"], "Laboratory": ["chol"]}
+    >>> partition = fs.ClientPartition.from_frame(table, columns=held, policy=budget)
+    >>> bounds = fs.Bounds({"age": (20, 80), "sex": [0, 1], "chol": (80, 600)})
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     rehearsal = fs.rehearse(partition, epsilon=3.0, bounds=bounds)
+    >>> rehearsal.clients, rehearsal.n_entities == len(table)
+    (('Registry', 'Laboratory'), True)
+    """
+    synthesizer = CopulaSynthesizer(partition, epsilon, bounds, delta=delta)
+    fit = synthesizer.fit()
+    rows = fit.sample(partition.n_entities, seed)
+    key = partition.key[0] if len(partition.key) == 1 else NUMBER
+    frames = {}
+    for client, columns in synthesizer.columns.items():
+        frames[client] = rows.loc[partition.rows[client], list(columns)]
+        frames[client].insert(0, key, partition.rows[client])
+    made = ClientPartition.from_frames(frames, on=key, policy=policy, min_count=partition.min_count)
+    warn(
+        f"rows are synthetic, from one release with epsilon {epsilon:g}: who lacks a record depends on no "
+        "value, no cell is missing within a record, and standard errors of fits count no noise",
+        DataWarning,
+    )
+    return made

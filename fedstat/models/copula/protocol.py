@@ -1,4 +1,4 @@
-"""A synthesis, round by round: who is complete, margins, one Gram matrix in noisy shares, its inversion."""
+"""Protocol of a synthesis: complete rows, margins, and one Gram matrix in noisy shares."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from itertools import combinations
 
 import numpy as np
 
+from fedstat.codec import to_json
 from fedstat.errors import EstimationError, SecurityError
 from fedstat.federation.message import Reply
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation, Side
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.models.copula.asked import PLACES, GramAsked, GramPlan, NoisePlan
-from fedstat.models.copula.inversion import Inversion, invert_products
-from fedstat.models.copula.margins import Bins, Margin, tree_depth
-from fedstat.models.copula.patterns import (
+from fedstat.models.copula.correlation import (
+    Inversion,
     Method,
     Missing,
     ScoredPattern,
     SummedPatterns,
     choose_groups,
     fit_normal,
+    invert_products,
 )
+from fedstat.models.copula.margins import Bins, Margin, tree_depth
+from fedstat.models.copula.request import PLACES, GramPlan, GramRequest, NoisePlan
 from fedstat.models.copula.steps import SCALED, SCORES
-from fedstat.records import to_json
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAR = 6.0
@@ -39,7 +40,7 @@ FEWEST = 50
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Present:
+class Participation:
     """Which entities take part: `rows` of each institution among all, and which of these are complete."""
 
     n_entities: int
@@ -57,7 +58,7 @@ class Present:
         """Complete entities of an institution."""
         return int(np.count_nonzero(self.seen[client]))
 
-    def everywhere(self) -> tuple[Bools, Present]:
+    def everywhere(self) -> tuple[Bools, Participation]:
         """Find the entities that every site holds, (n_entities,), and each site's rows of them."""
         used = np.asarray(self.table(list(self.seen)).all(axis=1), dtype=np.bool_)
         return used, replace(self, seen={client: used[self.rows[client]] for client in self.seen})
@@ -108,23 +109,23 @@ def plan_columns(
     return NoisePlan(rho, columns)
 
 
-def ask_present(
-    asking: Conversation, asked: Mapping[str, str], rows: Mapping[str, Ints], n_entities: int
-) -> Rounds[Present]:
+def request_participation(
+    asking: SecureProductSession, asked: Mapping[str, str], rows: Mapping[str, Ints], n_entities: int
+) -> FitProtocol[Participation]:
     """Ask every institution, by a text, which of its rows are complete."""
     replies = yield [asking.ask(client, "find_complete", text) for client, text in asked.items()]
-    return Present(n_entities, rows, {reply.site: reply.arrays["seen"] for reply in replies})
+    return Participation(n_entities, rows, {reply.site: reply.arrays["seen"] for reply in replies})
 
 
 def fit_copula(
-    asking: Conversation,
+    asking: SecureProductSession,
     bounds: Mapping[str, Mapping[str, PublishedColumn]],
     rows: Mapping[str, Ints],
     sites: Sequence[str],
     n_entities: int,
     rho: Fraction,
     missing: Missing,
-) -> Rounds[CopulaFit]:
+) -> FitProtocol[CopulaFit]:
     """Ask for all that a copula is made of.
 
     Parameters
@@ -143,17 +144,17 @@ def fit_copula(
     """
     clients = list(bounds)
     asked = {client: to_json(tuple(bounds[client])) for client in clients}
-    present = yield from ask_present(asking, asked, rows, n_entities)
+    present = yield from request_participation(asking, asked, rows, n_entities)
     counts = {client: present.count(client) for client in clients}
     plan = plan_columns(bounds, counts, rho)
     table = present.table(clients)
     groups = choose_groups(plan, table, missing)
     behind = groups.behind(table)
     _require(behind, clients, groups.method)
-    margins = yield from ask_margins(asking, plan, present)
+    margins = yield from request_margins(asking, plan, present)
     asks = {client: groups.plan.asked(client) for client in clients}
     held = {c: groups.of_client(c, table[:, k])[rows[c]] for k, c in enumerate(clients)}
-    sums = yield from ask_sums(asking, plan, asks, held, present, margins, sites)
+    sums = yield from request_pattern_sums(asking, plan, asks, held, present, margins, sites)
     by_pattern = groups.method == "em"
     pairs = _of_columns(plan, behind)
     products = _covariance(plan, groups, sums) if by_pattern else sums.products[0] / pairs
@@ -197,7 +198,9 @@ def _covariance(plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup) -> F
     return fit_normal(moments, plan.p)[1]
 
 
-def ask_margins(asking: Conversation, plan: NoisePlan, present: Present) -> Rounds[dict[str, list[Margin]]]:
+def request_margins(
+    asking: SecureProductSession, plan: NoisePlan, present: Participation
+) -> FitProtocol[dict[str, list[Margin]]]:
     """Ask every institution for its margins, and make them of the noisy counts."""
     asks = {client: plan.margins_asked(client) for client in plan.columns}
     replies = yield [
@@ -235,32 +238,32 @@ def _check_total(site: str, bins: Bins, counts: Floats, n: int, deviation: float
         )
 
 
-def ask_products(
-    asking: Conversation,
+def request_products(
+    asking: SecureProductSession,
     plan: NoisePlan,
-    present: Present,
+    present: Participation,
     margins: Mapping[str, Sequence[Margin]],
     sites: Sequence[str],
-) -> Rounds[tuple[Floats, Floats]]:
+) -> FitProtocol[tuple[Floats, Floats]]:
     """Ask for sums of products of cut scores: own blocks at home, cross blocks by secure products.
 
     Returned are the matrix (q, q), symmetric, and the standard deviations of its noise.
     """
     asks = {client: plan.gram_asked(client, 1) for client in plan.columns}
     group = {client: np.where(present.seen[client], 0, -1) for client in plan.columns}
-    sums = yield from ask_sums(asking, plan, asks, group, present, margins, sites)
+    sums = yield from request_pattern_sums(asking, plan, asks, group, present, margins, sites)
     return sums.products[0], np.sqrt(_shares(plan)) * plan.product_deviation(1)
 
 
-def ask_sums(
-    asking: Conversation,
+def request_pattern_sums(
+    asking: SecureProductSession,
     plan: NoisePlan,
-    asks: Mapping[str, GramAsked],
+    asks: Mapping[str, GramRequest],
     group: Mapping[str, Ints],
-    present: Present,
+    present: Participation,
     margins: Mapping[str, Sequence[Margin]],
     sites: Sequence[str],
-) -> Rounds[SumsByGroup]:
+) -> FitProtocol[SumsByGroup]:
     """Ask for sums of products by group; `asks` are for each institution, `group` (n_k,) -1 for no part."""
     clients = list(plan.columns)
     replies = yield [
@@ -277,14 +280,14 @@ def ask_sums(
 
 
 def gather_sums(
-    asking: Conversation,
+    asking: SecureProductSession,
     plan: NoisePlan,
-    asks: Mapping[str, GramAsked],
+    asks: Mapping[str, GramRequest],
     replies: Sequence[Reply],
     group: Mapping[str, Ints],
-    present: Present,
+    present: Participation,
     sites: Sequence[str],
-) -> Rounds[SumsByGroup]:
+) -> FitProtocol[SumsByGroup]:
     """Put sums of products at home, as replied, beside those across, from secure products."""
     clients, places = list(plan.columns), plan.places()
     asked, q = asks[clients[0]], sum(map(plan.width, clients))
@@ -299,10 +302,10 @@ def gather_sums(
         if asked.with_moments:
             squares[:, place], totals[:, place] = own[:, len(i) : len(i) + size], own[:, len(i) + size :]
 
-    def side(columns: str, client: str, other: str) -> Side:
+    def side(columns: str, client: str, other: str) -> ProductOperand:
         both = np.isin(group[client], asks[client].together(other))
         code = np.where(both, group[client], -1)
-        return Side(client, columns, places[client], present.rows[client], code)
+        return ProductOperand(client, columns, places[client], present.rows[client], code)
 
     pairs = [(side(SCALED, a, b), side(SCORES, b, a)) for a, b in combinations(clients, 2)]
     multiplied = yield from asking.multiply(pairs, sites, G, present.n_entities, PLACES, asked.agreed)

@@ -1,4 +1,4 @@
-"""The published synthesis by randomised comparisons, as a simulation: VCDS, EVCDS and IEVCDS.
+"""Simulation of the published synthesis by randomized comparisons: VCDS, EVCDS and IEVCDS.
 
 Columns of all institutions are in one place and the noise is that of numpy's generator: nothing is private
 here. It shows what the mechanism gives, and the budget of a whole record that it really spends. Comparisons
@@ -37,7 +37,7 @@ from scipy.stats import binom, rankdata
 from fedstat.errors import ModelError
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.copula import nearest_correlation, project_simplex
-from fedstat.privacy.comparisons import record_epsilon
+from fedstat.privacy.gaussian_dp import record_epsilon
 from fedstat.typing import Floats
 
 Method: TypeAlias = Literal["vcds", "evcds", "ievcds"]

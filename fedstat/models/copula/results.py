@@ -1,36 +1,110 @@
-"""Results of a synthesis: synthetic rows, the copula behind them, and what it cost."""
+"""Results of a synthesis: synthetic rows, the copula, parametric redraws, and the cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Annotated, Self
 
 import numpy as np
 import pandas as pd
 
+from fedstat.codec import Minimum
 from fedstat.errors import ModelError
-from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_heat
-from fedstat.inference.summary import header_sheet, what_left
+from fedstat.inference.summary import header_sheet, released_kinds
 from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.kernels.copula import code_latents
 from fedstat.models.checks import check_whole
-from fedstat.models.copula.asked import GramPlan, NoisePlan
+from fedstat.models.copula.correlation import METHODS, Inversion, Method, invert_products
 from fedstat.models.copula.explain import cost_statements, large_noise, utility_of_columns
-from fedstat.models.copula.inversion import Inversion
-from fedstat.models.copula.margins import Bins, Margin
-from fedstat.models.copula.patterns import METHODS, Method
+from fedstat.models.copula.margins import Bins, Margin, tables_of
 from fedstat.models.copula.protocol import CopulaFit
-from fedstat.models.copula.redraw import draw_rows, redraw
-from fedstat.models.saved import Saveable, SavedLedger
+from fedstat.models.copula.request import PLACES, GramPlan, NoisePlan
+from fedstat.models.saved import SavedLedger, Serializable
 from fedstat.privacy.zcdp import epsilon_of_zcdp
-from fedstat.records import Least
-from fedstat.typing import Floats, Matrix
+from fedstat.typing import Floats, Ints, Matrix
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+# ----------------------------------------------------------------------------------------------------
+# A release drawn anew: what the mechanism would have given on other rows of the same law.
+
+
+def draw_latents(correlation: Floats, n: int, rng: np.random.Generator) -> Floats:
+    """Draw latent normals of n rows, (n, p)."""
+    Z: Floats = rng.standard_normal((n, len(correlation))) @ np.linalg.cholesky(correlation).T
+    return Z
+
+
+def draw_rows(
+    margins: Sequence[Margin], correlation: Floats, n: int, rng: np.random.Generator
+) -> pd.DataFrame:
+    """Draw n rows of a copula."""
+    Z = draw_latents(correlation, n, rng)
+    return pd.DataFrame(
+        {
+            margin.bins.name: margin.quantile(np.ascontiguousarray(z))
+            for margin, z in zip(margins, Z.T, strict=True)
+        }
+    )
+
+
+def redraw(fit: CopulaFit, rng: np.random.Generator) -> tuple[list[Margin], Inversion]:
+    """Draw as many rows as there were from a released copula, and release margins and copula of these.
+
+    Where institutions lack entities, margins and products rest on as many rows as they did. The noise is
+    normal, of the same variances: nothing here is of an entity.
+    """
+    Z = draw_latents(fit.inversion.correlation, fit.n, rng)
+    thresholds, _, bins = tables_of(fit.margins)
+    codes = code_latents(Z, thresholds, bins)
+    places = fit.plan.places()
+    margins = [
+        margin for client, place in places.items() for margin in _margins(fit, client, codes[:, place], rng)
+    ]
+    products = _products(fit, margins, codes)
+    noise = np.triu(fit.noise * rng.standard_normal(products.shape), 1)
+    radii = [float(fit.plan.radius(client)) for client in places]
+    return margins, invert_products(products + noise + noise.T, margins, list(places.values()), radii)
+
+
+def _margins(fit: CopulaFit, client: str, codes: Ints, rng: np.random.Generator) -> list[Margin]:
+    asked, n = fit.plan.margins_asked(client), fit.entities[client]
+    out = []
+    for one, column in zip(asked.bins, codes.T, strict=True):
+        variance = asked.of_levels if one.levels else asked.of_trees
+        counts = one.tally(column[:n]) + math.sqrt(variance) * rng.standard_normal(one.released)
+        out.append(Margin.of_counts(one, counts, n))
+    return out
+
+
+def _products(fit: CopulaFit, margins: list[Margin], codes: Ints) -> Floats:
+    """Mean products of cut scores, (p, p), of each pair of institutions over as many rows as it has."""
+    places = fit.plan.places()
+    scores = {
+        client: np.ldexp(
+            fit.plan.gram_asked(client, 1).score(margins[place], codes[:, place]).astype(np.float64), -PLACES
+        )
+        for client, place in places.items()
+    }
+    out = np.zeros_like(fit.products)
+    for a, b in combinations_with_replacement(places, 2):
+        n = int(fit.pairs[places[a].start, places[b].start])
+        out[places[a], places[b]] = scores[a][:n].T @ scores[b][:n] / n
+        out[places[b], places[a]] = out[places[a], places[b]].T
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------
+# Results of a synthesis: synthetic rows, the copula behind them, and what it cost.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +125,7 @@ class CopulaRecord:
     delta: float
     method: Method
     entities: Mapping[str, int]
-    n: Annotated[int, Least(1)]
+    n: Annotated[int, Minimum(1)]
     ledger: SavedLedger | None
 
     def check(self) -> None:
@@ -62,7 +136,7 @@ class CopulaRecord:
             raise ModelError("columns, margins and correlations are not of one fit")
 
 
-class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=CopulaRecord):
+class CopulaResults(Serializable, saved_as="fedstat copula results 1", record=CopulaRecord):
     """A released copula: margins of all columns and the correlation matrix of their latent normals.
 
     Attributes
@@ -299,7 +373,7 @@ class CopulaResults(Saveable, saved_as="fedstat copula results 1", record=Copula
                 f"{self._fit.entities[client]:,}",
                 f"{epsilon_of_zcdp(plan.margins_cost(client), self.delta):.3g}",
                 f"{epsilon_of_zcdp(self._fit.sums.site_cost(client), self.delta):.3g}",
-                what_left(client, kinds),
+                released_kinds(client, kinds),
             )
             for client, bins in plan.columns.items()
         )

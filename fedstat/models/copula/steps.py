@@ -1,8 +1,8 @@
-"""What one institution answers for a synthesis: who is complete, its margins, its part of the products.
+"""Steps of a site for a synthesis: complete rows, margins, and its noisy share of products.
 
 All but who is complete leaves with noise that the door adds and charges (see
-:mod:`fedstat.federation.door.owner.charging`). Nothing fails by what rows hold: values that are no levels or
-numbers are in no bin, and infinite ones at the end of their range.
+:mod:`fedstat.federation.disclosure.privacy_budget`). Nothing fails by what rows hold: values that are no
+levels or numbers are in no bin, and infinite ones at the end of their range.
 """
 
 from __future__ import annotations
@@ -19,29 +19,24 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import pandas as pd
 
+from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError, MessageError, PartitionError
-from fedstat.federation.door.conduct import in_order
-from fedstat.federation.door.facts import Entities, FactorAsked, FactorsAsked
-from fedstat.federation.door.owner.charging import NoiseOwed
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths, check_room
-from fedstat.federation.rounds.product_steps import (
+from fedstat.federation.disclosure.facts import EntityCount, FactorsRequested, FormulaFactor
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired
+from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.protocols.product_steps import (
     OPENED,
-    ColumnsOf,
-    Part,
-    Planned,
-    RowsOf,
+    PlanCheck,
+    ProductColumnsOf,
+    ProductPart,
+    ProductRowsOf,
     product_steps,
 )
 from fedstat.kernels.ring import grouped_gram
-from fedstat.models.copula.asked import (
-    PLACES,
-    GramAsked,
-    MarginsAsked,
-    SumsAsked,
-)
 from fedstat.models.copula.margins import Bins, Margin
-from fedstat.records import from_json, to_json
+from fedstat.models.copula.request import PLACES, GramRequest, MarginsRequest, PatternSumsRequest
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAMILY = "copula"
@@ -71,7 +66,7 @@ class CutScores:
 
     scores: Ints
     group: Ints
-    asked: GramAsked
+    asked: GramRequest
     digest: str
     shared: set[str] = field(default_factory=set)
 
@@ -94,16 +89,16 @@ def read_question(kind: type[T], text: str, where: str) -> T:
 def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Tell which rows have all of the columns named: ``seen`` (n_rows,)."""
     names = read_question(tuple[str, ...], text, f"{data.name}: the columns asked for")
-    ask_columns(data, state, names)
+    declare_columns(data, state, names)
     state.keep(ASKED, names)
     missing = [series.isna().to_numpy(dtype=np.bool_) for series in series_of(data, names)]
     return {"seen": ~np.any(missing, axis=0)}, ""
 
 
-def ask_columns(data: SiteData, state: State, names: Sequence[str]) -> None:
+def declare_columns(data: SiteData, state: State, names: Sequence[str]) -> None:
     """Hold the columns that are asked for against what the site has and its owner allows."""
     state.play(names)
-    state.tell(FactorsAsked([FactorAsked(name, (name,)) for name in names]))
+    state.tell(FactorsRequested([FormulaFactor(name, (name,)) for name in names]))
     absent = [name for name in names if name not in data.table.columns]
     if absent or not names:
         raise DescriptionError(
@@ -131,18 +126,18 @@ def release_margins(
     ``levels`` are the counts of all columns with levels, one after the other, ``trees`` those of all nodes of
     the others.
     """
-    asked = read_question(MarginsAsked, text, f"{data.name}: the margins asked for")
+    asked = read_question(MarginsRequest, text, f"{data.name}: the margins asked for")
     with by_question():
         check_lengths(data.name, keep=(keep, data.table.n_rows))
         names = state.use(ASKED, tuple)
     if names != tuple(one.name for one in asked.bins):
         raise DescriptionError(f"{data.name}: expected bins of the columns that were asked for")
-    state.tell(Entities(int(np.count_nonzero(keep))))
+    state.tell(EntityCount(int(np.count_nonzero(keep))))
     canonical = f"{to_json(asked)} {digest_of(keep)}"
     flat, trees = ([one for one in asked.bins if bool(one.levels) is is_flat] for is_flat in (True, False))
     for name, some, variance in (("levels", flat, asked.of_levels), ("trees", trees, asked.of_trees)):
         squared = sum(one.squared_sensitivity for one in some)
-        state.tell(NoiseOwed(name, canonical, squared, Fraction(variance)))
+        state.tell(NoiseRequired(name, canonical, squared, Fraction(variance)))
     coded = CodedRows(asked.bins, np.where(keep[:, None], read(data, asked.bins), -1), keep)
     state.keep("copula codes", coded, int(np.count_nonzero(keep)))
     tallies = {one.name: one.tally(codes) for one, codes in zip(asked.bins, coded.codes.T, strict=True)}
@@ -154,7 +149,7 @@ def release_margins(
 
 
 def release_gram(
-    form: type[GramAsked], data: SiteData, state: State, text: str, probabilities: Floats, group: Ints
+    form: type[GramRequest], data: SiteData, state: State, text: str, probabilities: Floats, group: Ints
 ) -> tuple[dict[str, Array], str]:
     """Sum the products of the site's own scores above the diagonal, by group: ``grams`` (G, q (q - 1) / 2).
 
@@ -174,15 +169,17 @@ def release_gram(
     margins = read_margins(data.name, coded.bins, probabilities)
     q, here = asked.width(len(margins)), group >= 0
     with by_question():
-        check_room(data.name, asked.groups * q * q, len(group) * q)
+        check_allocation(data.name, asked.groups * q * q, len(group) * q)
     squared = asked.squared(q, np.flatnonzero(np.bincount(group[here])).tolist())
     canonical = f"{to_json(asked)} {digest_of(probabilities, group)} {secrets.token_hex(16)}"
-    state.tell(Entities(fewest(group)), NoiseOwed("grams", canonical, squared, Fraction(asked.variance)))
+    state.tell(
+        EntityCount(fewest(group)), NoiseRequired("grams", canonical, squared, Fraction(asked.variance))
+    )
     scores = asked.score(margins, coded.codes)
     return {"grams": sum_scores(state, asked, scores, group, canonical)}, ""
 
 
-def sum_scores(state: State, asked: GramAsked, scores: Ints, group: Ints, canonical: str) -> Ints:
+def sum_scores(state: State, asked: GramRequest, scores: Ints, group: Ints, canonical: str) -> Ints:
     """Sum products of scores that are paid for, (G, ...), and keep these for products with others."""
     here, q = group >= 0, scores.shape[1]
     grams = grouped_gram(scores[here], scores[here], group[here], asked.groups)
@@ -244,7 +241,7 @@ def rows_of(state: State, which: str) -> Ints:
     return np.arange(len(state.use(*KEPT).scores))
 
 
-def check_planned(data: SiteData, state: State, part: Part, rows: Ints, group: Ints) -> None:
+def check_planned(data: SiteData, state: State, part: ProductPart, rows: Ints, group: Ints) -> None:
     """Refuse a product that is not among those that were charged for with the scores: one for each peer."""
     held, where = state.use(*KEPT), f"{data.name}: this product with '{part.peer}'"
     product, asked = part.product, held.asked
@@ -261,8 +258,8 @@ def check_planned(data: SiteData, state: State, part: Part, rows: Ints, group: I
 
 
 def behind_product(
-    data: SiteData, state: State, part: Part, rows: Ints, group: Ints, both: Bools, marks: Array
-) -> tuple[tuple[Entities, NoiseOwed], Callable[[], None]]:
+    data: SiteData, state: State, part: ProductPart, rows: Ints, group: Ints, both: Bools, marks: Array
+) -> tuple[tuple[EntityCount, NoiseRequired], Callable[[], None]]:
     """Tell the noise that a share of a product is to have.
 
     It is paid for already, but for a unit, and drawn anew for every product. What was told of the peer's
@@ -272,8 +269,8 @@ def behind_product(
     check_planned(data, state, part, rows, group)
     held = state.use(*KEPT)
     asked = held.asked
-    owed = NoiseOwed("share", f"{part.peer} {held.digest}", UNIT, Fraction(asked.variance))
-    return (Entities(fewest(group)), owed), partial(held.shared.add, part.peer)
+    owed = NoiseRequired("share", f"{part.peer} {held.digest}", UNIT, Fraction(asked.variance))
+    return (EntityCount(fewest(group)), owed), partial(held.shared.add, part.peer)
 
 
 UNIT = 1
@@ -293,13 +290,15 @@ def invented_complete(data: SiteData, state: State, text: str) -> tuple[dict[str
     return {"seen": np.ones(data.table.n_rows, dtype=np.bool_)}, ""
 
 
-KEEP = Declared("presence", "which rows take part", dtype="bool")
-GROUP = Declared("presence", "missing pattern of each row", dtype="int64")
+KEEP = ArrayDeclaration("presence", "which rows take part", dtype="bool")
+GROUP = ArrayDeclaration("presence", "missing pattern of each row", dtype="int64")
 
 
-def noisy(what: str, axes: int = 1) -> Declared:
+def noisy(what: str, axes: int = 1) -> ArrayDeclaration:
     """Declare sums that leave with noise."""
-    return Declared("noisy aggregate", what, axes, dtype="int64", behind=(Entities, NoiseOwed), noisy=True)
+    return ArrayDeclaration(
+        "noisy aggregate", what, axes, dtype="int64", behind=(EntityCount, NoiseRequired), noisy=True
+    )
 
 
 def margin_step(read: ReadCodes) -> Step:
@@ -311,19 +310,19 @@ def margin_step(read: ReadCodes) -> Step:
             "levels": noisy("counts of the levels of columns, with noise"),
             "trees": noisy("counts of nested intervals of columns, with noise"),
         },
-        Declared("control", "bins of the columns, variance of the noise"),
+        ArrayDeclaration("control", "bins of the columns, variance of the noise"),
     )
 
 
 COMPLETE = {
-    "seen": Declared(
+    "seen": ArrayDeclaration(
         "presence",
         "which rows have all columns asked for",
         dtype="bool",
         unpaid="who has a record is public, as the guarantee says",
     )
 }
-NAMES = Declared("control", "names of columns")
+NAMES = ArrayDeclaration("control", "names of columns")
 ORDER: Mapping[str, str] = {
     "release_margins": "find_complete",
     "release_gram": "release_margins",
@@ -333,10 +332,10 @@ ORDER: Mapping[str, str] = {
 
 
 def release_steps(
-    form: type[GramAsked],
-    columns: ColumnsOf = columns_of,
-    rows: RowsOf = rows_of,
-    planned: Planned = check_planned,
+    form: type[GramRequest],
+    columns: ProductColumnsOf = columns_of,
+    rows: ProductRowsOf = rows_of,
+    planned: PlanCheck = check_planned,
 ) -> Mapping[str, Step]:
     """Make the steps of a family's release, of which scores it asks by this form.
 
@@ -349,11 +348,11 @@ def release_steps(
             "release_gram": Step(
                 partial(release_gram, form),
                 {
-                    "probabilities": Declared("control", "probabilities of the bins, as released"),
+                    "probabilities": ArrayDeclaration("control", "probabilities of the bins, as released"),
                     "group": GROUP,
                 },
                 {"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
-                Declared("control", "columns of the other institutions, variance of the noise"),
+                ArrayDeclaration("control", "columns of the other institutions, variance of the noise"),
             ),
             **product_steps(columns, rows, behind_product, fills=False, planned=planned),
         },
@@ -369,5 +368,5 @@ def invented_steps(family: str) -> Mapping[tuple[str, str], Step]:
     }
 
 
-STEPS = release_steps(SumsAsked)
-INSTEAD = invented_steps(FAMILY)
+STEPS = release_steps(PatternSumsRequest)
+DRY_RUN_STEPS = invented_steps(FAMILY)

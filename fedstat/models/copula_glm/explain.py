@@ -1,4 +1,4 @@
-"""Forecast of a private generalised linear model: how far noise will widen its errors, before it is asked."""
+"""Dry run of a private GLM: how much the noise widens standard errors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, ndtri
 
-from fedstat.federation.forecast.forecast import Forecast
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.models.copula.explain import CopulaPlan
-from fedstat.models.copula_glm.moments.asked import MomentPlan
-from fedstat.models.copula_glm.moments.response import LARGEST, WEIGHTS
+from fedstat.models.copula_glm.design import LARGEST, WEIGHTS
 from fedstat.models.copula_glm.notes import DEPARTING
-from fedstat.models.copula_glm.score.asked import ScoreNoise, ScoreTerms
-from fedstat.models.copula_glm.score.mean import MOST_BITS, share_cubic, share_line
-from fedstat.models.copula_glm.score.step import WIDE
+from fedstat.models.copula_glm.request import MomentPlan, ScoreNoise, ScoreTerms
+from fedstat.models.copula_glm.score import MOST_BITS, WIDE, share_cubic, share_line
 
 TIMES = 3.0
 """Noise over sampling error beyond which a budget is too small for a model."""
@@ -60,13 +58,13 @@ class PrivateGLMPlan(CopulaPlan):
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model._with_steps(given.get("polish", 0)), given)
 
-    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Say what a step rests on besides."""
         yield from super().learned(forecast)
         if self.model._planned.of_step:
             yield "Coordinator and institutions", DEPARTING
 
-    def notes(self, forecast: Forecast) -> Iterator[str]:
+    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
         """Say how large errors will be."""
         n = min(len(rows) for rows in self.model._rows.values())
         planned = self.model._planned

@@ -1,4 +1,4 @@
-"""The user's side of a private generalised linear model: formula, bounds and epsilon in, results out."""
+"""Private generalized linear models: formula, bounds and epsilon in, results out."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ import statsmodels.genmod.families as sm_families
 
 from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula, parse_formula
-from fedstat.federation.forecast.rehearsal import Rehearsal
+from fedstat.federation.dry_run.execution import DryRunEngine
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.products import Conversation
-from fedstat.kernels.glm.specification import DistributionSpec, Family
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.models.checks import check_call, check_choice, check_layout, check_whole
 from fedstat.models.copula.bounds import Bounds, IntoBound
-from fedstat.models.copula.request import LARGEST_DELTA, PrivateRelease
+from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula_glm.design import check_response, columns_by_client, score_columns
+from fedstat.models.copula_glm.estimation import bootstrap
 from fedstat.models.copula_glm.explain import PrivateGLMPlan
-from fedstat.models.copula_glm.moments.asked import FamilyName, MomentPlan
-from fedstat.models.copula_glm.moments.bootstrap import bootstrap
-from fedstat.models.copula_glm.moments.protocol import MomentQuestion
 from fedstat.models.copula_glm.notes import NO_ROOT
-from fedstat.models.copula_glm.protocol import fit_private
+from fedstat.models.copula_glm.protocol import MomentReleasePlan, fit_private
+from fedstat.models.copula_glm.request import FamilyName, MomentPlan
 from fedstat.models.copula_glm.results import PrivateGLMResults
-from fedstat.models.copula_glm.score.step import OF_STEP
-from fedstat.models.copula_glm.steps import FAMILY, INSTEAD
+from fedstat.models.copula_glm.score import OF_STEP
+from fedstat.models.copula_glm.steps import DRY_RUN_STEPS, FAMILY
 from fedstat.models.explain import ForecastPlan
-from fedstat.progress_line import tells_progress
+from fedstat.progress_line import shows_progress
 
 LINKS: Mapping[str, FamilyName] = {"Binomial": "Binomial", "Gaussian": "Gaussian", "Poisson": "Poisson"}
 ESTIMATORS = ("moments",)
@@ -99,7 +98,7 @@ class PrivateCopulaGLM(PrivateRelease):
 
     _plan: ClassVar[type[ForecastPlan] | None] = PrivateGLMPlan
     _polish = 0
-    _instead = INSTEAD
+    _instead = DRY_RUN_STEPS
     _family_name = FAMILY
 
     def __init__(
@@ -167,9 +166,9 @@ class PrivateCopulaGLM(PrivateRelease):
         return f"{self.formula.text} at epsilon {self.epsilon:g}"
 
     @property
-    def _question(self) -> MomentQuestion:
+    def _question(self) -> MomentReleasePlan:
         of_step = self._rho * OF_STEP * self._polish
-        return MomentQuestion(
+        return MomentReleasePlan(
             bounds=self.bounds,
             design=self._design,
             holder=str(self.formula.response_client),
@@ -194,7 +193,7 @@ class PrivateCopulaGLM(PrivateRelease):
         """Plan the noise of a release of n entities, all of them complete: of an audit."""
         return self._question.plan(dict.fromkeys(self.bounds, n))
 
-    @tells_progress
+    @shows_progress
     def fit(
         self,
         *,
@@ -249,12 +248,12 @@ class PrivateCopulaGLM(PrivateRelease):
         planned._check_budgets()
         ledger = self._new_ledger()
         protocol = fit_private(
-            Conversation(FAMILY, self._session, ledger.at),
+            SecureProductSession(FAMILY, self._session, ledger.at),
             planned._question,
             self._rows,
             tuple(self.partition.sites),
             self.partition.n_entities,
-            isinstance(self.engine, Rehearsal),
+            isinstance(self.engine, DryRunEngine),
         )
         done = self.engine.run(self._receipted(protocol, ledger), ledger)
         released, fit, step = done.released, done.fit, done.step

@@ -1,15 +1,14 @@
-"""What results of a private generalised linear model rest on, in sentences."""
+"""Notes of the summary of a private GLM."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedstat.models.copula.asked import OF_MARGINS
 from fedstat.models.copula.explain import cost_statements
-from fedstat.models.copula_glm.moments.bootstrap import MOST_ROWS
-from fedstat.models.copula_glm.moments.errors import MomentErrors
-from fedstat.models.copula_glm.moments.protocol import ReleasedMoments
-from fedstat.models.copula_glm.score.step import OF_STEP, ScoreStep
+from fedstat.models.copula.request import OF_MARGINS
+from fedstat.models.copula_glm.estimation import MOST_ROWS, MomentErrors
+from fedstat.models.copula_glm.protocol import ReleasedMoments
+from fedstat.models.copula_glm.score import OF_STEP, ScoreStep
 
 NO_LIKELIHOOD = "moments were released and no likelihood"
 NOT_EVALUATED = (

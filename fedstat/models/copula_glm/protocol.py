@@ -1,18 +1,258 @@
-"""A private generalised linear model, round by round: moments, and a step on the score from there."""
+"""Protocol of a private GLM: release of moments, then one step on the score."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import chain, combinations
+from typing import TypeVar
 
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation
-from fedstat.models.copula_glm.moments.bootstrap import MomentFit, estimate
-from fedstat.models.copula_glm.moments.law import normal_points
-from fedstat.models.copula_glm.moments.protocol import MomentQuestion, ReleasedMoments, release_moments
-from fedstat.models.copula_glm.score.protocol import release_score
-from fedstat.models.copula_glm.score.step import ScoreStep
-from fedstat.typing import Ints
+import numpy as np
+
+from fedstat.codec import to_json
+from fedstat.errors import EstimationError, SecurityError
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
+from fedstat.federation.tables.published import PublishedColumn
+from fedstat.models.copula.margins import Bins
+from fedstat.models.copula.protocol import (
+    FEWEST,
+    plan_columns,
+    request_margins,
+    request_participation,
+    request_products,
+)
+from fedstat.models.copula_glm.design import ScoredColumn, ScoredDesign, ScoredResponse
+from fedstat.models.copula_glm.estimation import MomentFit, estimate
+from fedstat.models.copula_glm.released_distribution import (
+    MomentRelease,
+    ReleaseNoise,
+    normal_points,
+    unweighted,
+)
+from fedstat.models.copula_glm.request import (
+    PHASES,
+    FamilyName,
+    MomentPlan,
+    ScoreNoise,
+    ScoreStepRequest,
+    ScoreTerms,
+)
+from fedstat.models.copula_glm.score import ScoreStep, plan_score, take_step
+from fedstat.models.copula_glm.steps import FIRST, SECOND
+from fedstat.typing import Bools, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# The release of a private generalised linear model: who is complete, margins, products of scores.
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class MomentReleasePlan:
+    """What is to be released: public descriptions of columns by institution, scores of these, the response.
+
+    Of the columns of the data of its `holder` the response is the last. `rho` is the budget of the moments,
+    `of_step` that of a step on the score.
+    """
+
+    bounds: Mapping[str, Mapping[str, PublishedColumn]]
+    design: Mapping[str, tuple[ScoredColumn, ...]]
+    holder: str
+    response: FamilyName
+    rho: Fraction
+    of_step: Fraction = Fraction(0)
+
+    def plan(self, counts: Mapping[str, int]) -> MomentPlan:
+        """Plan the noise for so many complete entities of each institution."""
+        found = plan_columns(self.bounds, counts, self.rho)
+        design = {client: self.design.get(client, ()) for client in self.bounds}
+        return MomentPlan(found.rho, found.columns, design, self.holder, self.response, self.of_step)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReleasedMoments:
+    """What `n` complete entities have released, the noise on it, and the plan by which it was asked for.
+
+    `entities` are the complete ones of each institution, `used` positions of those of the fit among all.
+    """
+
+    plan: MomentPlan
+    design: ScoredDesign
+    release: MomentRelease
+    noise: ReleaseNoise
+    n: int
+    entities: Mapping[str, int]
+    used: Mapping[str, Ints]
+
+
+def release_moments(
+    asking: SecureProductSession,
+    question: MomentReleasePlan,
+    rows: Mapping[str, Ints],
+    sites: Sequence[str],
+    n_entities: int,
+) -> FitProtocol[ReleasedMoments]:
+    """Ask for all that the estimator takes, of the entities that are complete at every institution.
+
+    `rows` are positions of each institution's records among all entities, `sites` those that may deal.
+    """
+    clients = list(question.bounds)
+    asked = {client: to_json(tuple(question.bounds[client])) for client in clients}
+    found = yield from request_participation(asking, asked, rows, n_entities)
+    entities = {client: found.count(client) for client in clients}
+    require_complete(found.table(clients), clients, question.holder)
+    used, present = found.everywhere()
+    n = int(np.count_nonzero(used))
+    plan = question.plan(dict.fromkeys(clients, n))
+    margins = yield from request_margins(asking, plan, present)
+    products, noise = yield from request_products(asking, plan, present, margins, sites)
+    # The response is last in the row of its holder, and last of all here.
+    last = plan.places()[plan.holder].stop - 1
+    order = np.append(np.delete(np.arange(len(products)), last), last)
+    *of_columns, y = _in_order(margins, plan.holder)
+    response = ScoredResponse(plan.response, y)
+    deviations = {c: [plan.count_deviation(c, j) for j in range(len(plan.columns[c]))] for c in clients}
+    *counts, of_response = _in_order(deviations, plan.holder)
+    here = np.ix_(order, order)
+    return ReleasedMoments(
+        plan=plan,
+        design=whole_design(plan),
+        release=MomentRelease(tuple(of_columns), response, unweighted(products[here] / n, plan.response)),
+        noise=ReleaseNoise(np.array(counts), float(of_response), noise[here] / n),
+        n=n,
+        entities=entities,
+        used={client: rows[client][present.seen[client]] for client in clients},
+    )
+
+
+def require_complete(table: Bools, clients: Sequence[str], holder: str) -> None:
+    """Require enough entities that every site has, (n, K) of bool; says which one to leave out, if not."""
+    n = int(np.count_nonzero(table.all(axis=1)))
+    if n >= FEWEST:
+        return
+    others = {
+        client: int(np.count_nonzero(np.delete(table, k, axis=1).all(axis=1)))
+        for k, client in enumerate(clients)
+        if client != holder
+    }
+    best = max(others, key=others.__getitem__, default="")
+    without = (
+        f"Leave out the columns of '{best}', without which {others[best]:,} are complete; or make"
+        if best and others[best] >= FEWEST
+        else "Make"
+    )
+    raise EstimationError(
+        f"{n:,} entities are complete at every institution of the formula, and {FEWEST} or more are needed. "
+        f"{without} tables of fs.CopulaSynthesizer(partition, ..., missing='pairs'), which takes every "
+        "entity that two institutions have, and fit the model to these"
+    )
+
+
+def whole_design(plan: MomentPlan) -> ScoredDesign:
+    """Put the columns of all institutions with some one after the other."""
+    clients = [client for client, columns in plan.design.items() if columns]
+    bins: list[Bins] = []
+    columns: list[ScoredColumn] = []
+    first = 0
+    for client in clients:
+        own = plan.columns[client][: len(plan.columns[client]) - (client == plan.holder)]
+        columns += [replace(column, source=first + column.source) for column in plan.design[client]]
+        bins += own
+        first += len(own)
+    return ScoredDesign(tuple(bins), tuple(columns), tuple(clients))
+
+
+def _in_order(held: Mapping[str, Sequence[T]], holder: str) -> list[T]:
+    """List what institutions have of each column of the data, that of the response last."""
+    *own, last = held[holder]
+    return [*chain.from_iterable(own if client == holder else some for client, some in held.items()), last]
+
+
+# ----------------------------------------------------------------------------------------------------
+# A step on the score, round by round: powers of the linear predictor, residuals, sums with noise.
+
+FAR = 20.0
+"""Standard deviations of noise beyond which shares do not fit together."""
+
+
+def release_score(
+    asking: SecureProductSession,
+    released: ReleasedMoments,
+    fit: MomentFit,
+    rho: Fraction,
+    sites: Sequence[str],
+) -> FitProtocol[ScoreStep]:
+    """Ask for the sums of scores times residuals at the estimate, of the rows of the release before."""
+    moments, n = released.plan, released.n
+    clients = tuple(moments.columns)
+    widths = tuple(len(moments.design[client]) for client in clients)
+    radii = [float(moments.radius(c)) for c in clients]
+    asked = plan_score(fit, moments.holder, n, math.sqrt(1.0 + sum(radii)))
+    terms = ScoreTerms(clients, widths, moments.holder, asked.mean)
+    plan = ScoreNoise(terms, rho)
+    slopes = dict(zip(fit.law.design.clients, fit.law.design.blocks, strict=True))
+    yield [
+        asking.ask(
+            client,
+            "begin_score",
+            to_json(
+                ScoreStepRequest(
+                    terms=terms,
+                    site=client,
+                    columns=moments.design[client],
+                    coefficients=tuple(asked.params[1:][slopes[client]].tolist()) if client in slopes else (),
+                    middle=asked.middles[client],
+                    variance=plan.variances[client],
+                )
+            ),
+        )
+        for client in clients
+    ]
+    if len(clients) > 1:
+        for phase in PHASES[terms.mean.degree]:
+            yield from _multiply(asking, terms, phase, released.used, sites)
+    replies = yield [asking.ask(client, "release_score") for client in clients]
+    shares = np.array([next(iter(reply.arrays.values())) for reply in replies])
+    sums = np.ldexp(shares.sum(axis=0).astype(np.float64), -terms.sum_places)
+    largest = max(map(abs, terms.mean.range)) + max(map(abs, terms.mean.responses))
+    if (np.abs(sums) > n * terms.length * largest + FAR * plan.deviation).any():
+        raise SecurityError(
+            "the shares of the sums of residuals do not fit together: what was dealt, or a share, is wrong; "
+            "nothing of it is used"
+        )
+    # Intercept first, columns in the order of the law: institutions without columns have none.
+    places = [np.arange(terms.size)[place] for place in terms.places.values()]
+    first = next(p for c, p in zip(clients, places, strict=True) if c == moments.holder)[0]
+    order = np.concatenate([[first], *(p[p != first] for p in places)]).astype(np.int64)
+    return take_step(fit, asked, sums[order], n, plan.deviation)
+
+
+def _multiply(
+    asking: SecureProductSession,
+    terms: ScoreTerms,
+    phase: str,
+    used: Mapping[str, Ints],
+    sites: Sequence[str],
+) -> FitProtocol[None]:
+    """Let every two institutions multiply, entity by entity or summed over all."""
+    n = len(next(iter(used.values())))
+    groups = 1 if phase == "score" else n
+    code = np.zeros(n, dtype=np.int64) if groups == 1 else np.arange(n)
+
+    def side(client: str, which: str) -> ProductOperand:
+        columns = {"power": 1, "square": 2, "score": terms.width(client) + 1}[phase]
+        return ProductOperand(client, f"{phase} {which}", slice(0, columns), used[client], code)
+
+    pairs = [(side(a, FIRST), side(b, SECOND)) for a, b in combinations(terms.sites, 2)]
+    agreed = f"{terms.agreed}{phase} "
+    yield from asking.keep_shares(pairs, sites, groups, terms.mean.bits, agreed, "take_product")
+
+
+# ----------------------------------------------------------------------------------------------------
+# A private generalised linear model, round by round: moments, and a step on the score from there.
 
 SEED = 1
 """Of the points by which integrals are taken."""
@@ -28,13 +268,13 @@ class PrivateFit:
 
 
 def fit_private(
-    asking: Conversation,
-    question: MomentQuestion,
+    asking: SecureProductSession,
+    question: MomentReleasePlan,
     rows: Mapping[str, Ints],
     sites: Sequence[str],
     n_entities: int,
     regardless: bool,
-) -> Rounds[PrivateFit]:
+) -> FitProtocol[PrivateFit]:
     """Ask for the moments, estimate, and take a step where there is a budget for one and a root to begin at.
 
     With `regardless` it is asked for in any case: numbers of a rehearsal are none that a root could depend

@@ -1,4 +1,4 @@
-"""Results of a private generalised linear model: errors in two parts, selection, notes."""
+"""Results of a private GLM: standard errors in two parts, selection, and predictions."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import ModelError, NotAvailableError
-from fedstat.federation.account.ledger import Ledger
+from fedstat.errors import DesignError, ModelError, NotAvailableError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.tables.columns import read_numbers
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.inference.results import FederatedResults
-from fedstat.inference.summary import ClientBlock
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.inference.summary import CoefficientBlock
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.penalized.penalties import Penalty
+from fedstat.models.checks import check_frame
+from fedstat.models.copula.margins import Bins
+from fedstat.models.copula_glm.design import ScoredDesign
+from fedstat.models.copula_glm.estimation import (
+    BootstrapErrors,
+    MomentErrors,
+    MomentFit,
+    QuadraticLoss,
+    covariance_without_noise,
+    selection_frequencies,
+)
 from fedstat.models.copula_glm.explain import TIMES
-from fedstat.models.copula_glm.moments.bootstrap import BootstrapErrors, MomentFit
-from fedstat.models.copula_glm.moments.columns import ScoredDesign
-from fedstat.models.copula_glm.moments.equations import covariance_without_noise
-from fedstat.models.copula_glm.moments.errors import MomentErrors
-from fedstat.models.copula_glm.moments.protocol import ReleasedMoments
-from fedstat.models.copula_glm.moments.selection import QuadraticLoss, selection_frequencies
 from fedstat.models.copula_glm.notes import (
     NO_LIKELIHOOD,
     NO_ROOT,
@@ -30,11 +36,62 @@ from fedstat.models.copula_glm.notes import (
     TOO_SMALL,
     fit_notes,
 )
-from fedstat.models.copula_glm.prediction import design_rows
-from fedstat.models.copula_glm.score.step import ScoreStep
-from fedstat.models.horizontal.prediction import GLMPrediction
-from fedstat.models.saved import Saveable, SavedLedger
+from fedstat.models.copula_glm.protocol import ReleasedMoments
+from fedstat.models.copula_glm.score import ScoreStep
+from fedstat.models.horizontal.prediction import GLMPrediction, PredictedRows
+from fedstat.models.saved import SavedLedger, Serializable
 from fedstat.typing import Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Predictions for rows that the caller holds, coded by the public bounds as the institutions coded theirs.
+
+NONE_HELD = "predictions of the institutions' entities are values of each, which no budget pays for"
+
+
+def design_rows(design: ScoredDesign, frame: pd.DataFrame | None) -> PredictedRows:
+    """Code rows, (m, p + 1) with the column of ones, of those that lack no value; no linear predictor yet.
+
+    Values beyond a range stand at its end. A DesignError names an absent column, one that holds no numbers,
+    and one with a level that its bounds do not list.
+    """
+    frame = check_frame("predict", frame, NONE_HELD)
+    needed = sorted(set(design.sources.tolist()))
+    absent = [design.bins[j].name for j in needed if design.bins[j].name not in frame.columns]
+    if absent:
+        raise DesignError(f"predict: the rows lack the column {', '.join(map(repr, absent))}")
+    values = {j: _values(design.bins[j], frame[design.bins[j].name]) for j in needed}
+    columns = [np.ones(len(frame))]
+    for column in design.columns:
+        bins, x = design.bins[column.source], values[column.source]
+        if bins.levels and not column.above:  # a function of numbers that are listed
+            x = np.append(np.array(bins.levels, dtype=np.float64), np.nan)[
+                np.nan_to_num(x, nan=-1.0).astype(int)
+            ]
+        columns.append(np.where(np.isnan(x), np.nan, column.at(x)))
+    X = np.column_stack(columns)
+    whole = np.asarray(~np.isnan(X).any(axis=1), dtype=np.bool_)
+    return PredictedRows(pd.Series(np.nan, index=frame.index), whole, X[whole])
+
+
+def _values(bins: Bins, series: pd.Series) -> Floats:
+    """Numbers of a column, or places of its levels where these are no numbers; nan where it is missing."""
+    missing = series.isna().to_numpy(dtype=np.bool_)
+    codes = bins.code(series)
+    wrong = int(np.count_nonzero((codes < 0) & ~missing))
+    if wrong:
+        what = "levels that its bounds do not list" if bins.levels else "values that are no numbers"
+        raise DesignError(f"predict: the column '{bins.name}' has {what}, in {wrong:,} rows")
+    return np.where(missing, np.nan, codes if bins.levels else _numbers(bins, series))
+
+
+def _numbers(bins: Bins, series: pd.Series) -> Floats:
+    numbers = read_numbers(series)
+    clipped: Floats = np.clip(numbers, *bins.range)
+    return clipped
+
+
+# ----------------------------------------------------------------------------------------------------
+# Results of a private generalised linear model: errors in two parts, selection, notes.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +118,7 @@ class PrivateGLMRecord:
 
 
 class PrivateGLMResults(
-    Saveable, FederatedResults, saved_as="fedstat copula_glm results 1", record=PrivateGLMRecord
+    Serializable, FederatedResults, saved_as="fedstat copula_glm results 1", record=PrivateGLMRecord
 ):
     """Results of :meth:`fedstat.PrivateCopulaGLM.fit`, with statsmodels' names and meanings.
 
@@ -150,7 +207,7 @@ class PrivateGLMResults(
             cov_type="bootstrap" if step is None else "closed form",
             privacy=f"epsilon {epsilon:g}, delta {delta:g}",
             blocks=tuple(
-                ClientBlock(client, len(released.plan.design[client]), n, 0.0)
+                CoefficientBlock(client, len(released.plan.design[client]), n, 0.0)
                 for client in released.plan.columns
             ),
             reasons={"llf": NO_LIKELIHOOD, "rsquared": NO_RSQUARED, "cov_params": NO_ROOT},

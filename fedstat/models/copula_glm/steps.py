@@ -1,27 +1,357 @@
-"""What one institution answers for a private generalised linear model: a release of other scores."""
+"""Steps of a site: the release of scores, and its noisy shares of the score step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import TypeAlias
 
-from fedstat.federation.door.conduct import in_order
-from fedstat.federation.message import Step
+import numpy as np
+import pandas as pd
+
+from fedstat.codec import from_json, to_json
+from fedstat.errors import DescriptionError
+from fedstat.federation.disclosure.facts import EntityCount
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired
+from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step
+from fedstat.federation.protocols.product_steps import OPENED, SEALED, OpenProduct, ProductPart, take_share
+from fedstat.federation.tables.columns import read_numbers
+from fedstat.kernels.ring import grouped_gram
 from fedstat.models.copula import steps as release
-from fedstat.models.copula_glm.moments.asked import MomentsAsked
-from fedstat.models.copula_glm.score import steps as score
+from fedstat.models.copula.margins import Bins
+from fedstat.models.copula.request import PLACES
+from fedstat.models.copula.steps import (
+    KEPT,
+    CodedRows,
+    CutScores,
+    check_planned,
+    columns_of,
+    noisy,
+    rows_of,
+    series_of,
+)
+from fedstat.models.copula_glm.request import PHASES, MomentsRequest, ScoreStepRequest
+from fedstat.models.copula_glm.score import SCORE_PLACES
+from fedstat.typing import Array, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# What one institution answers in a step on the score: nothing but a share of the sums, with its own noise.
+#
+# Its part of the linear predictor is shared by itself already: all parts add up to it. Every two
+# institutions multiply theirs entity by entity (powers), so that all hold shares of the square; once more
+# for the cube; then residuals are shared, and every two multiply scores and residuals, summed over the
+# entities. Of products an institution holds random words. It adds its noise to its share of the sums, and
+# nobody holds these without.
+#
+# The adversary is that of :mod:`fedstat.federation.crypto.secure_product`: whoever looks keeps to the
+# protocol,
+# and the dealer of a product joins forces with neither of the two. What an institution is charged rests on
+# residuals within their range, which one that puts other numbers in the place of its share, or a dealer of
+# wrong random numbers, can leave.
+
+KEPT_ROWS = "copula score rows"
+FIRST, SECOND = "first", "second"
+TAKEN = np.ones(1, dtype=np.bool_)
+
+
+@dataclass(slots=True, eq=False)
+class ScoreRows:
+    """Shares of one institution, of the n entities of the fit: of the square and the cube, and of the sums.
+
+    `rows` (n,) of the table, `scores` (n, m), `part` (n,) and `line` (n,) of the linear predictor in their
+    places, `response` (n,) less the constant at its holder; `met` says with whom each product was made.
+    """
+
+    asked: ScoreStepRequest
+    token: str
+    rows: Ints
+    scores: Ints
+    part: Ints
+    line: Ints
+    response: Ints
+    square: Ints
+    cube: Ints
+    sums: Ints
+    met: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Products that are to be made, in their order."""
+        return PHASES[self.asked.terms.mean.degree]
+
+    def done(self, phase: str) -> bool:
+        """Whether a product was made with everybody."""
+        return set(self.met.get(phase, ())) == set(self.asked.peers)
+
+    def ready(self, phase: str) -> bool:
+        """Whether all products before one were made."""
+        at = self.phases.index(phase)
+        return all(self.done(one) for one in self.phases[:at])
+
+    @property
+    def residual(self) -> Ints:
+        """Share of the residuals: (n,)."""
+        mean = self.asked.terms.mean
+        curved = np.int64(mean.square) * self.square + np.int64(mean.cube) * (
+            self.cube + self.square * self.part
+        )
+        return np.asarray(self.response - self.line - (curved if mean.degree > 1 else 0))
+
+    def columns(self, phase: str, first: bool) -> Ints:
+        """Columns of this institution in a product: (n, q)."""
+        if phase == "power":
+            return self.part[:, None]
+        if phase == "square":
+            return np.column_stack([self.square, self.part][:: 1 if first else -1])
+        return np.column_stack([self.scores, self.residual])
+
+    def shape(self, phase: str, site: str, n: int) -> tuple[int, int]:
+        """Columns of an institution in a product, and groups of its rows: each its own, or one."""
+        if phase == "score":
+            return self.asked.terms.width(site) + 1, 1
+        return (1 if phase == "power" else 2), n
+
+    def add(self, phase: str, peer: str, first: bool, share: Ints) -> None:
+        """Add this institution's share of a product with another, (groups, q, q')."""
+        if phase == "power":
+            self.square = self.square + 2 * share[:, 0, 0]
+        elif phase == "square":
+            self.cube = self.cube + share[:, 0, 0] + share[:, 1, 1]
+        else:
+            places, a, b = self.asked.terms.places, self.asked.site, peer
+            a, b = (a, b) if first else (b, a)
+            sums = self.sums.copy()
+            sums[places[a]] += share[0, :-1, -1]
+            sums[places[b]] += share[0, -1, :-1]
+            self.sums = sums
+        self.met.setdefault(phase, []).append(peer)
+
+
+BEGUN = (KEPT_ROWS, ScoreRows, "a step comes first; ask 'begin_score'")
+ReadPredictor: TypeAlias = Callable[[SiteData, ScoreStepRequest, CodedRows], Floats]
+
+
+def read_predictor(data: SiteData, asked: ScoreStepRequest, coded: CodedRows) -> Floats:
+    """Return this institution's part of the linear predictor, less its middle, of all rows: (n_rows,).
+
+    A value that is missing, or no number, has the middle of its bounds.
+    """
+    used = [coded.bins[column.source] for column in asked.columns]
+    series = dict(zip([one.name for one in used], series_of(data, [one.name for one in used]), strict=True))
+    total = np.full(data.table.n_rows, -asked.middle)
+    for column, bins, b in zip(asked.columns, used, asked.coefficients, strict=True):
+        codes = coded.codes[:, column.source]
+        values = codes.astype(np.float64) if column.above else _numbers(bins, codes, series[bins.name])
+        total += b * column.at(values)
+    return total
+
+
+def _numbers(bins: Bins, codes: Ints, series: pd.Series) -> Floats:
+    if bins.levels:
+        levels: Floats = np.array(bins.levels, dtype=np.float64)
+        return np.asarray(levels[np.maximum(codes, 0)])
+    numbers = read_numbers(series)
+    low, high = bins.range
+    found: Floats = np.clip(np.nan_to_num(numbers, nan=0.5 * (low + high)), low, high)
+    return found
+
+
+def invented_predictor(data: SiteData, asked: ScoreStepRequest, coded: CodedRows) -> Floats:
+    """Return zeros for rows that are not there."""
+    return np.zeros(data.table.n_rows)
+
+
+def begin_score(read: ReadPredictor, data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Make scores and the part of the linear predictor of the rows of the release before; nothing leaves."""
+    asked = from_json(ScoreStepRequest, text, f"{data.name}: the step on the score")
+    held, coded = state.use(*KEPT), state.use("copula codes", CodedRows)
+    form = held.asked
+    if not isinstance(form, MomentsRequest) or (asked.site, asked.terms.holder, asked.columns) != (
+        form.site,
+        form.holder,
+        form.columns,
+    ):
+        raise DescriptionError(f"{data.name}: a step on the score of other columns than were released")
+    mean, holds = asked.terms.mean, asked.site == form.holder
+    rows = np.flatnonzero(held.group >= 0)
+    part, line = mean.encode(mean.part(asked.site, read(data, asked, coded)[rows]))
+    q, n = len(asked.columns), len(rows)
+    # Towards zero: no row becomes longer than its radius.
+    scores = np.trunc(np.ldexp(held.scores[rows, :q].astype(np.float64), SCORE_PLACES - PLACES))
+    ones = [np.full((n, 1), 2**SCORE_PLACES)] if holds else []
+    zero = np.zeros(n, dtype=np.int64)
+    kept = ScoreRows(
+        asked=asked,
+        token=secrets.token_hex(16),
+        rows=rows,
+        scores=np.hstack([*ones, scores.astype(np.int64)]),
+        part=part,
+        line=line,
+        response=_response(asked, form, held, rows) if holds else zero,
+        square=part * part,
+        cube=zero.copy(),
+        sums=np.zeros(asked.terms.size, dtype=np.int64),
+    )
+    # What was opened before is of another step than this charge is for.
+    state.forget_all(OPENED)
+    state.keep(KEPT_ROWS, kept, n)
+    return {"taken": TAKEN}, ""
+
+
+def _response(asked: ScoreStepRequest, form: MomentsRequest, held: CutScores, rows: Ints) -> Ints:
+    """Return the response less the constant, 0 or 1 or the score in its range, in places of residuals."""
+    mean, last = asked.terms.mean, held.scores[rows, -1]
+    if form.response == "Binomial":
+        y = np.where(last > 0, mean.high, mean.low)
+    else:
+        y = np.rint(np.ldexp(last.astype(np.float64), mean.places - PLACES)).astype(np.int64)
+    return np.clip(y, mean.low, mean.high) - np.int64(mean.constant)
+
+
+def score_columns(data: SiteData, state: State, which: str) -> tuple[Array, None]:
+    """Return the columns of a product of a step, words of 64 bits, or the cut scores of the release."""
+    phase, _, side = which.partition(" ")
+    if side not in (FIRST, SECOND):
+        return columns_of(data, state, which)
+    return state.use(*BEGUN).columns(phase, side == FIRST), None
+
+
+def score_rows_of(state: State, which: str) -> Ints:
+    """Rows of the site's table that the columns of a product are of."""
+    if which.partition(" ")[2] in (FIRST, SECOND):
+        return state.use(*BEGUN).rows
+    return rows_of(state, which)
+
+
+def take_product(data: SiteData, state: State, text: str, opened: Array) -> tuple[dict[str, Array], str]:
+    """Keep this institution's share of a product of a step; nothing leaves.
+
+    Every product is made once with everybody: with another one under the same noise, shares of two would
+    differ by what no noise hides.
+    """
+    held = state.use(*BEGUN)
+    product = state.use(f"{OPENED}{from_json(str, text, data.name)}", OpenProduct, "it was not opened here")
+    part = product.part
+    check_score_product(data, state, part, product.rows, product.group)
+    held.add(part.columns.partition(" ")[0], part.peer, part.first, take_share(state, product, opened))
+    return {"taken": TAKEN}, ""
+
+
+def check_score_product(data: SiteData, state: State, part: ProductPart, rows: Ints, group: Ints) -> None:
+    """Refuse a product of a step that is not the next one: of all rows, in shapes that follow from who it is.
+
+    Products of the release before it are refused as there.
+    """
+    phase, _, side = part.columns.partition(" ")
+    if side not in (FIRST, SECOND):
+        check_planned(data, state, part, rows, group)
+        return
+    held = state.use(*BEGUN)
+    asked, n, product = held.asked, len(held.rows), part.product
+    wanted = [asked.site, part.peer][:: 1 if part.first else -1]
+    known = phase in held.phases and part.peer in asked.peers and held.ready(phase)
+    if known and part.peer not in held.met.get(phase, ()) and side == (FIRST if part.first else SECOND):
+        (p, groups), (q, _) = (held.shape(phase, site, n) for site in wanted)
+        every, code = np.arange(n), np.zeros(n, dtype=np.int64) if phase == "score" else np.arange(n)
+        shapes = (product.columns_a, product.columns_b, product.groups, product.rows, part.bits)
+        if (
+            shapes == (p, q, groups, n, asked.terms.mean.bits)
+            and part.number.startswith(f"{asked.terms.agreed}{phase} ")
+            and np.array_equal(rows, every)
+            and np.array_equal(group, code)
+        ):
+            return
+    raise DescriptionError(f"{data.name}: this product with '{part.peer}' is not the one that was planned")
+
+
+def release_score(data: SiteData, state: State) -> dict[str, Array]:
+    """Release this institution's share of the sums of scores times residuals, to which the door adds noise.
+
+    ``share`` (p + 1,), random but for the sum with the others'; where there are no others ``sums``.
+    """
+    held = state.use(*BEGUN)
+    asked = held.asked
+    if not held.done("score"):
+        raise DescriptionError(f"{data.name}: its products with the other institutions come first")
+    name = "share" if asked.peers else "sums"
+    owed = NoiseRequired(
+        name, f"{to_json(asked)} {held.token}", asked.terms.squared(asked.site), Fraction(asked.variance)
+    )
+    state.tell(EntityCount(len(held.rows)), owed)
+    out, none = held.sums.copy(), np.zeros(len(held.rows), dtype=np.int64)
+    out[asked.terms.places[asked.site]] += grouped_gram(held.scores, held.residual[:, None], none, 1)[0, :, 0]
+    return {name: out}
+
+
+SHARE = ArrayDeclaration(
+    "masked share",
+    "share of the sums of scores times residuals, with this institution's noise",
+    dtype="int64",
+    behind=(EntityCount, NoiseRequired),
+    noisy=True,
+    optional=True,
+)
+ANSWERED = {
+    "taken": ArrayDeclaration(
+        "presence",
+        "that the rows of the release before take part",
+        dtype="bool",
+        unpaid="who has a record is public, and what rows hold makes nothing fail",
+    )
+}
+ASKED = ArrayDeclaration("control", "coefficients, and the polynomial by which a mean is shared")
+
+
+def begin_step(read: ReadPredictor) -> Step:
+    """Make the step that reads the linear predictor by a function."""
+
+    def begin(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+        return begin_score(read, data, state, text)
+
+    return Step(begin, text_in=ASKED, gives=ANSWERED)
+
+
+SCORE_STEPS: Mapping[str, Step] = {
+    "begin_score": begin_step(read_predictor),
+    "take_product": Step(
+        take_product,
+        {"opened": SEALED},
+        ANSWERED,
+        text_in=ArrayDeclaration("control", "which product"),
+    ),
+    "release_score": Step(
+        release_score,
+        gives={
+            "share": SHARE,
+            "sums": replace(noisy("sums of scores times residuals, with noise"), optional=True),
+        },
+    ),
+}
+ORDER: Mapping[str, str] = {
+    "begin_score": "release_gram share_product deal_product",
+    "open_product": "deal_product open_product release_gram begin_score take_product",
+    "take_product": "deal_product open_product take_product",
+    "release_score": "begin_score take_product deal_product",
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# What one institution answers for a private generalised linear model: a release of other scores.
 
 FAMILY = "copula_glm"
 STEPS: Mapping[str, Step] = in_order(
     {
-        **release.release_steps(
-            MomentsAsked, score.score_columns, score.score_rows_of, score.check_score_product
-        ),
-        **score.SCORE_STEPS,
+        **release.release_steps(MomentsRequest, score_columns, score_rows_of, check_score_product),
+        **SCORE_STEPS,
     },
-    {**release.ORDER, **score.ORDER},
+    {**release.ORDER, **ORDER},
 )
-INSTEAD = {
+DRY_RUN_STEPS = {
     **release.invented_steps(FAMILY),
-    (FAMILY, "begin_score"): score.begin_step(score.invented_predictor),
+    (FAMILY, "begin_score"): begin_step(invented_predictor),
 }
 """Steps that stand for those that read rows where there are none."""

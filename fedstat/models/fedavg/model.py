@@ -1,31 +1,118 @@
-"""Models of the FedAvg family: their arguments, checked, and their fits."""
+"""Models of the FedAvg family: arguments, dry run, and fits."""
 
 from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ClassVar
 
+import numpy as np
 import statsmodels.genmod.families as sm_families
 from numpy.typing import ArrayLike
 
-from fedstat.documented import described_in
+from fedstat.docstrings import inherits_params
 from fedstat.errors import ConvergenceWarning, ModelError, warn
-from fedstat.federation.design.site_rows import RowsQuestion
-from fedstat.models.checks import check_choice, check_whole
-from fedstat.models.fedavg.arguments import check_drawn, check_interval, read_init
-from fedstat.models.fedavg.explain import FedAvgPlan
-from fedstat.models.fedavg.protocol import AveragingOptions, Federation
+from fedstat.federation.audit.event_log import COORDINATOR
+from fedstat.federation.crypto.masks import hides
+from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases
+from fedstat.kernels.fedavg import sampled_site_count
+from fedstat.models.checks import check_choice, check_masked, check_whole
+from fedstat.models.explain import ForecastPlan
+from fedstat.models.fedavg.protocol import (
+    Averaging,
+    AveragingOptions,
+    AveragingRule,
+    FairAveraging,
+    FedAvgProtocol,
+    Momentum,
+)
 from fedstat.models.fedavg.results import FedAvgResults
-from fedstat.models.fedavg.rules import Averaging, AveragingRule, Fair, Momentum
 from fedstat.models.fedavg.steps import FAMILY
-from fedstat.models.horizontal.far_sites import warn_of_far_sites
-from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.progress_line import tells_progress
+from fedstat.models.horizontal.model import HorizontalModel, warn_of_far_sites
+from fedstat.models.horizontal.session import UNTOLD
+from fedstat.progress_line import shows_progress
 from fedstat.typing import Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Arguments of federated averaging, checked.
+
+
+def check_drawn(masked: object, fraction: float, n_sites: int, wanted: bool) -> bool:
+    """Whether to mask; an error where a round draws so few sites that their sum would not hide a part."""
+    # A mask hides a part among those drawn; of two, each could tell the other's.
+    few = sampled_site_count(n_sites, fraction)
+    if few == n_sites or hides(few):
+        return check_masked(masked, n_sites, wanted)
+    if masked is None:
+        return False
+    if check_masked(masked, n_sites, wanted):
+        raise ModelError(
+            f"masked: fraction={fraction:g} draws {few} of {n_sites} sites in a round, whose sum hides them "
+            "too little; raise fraction so that three or more are drawn"
+        )
+    return False
+
+
+def check_interval(name: str, value: object, interval: str) -> None:
+    """Refuse what is not a number in an interval such as ``"[0, 1)"``."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    if isinstance(value, int | float | np.floating | np.integer):
+        above = value >= low if interval[0] == "[" else value > low
+        if above and (value <= high if interval[-1] == "]" else value < high):
+            return
+    raise ModelError(f"{name}: expected a number in {interval}, received {value!r}")
+
+
+def read_init(init: ArrayLike) -> Floats:
+    """Read the first coefficients; their number is checked once that of the columns is known."""
+    try:
+        first = np.asarray(init, dtype=np.float64)
+    except (TypeError, ValueError):
+        first = np.array(np.nan)
+    if first.ndim != 1 or not np.isfinite(first).all():
+        raise ModelError("init: expected an array of finite coefficients, one for each design column")
+    return first
+
+
+# ----------------------------------------------------------------------------------------------------
+# Forecast of federated averaging before it runs.
+
+SHORT = 1e-3
+"""Learning rate of the rehearsal: invented rows must not send the descent out of the finite numbers."""
+
+
+class FedAvgPlan(ForecastPlan):
+    """All shapes are known of a fit of the FedAvg family, and the number of rounds."""
+
+    def arguments(self) -> Mapping[str, Any]:
+        """Let sites take one short step a round, from which nothing runs away."""
+        return {"local_epochs": 1, "batch_size": None, "learning_rate": SHORT}
+
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+        """Say what the coefficients that a site returns tell."""
+        returned = [e for e in forecast.course.entries if e.step == "run_epochs" and e.sender != COORDINATOR]
+        if any(entry.array == "beta" and not entry.masked for entry in returned):
+            yield (
+                "Coordinator",
+                "learns from each site's coefficients and losses, round by round, how its rows pull: the "
+                "change over one epoch of full batches is the gradient over its rows alone.",
+            )
+
+    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
+        """Say what is left to chance."""
+        yield f"The number of rounds is fixed: {self.given['rounds']:,} of averaging, and some around them."
+        if self.given["fraction"] < 1.0:
+            more = "; without seed= other ones will be drawn in the fit" if self.given["seed"] is None else ""
+            yield f"A share of the sites is drawn in every round{more}."
+        yield UNTOLD
+
+
+# ----------------------------------------------------------------------------------------------------
+# Models of the FedAvg family: their arguments, checked, and their fits.
 
 SEED_LIMIT = 2**63
 
@@ -77,7 +164,7 @@ class FedAvg(HorizontalModel):
     _default_family: ClassVar[Any] = sm_families.Binomial
     _weightless: ClassVar[tuple[str, ...]] = ("var_weights",)
 
-    @tells_progress
+    @shows_progress
     def fit(
         self,
         *,
@@ -161,7 +248,7 @@ class FedAvg(HorizontalModel):
         session = self._open_session(
             FAMILY, check_drawn(common.masked, options.fraction, len(self.sites), self._masks_wanted)
         )
-        federation = Federation(session, self.distribution, options, rule, common.init)
+        federation = FedAvgProtocol(session, self.distribution, options, rule, common.init)
         fit, ledger = self._run(session, federation.run())
         warn_of_far_sites(self.agreement, federation.design.names, federation.own)
         result = FedAvgResults._of(self, fit, ledger)
@@ -169,7 +256,7 @@ class FedAvg(HorizontalModel):
             warn(f"{self.model_name} did not converge: {result.estimate.convergence}", ConvergenceWarning)
         return result
 
-    def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsQuestion:
+    def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsRequest:
         if "var_weights" in self.weights:
             raise ModelError(
                 f"var_weights: {self.model_name} has no dispersion to divide by them; leave them out, or use "
@@ -222,7 +309,7 @@ def takes_common(fit: Callable[..., FedAvgResults]) -> Callable[..., FedAvgResul
     shown = common.replace(parameters=[*common.parameters.values(), *own])
 
     @wraps(fit)
-    @tells_progress
+    @shows_progress
     def fit_with_common(self: FedAvg, **given: Any) -> FedAvgResults:
         bound = shown.bind(self, **given)
         bound.apply_defaults()
@@ -261,7 +348,7 @@ class FedAvgM(FedAvg):
     method_name: ClassVar[str] = "averaging with momentum"
 
     @takes_common
-    @described_in(FedAvg.fit)
+    @inherits_params(FedAvg.fit)
     def fit(self, common: CommonArguments, *, momentum: float = 0.9) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 
@@ -306,7 +393,7 @@ class QFedAvg(FedAvg):
     method_name: ClassVar[str] = "averaging for fair losses"
 
     @takes_common
-    @described_in(FedAvg.fit)
+    @inherits_params(FedAvg.fit)
     def fit(
         self, common: CommonArguments, *, q: float = 0.2, lipschitz: float | None = None
     ) -> FedAvgResults:
@@ -331,7 +418,7 @@ class QFedAvg(FedAvg):
         if lipschitz is None:
             lipschitz = 1.0 / common.options.learning_rate
         check_interval("lipschitz", lipschitz, "(0, inf)")
-        return self._average(common, Fair(float(q), float(lipschitz)))
+        return self._average(common, FairAveraging(float(q), float(lipschitz)))
 
 
 class FedProx(FedAvg):
@@ -361,7 +448,7 @@ class FedProx(FedAvg):
     method_name: ClassVar[str] = "proximal averaging"
 
     @takes_common
-    @described_in(FedAvg.fit)
+    @inherits_params(FedAvg.fit)
     def fit(self, common: CommonArguments, *, mu: float = 0.1, gamma: float = 0.0) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 

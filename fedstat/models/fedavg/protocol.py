@@ -1,24 +1,130 @@
-"""Rounds of federated averaging, and how far from the maximum of the likelihood they end."""
+"""Federated averaging: aggregation rules, rounds, and the distance from the maximum."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 
-from fedstat import records
+from fedstat import codec
 from fedstat.errors import EstimationError, ModelError
-from fedstat.federation.design.by_rows import RowsDesign
-from fedstat.federation.design.row_steps import standardisation, translation
+from fedstat.federation.design.horizontal_design import RowsDesign
+from fedstat.federation.design.horizontal_steps import standardization, translation
 from fedstat.federation.message import Reply
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.server_updates import sample_clients
-from fedstat.models.fedavg.rules import Averaging, AveragingRule, FinalSums
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.kernels.fedavg import momentum_step, sample_sites
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.progress_line import counted
-from fedstat.typing import Array, Floats, Vector
+from fedstat.typing import Array, Floats, Matrix, Vector
+
+# ----------------------------------------------------------------------------------------------------
+# Rules of the FedAvg family: how the coordinator combines the sums of a round, by algorithm.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinalSums:
+    """Sums over all sites at the final coefficients, for dispersion one.
+
+    `totals` are the sum of the frequency weights, deviance and Pearson's statistic; `rows` are counted by
+    their weights. `slope` and `curvature` are those of what q-FedAvg minimises, each up to one factor;
+    `losses` are half the mean deviance of each site, None where sums were masked.
+    """
+
+    score: Vector
+    information: Matrix
+    totals: Annotated[Floats, "3"]
+    rows: float
+    slope: Vector | None = None
+    curvature: Matrix | None = None
+    losses: Annotated[Floats, "K"] | None = None
+
+    @property
+    def loss(self) -> float:
+        """Half the mean deviance over all rows."""
+        return float(self.totals[1] / (2.0 * self.rows))
+
+
+@dataclass(slots=True)
+class Averaging:
+    """Average weighted by rows (McMahan et al. 2017, Algorithm 1).
+
+    Sites are told `proximal`, the mu and gamma of FedProx, and `fair`, the q and L of q-FedAvg.
+    """
+
+    proximal: tuple[float, float] | None = None
+    fair: ClassVar[tuple[float, float] | None] = None
+
+    @property
+    def options(self) -> Mapping[str, float]:
+        """Options of the rule, by name."""
+        return {} if self.proximal is None else dict(zip(("mu", "gamma"), self.proximal, strict=True))
+
+    def combine(self, beta: Floats, moved: Floats, weight: float) -> Floats:
+        """Return the coefficients of the next round from the sums that ``run_epochs`` released."""
+        return moved / weight
+
+    def slope(self, sums: FinalSums) -> tuple[Floats, Floats]:
+        """Descent direction and curvature of what the rule minimises: (p,), (p, p)."""
+        return sums.score, sums.information
+
+
+@dataclass(slots=True)
+class Momentum(Averaging):
+    """The same with momentum at the coordinator (Hsu et al. 2019, section 4.3)."""
+
+    momentum: float = 0.9
+    velocity: Floats | None = field(default=None, init=False)
+
+    @property
+    def options(self) -> Mapping[str, float]:
+        """Share of the move before."""
+        return {"momentum": self.momentum}
+
+    def combine(self, beta: Floats, moved: Floats, weight: float) -> Floats:
+        """Add a share of the move before to the averaged update."""
+        velocity = np.zeros_like(beta) if self.velocity is None else self.velocity
+        averaged = moved / weight
+        beta, self.velocity = momentum_step(beta, averaged, velocity, self.momentum)
+        return beta
+
+
+@dataclass(slots=True)
+class FairAveraging:
+    """q-FedAvg (Li et al. 2020, Algorithm 2); minimises the sum over sites of F_k^(q+1) / (q+1)."""
+
+    q: float
+    lipschitz: float
+    proximal: ClassVar[tuple[float, float] | None] = None
+
+    @property
+    def options(self) -> Mapping[str, float]:
+        """Fairness, and the estimate of the gradients' Lipschitz constant."""
+        return {"q": self.q, "lipschitz": self.lipschitz}
+
+    @property
+    def fair(self) -> tuple[float, float] | None:
+        """The same, in the order in which sites are told."""
+        return self.q, self.lipschitz
+
+    def combine(self, beta: Floats, moved: Floats, weight: float) -> Floats:
+        """Take the sum of the sites' Delta_k over that of their h_k from the coefficients."""
+        return beta - moved / weight
+
+    def slope(self, sums: FinalSums) -> tuple[Floats, Floats]:
+        """Descent direction and curvature of the fair loss, both over one power of a loss."""
+        assert sums.slope is not None and sums.curvature is not None
+        return sums.slope, sums.curvature
+
+
+AveragingRule: TypeAlias = Averaging | Momentum | FairAveraging
+"""What the coordinator does with the coefficients that sites return."""
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rounds of federated averaging, and how far from the maximum of the likelihood they end.
 
 TINY = float(np.finfo(float).tiny)
 
@@ -75,7 +181,7 @@ class FedAvgFit:
 
 
 @dataclass(slots=True, eq=False)
-class Federation:
+class FedAvgProtocol:
     """One fit of the FedAvg family, from coefficients `init` (p,) in the units of the data, or from zeros."""
 
     session: RowsSession
@@ -94,14 +200,14 @@ class Federation:
         """All sites."""
         return self.session.sites
 
-    def run(self) -> Rounds[FedAvgFit]:
+    def run(self) -> FitProtocol[FedAvgFit]:
         """Open, average, judge."""
         beta = yield from self.open()
         for number in counted(range(self.options.rounds), "averaging round"):
             beta = yield from self.advance(beta, number)
         return (yield from self.judge(beta))
 
-    def open(self) -> Rounds[Floats]:
+    def open(self) -> FitProtocol[Floats]:
         """Open the rows, settle the columns of the algorithm, and return the first coefficients."""
         replies = yield self.session.opening()
         self.design = design = self.session.opened(replies)
@@ -109,7 +215,7 @@ class Federation:
         zeros, ones = np.zeros(len(design.names)), np.ones(len(design.names))
         shift, scale = zeros, ones
         if self.options.standardize:
-            shift, scale = standardisation(design.mean, design.spread, design.intercept)
+            shift, scale = standardization(design.mean, design.spread, design.intercept)
         self.back = translation(zeros, ones, shift, scale)
         beta = self._first()
         # Descent is not invariant: its path depends on the columns, so that sites must agree on them first.
@@ -133,10 +239,10 @@ class Federation:
         """Sites of a round; the same ones in whatever order the partition lists them."""
         names = sorted(self.sites)  # the draw must not depend on the order of the partition
         rng = np.random.default_rng((self.options.seed, number))
-        chosen = {names[i] for i in sample_clients(len(names), self.options.fraction, rng)}
+        chosen = {names[i] for i in sample_sites(len(names), self.options.fraction, rng)}
         return [site for site in self.sites if site in chosen]
 
-    def advance(self, beta: Floats, number: int) -> Rounds[Floats]:
+    def advance(self, beta: Floats, number: int) -> FitProtocol[Floats]:
         """Let the sites of a round descend from beta, and combine what they return."""
         options = self.options
         arrays: dict[str, Array] = {
@@ -151,9 +257,7 @@ class Federation:
             arrays["proximal"] = np.array(self.rule.proximal)
         drawn = self.drawn(number)
         asked = self.sites if self.session.masked else drawn  # masks cancel over all sites only
-        replies = yield [
-            self.session.ask(site, "run_epochs", arrays, records.to_json(drawn)) for site in asked
-        ]
+        replies = yield [self.session.ask(site, "run_epochs", arrays, codec.to_json(drawn)) for site in asked]
         loss, rows = add(replies, "loss").tolist()
         self.trace.append(RoundTrace(number, loss / rows, len(drawn)))
         return self.rule.combine(beta, add(replies, "beta"), float(add(replies, "weight")))
@@ -165,7 +269,7 @@ class Federation:
         last = self.trace[-1].loss if self.trace else 1.0
         return {"fair": np.array([*self.rule.fair, last if last > 0.0 else 1.0])}
 
-    def judge(self, beta: Floats) -> Rounds[FedAvgFit]:
+    def judge(self, beta: Floats) -> FitProtocol[FedAvgFit]:
         """Ask all sites for score, information and likelihood at the final coefficients."""
         arrays = {"beta": beta} | self._rule_arrays()
         replies = yield self.session.ask_all("sum_scores", arrays)

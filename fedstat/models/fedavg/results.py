@@ -1,4 +1,4 @@
-"""Results of federated averaging: estimates, how far they are from the maximum, and no more."""
+"""Results of federated averaging: estimates and their distance from the maximum."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.plots import plot_loss
 from fedstat.inference.results import FederatedResults
 from fedstat.inference.tables import number
-from fedstat.models.fedavg.protocol import FedAvgFit
-from fedstat.models.fedavg.rules import Fair
+from fedstat.models.fedavg.protocol import FairAveraging, FedAvgFit
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import MASKED, RowsBasis, RowsRecord, RowsResults, rows_estimate
 
@@ -219,7 +218,7 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
 def _convergence(fit: FedAvgFit) -> tuple[bool, str]:
     """Whether the estimate is near enough to where its algorithm leads, and what to say of it."""
     worst = float(np.abs(fit.to_go).max())
-    fair = isinstance(fit.rule, Fair)
+    fair = isinstance(fit.rule, FairAveraging)
     goal = "the minimum of its own criterion" if fair else "the maximum-likelihood estimate"
     rounds = fit.options.rounds
     after = f"after {rounds:,} round{'s' if rounds > 1 else ''}"
@@ -255,7 +254,7 @@ def _distance_notes(name: str, fit: FedAvgFit) -> list[str]:
             f"Distance to the maximum-likelihood estimate, by Newton's step from all sites' score: about "
             f"{_size(distance.max())} standard errors in '{worst}', the largest."
         )
-    if isinstance(fit.rule, Fair):
+    if isinstance(fit.rule, FairAveraging):
         notes.append(
             f"{name} minimises the sum over sites of F^(q+1) / (q+1), F a site's mean loss: sites count "
             "alike, whatever their rows, and those with a high loss more. It leads to the maximum of the "

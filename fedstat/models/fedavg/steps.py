@@ -1,4 +1,4 @@
-"""Steps of a site for the FedAvg family: epochs of gradient descent over its own rows.
+"""Steps of a site for federated averaging: epochs of gradient descent on its own rows.
 
 Coefficients belong to the columns in which the algorithm runs: those of the data, or those standardised
 over all sites. Gradient descent gives another answer in other columns, so that a site puts its rows into
@@ -12,18 +12,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat import records
+from fedstat import codec
 from fedstat.errors import EstimationError, MessageError
-from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows, rows_of
-from fedstat.federation.door.facts import MeansSummed, SitesDrawn, WorkingWeights
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.kernels.glm.local import join
-from fedstat.kernels.glm.rows import Rows
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.glm.sums import Sums, evaluate, log_likelihood
-from fedstat.kernels.server_updates import fair_part
-from fedstat.kernels.sgd import DescentOptions, local_descent, mean_loss
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
+from fedstat.federation.disclosure.facts import FittedMeanSums, SampledSites, WorkingWeights
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.kernels.fedavg import DescentOptions, fair_update, local_descent, mean_loss
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.local_fit import join_rows
+from fedstat.kernels.glm.sums import Rows, Sums, evaluate, log_likelihood
 from fedstat.models.horizontal.rows import (
     SCORES,
     answered_at,
@@ -50,7 +48,7 @@ class DescentRows:
 
     def answered_at(
         self, beta: Floats, sums: Sums, instead: Mapping[str, Array]
-    ) -> tuple[MeansSummed | WorkingWeights, ...]:
+    ) -> tuple[FittedMeanSums | WorkingWeights, ...]:
         """Tell what sums at coefficients rest on."""
         n, kind = len(self.rows), self.distribution
         return answered_at(self.opened, lambda: [self.rows], n, beta, kind, sums, instead)
@@ -74,7 +72,7 @@ def gather(opened: OpenRows, shift: Floats, scale: Floats) -> Rows:
     # From columns that are standardised by the site's own moments to those of the algorithm.
     ratio, rest = opened.scale / scale, (opened.shift - shift) / scale
     parts = [glm_rows(rows, X * ratio + rest) for rows, X in opened.chunks()]
-    return parts[0] if len(parts) == 1 else join(parts)
+    return parts[0] if len(parts) == 1 else join_rows(parts)
 
 
 def start(
@@ -123,7 +121,7 @@ def run_epochs(
     that masks cancel. `batch_size` is rows per step, B, 0 for all of them; `seed` of the run and `number` of
     the round, from 0, determine with the site's name the order of the rows. `proximal` (2,) are mu and gamma
     of FedProx (Li et al. 2020, Algorithm 2), `fair` (3,) q and L of q-FedAvg and a loss, see
-    :func:`fedstat.kernels.server_updates.fair_part`.
+    :func:`fedstat.kernels.fedavg.fair_update`.
 
     Released is what is added up over the sites of a round: ``beta`` (p,), the coefficients reached, times the
     rows, and ``weight``, the rows; for q-FedAvg ``Delta_k`` and ``h_k``. ``loss`` (2,): the mean loss F_k
@@ -137,8 +135,8 @@ def run_epochs(
         check_lengths(data.name, fair=(fair, 3))
     if not 0 < int(epochs) <= MOST_EPOCHS:
         raise MessageError(f"{data.name}: expected 1 to {MOST_EPOCHS:,} epochs in a round, received {epochs}")
-    drawn = records.from_json(tuple[str, ...], text, f"{data.name}: the sites drawn in a round")
-    state.tell(SitesDrawn(drawn))
+    drawn = codec.from_json(tuple[str, ...], text, f"{data.name}: the sites drawn in a round")
+    state.tell(SampledSites(drawn))
     # The site's name makes orders differ between sites, and independent of who else is drawn.
     rng = np.random.default_rng((int(seed), int(number), *data.name.encode()))
     near = () if proximal is None else proximal.tolist()
@@ -152,7 +150,7 @@ def run_epochs(
         reached = local_descent(site.rows, beta, family, options, rng)
         moved, weight = site.count * reached, site.count
         if fair is not None:
-            moved, weight = fair_part(beta, reached, loss, *fair.tolist())
+            moved, weight = fair_update(beta, reached, loss, *fair.tolist())
     except EstimationError as error:
         raise EstimationError(f"site {data.name!r}, round {int(number) + 1}: {error}") from error
     return {"beta": moved, "weight": np.array(weight), "loss": site.count * np.array([loss, 1.0])}, ""
@@ -198,29 +196,31 @@ def sum_likelihood(data: SiteData, state: State, beta: Floats, dispersion: Float
     return {"defined": np.array(finite), "llf": np.array(llf if finite else 0.0)}
 
 
-BETA = Declared("aggregate", "coefficients", common=True)
-FAIR = Declared(
+BETA = ArrayDeclaration("aggregate", "coefficients", common=True)
+FAIR = ArrayDeclaration(
     "control", "q and Lipschitz constant of q-FedAvg, and a mean loss", optional=True, common=True
 )
-EPOCHS = (*OPEN_ROWS, SitesDrawn)
+EPOCHS = (*OPEN_ROWS, SampledSites)
 
 
-def _chosen(what: str, ndim: int = 0, dtype: str = "", *, optional: bool = False) -> Declared:
+def _chosen(what: str, ndim: int = 0, dtype: str = "", *, optional: bool = False) -> ArrayDeclaration:
     """Declare what the coordinator chooses of a round: a step of length zero tells no less than not drawn."""
-    return Declared("control", what, ndim, optional=optional, dtype=dtype, common=True)
+    return ArrayDeclaration("control", what, ndim, optional=optional, dtype=dtype, common=True)
 
 
 STEPS: Mapping[str, Step] = {
     "start": Step(
         start,
         {
-            "shift": Declared("aggregate", "means of the columns over all sites, or zeros", common=True),
-            "scale": Declared(
+            "shift": ArrayDeclaration(
+                "aggregate", "means of the columns over all sites, or zeros", common=True
+            ),
+            "scale": ArrayDeclaration(
                 "aggregate", "standard deviations of the columns over all sites, or ones", common=True
             ),
         },
         {"rows": summed("number of rows, weights counted", 0, behind=OPEN_ROWS)},
-        Declared("control", "family and link", common=True),
+        ArrayDeclaration("control", "family and link", common=True),
     ),
     "run_epochs": Step(
         run_epochs,
@@ -239,7 +239,7 @@ STEPS: Mapping[str, Step] = {
             "weight": summed("their weight", 0, behind=EPOCHS),
             "loss": summed("loss of the site's rows before them, and rows", behind=EPOCHS),
         },
-        Declared("control", "sites drawn in the round", common=True),
+        ArrayDeclaration("control", "sites drawn in the round", common=True),
     ),
     "sum_scores": Step(
         sum_scores,
@@ -252,9 +252,9 @@ STEPS: Mapping[str, Step] = {
     ),
     "sum_likelihood": Step(
         sum_likelihood,
-        {"beta": BETA, "dispersion": Declared("aggregate", "dispersion", 0, common=True)},
+        {"beta": BETA, "dispersion": ArrayDeclaration("aggregate", "dispersion", 0, common=True)},
         {
-            "defined": Declared("control", "whether the sum is finite", 0, maskable=True),
+            "defined": ArrayDeclaration("control", "whether the sum is finite", 0, maskable=True),
             "llf": summed("log-likelihood", 0, behind=OPEN_ROWS),
         },
     ),

@@ -1,12 +1,11 @@
-"""Generalized linear models over sites that hold different rows: the fit of the pooled table from sums."""
+"""Generalized linear models when sites hold different rows: the fit of the pooled table."""
 
-from fedstat.federation.door.conduct import in_order
-from fedstat.federation.door.site import FAMILIES
-from fedstat.models.glm.cluster_steps import STEPS as CLUSTER_STEPS
-from fedstat.models.glm.further_steps import ORDER as FURTHER_ORDER
-from fedstat.models.glm.further_steps import STEPS as FURTHER_STEPS
-from fedstat.models.glm.overdispersion import STEPS as OVERDISPERSION_STEPS
-from fedstat.models.glm.steps import FAMILY, ORDER, STEPS
+from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.models.glm.overdispersion import OVERDISPERSION_STEPS
+from fedstat.models.glm.post_fit_steps import POST_FIT_ORDER as FURTHER_ORDER
+from fedstat.models.glm.post_fit_steps import POST_FIT_STEPS as FURTHER_STEPS
+from fedstat.models.glm.steps import CLUSTER_STEPS, FAMILY, ORDER, STEPS
 
 FAMILIES[FAMILY] = in_order(
     {**STEPS, **CLUSTER_STEPS, **OVERDISPERSION_STEPS, **FURTHER_STEPS}, {**ORDER, **FURTHER_ORDER}

@@ -1,26 +1,29 @@
-"""Federated generalized linear models: their arguments, checked, and their fits."""
+"""Federated generalized linear models: arguments, dry run, and fits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 import statsmodels.genmod.families as sm_families
 
-from fedstat.documented import takes_arguments_of
+from fedstat.docstrings import inherits_signature
 from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.dry_run.execution import DryRunRecord
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases, FitLengths, IterationLoop
+from fedstat.federation.dry_run.synthetic_rows import SYNTHETIC_GROUPS
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_choice, check_masked, check_positive, check_whole, kind_of
-from fedstat.models.glm.explain import GLMPlan
-from fedstat.models.glm.linear import OLSResults
+from fedstat.models.explain import ForecastPlan
+from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
-from fedstat.models.glm.protocol import Newton, NewtonOptions, Wanted
-from fedstat.models.glm.results import GLMResults
+from fedstat.models.glm.protocol import Newton, NewtonOptions, SumsRequest
+from fedstat.models.glm.results import GLMResults, OLSResults
 from fedstat.models.glm.steps import FAMILY
-from fedstat.models.glm.sums.fit import GLMFit
-from fedstat.models.glm.sums.variance import (
+from fedstat.models.glm.variance import (
     CovarianceChoice,
     Variance,
     cluster_sums,
@@ -31,9 +34,86 @@ from fedstat.models.glm.sums.variance import (
     sandwich,
     sites_as_clusters,
 )
-from fedstat.models.horizontal.far_sites import warn_of_far_sites
-from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.progress_line import tells_progress
+from fedstat.models.horizontal.model import HorizontalModel, warn_of_far_sites
+from fedstat.models.horizontal.session import UNTOLD
+from fedstat.progress_line import shows_progress
+
+# ----------------------------------------------------------------------------------------------------
+# Forecast of a federated GLM before it is fitted: how many evaluations it takes, and what they tell.
+
+EVALUATIONS = (2, 4, 8)
+"""Of a fit that starts close to the maximum, usual, and hard; simulated and recorded data took 2 to 7."""
+OF_LEAST_SQUARES = (1, 1, 3)
+"""Sums at any point lead to the estimate; rounding may ask for one more."""
+
+
+class GLMPlan(ForecastPlan):
+    """What is known of a federated GLM before it is fitted."""
+
+    guessed: ClassVar[frozenset[str]] = frozenset({"list_clusters", "sum_clusters"})
+
+    def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
+        super().__init__(model, given)
+        self._least_squares = model.distribution.least_squares
+        strata = (given["cov_kwds"] or {}).get("strata")
+        self.nested = () if strata is None else (strata,)
+
+    def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
+        """Count evaluations of Newton's method, also of that with alpha among its coefficients."""
+        fits = sum("start" in steps for steps in course.rounds)  # two where alpha is estimated
+        low, usual, most = (fits * length for length in self._lengths())
+        found = [IterationLoop("sum_scores", frozenset({"sum_scores"}), (low, usual, most))]
+        if self.given["alpha"] is not None:
+            found.append(IterationLoop("sum_nb2", frozenset({"sum_nb2"}), self._capped(EVALUATIONS)))
+        return [] if self.given["rounds"] is not None else found
+
+    def _lengths(self) -> FitLengths:
+        low, usual, most = self._capped(OF_LEAST_SQUARES if self._least_squares else EVALUATIONS)
+        start = int(not self.given["local"])  # one more, of a point that needs no coefficients
+        return low + start, usual + start, most + start
+
+    def _capped(self, lengths: FitLengths) -> FitLengths:
+        low, usual, most = (min(length, int(self.given["maxiter"])) for length in lengths)
+        return low, usual, most
+
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+        """Say what a site's own fit tells."""
+        if any(entry.step == "fit_alone" for entry in forecast.course.entries):
+            yield (
+                "Coordinator",
+                "learns every site's own fit, with the means and deviations of its columns. local=False "
+                "leaves it out, and with it the comparison of the sites.",
+            )
+
+        if any(entry.step == "sum_leveraged" for entry in forecast.course.entries):
+            yield (
+                "Sites",
+                "learn the inverse information of all sites' rows together; what is left of it without their "
+                "own is the sum over the others.",
+            )
+
+    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
+        """Say where the number of evaluations comes from, and what is not known."""
+        low, usual, most = self._lengths()
+        if self.given["rounds"] is not None:
+            yield f"rounds={self.given['rounds']} fixes the number of evaluations."
+        else:
+            yield (
+                f"The number of evaluations depends on the data: {usual} is a guess from fits of simulated "
+                f"and recorded data, {low} to {most} its range. Steps that are halved add to it."
+            )
+        if self.given["cov_type"] in ("cluster", "survey"):
+            yield (
+                "How many clusters there are is not known in advance: sizes marked '?' are those of "
+                f"{SYNTHETIC_GROUPS} clusters a site."
+            )
+        if self.given["local"]:
+            yield "A site whose own fit fails says why in a text, which takes some bytes more."
+        yield UNTOLD
+
+
+# ----------------------------------------------------------------------------------------------------
+# Federated generalized linear models: their arguments, checked, and their fits.
 
 CovType: TypeAlias = Literal["nonrobust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"]
 COV_TYPES = get_args(CovType)
@@ -70,7 +150,7 @@ class FederatedGLM(HorizontalModel):
     _plan = GLMPlan
     _results: ClassVar[type[GLMResults]] = GLMResults
 
-    @tells_progress
+    @shows_progress
     def fit(
         self,
         *,
@@ -242,22 +322,22 @@ class FederatedGLM(HorizontalModel):
 
     def _maximise(
         self, newton: Newton, choice: CovarianceChoice, local: bool
-    ) -> Rounds[tuple[GLMFit, Variance, Overdispersion | None]]:
+    ) -> FitProtocol[tuple[GLMFit, Variance, Overdispersion | None]]:
         # Sites as clusters need the products of their scores only, which masks can hide.
         by_site = choice.cov_type == "cluster" and choice.clusters == self.partition.site_column
-        wanted = Wanted(meat=choice.cov_type in ("HC0", "HC1"), between=by_site)
+        wanted = SumsRequest(meat=choice.cov_type in ("HC0", "HC1"), between=by_site)
         fit = yield from newton.run(wanted, local=local)
         return fit, (yield from self._covariance(newton, fit, choice)), None
 
     def _maximise_with_alpha(
         self, newton: Newton, local: bool
-    ) -> Rounds[tuple[GLMFit, Variance, Overdispersion | None]]:
+    ) -> FitProtocol[tuple[GLMFit, Variance, Overdispersion | None]]:
         over = yield from estimate_alpha(newton)
         # The second fit is at a known alpha, and as any other; its covariance is not, see `over.cov`.
         fit = yield from with_alpha(newton, over.alpha).run(local=local)
         return fit, Variance(over.cov), over
 
-    def _covariance(self, newton: Newton, fit: GLMFit, choice: CovarianceChoice) -> Rounds[Variance]:
+    def _covariance(self, newton: Newton, fit: GLMFit, choice: CovarianceChoice) -> FitProtocol[Variance]:
         if fit.meat is not None:
             # statsmodels' GLM leaves the factor of HC1 out; its OLS has it. Weights count as rows.
             n = fit.total.weight
@@ -321,7 +401,7 @@ class FederatedOLS(FederatedGLM):
     model_name: ClassVar[str] = "Federated OLS"
     _results: ClassVar[type[GLMResults]] = OLSResults
 
-    @takes_arguments_of(HorizontalModel.__init__)
+    @inherits_signature(HorizontalModel.__init__)
     def __init__(self, formula: Formula, partition: ClientPartition, **settings: Any) -> None:
         family = settings.get("family")
         if family is not None and not DistributionSpec.of(family).least_squares:
@@ -337,7 +417,7 @@ class FederatedOLS(FederatedGLM):
             )
         super().__init__(formula, partition, **settings)
 
-    @takes_arguments_of(FederatedGLM.fit)
+    @inherits_signature(FederatedGLM.fit)
     def fit(self, **settings: Any) -> OLSResults:
         """Minimise the sum of squares over all sites' rows; see :meth:`FederatedGLM.fit`.
 

@@ -1,4 +1,4 @@
-"""Lines, the table of sites and the sentences of the summary of a federated GLM."""
+"""Summary of a GLM: header lines, table of sites, and notes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 from scipy import stats
 
 from fedstat.errors import NotAvailableError
-from fedstat.inference.heterogeneity.heterogeneity import Heterogeneity
-from fedstat.inference.summary import WIDTH, what_left
+from fedstat.inference.heterogeneity import Heterogeneity
+from fedstat.inference.summary import WIDTH, released_kinds
 from fedstat.inference.tables import Sheet, number
-from fedstat.models.glm.statements import GLMStatements
-from fedstat.models.glm.sums.fit import NOT_ASKED, GLMFit
+from fedstat.models.glm.fit import NOT_REQUESTED, GLMFit
+from fedstat.models.glm.statistics import GLMStatements
 from fedstat.models.horizontal.results import MASKED
 
 DIFFER = 0.05
@@ -157,7 +157,7 @@ def federation_lines(result: GLMStatements) -> list[tuple[str, str]]:
 
 def _own_fits(result: GLMStatements) -> str:
     local = result._fit.local
-    if all(own.problem == NOT_ASKED for own in local):
+    if all(own.problem == NOT_REQUESTED for own in local):
         return "not asked for (local=False)"
     return f"{sum(own.beta is not None for own in local)} of {show_number(len(local), 'site')}"
 
@@ -191,7 +191,7 @@ def site_sheet(result: GLMStatements) -> Sheet:
     rows = []
     for block, known in zip(result.estimate.blocks, estimates, strict=True):
         own = "none" if not known else "yes" if known == p else f"{known} of {p}"
-        left = what_left(block.client, kinds)
+        left = released_kinds(block.client, kinds)
         rows.append((block.client, f"{block.entities:,}", f"{100 * block.missing:.2f} %", own, left))
     headers = ("institution", "rows", "left out", "own fit", "what left it")
     return Sheet(headers, tuple(rows), "lrrrl", SITE_WIDTHS, gap=2, wrap=True)
@@ -233,7 +233,7 @@ def _masked_note(result: GLMStatements) -> str:
 def _in_clear(result: GLMStatements) -> str:
     """Name what left site by site all the same."""
     told = []
-    if any(own.problem != NOT_ASKED for own in result._fit.local):
+    if any(own.problem != NOT_REQUESTED for own in result._fit.local):
         told.append("the own fits")
     left = None if result._ledger is None else result._ledger.to_frame()
     if (
@@ -291,7 +291,7 @@ def _spread(compared: Heterogeneity, name: str) -> str:
 def _local_note(result: GLMStatements) -> str:
     sites: dict[str, list[str]] = {}
     for own in result._fit.local:
-        if own.problem and own.problem != NOT_ASKED:
+        if own.problem and own.problem != NOT_REQUESTED:
             sites.setdefault(PROBLEMS.get(own.problem, own.problem), []).append(own.site)
     if not sites:
         return ""

@@ -1,4 +1,4 @@
-"""The negative binomial's alpha by maximum likelihood, together with the coefficients."""
+"""Maximum likelihood of the negative binomial's alpha and the coefficients."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step
-from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step
+from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2
-from fedstat.models.glm.protocol import MAX_HALVINGS, NOTHING, Newton
+from fedstat.models.glm.protocol import MAX_HALVINGS, NO_SUMS, Newton
 from fedstat.models.glm.steps import BETA, COLUMNS, model_of
 from fedstat.models.horizontal.rows import INSIDE, summed
 from fedstat.models.horizontal.session import add
@@ -59,13 +59,13 @@ def sum_nb2(
     }
 
 
-STEPS: Mapping[str, Step] = {
+OVERDISPERSION_STEPS: Mapping[str, Step] = {
     "sum_nb2": Step(
         sum_nb2,
         {
-            "beta": Declared("aggregate", BETA, common=True),
+            "beta": ArrayDeclaration("aggregate", BETA, common=True),
             **COLUMNS,
-            "alpha": Declared("aggregate", "overdispersion of the negative binomial", 0, common=True),
+            "alpha": ArrayDeclaration("aggregate", "overdispersion of the negative binomial", 0, common=True),
         },
         {
             "inside": INSIDE,
@@ -77,13 +77,13 @@ STEPS: Mapping[str, Step] = {
 }
 
 
-def estimate_alpha(newton: Newton) -> Rounds[Overdispersion]:
+def estimate_alpha(newton: Newton) -> FitProtocol[Overdispersion]:
     """Newton's method in the coefficients and log alpha, from the fit at the distribution's alpha.
 
     An EstimationError says that the counts are not overdispersed, or that the iteration does not converge.
     """
     yield from newton.open(local=True)
-    gamma, _, _ = yield from newton.climb(NOTHING)
+    gamma, _, _ = yield from newton.climb(NO_SUMS)
     # In log alpha no step can leave the domain.
     point = np.append(gamma, np.log(newton.distribution.alpha or 1.0))
     llf, score, information = yield from _sums(newton, point)
@@ -106,7 +106,7 @@ def estimate_alpha(newton: Newton) -> Rounds[Overdispersion]:
     raise EstimationError(f"alpha did not converge in {newton.options.maxiter} steps; raise maxiter")
 
 
-def _sums(newton: Newton, point: Floats) -> Rounds[tuple[float, Floats, Floats]]:
+def _sums(newton: Newton, point: Floats) -> FitProtocol[tuple[float, Floats, Floats]]:
     """Log-likelihood, score and information in the coefficients and log alpha."""
     alpha = float(np.exp(point[-1]))
     arrays = {

@@ -1,4 +1,4 @@
-"""Newton's method from sums over sites: the fit of the pooled table."""
+"""Newton's method from sums over sites."""
 
 from __future__ import annotations
 
@@ -9,20 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.message import Ask, Reply
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.inference.heterogeneity.heterogeneity import SiteFit
-from fedstat.inference.heterogeneity.own_dispersions import OwnPart
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.glm.sums.fit import (
-    NOT_ASKED,
-    Coordinates,
-    GLMFit,
-    NewtonEvaluation,
-    Total,
-    few_weigh,
-)
-from fedstat.models.glm.sums.problems import PATIENCE, Runaway, check_rank, diverges
+from fedstat.federation.message import Reply, Request
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.heterogeneity import SiteFit
+from fedstat.inference.homogeneity_tests import SiteWelchTerms
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.glm.fit import NOT_REQUESTED, Coordinates, GLMFit, NewtonEvaluation, PooledSums, few_weigh
+from fedstat.models.glm.separation import PATIENCE, Separation, check_rank, diverges
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.typing import Array, Floats
 
@@ -48,14 +41,14 @@ class NewtonOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SumsRequest:
     """What to sum at the estimate: products of the rows' scores, and of the sites'."""
 
     meat: bool = False
     between: bool = False
 
 
-NOTHING = Wanted()
+NO_SUMS = SumsRequest()
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +69,7 @@ class Newton:
     converged: bool = False
     reason: str = ""
 
-    def open(self, local: bool) -> Rounds[None]:
+    def open(self, local: bool) -> FitProtocol[None]:
         """Open the rows, fit every site's rows alone, and standardise."""
         session = self.session
         # All that needs no coefficients goes into one round: every round is a visit to every site.
@@ -139,7 +132,7 @@ class Newton:
         known = np.diag(information) > 0.0
         return weight * np.outer(known, known)
 
-    def evaluate_asks(self, gamma: Floats | None) -> list[Ask]:
+    def evaluate_asks(self, gamma: Floats | None) -> list[Request]:
         """Ask for the sums at a point."""
         arrays: dict[str, Array] = {"shift": self.coordinates.shift, "scale": self.coordinates.scale}
         if gamma is not None:
@@ -151,11 +144,13 @@ class Newton:
         arrays["observed"] = np.array(not self.distribution.canonical and gamma is not None)
         return self.session.ask_all("sum_scores", arrays)
 
-    def evaluate(self, gamma: Floats | None) -> Rounds[Total | None]:
+    def evaluate(self, gamma: Floats | None) -> FitProtocol[PooledSums | None]:
         """Ask for the sums at a point; None where a mean lies outside the family's domain."""
-        return Total.of((yield self.evaluate_asks(gamma)), self.session.masked)
+        return PooledSums.of((yield self.evaluate_asks(gamma)), self.session.masked)
 
-    def judge_asks(self, gamma: Floats, total: Total, dispersion: float, wanted: Wanted) -> list[Ask]:
+    def judge_asks(
+        self, gamma: Floats, total: PooledSums, dispersion: float, wanted: SumsRequest
+    ) -> list[Request]:
         """Ask for the sums that judge the fit.
 
         As in statsmodels, the likelihood of the Gaussian family with identity link is that at its own
@@ -174,7 +169,7 @@ class Newton:
         }
         return self.session.ask_all("judge", arrays)
 
-    def dispersion(self, total: Total) -> float:
+    def dispersion(self, total: PooledSums) -> float:
         """Dispersion at a point, as statsmodels' `scale` argument chooses it."""
         if not self.estimates_dispersion:
             return self.scaletype if isinstance(self.scaletype, float) else 1.0
@@ -188,7 +183,7 @@ class Newton:
             return self.distribution.estimates_scale
         return not isinstance(self.scaletype, float)
 
-    def run(self, wanted: Wanted = NOTHING, local: bool = True) -> Rounds[GLMFit]:
+    def run(self, wanted: SumsRequest = NO_SUMS, local: bool = True) -> FitProtocol[GLMFit]:
         """Open, iterate, judge."""
         yield from self.open(local)
         gamma, total, judged = yield from self.climb(wanted)
@@ -218,7 +213,7 @@ class Newton:
             distribution=self.distribution,
         )
 
-    def _check_units(self, total: Total) -> None:
+    def _check_units(self, total: PooledSums) -> None:
         if self.session.masked and self.distribution.estimates_scale and total.pearson < VANISHING:
             raise EstimationError(
                 f"the sum of squared residuals of '{self._response}' is below {VANISHING:g}: it is constant, "
@@ -226,7 +221,7 @@ class Newton:
                 "measure it in smaller units, or fit(masked=False)"
             )
 
-    def climb(self, wanted: Wanted) -> Rounds[tuple[Floats, Total, list[Reply]]]:
+    def climb(self, wanted: SumsRequest) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
         """Take Newton's steps until they are small; judge in the last round where it can be foreseen."""
         gamma, total = yield from self.start()
         check_rank(total.information, self.coordinates)
@@ -247,8 +242,8 @@ class Newton:
         return gamma, total, judged
 
     def descend(
-        self, gamma: Floats, total: Total, before: Floats, wanted: Wanted
-    ) -> Rounds[tuple[Floats, Total, list[Reply]]]:
+        self, gamma: Floats, total: PooledSums, before: Floats, wanted: SumsRequest
+    ) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
         """Take Newton's step, halved until the deviance falls; `before` is the information one step ago."""
         K, (step, _) = len(self.session.sites), total.step()
         for halving in range(MAX_HALVINGS):
@@ -259,12 +254,12 @@ class Newton:
             if self.expects_last():
                 asks += self.judge_asks(trial, total, self.dispersion(total), wanted)
             replies = yield asks
-            new = Total.of(replies[:K], self.session.masked)
+            new = PooledSums.of(replies[:K], self.session.masked)
             if new is not None and not rises(new.deviance, total.deviance):
                 self.halved = self.halved + 1 if halving else 0
                 return trial, new, replies[K:]
             # Few rows weigh after growing steps: all outcomes are separated, no step helps.
-            if few_weigh(replies[:K]) and runs_away(self.trace):
+            if few_weigh(replies[:K]) and is_separated(self.trace):
                 raise self.runaway(step, before, total, complete=True)
         raise EstimationError(
             f"no step lowers the deviance ({len(self.trace)} evaluations) and keeps the means "
@@ -272,7 +267,7 @@ class Newton:
             "of every site; choose another link, or transform columns with long tails"
         )
 
-    def start(self) -> Rounds[tuple[Floats, Total]]:
+    def start(self) -> FitProtocol[tuple[Floats, PooledSums]]:
         """First point: the mean of the sites' own fits, or the start of IRLS."""
         gamma = self.first_point()
         total = None if gamma is None else (yield from self.evaluate(gamma))
@@ -286,13 +281,13 @@ class Newton:
         return (yield from self.start_without_fits())
 
     def runaway(
-        self, step: Floats, before: Floats, total: Total, *, complete: bool = False
+        self, step: Floats, before: Floats, total: PooledSums, *, complete: bool = False
     ) -> EstimationError:
         """Say that the maximum lies at infinity, and in which direction."""
-        found = Runaway(step, before, total.information, len(self.trace), complete)
+        found = Separation(step, before, total.information, len(self.trace), complete)
         return found.error(self.session.sites, self.coordinates)
 
-    def start_without_fits(self) -> Rounds[tuple[Floats, Total]]:
+    def start_without_fits(self) -> FitProtocol[tuple[Floats, PooledSums]]:
         """First step of iteratively reweighted least squares, as statsmodels starts."""
         first = yield from self.evaluate(None)
         if first is None:
@@ -312,7 +307,7 @@ class Newton:
             )
         return gamma, total
 
-    def finished(self, total: Total) -> bool:
+    def finished(self, total: PooledSums) -> bool:
         """Enter a point into the trace, and tell whether it is the last."""
         options = self.options
         step, matrix = total.step()
@@ -339,7 +334,7 @@ class Newton:
         before, now = self.trace[-2].step, self.trace[-1].step
         return now**2 * (now / before**2) < 0.1 * self.options.tol
 
-    def _advance_null(self, total: Total) -> bool:
+    def _advance_null(self, total: PooledSums) -> bool:
         """Newton's step of the model without covariates; true when it is small."""
         if total.null is None:
             return True
@@ -347,7 +342,7 @@ class Newton:
         self.null += score / information
         return bool(abs(score) < self.options.tol * np.sqrt(information))
 
-    def local_fits(self, gamma: Floats, total: Total) -> list[SiteFit]:
+    def local_fits(self, gamma: Floats, total: PooledSums) -> list[SiteFit]:
         """Sites' own fits, and their parts of the sums, in the units of the data."""
         forward = np.linalg.inv(self.coordinates.back)
         out = []
@@ -363,10 +358,10 @@ class Newton:
 
     def _own_fit(
         self, k: int, gamma: Floats, dispersion: float
-    ) -> tuple[Floats | None, Floats | None, str, OwnPart | None]:
+    ) -> tuple[Floats | None, Floats | None, str, SiteWelchTerms | None]:
         """Coefficients and covariance of a site's own fit, or why there are none, and its part of a test."""
         if not self.alone:
-            return None, None, NOT_ASKED, None
+            return None, None, NOT_REQUESTED, None
         reply = self.alone[k]
         problem = str(json.loads(reply.text)["problem"])
         if problem:
@@ -381,11 +376,13 @@ class Newton:
         phi, T = float(reply.arrays["pearson"]) / rest, self.coordinates.to_site(k)
         part = None
         if phi > 0.0:
-            part = OwnPart(T.T @ (information @ (beta - T @ gamma)) / phi, T.T @ information @ T / phi, rest)
+            part = SiteWelchTerms(
+                T.T @ (information @ (beta - T @ gamma)) / phi, T.T @ information @ T / phi, rest
+            )
         return own, phi * cov, "", part
 
 
-def runs_away(trace: Sequence[NewtonEvaluation]) -> bool:
+def is_separated(trace: Sequence[NewtonEvaluation]) -> bool:
     """Whether steps grow and the deviance still falls, as it does where all outcomes are separated."""
     last = trace[-3:]
     growing = len(last) == 3 and last[0].move < last[1].move < last[2].move

@@ -1,8 +1,7 @@
-"""Shared by families over sites with different rows: model, session, rows, predictions, evaluation."""
+"""Shared by families whose sites hold different rows: model, rows, predictions, evaluation."""
 
-from fedstat.federation.door.conduct import in_order
-from fedstat.federation.door.site import FAMILIES
-from fedstat.models.horizontal.evaluation import ORDER, STEPS
-from fedstat.models.horizontal.recalibration import FAMILY
+from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.models.horizontal.evaluation import FAMILY, ORDER, STEPS
 
 FAMILIES[FAMILY] = in_order(STEPS, ORDER)

@@ -1,40 +1,178 @@
-"""Evaluation of a fit over rows, from counts in bins at its sites or at new ones."""
+"""Evaluation and recalibration of a fit from binned counts and sums over sites."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign, SiteRows, open_asks
-from fedstat.federation.design.row_steps import OPEN_ROWS, rows_of, translation
-from fedstat.federation.door.facts import Evaluated
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.forecast.forecast import Loop
-from fedstat.federation.forecast.invented_rows import RowsInvention
-from fedstat.federation.message import Ask, Declared, Step, check_lengths
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.horizontal_design import (
+    RowsAgreement,
+    RowsDesign,
+    SiteRowCounts,
+    open_requests,
+)
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of, translation
+from fedstat.federation.disclosure.facts import ModelEvaluation
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.dry_run.expected_releases import IterationLoop
+from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
+from fedstat.federation.message import ArrayDeclaration, Request, Step, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.masked_sums import masked
-from fedstat.inference.evaluation.bins import bin_edges, merge_small_bins, probabilities
-from fedstat.inference.evaluation.evaluation import Evaluation
-from fedstat.inference.evaluation.recalibration import MOST_STEPS
-from fedstat.kernels.glm.rows import linear_predictor
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.masked_sums import masked_protocol
+from fedstat.inference.bins import bin_edges, merge_small_bins, probabilities
+from fedstat.inference.evaluation import Evaluation
+from fedstat.inference.recalibration import MAX_STEPS, Recalibration, RecalibrationState
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.sums import Rows, evaluate, linear_predictor
 from fedstat.models.checks import check_layout
 from fedstat.models.consent import FurtherAnalysis
-from fedstat.models.horizontal import recalibration
-from fedstat.models.horizontal.recalibration import FAMILY, JUDGED, JudgedModel, recalibrated, trials_weight
-from fedstat.models.horizontal.rows import glm_rows
+from fedstat.models.horizontal.rows import INSIDE, SCORES, SUMS, answered_at, describe_sums, glm_rows, summed
+from fedstat.models.horizontal.session import add
 from fedstat.typing import Array, Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Calibration slope and intercept over rows: a model with the linear predictor as its one column, by sums.
+
+FAMILY = "evaluation"
+JUDGED = "evaluated"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvaluatedModel:
+    """The model of an evaluation: coefficients (p,) of the columns as a site standardised them."""
+
+    opened: OpenRows
+    distribution: DistributionSpec
+    beta: Floats
+    n: int
+
+    def predictors(self) -> Iterator[Rows]:
+        """Rows whose design is a constant and the linear predictor, chunk by chunk."""
+        for whole, X in self.opened.chunks():
+            rows = glm_rows(whole, X)
+            eta = linear_predictor(rows, self.beta)
+            yield replace(rows, X=np.column_stack([np.ones(len(eta)), eta]), offset=None)
+
+    def columns(self) -> Iterator[Rows]:
+        """Rows with all that the predictor is made of as columns: a constant, the design and the offset."""
+        for whole, X in self.opened.chunks():
+            rows = glm_rows(whole, X)
+            parts = [np.ones((len(X), 1)), X, *([] if rows.offset is None else [rows.offset[:, None]])]
+            yield replace(rows, X=np.ascontiguousarray(np.hstack(parts)), offset=None)
+
+    def coefficients(self, gamma: Floats) -> Floats:
+        """Coefficients of these columns at intercept and slope (2,)."""
+        offset = [1.0] if self.has_offset else []
+        return np.concatenate([gamma[:1], gamma[1] * self.beta, gamma[1] * np.array(offset)])
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether part of the predictor is known."""
+        question = self.opened.question
+        return bool(question.offsets) or "exposure" in question.weights
+
+
+def recalibrate(data: SiteData, state: State, gamma: Floats) -> dict[str, Array]:
+    """Sum score and information of the response's regression on the linear predictor that was evaluated.
+
+    `gamma` (2,) is intercept and slope. What is summed are combinations of what a fit sums at the same
+    coefficients, and is held against the same rules. Released as by a fit: ``inside``, ``spread``, ``score``
+    (2,), ``information`` (2, 2), ``totals``: sums of the weights, deviance, Pearson's statistic; and
+    ``squares``, the sum of squared differences between event and predicted probability, 0 of other responses.
+    """
+    model = state.use(JUDGED, EvaluatedModel, "no model was evaluated here; ask 'bin_counts' first")
+    check_lengths(data.name, gamma=(gamma, 2))
+    if not np.isfinite(gamma).all():
+        raise MessageError(f"{data.name}: array 'gamma' must be finite")
+    sums = evaluate(model.predictors(), gamma, model.distribution)
+    nothing = {"inside": np.array(True), "spread": np.array(False), "squares": np.array(0.0)}
+    nothing |= {"score": np.zeros(2), "information": np.zeros((2, 2)), "totals": np.zeros(3)}
+    point = model.coefficients(gamma)
+    # The columns that the predictor is made of, and not it alone: sums of these left in fits before.
+    state.tell(*answered_at(model.opened, model.columns, model.n, point, model.distribution, sums, nothing))
+    return describe_sums(sums) | {"squares": np.array(_squares(model, gamma))}
+
+
+def _squares(model: EvaluatedModel, gamma: Floats) -> float:
+    """Sum of squared errors of probabilities, trial by trial."""
+    if model.distribution.name != "Binomial":
+        return 0.0
+    link, total = model.distribution.make().link, 0.0
+    for rows in model.predictors():
+        p = link.inverse(rows.X @ gamma)
+        # Of y events in one trial on average: y (1 - p)^2 + (1 - y) p^2.
+        total += float(trials_weight(rows) @ (rows.y - 2.0 * rows.y * p + p**2))
+    return total
+
+
+def trials_weight(rows: Rows) -> Floats:
+    """How many rows or trials each row stands for, (m,)."""
+    weight = np.ones(len(rows.y))
+    for factor in (rows.freq, rows.trials):
+        weight = weight if factor is None else weight * factor
+    return weight
+
+
+RECALIBRATION_FACTS = (*SUMS, ModelEvaluation)
+RECALIBRATION_STEPS: Mapping[str, Step] = {
+    "recalibrate": Step(
+        recalibrate,
+        {"gamma": ArrayDeclaration("aggregate", "intercept and slope of the linear predictor", common=True)},
+        {
+            "inside": INSIDE,
+            "spread": SCORES["spread"],
+            "score": summed("calibration: score", behind=RECALIBRATION_FACTS),
+            "information": summed("calibration: expected information", 2, behind=RECALIBRATION_FACTS),
+            "totals": summed("calibration: weights, deviance, Pearson residuals", behind=RECALIBRATION_FACTS),
+            "squares": summed("calibration: squared errors of probabilities", 0, behind=RECALIBRATION_FACTS),
+        },
+    ),
+}
+ADDED = ("inside", "spread", "score", "information", "totals")
+
+
+def recalibrated(
+    sites: Sequence[str], session: str, distribution: DistributionSpec, hidden: bool
+) -> FitProtocol[tuple[Recalibration | None, Floats | None]]:
+    """Regress the response on the evaluated linear predictor over all sites, whose parts may be `hidden`.
+
+    It returns the regression, and sums of squared errors by site and of all (K + 1,), nan of sites that are
+    hidden. Both are None where they cannot be told: where nearly all weight is in a few rows, or events and
+    others are separated.
+    """
+    search = RecalibrationState(distribution.estimates_scale)
+    squares: Floats | None = None
+    while asked := search.asked():
+        replies = yield [
+            Request(site, FAMILY, "recalibrate", {"gamma": gamma}, session)
+            for gamma in asked
+            for site in sites
+        ]
+        sums = []
+        for k in range(0, len(replies), len(sites)):
+            point = replies[k : k + len(sites)]
+            one = {name: add(point, name) for name in ADDED}
+            one["inside"] = (one["inside"] == len(sites)) & (one["spread"] == len(sites))
+            sums.append(one)
+            if squares is None and one["inside"]:  # the first point is that of the model
+                own = np.array([float(reply.arrays["squares"]) for reply in point])
+                squares = np.append(np.full(len(own), np.nan) if hidden else own, own.sum())
+        search.take(sums)
+    return search.found(), squares
+
+
+# ----------------------------------------------------------------------------------------------------
+# Evaluation of a fit over rows, from counts in bins at its sites or at new ones.
 
 FEWEST = 3
 """Sites among which sums are hidden from each other."""
-LOOP = Loop("recalibrate", frozenset({"recalibrate"}), (3, 6, MOST_STEPS))
+LOOP = IterationLoop("recalibrate", frozenset({"recalibrate"}), (3, 6, MAX_STEPS))
 
 
 def place_of_bins(design: RowsDesign, beta: Floats) -> tuple[float, float]:
@@ -56,7 +194,7 @@ def bin_counts(
     if not float(width) > 0.0:
         raise MessageError(f"{data.name}: array 'width' must be positive")
     edges, link = bin_edges(distribution, float(centre), float(width)), distribution.make().link
-    model = _judged(data, state, distribution, beta)
+    model = _evaluated_model(data, state, distribution, beta)
     parts = list(_predictions(model))
     y, eta, weight = (np.concatenate(part) for part in zip(*parts, strict=True))
     at, B = np.searchsorted(edges, eta), len(edges) + 1
@@ -64,20 +202,22 @@ def bin_counts(
     cell = merge_small_bins(np.bincount(at, minlength=B), data.min_count)[at]
     by_row = (weight, weight * y, weight * link.inverse(eta))
     sums = np.array([np.bincount(cell, weights=values, minlength=B) for values in by_row])
-    state.tell(Evaluated(sums))
+    state.tell(ModelEvaluation(sums))
     state.keep(JUDGED, model, model.n)
     return {"bins": sums, "least": np.array(data.min_count)}, ""
 
 
-def _judged(data: SiteData, state: State, distribution: DistributionSpec, beta: Floats) -> JudgedModel:
+def _evaluated_model(
+    data: SiteData, state: State, distribution: DistributionSpec, beta: Floats
+) -> EvaluatedModel:
     opened = rows_of(state)
     check_lengths(data.name, beta=(beta, len(opened.shift)))
     zeros, ones = np.zeros_like(opened.shift), np.ones_like(opened.scale)
     own = translation(opened.shift, opened.scale, zeros, ones) @ beta
-    return JudgedModel(opened, distribution, own, state.entities)
+    return EvaluatedModel(opened, distribution, own, state.entities)
 
 
-def _predictions(model: JudgedModel) -> Iterator[tuple[Floats, Floats, Floats]]:
+def _predictions(model: EvaluatedModel) -> Iterator[tuple[Floats, Floats, Floats]]:
     """Yield response (a proportion where there are trials), linear predictor and weight by chunk."""
     for whole, X in model.opened.chunks():
         rows = glm_rows(whole, X)
@@ -88,23 +228,23 @@ STEPS: Mapping[str, Step] = {
     "bin_counts": Step(
         bin_counts,
         {
-            "beta": Declared("aggregate", "coefficients in the units of the data"),
-            "centre": Declared("aggregate", "mean of the linear predictor of the fit", 0),
-            "width": Declared("aggregate", "its deviation were columns independent", 0),
+            "beta": ArrayDeclaration("aggregate", "coefficients in the units of the data"),
+            "centre": ArrayDeclaration("aggregate", "mean of the linear predictor of the fit", 0),
+            "width": ArrayDeclaration("aggregate", "its deviation were columns independent", 0),
         },
         {
             # No sensitivity: one row more or less in a bin decides with which neighbour it is counted.
-            "bins": Declared(
+            "bins": ArrayDeclaration(
                 "aggregate",
                 "rows, sums of response and of predicted mean by bin",
                 2,
-                behind=(*OPEN_ROWS, Evaluated),
+                behind=(*OPEN_ROWS, ModelEvaluation),
             ),
-            "least": Declared("control", "fewest rows of a bin", 0),
+            "least": ArrayDeclaration("control", "fewest rows of a bin", 0),
         },
-        Declared("control", "family and link"),
+        ArrayDeclaration("control", "family and link"),
     ),
-    **recalibration.STEPS,
+    **RECALIBRATION_STEPS,
 }
 ORDER: Mapping[str, str] = {"recalibrate": "bin_counts recalibrate"}
 """Which steps stand directly before which: the model that is recalibrated is the one that was evaluated."""
@@ -125,17 +265,17 @@ def evaluate_rows(
     may leave: in clear, or hidden among those of three sites.
     """
     check_layout("evaluate()", partition, "horizontal")
-    sites = tuple(SiteRows(name, 0, 0) for name in partition.sites)
+    sites = tuple(SiteRowCounts(name, 0, 0) for name in partition.sites)
     ledger = Ledger()
     masks_wanted = any(site.policy.masked_only for site in partition.sites.values())
     if recalibrate is None:
         recalibrate = distribution.name == "Binomial" and not (masks_wanted and len(sites) < FEWEST)
     hidden = recalibrate and masks_wanted and len(sites) > 1
 
-    def protocol() -> Rounds[Evaluation]:
+    def protocol() -> FitProtocol[Evaluation]:
         place = place_of_bins(design, beta)
         agreed = replace(agreement, sites=sites)
-        return _protocol(agreed, distribution, beta, place, recalibrate, hidden)
+        return _evaluation_protocol(agreed, distribution, beta, place, recalibrate, hidden)
 
     analysis = _analysis(agreement, distribution, partition)
     return analysis.run(protocol(), protocol, ledger), ledger
@@ -147,38 +287,42 @@ def _analysis(
     """Say what an evaluation is, for owners who are asked."""
     question = agreement.question
     formula = f"{question.response} ~ {' + '.join(question.terms) or 1}"
-    rows = tuple(SiteRows(name, len(at), len(at)) for name, at in partition.rows.items())
+    rows = tuple(SiteRowCounts(name, len(at), len(at)) for name, at in partition.rows.items())
     return FurtherAnalysis(
         partition,
         "evaluate()",
         formula,
         str(distribution),
-        RowsInvention(replace(agreement, sites=rows), distribution).sites,
+        SyntheticRows(replace(agreement, sites=rows), distribution).sites,
         dict.fromkeys(partition.sites, question.needed),
         (LOOP,),
     )
 
 
-def _protocol(
+def _evaluation_protocol(
     agreement: RowsAgreement,
     distribution: DistributionSpec,
     beta: Floats,
     place: tuple[float, float],
     recalibrate: bool,
     hidden: bool,
-) -> Rounds[Evaluation]:
+) -> FitProtocol[Evaluation]:
     session, names = secrets.token_hex(8), tuple(row.site for row in agreement.sites)
     arrays = {"beta": beta, "centre": np.array(place[0]), "width": np.array(place[1])}
-    asks = [Ask(site, FAMILY, "bin_counts", arrays, session, distribution.to_json()) for site in names]
+    asks = [Request(site, FAMILY, "bin_counts", arrays, session, distribution.to_json()) for site in names]
     # Both in one round: a site answers in the order in which it is asked.
-    replies = yield [one for pair in zip(open_asks(agreement, session), asks, strict=True) for one in pair]
+    replies = yield [
+        one for pair in zip(open_requests(agreement, session), asks, strict=True) for one in pair
+    ]
     replies = replies[1::2]
     counted = np.array([reply.arrays["bins"] for reply in replies])
     edges = np.concatenate([[-np.inf], bin_edges(distribution, *place), [np.inf]])
     found, squares = None, None
     if recalibrate:
         asking = recalibrated(names, session, distribution, hidden)
-        found, squares = yield from masked(asking, names, session, sums_only=True) if hidden else asking
+        found, squares = (
+            yield from masked_protocol(asking, names, session, sums_only=True) if hidden else asking
+        )
     binary = distribution.name == "Binomial"
     return Evaluation(
         edges=edges,

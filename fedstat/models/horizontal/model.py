@@ -1,16 +1,17 @@
-"""Models over sites with different rows: formula, family, weights, agreed levels, and a fit's account."""
+"""Base model when sites hold different rows: formula, weights, levels, lost and outlying sites."""
 
 from __future__ import annotations
 
 import copy
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import statsmodels.genmod.families as sm_families
 
-from fedstat.documented import takes_arguments_of
+from fedstat.docstrings import inherits_signature
 from fedstat.errors import (
     DataWarning,
     DesignError,
@@ -18,27 +19,155 @@ from fedstat.errors import (
     FormulaError,
     ModelError,
     SessionError,
+    UnitsWarning,
     warn,
 )
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_columns import Missing
-from fedstat.federation.design.by_rows import RowsAgreement, agree_coding, agree_rows, agree_transforms
+from fedstat.federation.audit.event_log import AbsentSite
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.parse import Formula, parse_pooled_formula
+from fedstat.federation.design.horizontal_design import (
+    RowsAgreement,
+    agree_coding,
+    agree_rows,
+    agree_transforms,
+)
 from fedstat.federation.design.levels import check_units
-from fedstat.federation.design.site_rows import RowsQuestion
-from fedstat.federation.design.states import needs_sums
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.forecast.dry_site import DrySite
-from fedstat.federation.forecast.invented_rows import RowsInvention
+from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.design.transform_states import needs_sums
+from fedstat.federation.design.vertical_design import MissingRule
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Engine, Fit, Rounds
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.federation.protocols.engine import Engine, Fit, FitProtocol
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_call
 from fedstat.models.consent import FurtherAnalysis, owners_asked
 from fedstat.models.explain import Explainable, ForecastPlan
-from fedstat.models.horizontal.absence import going_on, rest_after
 from fedstat.models.horizontal.session import RowsSession
+from fedstat.typing import Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Fits that go on without a site that is lost: begun anew among the rest, with keys of their own.
+#
+# A masked sum needs the part of every site that agreed on its masks, and no secret of a site that is lost
+# is known to the others: where one is lost the rest agree on new keys in a new session, and are asked anew
+# from the beginning. The estimates are those of a fit without the site, to the bit; it costs what had been
+# asked.
+#
+# What this discloses: sums that the site was part of are known, and the same sums without it, so that its
+# part
+# of them is known by subtraction; and so it is where its answer came late, or was kept by a coordinator that
+# says falsely that it is lost. Double masks (Bonawitz et al. 2017) would keep the two sums of one round from
+# being had both, for a second question to every site in every round, and for shares of secrets; they do not
+# keep the sum of one round from being compared with that of the next, at coefficients that have hardly moved.
+# The other sites' owners forbid both by their policies (`apart`, held in
+# :mod:`fedstat.federation.disclosure.differencing`).
+
+MOST_RESTARTS = 3
+"""Times that a fit is begun anew because a site was started again; who loses every session is no help."""
+
+
+def rest_after(
+    partition: ClientPartition, error: EngineError | SessionError, ledger: Ledger
+) -> ClientPartition:
+    """Return the partition among which to begin anew, and enter into the ledger who is absent.
+
+    Raises
+    ------
+    EngineError, SessionError
+        The same, where the fit is to end.
+    """
+    lost = error.sites if isinstance(error, EngineError) else ()
+    left = [site for site in partition.sites if site not in lost]
+    again = isinstance(error, SessionError)
+    if not partition.quorum or not (lost or again):
+        raise error
+    if len(left) < partition.quorum:
+        raise EngineError(f"{error}. Fewer are left than the quorum of {partition.quorum} sites")
+    if again and sum(one.back for one in ledger.absent) >= MOST_RESTARTS:
+        raise error
+    names = lost or tuple(error.sites)
+    absent = tuple(AbsentSite(name, ledger.rounds, again) for name in names)
+    ledger.absent += absent
+    warn(f"{'; '.join(map(str, absent))} ({len(left)} of {len(partition.sites)} institutions)", DataWarning)
+    return partition._among(left) if lost else partition
+
+
+def restarts_without_lost_sites(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a fit be begun anew among the rest where a site is lost, as far as the partition's quorum goes."""
+
+    @wraps(fit)
+    def fit_among_the_rest(self: Any, *args: Any, **arguments: Any) -> Any:
+        model = self._rest or self
+        while True:
+            try:
+                return fit(model, *args, **arguments)
+            except (EngineError, SessionError) as error:
+                self._rest = model = model._without_lost(error)
+
+    return fit_among_the_rest
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sites at which a column lies far from all others: by its mean or spread, as where units differ.
+
+DEVIATIONS, FOLD = 5.0, 20.0
+"""Between means, in the larger of two standard deviations, and between these: what is far."""
+APART = 2.0
+"""How much farther a site is from the others than these are from one another."""
+SHARE = 1e-6
+"""Relative difference of a variance from m (1 - m), below which a column is taken for zeros and ones."""
+
+
+def far_sites(own: Floats) -> list[tuple[int, int, str]]:
+    """Find sites and columns, (k, j), and what is far there, from means and deviations by site, (K, 2, p).
+
+    Columns of zeros and ones are shares, whose deviations say how rare one is: they are left out, as are
+    sites that tell nothing of a column, or where it does not vary.
+    """
+    found = []
+    for j in range(own.shape[2]):
+        mean, spread = own[:, 0, j], own[:, 1, j]
+        told = np.flatnonzero((spread > 0.0) & np.isfinite(mean))
+        m, s = mean[told], spread[told]
+        if len(told) < 2 or np.allclose(s**2, m * (1.0 - m), rtol=SHARE, atol=0.0):
+            continue
+        units = DEVIATIONS * np.maximum(s[:, None], s)
+        folds = np.full_like(units, np.log(FOLD))
+        found += [(int(told[k]), j, "mean") for k in _far(m, units)]
+        found += [(int(told[k]), j, "spread") for k in _far(np.log(s), folds)]
+    return found
+
+
+def _far(values: Floats, least: Floats) -> list[int]:
+    """Places of values (K,) that are `least` (K, K) from every other one, which are nearer to one another."""
+    found = []
+    for k in range(len(values)):
+        others = np.arange(len(values)) != k
+        distance = np.abs(values[k] - values[others])
+        if (distance >= least[k, others]).all() and distance.min() > APART * np.ptp(values[others]):
+            found.append(k)
+    return found
+
+
+def warn_of_far_sites(agreement: RowsAgreement, names: Sequence[str], own: Floats | None) -> None:
+    """Warn of columns that are numbers as they stand; `own` is None where no site's moments are known."""
+    if own is None:
+        return
+    plain = [j for j, name in enumerate(names) if agreement.spec.kinds.get(name) == "number"]
+    for k, place, what in far_sites(own[:, :, plain]):
+        site, name = agreement.sites[k].site, names[plain[place]]
+        warn(
+            f"column {name!r}: its {what} at site {site!r} is far from those at all other sites. Is it "
+            "measured in the same unit? Sites may publish in which (unit = ... in columns.toml)",
+            UnitsWarning,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Models over sites with different rows: formula, family, weights, agreed levels, and a fit's account.
 
 
 class HorizontalModel(Explainable):
@@ -66,7 +195,7 @@ class HorizontalModel(Explainable):
         Institutions, in the order of the partition.
     weights : dict of str to str
         Columns of weights and of the exposure, by their argument.
-    question : RowsQuestion
+    question : RowsRequest
         Columns and terms that every site is asked for.
     agreement : RowsAgreement
         Levels, transforms and numbers of rows that the sites agreed on.
@@ -102,7 +231,7 @@ class HorizontalModel(Explainable):
         var_weights: str | None = None,
         labels: Sequence[str] = (),
         complete: Sequence[str] = (),
-        missing: Missing = "drop",
+        missing: MissingRule = "drop",
     ) -> None:
         if missing not in ("raise", "drop"):
             raise ModelError(f'missing: expected "drop" or "raise", received {missing!r}')
@@ -121,7 +250,7 @@ class HorizontalModel(Explainable):
         self._tell_of_missing(missing)
 
     @classmethod
-    @takes_arguments_of(__init__)
+    @inherits_signature(__init__)
     def from_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
         """Make a model from a formula.
 
@@ -186,7 +315,7 @@ class HorizontalModel(Explainable):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "fit" in vars(cls) and cls._goes_on:
-            cls.fit = going_on(cls.fit)
+            cls.fit = restarts_without_lost_sites(cls.fit)
 
     def _settle(self, partition: ClientPartition, before: Ledger) -> None:
         """Agree on levels, transforms and rows with sites, once: every fit of this model codes alike.
@@ -231,20 +360,20 @@ class HorizontalModel(Explainable):
         """Address a fit by the steps of a family."""
         return RowsSession(family, self.sites, self._session, lambda: self.agreement, masked)
 
-    def _run(self, session: RowsSession, protocol: Rounds[Fit]) -> tuple[Fit, Ledger]:
+    def _run(self, session: RowsSession, protocol: FitProtocol[Fit]) -> tuple[Fit, Ledger]:
         """Run a fit's protocol, masked if it shall be, and keep its account."""
         self._running = ledger = self._new_ledger()
         protocol = self._after_transforms(session.hide(protocol), ledger)
         return self.engine.run(self._receipted(protocol, ledger), ledger), ledger
 
-    def _run_beside(self, call: str, protocol: Callable[[Self], Rounds[Fit]]) -> Fit:
+    def _run_beside(self, call: str, protocol: Callable[[Self], FitProtocol[Fit]]) -> Fit:
         """Run a protocol that is none of a fit, for which owners who want to be asked consent by itself."""
         ledger = self._new_ledger()
 
-        def asking(model: Self) -> Rounds[Fit]:
+        def asking(model: Self) -> FitProtocol[Fit]:
             return model._after_transforms(protocol(model), ledger)
 
-        invent = RowsInvention(self.agreement, self.distribution).sites
+        invent = SyntheticRows(self.agreement, self.distribution).sites
         words = (call, self.formula.text, str(self.distribution))
         columns = dict.fromkeys(self.sites, self.question.needed)
         analysis = FurtherAnalysis(self.partition, *words, invent, columns)
@@ -255,7 +384,7 @@ class HorizontalModel(Explainable):
         # Two fits of one model must not enter each other's account.
         return copy.deepcopy(self._agreement_ledger)
 
-    def _agree(self) -> Rounds[RowsAgreement]:
+    def _agree(self) -> FitProtocol[RowsAgreement]:
         """Agree on levels, and on transforms unless an owner has to consent to sums for them first."""
         agree = agree_coding if self._assumed else partial(agree_rows, hidden=self._masks_wanted)
         return (
@@ -268,7 +397,7 @@ class HorizontalModel(Explainable):
             )
         )
 
-    def _after_transforms(self, protocol: Rounds[Fit], ledger: Ledger) -> Rounds[Fit]:
+    def _after_transforms(self, protocol: FitProtocol[Fit], ledger: Ledger) -> FitProtocol[Fit]:
         """Agree on transforms, where that is still to be done, before a protocol goes on."""
         if self._assumed:
             self.agreement = yield from agree_transforms(
@@ -281,7 +410,7 @@ class HorizontalModel(Explainable):
         return self.question.needed
 
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        return RowsInvention(self.agreement, self.distribution, plan.nested).sites(policies)
+        return SyntheticRows(self.agreement, self.distribution, plan.nested).sites(policies)
 
     def _check_exposure(self) -> None:
         if "exposure" in self.weights and self.distribution.link != "Log":
@@ -289,7 +418,7 @@ class HorizontalModel(Explainable):
                 f"exposure: it needs a log link, and the family is {self.distribution}; use offset"
             )
 
-    def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsQuestion:
+    def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsRequest:
         formula = self.formula
         for what, listed in (("labels", labels), ("complete", complete)):
             if isinstance(listed, str):
@@ -305,7 +434,7 @@ class HorizontalModel(Explainable):
         offsets, columns = formula.offsets, formula.offset_columns
         if offset is not None:
             offsets, columns = (*offsets, name_expression(offset).text), (*columns, offset)
-        return RowsQuestion(
+        return RowsRequest(
             formula.response,
             formula.response_columns,
             terms.terms,
@@ -335,7 +464,7 @@ class HorizontalModel(Explainable):
             "sites out, or do without the column"
         )
 
-    def _tell_of_missing(self, missing: Missing) -> None:
+    def _tell_of_missing(self, missing: MissingRule) -> None:
         short = [
             f"{row.n_rows - row.n:,} at '{row.site}'" for row in self.agreement.sites if row.n < row.n_rows
         ]

@@ -10,9 +10,9 @@ import pandas as pd
 
 from fedstat.errors import DesignError, NotAvailableError
 from fedstat.federation.design.block import apply_block
-from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign
-from fedstat.federation.design.response import build_offset
-from fedstat.federation.design.site_rows import RowsQuestion
+from fedstat.federation.design.coding import build_offset
+from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
+from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, pick_columns
 from fedstat.models.checks import check_frame
 from fedstat.typing import Bools, Floats
@@ -55,7 +55,7 @@ def predict_rows(
     return PredictedRows(pd.Series(linear + _known_part(frame, question), index=frame.index), seen, X)
 
 
-def _known_part(frame: pd.DataFrame, question: RowsQuestion) -> Floats:
+def _known_part(frame: pd.DataFrame, question: RowsRequest) -> Floats:
     """Offset and logarithm of the exposure, NaN where a column of theirs is missing."""
     known = np.zeros(len(frame))
     if question.offsets:

@@ -1,4 +1,4 @@
-"""Results over sites with different rows: figures of the fit, predictions, evaluation where the rows are."""
+"""Base results when sites hold different rows: fit statistics, predictions, and evaluation."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import pandas as pd
 
 from fedstat.errors import NotAvailableError
-from fedstat.federation.account.entry import AbsentSite
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign
+from fedstat.federation.audit.event_log import AbsentSite
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.evaluation.evaluation import Evaluation
+from fedstat.inference.evaluation import Evaluation
 from fedstat.inference.results import FederatedResults
-from fedstat.inference.summary import ClientBlock
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.inference.summary import CoefficientBlock
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_choice
 from fedstat.models.horizontal.evaluation import evaluate_rows
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import PredictedRows, predict_rows
-from fedstat.models.saved import Saveable, SavedLedger
+from fedstat.models.saved import SavedLedger, Serializable
 
 NO_LIKELIHOOD = "the family does not define a log-likelihood here"
 MASKED = (
@@ -94,14 +94,15 @@ def rows_estimate(
         llf=None if pd.isna(llf) else llf,
         privacy="none (no noise is added)",
         blocks=tuple(
-            ClientBlock(row.site, width, row.n, 1.0 - row.n / row.n_rows) for row in model.agreement.sites
+            CoefficientBlock(row.site, width, row.n, 1.0 - row.n / row.n_rows)
+            for row in model.agreement.sites
         ),
         reasons={"llf": NO_LIKELIHOOD, **reasons},
         **found,
     )
 
 
-class RowsResults(Saveable, FederatedResults):
+class RowsResults(Serializable, FederatedResults):
     """What follows from any fit over rows.
 
     Attributes

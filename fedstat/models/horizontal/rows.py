@@ -1,4 +1,4 @@
-"""A site's rows in the form of the kernels."""
+"""Rows of a site in the form that the kernels take."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedstat.errors import DesignError
-from fedstat.federation.design.row_steps import OPEN_ROWS, OpenRows
-from fedstat.federation.design.site_rows import WholeRows
-from fedstat.federation.door.facts import MeansSummed, WorkingWeights
-from fedstat.federation.message import Declared
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows
+from fedstat.federation.design.site_rows import CompleteRows
+from fedstat.federation.disclosure.facts import FittedMeanSums, WorkingWeights
+from fedstat.federation.message import ArrayDeclaration
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.loops import LOGIT
-from fedstat.kernels.glm.rows import Rows, check_response
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.glm.sums import Sums, mean_vectors, row_weights, times_means
+from fedstat.kernels.glm.sums import Rows, Sums, check_response, mean_vectors, row_weights, times_means
 from fedstat.typing import Array, Floats
 
-SUMS = (*OPEN_ROWS, WorkingWeights, MeansSummed)
+SUMS = (*OPEN_ROWS, WorkingWeights, FittedMeanSums)
 """Facts behind sums over a session's rows at coefficients from outside."""
 
 NOTHING_SUMMED = np.zeros((0, 2))
-INSIDE = Declared("control", "whether all means lie inside the family's domain", 0, maskable=True)
-NO_MEANS = MeansSummed(None, 0, None, tuple)
+INSIDE = ArrayDeclaration("control", "whether all means lie inside the family's domain", 0, maskable=True)
+NO_MEANS = FittedMeanSums(None, 0, None, tuple)
 AT_THE_START = (WorkingWeights(lambda: np.zeros((0, 0)), NOTHING_SUMMED), NO_MEANS)
 """Weights and means where nobody has chosen coefficients yet: they are the data's own."""
 
@@ -39,7 +38,7 @@ FLAT = 1e-6
 """Weights beside probabilities of either outcome below which these are at the ends of their range."""
 
 
-def glm_rows(rows: WholeRows, X: Floats) -> Rows:
+def glm_rows(rows: CompleteRows, X: Floats) -> Rows:
     """Put a chunk in the form of the kernels; two columns of counts become proportions and trials."""
     y, trials = rows.y, None
     if y.ndim == 2:
@@ -117,7 +116,7 @@ def answered_at(
     distribution: DistributionSpec,
     sums: Sums | None = None,
     instead: Mapping[str, Array] | None = None,
-) -> tuple[MeansSummed | WorkingWeights, ...]:
+) -> tuple[FittedMeanSums | WorkingWeights, ...]:
     """Tell what weights the rows have at these coefficients, by sums at them if possible, and what means.
 
     First that there are no means: where weights let something else leave, none were told.
@@ -130,7 +129,7 @@ def answered_at(
     point = (distribution, np.asarray(beta, dtype=float).tobytes())
     known = 1.0 if distribution.loop == LOGIT and not opened.question.weights else None
     # Means that are linear in the coefficients are combinations of the columns.
-    means = NO_MEANS if distribution.least_squares else MeansSummed(opened, n, point, parts, known)
+    means = NO_MEANS if distribution.least_squares else FittedMeanSums(opened, n, point, parts, known)
     if sums is None:
         return NO_MEANS, WorkingWeights(each, instead=instead), means
     if not np.isfinite(sums.deviance):  # where a mean is outside the family's domain nothing is summed
@@ -153,7 +152,7 @@ def weighted_by(
     distribution: DistributionSpec,
     vectors: RowVectors,
     flat: Callable[[], bool] | None = None,
-) -> tuple[WorkingWeights, MeansSummed]:
+) -> tuple[WorkingWeights, FittedMeanSums]:
     """Tell by which vectors, that can be compared and hashed, columns are multiplied at these coefficients.
 
     `flat` tells whether means are at the ends of their range.
@@ -165,7 +164,7 @@ def weighted_by(
 
     point = (distribution, np.asarray(beta, dtype=float).tobytes(), vectors)
     parts = partial(_blocks, opened, chunks)
-    return WorkingWeights(each, flat=flat), MeansSummed(opened, n, point, parts)
+    return WorkingWeights(each, flat=flat), FittedMeanSums(opened, n, point, parts)
 
 
 def _blocks(opened: OpenRows, chunks: Callable[[], Iterable[Rows]]) -> Iterator[RowsAtPoints]:
@@ -200,14 +199,18 @@ def describe_sums(sums: Sums, T: Floats | None = None) -> dict[str, Array]:
     }
 
 
-def summed(what: str, ndim: int = 1, *, optional: bool = False, behind: tuple[type, ...] = SUMS) -> Declared:
+def summed(
+    what: str, ndim: int = 1, *, optional: bool = False, behind: tuple[type, ...] = SUMS
+) -> ArrayDeclaration:
     """Declare an array of which nothing is used but the sum over sites."""
-    return Declared("aggregate", what, ndim, maskable=True, optional=optional, wide=True, behind=behind)
+    return ArrayDeclaration(
+        "aggregate", what, ndim, maskable=True, optional=optional, wide=True, behind=behind
+    )
 
 
 SCORES = {
     "inside": INSIDE,
-    "spread": Declared("control", "whether more than a few rows weigh", 0, maskable=True),
+    "spread": ArrayDeclaration("control", "whether more than a few rows weigh", 0, maskable=True),
     "score": summed("score"),
     "information": summed("expected information", 2),
     "totals": summed("sums of weights, deviance, Pearson residuals"),

@@ -1,4 +1,4 @@
-"""One fit over sites with different rows: whom it asks, under what address, masked or not."""
+"""One fit when sites hold different rows: the sites, the address, and masking."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstat.federation.design.by_rows import RowsAgreement, RowsDesign, moment_asks, open_asks, opened_design
-from fedstat.federation.message import Ask, Reply
-from fedstat.federation.rounds.engine import Fit, Rounds
-from fedstat.federation.rounds.masked_sums import masked
+from fedstat.federation.design.horizontal_design import (
+    RowsAgreement,
+    RowsDesign,
+    assemble_design,
+    moment_requests,
+    open_requests,
+)
+from fedstat.federation.message import Reply, Request
+from fedstat.federation.protocols.engine import Fit, FitProtocol
+from fedstat.federation.protocols.masked_sums import masked_protocol
 from fedstat.typing import Array, Floats
 
 UNTOLD = (
@@ -35,22 +41,22 @@ class RowsSession:
         """What has been agreed on so far: transforms perhaps at the beginning of the fit only."""
         return self.agreed()
 
-    def ask(self, site: str, step: str, arrays: Mapping[str, Array], text: str = "") -> Ask:
+    def ask(self, site: str, step: str, arrays: Mapping[str, Array], text: str = "") -> Request:
         """Address one step."""
-        return Ask(site, self.family, step, arrays, self.session, text)
+        return Request(site, self.family, step, arrays, self.session, text)
 
-    def ask_all(self, step: str, arrays: Mapping[str, Array], text: str = "") -> list[Ask]:
+    def ask_all(self, step: str, arrays: Mapping[str, Array], text: str = "") -> list[Request]:
         """Address one step to all sites."""
         return [self.ask(site, step, arrays, text) for site in self.sites]
 
-    def opening(self) -> list[Ask]:
+    def opening(self) -> list[Request]:
         """Ask for the rows to be opened, and for the moments of their columns."""
-        return open_asks(self.agreement, self.session) + moment_asks(self.agreement, self.session)
+        return open_requests(self.agreement, self.session) + moment_requests(self.agreement, self.session)
 
     def opened(self, replies: Sequence[Reply]) -> RowsDesign:
         """Read the replies to :meth:`opening`, and perhaps to more that was asked after it."""
         K = len(self.sites)
-        return opened_design(self.agreement, replies[:K], replies[K : 2 * K])
+        return assemble_design(self.agreement, replies[:K], replies[K : 2 * K])
 
     def own_moments(self, replies: Sequence[Reply]) -> Floats | None:
         """Means and deviations by site, (K, 2, p), from the replies to :meth:`opening`; None where masked."""
@@ -60,9 +66,11 @@ class RowsSession:
         n, total, squares, _ = np.array([r.arrays["moments"] for r in replies[K : 2 * K]]).swapaxes(0, 1)
         return np.stack([total / n, np.sqrt(squares / n)], axis=1)
 
-    def hide(self, protocol: Rounds[Fit]) -> Rounds[Fit]:
+    def hide(self, protocol: FitProtocol[Fit]) -> FitProtocol[Fit]:
         """Mask a protocol's sums, if they shall be."""
-        return masked(protocol, self.sites, self.session, sums_only=True) if self.masked else protocol
+        return (
+            masked_protocol(protocol, self.sites, self.session, sums_only=True) if self.masked else protocol
+        )
 
 
 def add(replies: Sequence[Reply], name: str) -> Array:

@@ -1,8 +1,8 @@
-"""Split networks over any set of institutions (LASER), and the methods that they are compared with."""
+"""Split neural networks over any subset of sites (LASER), and the methods compared with it."""
 
-from fedstat.federation.door.conduct import in_order
-from fedstat.federation.door.site import FAMILIES
+from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.models.laser.request import FAMILY
 from fedstat.models.laser.steps import ORDER, STEPS
-from fedstat.models.laser.training.asked import FAMILY
 
 FAMILIES[FAMILY] = in_order(STEPS, ORDER)

@@ -1,42 +1,90 @@
-"""The user's side of a split network: arguments in, results out."""
+"""Split networks: arguments, dry run, and the fit."""
 
 from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_args
 
 import numpy as np
 
-from fedstat.errors import (
-    DataWarning,
-    DisclosureWarning,
-    EstimationError,
-    ModelError,
-    warn,
-)
+from fedstat.errors import DataWarning, DisclosureWarning, EstimationError, ModelError, warn
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.federation.design.formula.parse import Formula
-from fedstat.federation.rounds.masked_sums import masked as mask_sums
-from fedstat.federation.rounds.products import Conversation
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases
+from fedstat.federation.protocols.masked_sums import masked_protocol as mask_sums
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_choice, check_positive, check_share, check_whole
-from fedstat.models.laser.explain import LASERPlan
+from fedstat.models.explain import ForecastPlan
+from fedstat.models.laser.networks import Optimizer
 from fedstat.models.laser.protocol import Trainer
+from fedstat.models.laser.request import FAMILY, MOST_EPSILON, Outcome, OutcomeRequest
 from fedstat.models.laser.results import LASERResults
-from fedstat.models.laser.training.asked import FAMILY, MOST_EPSILON, Outcome, OutcomeAsked
-from fedstat.models.laser.training.course import Training
-from fedstat.models.laser.training.lines import EpochLines
-from fedstat.models.laser.training.modules import check_module, register_module
-from fedstat.models.laser.training.networks import Optimiser
-from fedstat.models.laser.training.tasks import Heads, Method, assemble
+from fedstat.models.laser.torch_modules import check_module, register_module
+from fedstat.models.laser.training import HeadLayout, Method, TrainingOptions, assemble
 from fedstat.models.vertical.layout import Layout, lay_out
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.progress_line import tells_progress
+from fedstat.progress_line import ProgressLine, shows_progress
 from fedstat.typing import Ints
+
+# ----------------------------------------------------------------------------------------------------
+# What the exchange of a split network discloses, before it begins.
+
+
+class LASERPlan(ForecastPlan):
+    """Rounds follow from the numbers of entities and epochs alone."""
+
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
+        """Say what outputs and gradients tell."""
+        if self.given["method"] == "vfedtrans":
+            yield (
+                "coordinator",
+                "sums of products of all columns, and the leading singular vectors of every entity that all "
+                "institutions have: together these are the columns, up to what the other vectors have of "
+                "them",
+            )
+            yield (
+                "each institution",
+                "the same singular vectors, without the weights of others' columns: who knows these for "
+                "a few entities predicts them for the rest",
+            )
+        epsilon = self.given["label_epsilon"]
+        yield (
+            "each institution",
+            "the labels of the entities that it learns from: the gradients of one batch tell them apart, "
+            "without a label known"
+            if not epsilon
+            else f"labels that were randomised at epsilon {epsilon:g}: the odds of two labels of one entity "
+            f"change by exp({epsilon:g}) at most; other responses or epsilons of the same entities add to it",
+        )
+        yield (
+            "holder of the response",
+            "much of each institution's columns from its networks' outputs, given a few hundred entities "
+            "whose columns it knows; masked sums slow that down, and do not prevent it",
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# A line that tells how far the training has come.
+
+
+class EpochProgress(ProgressLine):
+    """Tells of every epoch, with losses, and of the time that is left."""
+
+    def __init__(self, epochs: int) -> None:
+        super().__init__("epoch", epochs)
+
+    def __call__(self, epoch: int, loss: float, ahead: float) -> None:
+        """Tell of an epoch, counted from zero."""
+        self.step(epoch + 1, f"loss {loss:.4f}  held back {ahead:.4f}")
+
+
+# ----------------------------------------------------------------------------------------------------
+# The user's side of a split network: arguments in, results out.
 
 MOST_CLIENTS = 60
 
@@ -133,12 +181,12 @@ class LASER(VerticalModel):
         hidden: Sequence[int] = (10, 10),
         width: int = 10,
         head_hidden: Sequence[int] = (),
-        heads: Heads = "one",
+        heads: HeadLayout = "one",
         representations: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         check_choice("outcome", outcome, get_args(Outcome))
-        check_choice("heads", heads, get_args(Heads))
+        check_choice("heads", heads, get_args(HeadLayout))
         for name, units in (("hidden", hidden), ("head_hidden", head_hidden)):
             if isinstance(units, int) or not all(
                 isinstance(one, int | np.integer) and one > 0 for one in units
@@ -182,7 +230,7 @@ class LASER(VerticalModel):
             )
         return lay_out(self.design, blocks, seen)
 
-    @tells_progress
+    @shows_progress
     def fit(
         self,
         *,
@@ -320,13 +368,13 @@ class LASER(VerticalModel):
             check_module(k, self._begun[k], int(columns[k]), self.width)
             # Each fit begins with the parameters that the module had.
             register_module(name, deepcopy(self._begun[k]))
-        training = Training(
+        training = TrainingOptions(
             self.hidden,
             self.width,
             self.head_hidden,
             int(batch_size),
             int(epochs),
-            Optimiser(float(rate), float(decay)),
+            Optimizer(float(rate), float(decay)),
             int(seed),
             masked,
             learned,
@@ -338,14 +386,14 @@ class LASER(VerticalModel):
             self._modules,
         )
         ledger = copy.deepcopy(self._agreement)
-        lines = EpochLines(int(epochs))
+        lines = EpochProgress(int(epochs))
         trainer = Trainer(
             self._with_dealer(self.layout) if training.transfer else self.layout,
             assemble(method, K, self.heads),
             method == "laser",
             training,
-            OutcomeAsked(self.outcome, float(label_epsilon or 0.0), bool(balanced), self.formula.response),
-            Conversation(FAMILY, self._session, self._agreement.at),
+            OutcomeRequest(self.outcome, float(label_epsilon or 0.0), bool(balanced), self.formula.response),
+            SecureProductSession(FAMILY, self._session, self._agreement.at),
             rng,
             lines,
             None if checkpoint is None else Path(checkpoint),

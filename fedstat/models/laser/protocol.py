@@ -1,7 +1,8 @@
-"""Training of a split network: batches, one round to the institutions and one to the holder of each."""
+"""Training of a split network: batches, routing of predictions, and checkpoints."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,26 +12,189 @@ from zlib import crc32
 
 import numpy as np
 
-from fedstat.federation.message import Ask, Reply
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation
-from fedstat.kernels.subsets import MOST_LISTED, one_of_each_size, one_set_each, sets_within
-from fedstat.models.laser.training.asked import NetworksAsked, OutcomeAsked, OutcomeTold
-from fedstat.models.laser.training.checkpoint import (
-    TrainingState,
-    read_training,
-    settings_digest,
-    write_training,
+from fedstat.codec import from_json, from_plain, to_json, to_plain
+from fedstat.errors import MessageError, ModelError
+from fedstat.federation.message import Reply, Request, pack, unpack
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.kernels.split_networks import (
+    MAX_LISTED,
+    draw_subset_per_row,
+    draw_subset_per_size,
+    subsets_within,
 )
-from fedstat.models.laser.training.course import Trained, Training
-from fedstat.models.laser.training.scoring import ScoreCounts, read_scores
-from fedstat.models.laser.training.serving import Serving
-from fedstat.models.laser.training.tasks import Assembly, moved
-from fedstat.models.laser.transfer.decomposition import decompose
-from fedstat.models.laser.transfer.steps import DistillationAsked
+from fedstat.models.laser.joint_representation import DistillationRequest, decompose
+from fedstat.models.laser.request import NetworksRequest, OutcomeReply, OutcomeRequest
+from fedstat.models.laser.scoring import ScoreCounts, read_scores
+from fedstat.models.laser.training import (
+    NetworkAssembly,
+    TrainingFit,
+    TrainingOptions,
+    moved,
+    table_of_weights,
+)
 from fedstat.models.vertical.layout import Layout
-from fedstat.records import from_json, to_json
-from fedstat.typing import Floats, Ints
+from fedstat.typing import Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# A training that was broken off, in a file: it goes on where it was, to the bit.
+
+FORMAT = "fedstat laser training 1"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingState:
+    """A training after an epoch.
+
+    `history`, `best` and `keep` are those of the course; `random` is the state of the random numbers, in
+    JSON, `networks` and `heads` are what :meth:`Networks.state` gives, and `settings` is a digest of all that
+    shapes the course.
+    """
+
+    history: Floats
+    best: int
+    keep: bool
+    random: str
+    networks: Mapping[str, Floats]
+    heads: Floats
+    settings: str
+
+
+def settings_digest(*settings: Any) -> str:
+    """Digest of what shapes a training."""
+    plain = [one.tolist() if isinstance(one, np.ndarray) else str(one) for one in settings]
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
+
+
+def write_training(path: Path, state: TrainingState) -> None:
+    """Write the state; what was there before is replaced once the new file is whole."""
+    arrays: dict[str, Any] = {}
+    content = json.dumps(to_plain(state, arrays))
+    whole = path.with_name(path.name + ".new")
+    whole.write_bytes(pack({"format": FORMAT, "content": content}, arrays))
+    whole.replace(path)
+
+
+def read_training(path: Path, settings: str) -> TrainingState | None:
+    """Read the state of a training with these settings; None without a file.
+
+    Raises
+    ------
+    ModelError
+        The file is not one of a training, or of one with other settings.
+    """
+    if not path.exists():
+        return None
+    try:
+        header, arrays = unpack(path.read_bytes())
+        if header.get("format") != FORMAT:
+            raise MessageError("another format")
+        content = json.loads(header["content"])
+        state: TrainingState = from_plain(TrainingState, content, "its content", ModelError, arrays=arrays)
+    except (MessageError, LookupError, ValueError) as error:
+        raise ModelError(f"checkpoint: {path.name} is no file of a training; name another") from error
+    if state.settings != settings:
+        raise ModelError(
+            f"checkpoint: {path.name} is of a training with other data or arguments; name another file, or "
+            "delete it to begin anew"
+        )
+    return state
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which networks serve which predictions of a batch, and how outputs are put together for the holder.
+
+
+@dataclass(slots=True, eq=False)
+class PredictionRouting:
+    """Which networks serve which predictions of a batch; see the holder's step for the arrays.
+
+    `sets` (b,) are the institutions that are asked for each entity where outputs are masked; None: all that
+    have it. `group` numbers the sets `judged` behind the predictions, where it matters. `rows` are places in
+    the batch of the entities that each institution answered for.
+    """
+
+    assembly: NetworkAssembly
+    code: Ints
+    weights: Floats
+    members: Bools
+    sizes: Ints
+    head: Ints
+    sets: Ints | None = None
+    group: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    judged: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    rows: dict[str, Ints] = field(default_factory=dict)
+
+    @classmethod
+    def clear(
+        cls, seen: Sequence[int], code: Ints, drawn: Sequence[Mapping[int, float]], assembly: NetworkAssembly
+    ) -> PredictionRouting:
+        """Serve all sets of each pattern from the same outputs."""
+        weights, members = table_of_weights(assembly, seen, drawn), assembly.members
+        used = weights[np.unique(code)].any(axis=0)
+        members = members[used]
+        sizes = members.sum(axis=1).astype(np.int64)
+        return cls(assembly, code, weights[:, used], members, sizes, assembly.head_of[used])
+
+    @classmethod
+    def judging(cls, seen: Sequence[int], code: Ints, assembly: NetworkAssembly) -> PredictionRouting:
+        """Let every set within a pattern predict for its entities; `group` has the set of each prediction."""
+        within = {s for one in seen for s in subsets_within(one)} if len(seen) else set()
+        judged = [s for s in sorted(within) if assembly.predicting(s)]
+        pairs = [(g, t) for g, s in enumerate(judged) for t in assembly.predicting(s)]
+        tasks, group = [t for _, t in pairs], np.array([g for g, _ in pairs], dtype=np.int64)
+        members = assembly.members[tasks]
+        weights = np.array([[float(judged[g] & one == judged[g]) for g, _ in pairs] for one in seen])
+        sizes = members.sum(axis=1).astype(np.int64)
+        sets = np.array(judged, dtype=np.int64)
+        return cls(assembly, code, weights, members, sizes, assembly.head_of[tasks], group=group, judged=sets)
+
+    @classmethod
+    def masked(cls, sets: Ints, weights: Floats, assembly: NetworkAssembly) -> PredictionRouting:
+        """Serve one set an entity, with its weight, from a sum; `group` has the set of each prediction."""
+        (of_sets, at_set), (of_weights, at_weight) = (
+            np.unique(one, return_inverse=True) for one in (sets, weights)
+        )
+        kinds, chosen = np.unique(at_set * len(of_weights) + at_weight, return_inverse=True)
+        of_set, of_weight = np.divmod(kinds, len(of_weights))
+        pairs = list(zip(of_sets[of_set].tolist(), of_weights[of_weight].tolist(), strict=True))
+        judged = sorted({s for s, _ in pairs if assembly.of_set(s)})
+        tasks = [(g, s, t) for g, (s, _) in enumerate(pairs) for t in assembly.of_set(s)]
+        table = np.zeros((len(pairs), len(tasks)))
+        for place, (g, s, _) in enumerate(tasks):
+            table[g, place] = pairs[g][1] / len(assembly.of_set(s))
+        return cls(
+            assembly,
+            chosen.astype(np.int64),
+            table,
+            np.ones((len(tasks), 1), dtype=np.bool_),
+            np.array([s.bit_count() for _, s, _ in tasks], dtype=np.int64),
+            assembly.head_of[[t for _, _, t in tasks]],
+            sets,
+            np.array([judged.index(s) for _, s, _ in tasks], dtype=np.int64),
+            np.array(judged, dtype=np.int64),
+        )
+
+    def part(self, client: int, kept: Ints, entities: Ints) -> Bools:
+        """For which entities an institution is asked, (b,)."""
+        if self.sets is not None:
+            return np.asarray(self.sets >> client & 1, dtype=np.bool_)
+        return np.isin(entities, kept)
+
+    def collect(self, replies: Sequence[Reply], batch: int, width: int) -> Floats:
+        """Put the answers of the institutions together."""
+        if self.sets is not None:
+            return np.asarray(np.sum([reply.arrays["outputs"] for reply in replies], axis=0))[None]
+        out = np.zeros((len(self.assembly.networks), batch, width))
+        for k, reply in enumerate(replies):
+            for place, i in enumerate(self.assembly.at(k)):
+                part = slice(place * width, (place + 1) * width)
+                out[i, self.rows[reply.site]] = reply.arrays["outputs"][:, part]
+        return out
+
+
+# ----------------------------------------------------------------------------------------------------
+# Training of a split network: batches, one round to the institutions and one to the holder of each.
 
 OF_HEADS = 2**32
 """Number of the random parameters of heads, beside those of institutions."""
@@ -49,11 +213,11 @@ class Trainer:
     """
 
     layout: Layout
-    assembly: Assembly
+    assembly: NetworkAssembly
     laser: bool
-    training: Training
-    outcome: OutcomeAsked
-    conversation: Conversation
+    training: TrainingOptions
+    outcome: OutcomeRequest
+    conversation: SecureProductSession
     rng: np.random.Generator
     progress: Callable[[int, float, float], None]
     checkpoint: Path | None = None
@@ -73,7 +237,7 @@ class Trainer:
 
     # ---- beginning and end ---------------------------------------------------------------------
 
-    def run(self) -> Rounds[Trained]:
+    def run(self) -> FitProtocol[TrainingFit]:
         """Train from the beginning to the end."""
         before = None if self.checkpoint is None else read_training(self.checkpoint, self.settings)
         units, told, moments = yield from self._begin(before)
@@ -100,7 +264,7 @@ class Trainer:
         *networks, heads = yield [*asks, self._ask(self.layout.active, "release_heads", best=earlier)]
         scores = yield from self._calibrate()
         names, raw = self.layout.clients, self.training.raw
-        return Trained(
+        return TrainingFit(
             {k: r.arrays["parameters"] for k, r in zip(names, networks, strict=True)},
             heads.arrays["parameters"],
             {k: unit[0] * (not raw) for k, unit in zip(names, units, strict=True)},
@@ -115,7 +279,7 @@ class Trainer:
             self.joint,
         )
 
-    def _save(self, path: Path, history: Floats, best: int, keep: bool) -> Rounds[None]:
+    def _save(self, path: Path, history: Floats, best: int, keep: bool) -> FitProtocol[None]:
         """Write what the training would go on from."""
         clients = self.layout.clients
         *networks, heads = yield [
@@ -136,13 +300,15 @@ class Trainer:
         shapes = (t, self.outcome, layout.names, self.assembly)
         return settings_digest(t.entities, t.validation, layout.code, *shapes)
 
-    def _begin(self, before: TrainingState | None) -> Rounds[tuple[list[Floats], OutcomeTold, list[float]]]:
+    def _begin(
+        self, before: TrainingState | None
+    ) -> FitProtocol[tuple[list[Floats], OutcomeReply, list[float]]]:
         layout, t = self.layout, self.training
         replies = yield [
             *[self._ask(k, "stage_block", keep=layout.keep[k]) for k in layout.clients],
             self._ask(layout.active, "stage_outcome", to_json(self.outcome), keep=layout.response_keep),
         ]
-        told = from_json(OutcomeTold, replies[-1].text, f"{layout.active}: what it tells of its response")
+        told = from_json(OutcomeReply, replies[-1].text, f"{layout.active}: what it tells of its response")
         if t.transfer:
             yield from self._transfer()
         asks = []
@@ -150,21 +316,21 @@ class Trainer:
             asked = self._networks(k, len(self.assembly.at(number)), t.width)
             again: dict[str, Any] = {} if before is None else {"training": before.networks[k]}
             asks.append(self._ask(k, "start_networks", to_json(asked), **again))
-        heads = NetworksAsked(self.assembly.heads, t.head_hidden, t.width, t.optimiser, t.seed, OF_HEADS)
+        heads = NetworksRequest(self.assembly.heads, t.head_hidden, t.width, t.optimiser, t.seed, OF_HEADS)
         again = {} if before is None else {"training": before.heads}
         yield [*asks, self._ask(layout.active, "start_heads", to_json(heads), **again)]
         units = [reply.arrays["units"] for reply in replies[:-1]]
         return units, told, replies[-1].arrays["moments"].tolist()
 
-    def _networks(self, client: str, count: int, width: int) -> NetworksAsked:
+    def _networks(self, client: str, count: int, width: int) -> NetworksRequest:
         t = self.training
         # By its name: in which order a partition lists its institutions does not matter.
         number = crc32(client.encode())
-        return NetworksAsked(
+        return NetworksRequest(
             count, t.hidden, width, t.optimiser, t.seed, number, t.raw, t.modules.get(client, "")
         )
 
-    def _transfer(self) -> Rounds[None]:
+    def _transfer(self) -> FitProtocol[None]:
         """Let every site learn the joint representation of entities that all have, from its own columns."""
         layout, t = self.layout, self.training
         found = yield from decompose(layout, t.entities, t.width, self.conversation)
@@ -172,7 +338,7 @@ class Trainer:
         asks = []
         for k in layout.clients:
             rows = np.searchsorted(layout.kept[k], found.entities)
-            asked = DistillationAsked(self._networks(k, 1, self.joint), DISTIL_EPOCHS, DISTIL_BATCH)
+            asked = DistillationRequest(self._networks(k, 1, self.joint), DISTIL_EPOCHS, DISTIL_BATCH)
             asks.append(self._ask(k, "distil", to_json(asked), rows=rows, target=found.vectors))
         replies = yield asks
         self.distilled = {
@@ -181,7 +347,7 @@ class Trainer:
 
     # ---- batches -------------------------------------------------------------------------------
 
-    def _epoch(self, keep: bool) -> Rounds[float]:
+    def _epoch(self, keep: bool) -> FitProtocol[float]:
         """Go once over the entities; return the mean loss."""
         total, rows = 0.0, 0
         for batch in self._batches():
@@ -194,7 +360,7 @@ class Trainer:
         parts = -(-len(order) // self.training.batch_size)
         return iter(np.array_split(order, parts))
 
-    def _batch(self, entities: Ints, keep: bool) -> Rounds[float]:
+    def _batch(self, entities: Ints, keep: bool) -> FitProtocol[float]:
         """Learn from one batch; return its loss."""
         serving = self._serve(entities)
         outputs = yield from self._outputs("train", entities, serving, keep=keep)
@@ -202,7 +368,7 @@ class Trainer:
         self._hand_over(reply, serving)
         return float(reply.arrays.get("loss", np.array(np.nan)))
 
-    def _held_back(self) -> Rounds[float]:
+    def _held_back(self) -> FitProtocol[float]:
         """Loss of the entities held back, of each from all institutions that have it; nan without any."""
         entities = self.training.validation
         if not len(entities):
@@ -212,7 +378,7 @@ class Trainer:
         (reply,) = yield [self._holder("judge", entities, outputs, serving)]
         return float(reply.arrays["loss"])
 
-    def _calibrate(self) -> Rounds[ScoreCounts | None]:
+    def _calibrate(self) -> FitProtocol[ScoreCounts | None]:
         """Count how well each set of institutions predicts entities from which nothing was learned."""
         entities, t = self.training.calibration, self.training
         if not len(entities):
@@ -221,9 +387,9 @@ class Trainer:
         if t.masked:
             # One set an entity here as well: of several sums of one, differences tell its parts.
             sets = self._spread(code)
-            serving = Serving.masked(sets, np.sign(sets).astype(np.float64), self.assembly)
+            serving = PredictionRouting.masked(sets, np.sign(sets).astype(np.float64), self.assembly)
         else:
-            serving = Serving.judging(self.sets, code, self.assembly)
+            serving = PredictionRouting.judging(self.sets, code, self.assembly)
         outputs = yield from self._outputs("look", entities, serving)
         more = {"group": serving.group, "vote": t.vote}
         (reply,) = yield [self._holder("calibrate", entities, outputs, serving, **more)]
@@ -233,33 +399,33 @@ class Trainer:
         """Give each entity one of the sets that predict for its pattern, each about as many; 0 for none."""
         out = np.zeros_like(code)
         for g in self.turns:
-            sets = [s for s in sets_within(self.sets[g]) if self.assembly.of_set(s)]
+            sets = [s for s in subsets_within(self.sets[g]) if self.assembly.of_set(s)]
             sets.sort(key=lambda s: moved(s, self.rank))
             at = self.rng.permutation(np.flatnonzero(code == g))
             if sets:
                 out[at] = np.array(sets)[np.arange(len(at)) % len(sets)]
         return out
 
-    def _serve(self, entities: Ints) -> Serving:
+    def _serve(self, entities: Ints) -> PredictionRouting:
         """Choose the sets over which each entity of a batch is learned from."""
         if self.training.masked and self.laser:
             # One set an entity, since a masked sum is over one: it stands for all of its pattern.
             ranked = np.array([moved(s, self.rank) for s in self.sets])[self.layout.code[entities]]
-            drawn, weights = one_set_each(ranked, self.rng.integers)
+            drawn, weights = draw_subset_per_row(ranked, self.rng.integers)
             own, place = np.unique(drawn, return_inverse=True)
             sets = np.array([moved(s, self.named) for s in own.tolist()])[place]
-            return Serving.masked(sets, weights, self.assembly)
+            return PredictionRouting.masked(sets, weights, self.assembly)
         return self._serve_all(entities, self._all_sets())
 
-    def _serve_all(self, entities: Ints, drawn: Sequence[Mapping[int, float]]) -> Serving:
+    def _serve_all(self, entities: Ints, drawn: Sequence[Mapping[int, float]]) -> PredictionRouting:
         """Predict each entity over the sets of its pattern; of masked outputs there is one set in each."""
         code = self.layout.code[entities]
         if self.training.masked:
             sets, weights = (
                 np.array(one)[code] for one in zip(*[next(iter(d.items())) for d in drawn], strict=True)
             )
-            return Serving.masked(sets, weights, self.assembly)
-        return Serving.clear(self.sets, code, drawn, self.assembly)
+            return PredictionRouting.masked(sets, weights, self.assembly)
+        return PredictionRouting.clear(self.sets, code, drawn, self.assembly)
 
     def _all_sets(self) -> list[dict[int, float]]:
         drawn = {g: self._sets(self.sets[g]) for g in self.turns}
@@ -270,23 +436,25 @@ class Trainer:
 
     def _sets(self, seen: int) -> dict[int, float]:
         """Choose sets of one pattern with their weights: all, or one of each size where there are many."""
-        if self.laser and seen.bit_count() > MOST_LISTED:
-            drawn = one_of_each_size(moved(seen, self.rank), self._draw)
+        if self.laser and seen.bit_count() > MAX_LISTED:
+            drawn = draw_subset_per_size(moved(seen, self.rank), self._draw)
             return {moved(s, self.named): weight for s, weight in drawn.items()}
         if not self.laser and len(self.assembly.tasks) == 1:
             return {seen: 1.0}
-        return dict.fromkeys(sets_within(seen), 1.0)
+        return dict.fromkeys(subsets_within(seen), 1.0)
 
     # ---- asks ----------------------------------------------------------------------------------
 
-    def _ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Ask:
+    def _ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Request:
         return self.conversation.ask(site, step, text, **arrays)
 
     def _gradient(self, client: str) -> dict[str, Any]:
         pending = self.pending.pop(client, None)
         return {} if pending is None else {"gradient": pending}
 
-    def _outputs(self, step: str, entities: Ints, serving: Serving, **more: Any) -> Rounds[Floats]:
+    def _outputs(
+        self, step: str, entities: Ints, serving: PredictionRouting, **more: Any
+    ) -> FitProtocol[Floats]:
         """Obtain the outputs of all networks for a batch, (I, b, d), or their masked sum, (1, b, d)."""
         layout, masked, asks = self.layout, self.training.masked, []
         for k, client in enumerate(layout.clients):
@@ -297,7 +465,9 @@ class Trainer:
         replies = yield asks
         return serving.collect(replies, len(entities), self.training.width)
 
-    def _holder(self, step: str, entities: Ints, outputs: Floats, serving: Serving, **more: Any) -> Ask:
+    def _holder(
+        self, step: str, entities: Ints, outputs: Floats, serving: PredictionRouting, **more: Any
+    ) -> Request:
         arrays: dict[str, Any] = {
             "outputs": outputs,
             "rows": entities,
@@ -309,7 +479,7 @@ class Trainer:
         }
         return self._ask(self.layout.active, step, **arrays, **more)
 
-    def _hand_over(self, reply: Reply, serving: Serving) -> None:
+    def _hand_over(self, reply: Reply, serving: PredictionRouting) -> None:
         """Keep the gradients for the institutions' next asks."""
         gradient = reply.arrays["gradient"]
         for k, client in enumerate(self.layout.clients):

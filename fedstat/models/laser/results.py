@@ -1,35 +1,134 @@
-"""Results of a split network: predictions with any set of institutions, and what passed for them."""
+"""Results of a split network: record, notes, plots, and predictions with any set of sites."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.summary import client_sheet, header_sheet
+from fedstat.inference.summary import CoefficientBlock, coefficient_block_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary, human_bytes
 from fedstat.models.checks import check_level, check_whole
-from fedstat.models.laser.report.conformal_sets import ConformalSets, points_of
-from fedstat.models.laser.report.counting import count_predictions
-from fedstat.models.laser.report.evaluation import SetEvaluation, check_threshold
-from fedstat.models.laser.report.importance import permutation_importance
-from fedstat.models.laser.report.notes import LASERRecord, notes_of
-from fedstat.models.laser.report.plots import draw_history
-from fedstat.models.laser.report.prediction import FittedNetworks, predict_networks
-from fedstat.models.laser.training.course import Trained, Training
-from fedstat.models.laser.training.scoring import ScoreCounts
-from fedstat.models.laser.training.tasks import METHODS
-from fedstat.models.saved import Saveable, SavedLedger
+from fedstat.models.laser.evaluation import (
+    SetEvaluation,
+    check_threshold,
+    count_predictions,
+    permutation_importance,
+)
+from fedstat.models.laser.prediction import ConformalSets, FittedNetworks, points_of, predict_networks
+from fedstat.models.laser.scoring import ScoreCounts
+from fedstat.models.laser.training import METHODS, TrainingFit, TrainingOptions
+from fedstat.models.saved import SavedLedger, Serializable
 from fedstat.models.vertical.layout import client_blocks
-from fedstat.models.vertical.prediction.coding import ResponseSource, released_specs
+from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
+from fedstat.plotting import COLORS, axes_for, label_y, legend_below, mark_x
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is kept of a training, and the notes of its summary: what passed, and who learned what of it.
+
+HARDLY = 0.98
+"""Share of the first epoch's loss above which nothing was learned that is worth the name."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LASERRecord:
+    """What a file of results holds."""
+
+    fitted: FittedNetworks
+    response: ResponseSource
+    masked: bool
+    n: int
+    parts: tuple[int, int, int]
+    blocks: tuple[CoefficientBlock, ...]
+    label_epsilon: float
+    ledger: SavedLedger | None
+
+
+def notes_of(r: LASERRecord) -> list[str]:
+    """Say what was disclosed, and what intervals rest on."""
+    hidden = (
+        "The holder of the response was handed masked sums of the institutions' outputs, over one random set "
+        "of institutions for each entity and batch; the sets change, so that differences of sums tell of "
+        "single institutions. "
+        if r.masked
+        else "The holder of the response was handed the outputs of every institution for each entity. "
+    )
+    if r.fitted.trained.joint:
+        hidden = (
+            f"The coordinator and every institution were handed {r.fitted.trained.joint} singular vectors of "
+            f"all institutions' columns, for each entity that all have. {hidden}"
+        )
+    held = r.fitted.trained.history[:, 1]
+    if held[r.fitted.trained.epoch] > HARDLY * held[0]:
+        notes = [
+            "NOT LEARNED: the loss of the entities held back has hardly fallen since the first epoch. Take "
+            "more epochs (epochs=), smaller batches (batch_size=) or a larger rate (rate=)."
+        ]
+    else:
+        notes = []
+    notes += [
+        "There are no standard errors: weights of networks are not identified.",
+        f"{hidden}From such numbers most of the variation of an institution's columns can be predicted by "
+        f"who knows them for a few hundred entities. {_of_labels(r)}",
+    ]
+    if r.fitted.trained.scores is not None:
+        spread = (
+            " Under masks each entity calibrates one of the sets of institutions that it could, so that the "
+            "entities to calibrate by are divided among these."
+        )
+        notes.append(
+            "Sets and intervals of predict_set() are calibrated by set of institutions, and hold for "
+            "entities that are exchangeable with those that calibrate; a set of few entities rules out "
+            f"nothing.{spread if r.masked else ''}"
+        )
+    return notes
+
+
+def _of_labels(r: LASERRecord) -> str:
+    epsilon, total = r.label_epsilon, r.fitted.trained.outcome.label_epsilon
+    if not epsilon:
+        return (
+            "Each institution learned the labels of the entities that it has: the gradients of one batch "
+            "tell them apart."
+        )
+    return (
+        "Labels were randomised before anything else: whoever looks, the odds of two labels of one "
+        f"entity change by exp({epsilon:g}) at most, and by exp({total:g}) over all labels that their "
+        "holder has randomised. Columns are not protected, nor are labels from evaluate(). Sets, "
+        "intervals and figures of calibration are of randomised labels."
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Picture of how networks learned.
+
+WHOSE = {"loss": "learned from", "validation": "held back"}
+"""Entities of a curve, for its legend."""
+
+
+def draw_history(history: pd.DataFrame, kept: int, ax: Axes | None) -> Axes:
+    """Losses by epoch, each over its first, with a mark at the epoch that was kept."""
+    ax = axes_for(ax, 5.6, 3.6, "Learning curve")
+    for colour, (name, loss) in zip(COLORS, (history / history.iloc[0]).items(), strict=False):
+        ax.plot(loss.index, loss, marker="o", markersize=3, color=colour, label=WHOSE[str(name)])
+    ax.set_xlabel("epoch")
+    legend_below(ax)
+    label_y(ax, "loss, over that of the first epoch")
+    mark_x(ax, kept, f"kept: {kept}")
+    return ax
+
+
+# ----------------------------------------------------------------------------------------------------
+# Results of a split network: predictions with any set of institutions, and what passed for them.
 
 NO_ERRORS = (
     "networks have no standard errors: their weights are not identified, since units can change places. "
@@ -55,7 +154,7 @@ class NoCoefficients:
         raise NotAvailableError(NO_ERRORS)
 
 
-class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRecord):
+class LASERResults(Serializable, saved_as="fedstat laser results 1", record=LASERRecord):
     """Trained networks of every institution, and the heads.
 
     Attributes
@@ -90,8 +189,8 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         cls,
         model: Any,
         method: str,
-        training: Training,
-        trained: Trained,
+        training: TrainingOptions,
+        trained: TrainingFit,
         label_epsilon: float,
         ledger: Ledger,
     ) -> LASERResults:
@@ -385,7 +484,7 @@ class LASERResults(Saveable, saved_as="fedstat laser results 1", record=LASERRec
         sheets = [header_sheet(f"{self.model_name} results", left, right)]
         if self._record.fitted.trained.scores is not None:
             sheets += self.calibration.summary().sheets
-        return SheetSummary([*sheets, client_sheet(r.blocks, kinds)], notes_of(r))
+        return SheetSummary([*sheets, coefficient_block_sheet(r.blocks, kinds)], notes_of(r))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.method}, {self._record.n:,} entities; see .summary()>"

@@ -1,4 +1,4 @@
-"""What a fit of clusters over institutions discloses, before it begins."""
+"""Dry run of a fit: what the fit discloses."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from fedstat.federation.design.spec import BlockSpec
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.state import State
-from fedstat.federation.forecast.dry_site import DrySite
-from fedstat.federation.forecast.forecast import Forecast, Loop
-from fedstat.federation.forecast.invention import generator
-from fedstat.federation.forecast.rehearsal import DryRun
+from fedstat.federation.design.coding import BlockSpec
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.state import State
+from fedstat.federation.dry_run.execution import DryRunRecord, DrySite
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
+from fedstat.federation.dry_run.synthetic_rows import synthetic_generator
 from fedstat.models.explain import ForecastPlan
-from fedstat.models.m2sem.agreement import Agreed
-from fedstat.models.m2sem.client.asked import CovariatesTold, ModalityAsked
-from fedstat.models.m2sem.client.columns import ITEM, OpenedModalities, OpenedModality
-from fedstat.models.m2sem.client.covariates import OpenedCovariates
-from fedstat.models.m2sem.report.summary import adjusted_in_words
+from fedstat.models.m2sem.columns import COLUMNS_ITEM, OpenedCovariates, OpenedModalities, OpenedModality
+from fedstat.models.m2sem.request import CovariatesReply, ModalityRequest
+from fedstat.models.m2sem.specification import AgreedColumns
 from fedstat.models.m2sem.steps import ADJUSTED
+from fedstat.models.m2sem.summary import adjusted_in_words
 from fedstat.typing import Array, Ints
 
 REHEARSED = 60
@@ -45,19 +43,19 @@ class M2SEMPlan(ForecastPlan):
         rounds = min(int(self.given["max_rounds"]), REHEARSED)
         return {"max_rounds": rounds, "local_steps": 1}
 
-    def loops(self, course: DryRun) -> Sequence[Loop]:
+    def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
         """Go on until nothing changes any more."""
         most = int(self.given["max_rounds"])
         lengths = min(FEW, most), min(USUAL, most), most
-        return [Loop("improve", frozenset({"improve"}), lengths)]
+        return [IterationLoop("improve", frozenset({"improve"}), lengths)]
 
-    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Say what posteriors and sums tell."""
         yield from learned_of(self.model, self.given["starts"] == "all" and self.model.n_clusters > 1)
         if self.given.get("cov_type") is not None and self.model.n_clusters > 1:
             yield from products_told(self.model._subjects.clients)
 
-    def notes(self, forecast: Forecast) -> Iterator[str]:
+    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
         """Say how rounds are guessed."""
         yield (
             "How many rounds there are depends on the data: they are guessed. Several mixtures are improved "
@@ -154,10 +152,10 @@ def products_told(clients: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def invent_clients(
-    agreed: Agreed, rows: Mapping[str, Ints], policies: Mapping[str, Policy], session: str
+    agreed: AgreedColumns, rows: Mapping[str, Ints], policies: Mapping[str, Policy], session: str
 ) -> dict[str, DrySite]:
     """Let every institution have opened columns of the agreed kinds and levels, with drawn values."""
-    rng, sites = generator(), {}
+    rng, sites = synthetic_generator(), {}
     for name, policy in policies.items():
         site = DrySite(name, policy, len(rows[name]), entities=rows[name])
         sites[name] = site
@@ -169,13 +167,13 @@ def invent_clients(
                 state.told.update(ADJUSTED)  # facts about rows that are not there
             covariates = _draw_covariates(agreed.covariates.get(name), int(seen.sum()), rng)
             opened = OpenedModalities(tuple(drawn), seen, covariates)
-            state.keep(ITEM, opened, int(seen.sum()), columns=columns)
+            state.keep(COLUMNS_ITEM, opened, int(seen.sum()), columns=columns)
             site.open(session, state)
     return sites
 
 
 def _draw_covariates(
-    told: CovariatesTold | None, n: int, rng: np.random.Generator
+    told: CovariatesReply | None, n: int, rng: np.random.Generator
 ) -> OpenedCovariates | None:
     if told is None:
         return None
@@ -183,7 +181,7 @@ def _draw_covariates(
     return OpenedCovariates(BlockSpec(names=told.names), X, np.array([X.mean(axis=0), X.std(axis=0)]))
 
 
-def _draw(one: ModalityAsked, n: int, rng: np.random.Generator) -> Array:
+def _draw(one: ModalityRequest, n: int, rng: np.random.Generator) -> Array:
     if one.continuous:
         return np.asarray(rng.normal(size=(n, len(one.columns))))
     return np.column_stack([np.arange(n) % len(c.levels) for c in one.columns])[rng.permutation(n)]

@@ -1,4 +1,4 @@
-"""The user's side of clusters over institutions: arguments in, results out."""
+"""Clusters of entities over sites: arguments in, results out."""
 
 from __future__ import annotations
 
@@ -11,31 +11,37 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedstat.errors import DisclosureWarning, FormulaError, ModelError, PolicyError, warn
-from fedstat.federation.account.entry import policy_rule
-from fedstat.federation.account.ledger import CoordinatorAccount, Ledger
+from fedstat.federation.audit.event_log import policy_rule
+from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
 from fedstat.federation.crypto.masks import TWO_SITES
 from fedstat.federation.design.formula.parse import parse_formula
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.forecast.dry_site import DrySite
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Fit, Rounds
-from fedstat.federation.rounds.masked_sums import masked as mask_sums
-from fedstat.federation.rounds.products import Conversation
+from fedstat.federation.protocols.engine import Fit, FitProtocol
+from fedstat.federation.protocols.masked_sums import masked_protocol as mask_sums
+from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_whole
 from fedstat.models.explain import Explainable, ForecastPlan, asking_owners
-from fedstat.models.m2sem.adjust import check_adjusted, read_adjust, warn_of_lacking
-from fedstat.models.m2sem.agreement import Agreed, agree_columns, check_sizes, who_has_whom
-from fedstat.models.m2sem.client.asked import FAMILY, MOST_CLUSTERS, MOST_FACTORS
-from fedstat.models.m2sem.course.exchange import Exchange
-from fedstat.models.m2sem.course.starts import StartPlan
+from fedstat.models.m2sem.em import MixtureExchange, StartPlan
 from fedstat.models.m2sem.explain import M2SEMPlan, invent_clients
-from fedstat.models.m2sem.modalities import choose_columns
 from fedstat.models.m2sem.protocol import MixturePlan, fit_mixture
-from fedstat.models.m2sem.report.summary import adjusted_in_words
+from fedstat.models.m2sem.request import FAMILY, MOST_CLUSTERS, MOST_FACTORS
 from fedstat.models.m2sem.results import M2SEMResults
-from fedstat.models.m2sem.score_steps import withheld
 from fedstat.models.m2sem.search import ClusterSearch, fit_sizes
-from fedstat.progress_line import tells_progress
+from fedstat.models.m2sem.specification import (
+    AgreedColumns,
+    agree_columns,
+    check_adjusted,
+    check_sizes,
+    choose_columns,
+    read_adjust,
+    warn_of_lacking,
+    who_has_whom,
+)
+from fedstat.models.m2sem.steps import withheld
+from fedstat.models.m2sem.summary import adjusted_in_words
+from fedstat.progress_line import shows_progress
 
 Select = Literal["bic", "ebic", "icl"]
 Starts = Literal["all", "sum"]
@@ -146,10 +152,12 @@ class M2SEM(Explainable):
         self._chosen = choose_columns(partition, columns, modalities, said, terms)
         check_adjusted(terms, self._chosen, one_for_all=isinstance(adjust, str))
         self._session = partition._new_session()
-        self._account = CoordinatorAccount()
+        self._account = CoordinatorLog()
         self._agreement = self._new_ledger()
-        self._asking = Conversation(FAMILY, self._session, self._agreement.at)
-        self._agreed: Agreed = self.engine.run(agree_columns(self._asking, self._chosen), self._agreement)
+        self._asking = SecureProductSession(FAMILY, self._session, self._agreement.at)
+        self._agreed: AgreedColumns = self.engine.run(
+            agree_columns(self._asking, self._chosen), self._agreement
+        )
         warn_of_lacking(self._agreed.covariates)
         least = {c: (p.min_count, p.max_share) for c, p in self._policies.items()}
         self._subjects, _ = who_has_whom(self._agreed, partition.rows, partition.n_entities, least)
@@ -208,7 +216,7 @@ class M2SEM(Explainable):
         """Start an account for one run."""
         return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
 
-    @tells_progress
+    @shows_progress
     def fit(
         self,
         *,
@@ -286,7 +294,7 @@ class M2SEM(Explainable):
         return M2SEMResults._of(self, fit, masks, starts == "all" and self.n_clusters > 1, ledger)
 
     @classmethod
-    @tells_progress
+    @shows_progress
     def search(
         cls,
         partition: ClientPartition,
@@ -379,10 +387,10 @@ class M2SEM(Explainable):
         begin = StartPlan(int(n_init), starts == "all", 1, int(local_steps), 15)
         return MixturePlan(self.n_clusters, self.n_factors, begin, select, int(local_steps), FINE_NODES)
 
-    def _exchange(self, seed: int, most: int) -> Exchange:
-        return Exchange(self._asking, self._subjects, NODES, np.random.default_rng(seed), int(most))
+    def _exchange(self, seed: int, most: int) -> MixtureExchange:
+        return MixtureExchange(self._asking, self._subjects, NODES, np.random.default_rng(seed), int(most))
 
-    def _run(self, protocol: Rounds[Fit], masked: bool | None, ledger: Ledger) -> Fit:
+    def _run(self, protocol: FitProtocol[Fit], masked: bool | None, ledger: Ledger) -> Fit:
         """Run a protocol, whose sums are masked where that hides something, or is asked for."""
         sites = self._subjects.clients
         masks = check_masked(masked, len(sites), any(p.masked_only for p in self._policies.values()))

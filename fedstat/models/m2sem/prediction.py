@@ -1,4 +1,4 @@
-"""Clusters of new entities, by whichever of the fit's modalities know them."""
+"""Cluster membership of new entities, from the modalities that are available for them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ import numpy as np
 import pandas as pd
 from scipy.special import softmax
 
+from fedstat.codec import to_json
 from fedstat.errors import ModelError
-from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import hides
-from fedstat.federation.design.spec import BlockSpec
+from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.masked_sums import masked as mask_sums
-from fedstat.federation.rounds.products import Conversation
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.masked_sums import masked_protocol as mask_sums
+from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.checks import check_layout
-from fedstat.models.m2sem.agreement import Agreed, who_has_whom
-from fedstat.models.m2sem.client.asked import FAMILY, OpenAsked, OpenNewAsked, PredictAsked
-from fedstat.models.m2sem.course.exchange import add_exactly
-from fedstat.models.m2sem.course.mixture import Subjects
-from fedstat.models.m2sem.further import analysis_of
-from fedstat.models.m2sem.report.record import FittedClient, M2SEMRecord
-from fedstat.records import to_json
+from fedstat.models.m2sem.analyses import analysis_of
+from fedstat.models.m2sem.em import EntityIndex, add_exactly
+from fedstat.models.m2sem.record import FittedClient, M2SEMRecord
+from fedstat.models.m2sem.request import FAMILY, OpenNewRequest, OpenRequest, PredictRequest
+from fedstat.models.m2sem.specification import AgreedColumns, who_has_whom
 from fedstat.typing import Floats, Ints
 
 
@@ -35,11 +34,11 @@ def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.Data
     session = partition._new_session()
     at = partition.coordinator or "apart"
     ledger = Ledger(None if at == "apart" else at)
-    asking = Conversation(FAMILY, session, ledger.at)
+    asking = SecureProductSession(FAMILY, session, ledger.at)
     subjects, here = partition.engine.run(open_modalities(asking, fitted, partition), ledger)
-    ask = partial(ask_densities, asking, record, fitted, subjects)
+    ask = partial(request_densities, asking, record, fitted, subjects)
 
-    def protocol() -> Rounds[Floats]:
+    def protocol() -> FitProtocol[Floats]:
         return mask_sums(ask(), subjects.clients, session) if hides(len(fitted)) else ask()
 
     K = len(record.shares)
@@ -80,25 +79,28 @@ def _columns_of(held: FittedClient) -> list[str]:
 def _opening(held: FittedClient) -> tuple[str, str]:
     """Step by which an institution opens its columns, and its text."""
     if held.coding:
-        return "open_new_columns", to_json(OpenNewAsked(held.modalities, held.coding))
-    return "open_columns", to_json(OpenAsked(held.modalities))
+        return "open_new_columns", to_json(OpenNewRequest(held.modalities, held.coding))
+    return "open_columns", to_json(OpenRequest(held.modalities))
 
 
 def open_modalities(
-    asking: Conversation, fitted: Mapping[str, FittedClient], partition: ClientPartition
-) -> Rounds[tuple[Subjects, Ints]]:
+    asking: SecureProductSession, fitted: Mapping[str, FittedClient], partition: ClientPartition
+) -> FitProtocol[tuple[EntityIndex, Ints]]:
     """Open columns of all institutions; return who has whom, and the entities that somebody has."""
     modalities = {client: fitted[client].modalities for client in sorted(fitted)}
     replies = yield [asking.ask(c, *_opening(fitted[c])) for c in modalities]
-    agreed = Agreed(modalities, {reply.site: reply.arrays["seen"] for reply in replies})
+    agreed = AgreedColumns(modalities, {reply.site: reply.arrays["seen"] for reply in replies})
     return who_has_whom(agreed, partition.rows, partition.n_entities, {}, nobody=True)
 
 
-def ask_densities(
-    asking: Conversation, record: M2SEMRecord, fitted: Mapping[str, FittedClient], subjects: Subjects
-) -> Rounds[Floats]:
+def request_densities(
+    asking: SecureProductSession,
+    record: M2SEMRecord,
+    fitted: Mapping[str, FittedClient],
+    subjects: EntityIndex,
+) -> FitProtocol[Floats]:
     """Ask for differences of log densities of the subjects, (N, K - 1)."""
-    text = to_json(PredictAsked(len(record.shares), record.factors, record.nodes))
+    text = to_json(PredictRequest(len(record.shares), record.factors, record.nodes))
     replies = yield [
         asking.ask(
             c,

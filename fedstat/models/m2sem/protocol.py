@@ -1,4 +1,4 @@
-"""The whole fit of a mixture: starts, path of penalties, refits, the final mixture and its release."""
+"""Protocol of a whole fit: starts, penalty path, refits, and the final mixture."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.models.m2sem.client.asked import ModalityAsked
-from fedstat.models.m2sem.course.exchange import Exchange
-from fedstat.models.m2sem.course.mixture import CHANGE, Course
-from fedstat.models.m2sem.course.selection import (
-    Judged,
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.models.m2sem.em import CHANGE, MixtureExchange, MixtureState, StartPlan, start
+from fedstat.models.m2sem.information import ObservedInformation, request_information
+from fedstat.models.m2sem.request import ModalityRequest
+from fedstat.models.m2sem.selection import (
+    JudgedSupport,
     SupportPath,
     continued,
     select_in_halves,
     select_support,
 )
-from fedstat.models.m2sem.course.starts import StartPlan, start
-from fedstat.models.m2sem.inference.information import ObservedInformation, ask_information
 from fedstat.typing import Floats
 
 PATH_STEPS = 6
@@ -37,12 +35,12 @@ class MixtureFit:
     `observed` is what standard errors are made of.
     """
 
-    course: Course
+    course: MixtureState
     r: Floats
     w: Floats
     released: Sequence[Reply]
     history: Sequence[tuple[int, str, float]]
-    judged: Sequence[Judged]
+    judged: Sequence[JudgedSupport]
     select: str | None
     rounds: int
     converged: bool
@@ -67,8 +65,8 @@ class MixturePlan:
 
 
 def fit_mixture(
-    exchange: Exchange, plan: MixturePlan, modalities: Mapping[str, Sequence[ModalityAsked]]
-) -> Rounds[MixtureFit]:
+    exchange: MixtureExchange, plan: MixturePlan, modalities: Mapping[str, Sequence[ModalityRequest]]
+) -> FitProtocol[MixtureFit]:
     """Fit one mixture, and select what tells its clusters apart."""
     yield from exchange.begin([plan.factors])
     (one,) = yield from start(exchange, [(plan.clusters, plan.factors)], plan.starts)
@@ -77,7 +75,7 @@ def fit_mixture(
             f"{one.failed}, whatever the start, for its owner to let means of clusters leave (min_count). "
             "Take fewer clusters, or leave that institution's columns out"
         )
-    judged: list[Judged] = []
+    judged: list[JudgedSupport] = []
     frequencies: Mapping[str, Floats] | None = None
     if plan.select is not None:
         places = [
@@ -101,7 +99,9 @@ def fit_mixture(
     return replace(fit, frequencies=frequencies, converged=converged)
 
 
-def refine(exchange: Exchange, one: Course, plan: MixturePlan) -> Rounds[tuple[Course, float]]:
+def refine(
+    exchange: MixtureExchange, one: MixtureState, plan: MixturePlan
+) -> FitProtocol[tuple[MixtureState, float]]:
     """Go on with more nodes; return by how much posteriors differ at the same parameters."""
     finer = continued(one, one.penalties, fixed=one.fixed)
     finer.nodes, finer.name = plan.fine, "more nodes"
@@ -114,18 +114,18 @@ def refine(exchange: Exchange, one: Course, plan: MixturePlan) -> Rounds[tuple[C
     return finer, coarse
 
 
-def refined(one: Course) -> bool:
+def refined(one: MixtureState) -> bool:
     """Whether a mixture that has converged on few nodes has settled on more of them."""
     return one.gain < FINE_GAIN and one.change < CHANGE
 
 
 def finish(
-    exchange: Exchange,
-    one: Course,
+    exchange: MixtureExchange,
+    one: MixtureState,
     plan: MixturePlan,
-    judged: Sequence[Judged],
+    judged: Sequence[JudgedSupport],
     coarse: float,
-) -> Rounds[MixtureFit]:
+) -> FitProtocol[MixtureFit]:
     """Have parameters and profiles released, with the largest cluster first."""
     order = np.argsort(-one.r.sum(axis=0), kind="stable")
     if plan.observed:
@@ -134,7 +134,7 @@ def finish(
     observed = ObservedInformation.none(plan.clusters, plan.withheld) if plan.withheld else None
     if plan.observed:
         r, w = np.ascontiguousarray(one.r[:, order]), one.w[order]
-        observed = yield from ask_information(exchange.asking, one.slot, r, w, exchange.subjects.place)
+        observed = yield from request_information(exchange.asking, one.slot, r, w, exchange.subjects.place)
     r = np.ascontiguousarray(one.r[:, order])
     return MixtureFit(
         course=one,
@@ -151,7 +151,7 @@ def finish(
     )
 
 
-def settle(exchange: Exchange, one: Course) -> Rounds[None]:
+def settle(exchange: MixtureExchange, one: MixtureState) -> FitProtocol[None]:
     """Let sites hold the posteriors at their parameters as they are: information is that of one point."""
     r, w, loglik, trace, change = one.r, one.w, one.loglik, list(one.trace), one.change
     yield from exchange.improve([one], 0)

@@ -1,4 +1,4 @@
-"""Results of clusters over institutions: who is where, what clusters are like, and what tells them apart."""
+"""Results of a mixture: memberships, cluster profiles, and analyses."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.message import Reply
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.mixture.bch import OutsideResults
-from fedstat.inference.mixture.classification import (
+from fedstat.inference.mixtures import (
+    OutsideResults,
     classification_errors,
     classification_table,
     posterior_entropy,
 )
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.checks import check_whole
-from fedstat.models.m2sem.client.asked import ModalityAsked
-from fedstat.models.m2sem.further import ask_scores, ask_sums_outside
+from fedstat.models.m2sem.analyses import request_outside_sums, request_scores
+from fedstat.models.m2sem.bootstrap import BootstrapResults, bootstrap
+from fedstat.models.m2sem.plots import ClusterFigures
 from fedstat.models.m2sem.prediction import predict_clusters
 from fedstat.models.m2sem.protocol import MixtureFit
-from fedstat.models.m2sem.report.bootstrapped import BootstrapResults, bootstrap
-from fedstat.models.m2sem.report.figures import ClusterFigures
-from fedstat.models.m2sem.report.record import FittedClient, M2SEMRecord
-from fedstat.models.m2sem.report.statements import with_share_errors
-from fedstat.models.m2sem.report.summary import summarise
-from fedstat.models.m2sem.report.tables import ClusterTables
-from fedstat.models.saved import Saveable, SavedLedger
-from fedstat.progress_line import tells_progress
+from fedstat.models.m2sem.record import FittedClient, M2SEMRecord
+from fedstat.models.m2sem.request import ModalityRequest
+from fedstat.models.m2sem.summary import summarise
+from fedstat.models.m2sem.tables import ClusterTables, with_share_errors
+from fedstat.models.saved import SavedLedger, Serializable
+from fedstat.progress_line import shows_progress
 from fedstat.typing import Array
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Live:
+class SessionFit:
     """What results of this session can ask on: the model, whose sites hold the mixture, and the fit."""
 
     model: Any
@@ -47,7 +46,7 @@ class Live:
 
 
 class M2SEMResults(
-    ClusterTables, ClusterFigures, Saveable, saved_as="fedstat m2sem results 2", record=M2SEMRecord
+    ClusterTables, ClusterFigures, Serializable, saved_as="fedstat m2sem results 2", record=M2SEMRecord
 ):
     """Clusters, the largest first, numbered from 1.
 
@@ -65,7 +64,7 @@ class M2SEMResults(
     <M2SEMResults: 2 clusters of 200 entities; see .summary()>
     """
 
-    def __init__(self, record: M2SEMRecord, ledger: Ledger | None, live: Live | None = None) -> None:
+    def __init__(self, record: M2SEMRecord, ledger: Ledger | None, live: SessionFit | None = None) -> None:
         self._record, self.ledger, self._live = record, ledger, live
 
     @classmethod
@@ -98,7 +97,7 @@ class M2SEMResults(
             observed=fit.observed,
             ledger=None,
         )
-        return cls(record, ledger, Live(model, fit))
+        return cls(record, ledger, SessionFit(model, fit))
 
     # ---- who is where ----------------------------------------------------------------------------
 
@@ -164,7 +163,7 @@ class M2SEMResults(
         live = self._alive("factor_scores")
         if client not in self._record.clients:
             raise ModelError(f"expected one of {', '.join(self._record.clients)}, received {client!r}")
-        scores = ask_scores(live.model, client, live.fit.course.slot)
+        scores = request_scores(live.model, client, live.fit.course.slot)
         names = [
             (one.name, q + 1)
             for one in self._record.clients[client].modalities
@@ -220,7 +219,7 @@ class M2SEMResults(
         """
         return self._record.features
 
-    @tells_progress
+    @shows_progress
     def bootstrap(
         self, samples: int = 200, *, alpha: float = 0.05, seed: int = 0, progress: bool | None = None
     ) -> BootstrapResults:
@@ -312,7 +311,7 @@ class M2SEMResults(
             )
         clusters = labels[model.partition.rows[holder]]
         ledger = self.ledger or model._new_ledger()
-        levels, sums = ask_sums_outside(model, holder, variable, clusters, ledger)
+        levels, sums = request_outside_sums(model, holder, variable, clusters, ledger)
         errors = classification_errors(self.posterior.to_numpy())
         return OutsideResults(variable, holder, levels, errors, sums, alpha)
 
@@ -342,7 +341,7 @@ class M2SEMResults(
         """Rebuild the results."""
         return cls(record, None if record.ledger is None else record.ledger.restore())
 
-    def _alive(self, what: str) -> Live:
+    def _alive(self, what: str) -> SessionFit:
         if self._live is None:
             raise NotAvailableError(
                 f"{what}: a file of results holds no value of an entity; predict(partition) makes "
@@ -369,7 +368,7 @@ def fitted_client(model: Any, reply: Reply, entities: int) -> FittedClient:
     )
 
 
-def marked(modalities: tuple[ModalityAsked, ...], marks: Array) -> tuple[str, ...]:
+def marked(modalities: tuple[ModalityRequest, ...], marks: Array) -> tuple[str, ...]:
     """Names of the columns that are marked, (sum of P,)."""
     names = [name for one in modalities for name in one.names]
     return tuple(name for name, here in zip(names, marks.tolist(), strict=True) if here)

@@ -1,4 +1,4 @@
-"""Numbers of clusters and factors, compared side by side by fits without selection."""
+"""Comparison of numbers of clusters and factors by fits without selection."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedstat.drawing import COLOURS, axes_for, entitle, legend_below
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.inference.mixture.classification import icl, relative_entropy
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.mixtures import integrated_criterion, relative_entropy
 from fedstat.inference.tables import Sheet, SheetSummary
-from fedstat.models.m2sem.course.exchange import Exchange
-from fedstat.models.m2sem.course.mixture import Course
-from fedstat.models.m2sem.course.starts import StartPlan, most_rounds, start
+from fedstat.models.m2sem.em import MixtureExchange, MixtureState, StartPlan, most_rounds, start
+from fedstat.plotting import COLORS, axes_for, legend_below, set_headline
 from fedstat.progress_line import expect_rounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FURTHER_ROUNDS = 15
+REFINE_ROUNDS = 15
 
 
-def fit_sizes(exchange: Exchange, sizes: Sequence[tuple[int, int]], plan: StartPlan) -> Rounds[list[Course]]:
+def fit_sizes(
+    exchange: MixtureExchange, sizes: Sequence[tuple[int, int]], plan: StartPlan
+) -> FitProtocol[list[MixtureState]]:
     """Fit mixtures of all sizes (K, Q), side by side; some may have failed."""
     yield from exchange.begin(sorted({Q for _, Q in sizes}))
-    expect_rounds(min(most_rounds(plan) + FURTHER_ROUNDS, exchange.left))
+    expect_rounds(min(most_rounds(plan) + REFINE_ROUNDS, exchange.left))
     found = yield from start(exchange, sizes, plan)
-    yield from exchange.ascend(found, plan.local_steps, FURTHER_ROUNDS, enough=lambda one: one.settled)
+    yield from exchange.ascend(found, plan.local_steps, REFINE_ROUNDS, enough=lambda one: one.settled)
     return found
 
 
@@ -62,7 +62,9 @@ class ClusterSearch:
     ledger: Ledger
 
     @classmethod
-    def _of(cls, sizes: Sequence[tuple[int, int]], found: Sequence[Course], ledger: Ledger) -> ClusterSearch:
+    def _of(
+        cls, sizes: Sequence[tuple[int, int]], found: Sequence[MixtureState], ledger: Ledger
+    ) -> ClusterSearch:
         """Make the table of fits."""
         rows: list[dict[str, float | str]] = []
         for one in found:
@@ -75,7 +77,7 @@ class ClusterSearch:
                     "llf": one.loglik,
                     "parameters": one.free,
                     "bic": one.criterion("bic", n),
-                    "icl": icl(twice, one.free, n, one.r),
+                    "icl": integrated_criterion(twice, one.free, n, one.r),
                     "entropy": relative_entropy(one.r),
                     "note": "" if one.settled else "not converged",
                 }
@@ -142,12 +144,12 @@ class ClusterSearch:
         ax = axes_for(ax, 5.6, 3.6)
         for number, (Q, part) in enumerate(self.table["bic"].groupby(level="n_factors")):
             at = part.dropna().droplevel("n_factors")
-            colour = COLOURS[number % len(COLOURS)]
+            colour = COLORS[number % len(COLORS)]
             ax.plot(at.index, at.to_numpy(), "o-", color=colour, label=f"{Q} factor{'s' * (Q != 1)}")
         ax.set_xticks(sorted({K for K, _ in self.sizes}))
         ax.set(xlabel="clusters", ylabel="BIC")
         legend_below(ax)
-        entitle(ax, "Number of clusters", "the smaller the BIC, the better")
+        set_headline(ax, "Number of clusters", "the smaller the BIC, the better")
         return ax
 
     def __repr__(self) -> str:

@@ -1,53 +1,61 @@
-"""Steps of one institution of a mixture: local factor analyses, EM steps with posteriors held, log densities.
-
-Only differences of log densities leave for an entity, to be added up over institutions under masks. The
-posteriors come from outside: whoever makes them could let a cluster be one entity, and its means then are
-that entity's. So an institution takes no posteriors that leave a cluster to few entities; and since who tells
-one institution more than the others would learn that institution's part of a sum, all that shapes a mixture
-is bound into the masks.
-"""
+"""Steps of a site: EM updates, factor scores, and its information matrix."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 import numpy as np
 from scipy.cluster.vq import kmeans2
 
+from fedstat.codec import from_json
 from fedstat.errors import DescriptionError, DesignError, MessageError, ModelError
-from fedstat.federation.door.facts import (
+from fedstat.federation.disclosure.facts import (
     CaseWeights,
-    DivisionOfRows,
-    Entities,
-    EstimatedUnder,
-    FactorsAsked,
+    EntityCount,
+    FactorsRequested,
+    GroupSums,
+    RowGroups,
     SummedColumns,
+    WeightedEstimates,
 )
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths, check_room
-from fedstat.models.m2sem.client.asked import (
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.protocols.product_steps import ProductPart, product_steps
+from fedstat.models.m2sem.columns import COLUMN_STEPS, COLUMNS_ITEM, OpenedModalities
+from fedstat.models.m2sem.information import local_information
+from fedstat.models.m2sem.local_mixtures import LocalMixture, SessionMixtures, restored
+from fedstat.models.m2sem.request import (
     MOST_CLUSTERS,
-    BeginAsked,
-    PredictAsked,
-    RoundAsked,
+    BeginRequest,
+    ModalityRequest,
+    PredictRequest,
+    RoundRequest,
     by_pattern,
     digest_posteriors,
     split_columns,
 )
-from fedstat.models.m2sem.client.bench import HeldMixtures, Slot, restored
-from fedstat.models.m2sem.client.columns import COLUMN_STEPS, ITEM, OpenedModalities
-from fedstat.records import from_json
 from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of one institution of a mixture: local factor analyses, EM steps with posteriors held, log
+# densities.
+#
+# Only differences of log densities leave for an entity, to be added up over institutions under masks. The
+# posteriors come from outside: whoever makes them could let a cluster be one entity, and its means then are
+# that entity's. So an institution takes no posteriors that leave a cluster to few entities; and since who
+# tells one institution more than the others would learn that institution's part of a sum, all that shapes a
+# mixture is bound into the masks.
 
 MIXTURES = "m2sem mixtures"
 NOT_BEGUN = "this fit was not begun here; ask 'begin' first"
 
 
-def held_mixtures(state: State) -> HeldMixtures:
+def session_mixtures(state: State) -> SessionMixtures:
     """Return what the institution holds of the fit."""
-    return state.use(MIXTURES, HeldMixtures, NOT_BEGUN)
+    return state.use(MIXTURES, SessionMixtures, NOT_BEGUN)
 
 
 def begin(
@@ -59,8 +67,8 @@ def begin(
     `pattern` (N,) tells the institutions that have them: those that `members` (G, M) names, of whom it is
     number `client`.
     """
-    asked = from_json(BeginAsked, text, f"{data.name}: the question about factors")
-    opened = state.use(ITEM, OpenedModalities, "its columns are not open; make the model again")
+    asked = from_json(BeginRequest, text, f"{data.name}: the question about factors")
+    opened = state.use(COLUMNS_ITEM, OpenedModalities, "its columns are not open; make the model again")
     total, (groups, clients) = len(pattern), members.shape
     check_lengths(data.name, place=(place, int(opened.seen.sum())))
     if not 0 <= int(client) < clients or (total and not 0 <= pattern.min() <= pattern.max() < groups):
@@ -70,10 +78,10 @@ def begin(
     if not np.array_equal(place, np.flatnonzero(mine[pattern])):
         raise DescriptionError(f"{data.name}: its entities are not those whose presence pattern has it")
     rows = by_pattern(pattern[place], groups)
-    held = HeldMixtures(opened, place, total, {g: rows[g] for g in np.flatnonzero(mine).tolist()}, past="")
+    held = SessionMixtures(opened, place, total, {g: rows[g] for g in np.flatnonzero(mine).tolist()}, past="")
     try:
         for factors in asked.factors:
-            check_room(data.name, held_numbers(opened, factors, asked.nodes), opened_size(opened))
+            check_allocation(data.name, held_numbers(opened, factors, asked.nodes), opened_size(opened))
             held.begin(factors, asked.nodes)
     except ModelError as error:
         raise DesignError(f"{data.name}: {error}") from error
@@ -98,13 +106,13 @@ def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array) 
 
     The first centres are drawn by the institution's name: however often it is asked, this is its answer.
     """
-    held = held_mixtures(state)
+    held = session_mixtures(state)
     analysis = held.analyses.get(int(factors))
     if analysis is None or not 1 <= int(clusters) <= min(MOST_CLUSTERS, len(held.place)):
         raise MessageError(f"{data.name}: expected a number of clusters, and of factors that were analysed")
     bench = held.bench(analysis.factors, analysis.nodes)
     bench.put(analysis)
-    state.tell(Entities(len(held.place)))
+    state.tell(EntityCount(len(held.place)))
     return {"labels": nearest_centres(bench.scores(), int(clusters), crc32(data.name.encode()))}
 
 
@@ -130,12 +138,12 @@ def improve(
     and ``totals`` (S, 3): the sum of log densities given the last cluster, the penalty, the free parameters;
     ``support``, for mixtures of which it is asked, which columns load and which modalities differ by cluster.
     """
-    asked = from_json(RoundAsked, text, f"{data.name}: the question about mixtures")
-    held = held_mixtures(state)
+    asked = from_json(RoundRequest, text, f"{data.name}: the question about mixtures")
+    held = session_mixtures(state)
     widths = [one.clusters for one in asked.slots]
     _check_told(data.name, held, asked, r, shares, salts, sum(widths))
     n, wide = len(held.place), sum(widths) - len(widths)
-    check_room(data.name, held.total * (wide + 1), opened_size(held.opened))
+    check_allocation(data.name, held.total * (wide + 1), opened_size(held.opened))
     of_slots, w = split_columns(r, widths), np.split(shares, np.cumsum(widths)[:-1])
     for part in of_slots:
         check_posteriors(state, part)
@@ -165,7 +173,7 @@ def check_posteriors(state: State, r: Floats) -> None:
 
 
 def _check_told(
-    site: str, held: HeldMixtures, asked: RoundAsked, r: Floats, shares: Floats, salts: Array, width: int
+    site: str, held: SessionMixtures, asked: RoundRequest, r: Floats, shares: Floats, salts: Array, width: int
 ) -> None:
     """Require posteriors that all institutions were told alike, after all that was told alike before."""
     check_lengths(site, r=(r, len(held.place)), shares=(shares, width), salts=(salts, len(asked.posteriors)))
@@ -194,7 +202,7 @@ def release_modalities(
     ``covariates`` (2, q) are means and deviations, ``effects`` (R, q) what a unit of them adds to columns, or
     to logits of levels; how they are coded is the text.
     """
-    held = held_mixtures(state)
+    held = session_mixtures(state)
     found, r = one_mixture(data, held, slot)
     if not np.array_equal(np.sort(order), np.arange(r.shape[1])):
         raise MessageError(f"{data.name}: expected an order of {r.shape[1]} clusters")
@@ -207,8 +215,8 @@ def release_modalities(
         )
     r = np.ascontiguousarray(r[:, order])
     check_posteriors(state, r)
-    state.tell(DivisionOfRows("", np.argmax(r, axis=1).astype(np.int64), rows))
-    state.tell(EstimatedUnder(np.hstack([shaped, r]), rows))
+    state.tell(RowGroups("", np.argmax(r, axis=1).astype(np.int64), rows))
+    state.tell(WeightedEstimates(np.hstack([shaped, r]), rows))
     bench = held.bench(found.factors, found.nodes)
     bench.put(found)
     for m in bench.modalities:
@@ -235,7 +243,7 @@ def release_modalities(
 
 def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
     """Release the factor scores of one mixture, (n, sum of Q), of the institution's entities."""
-    held = held_mixtures(state)
+    held = session_mixtures(state)
     found, r = one_mixture(data, held, slot)
     bench = held.bench(found.factors, found.nodes)
     bench.put(found)
@@ -258,14 +266,14 @@ def predict_densities(
     `place` (n,) are the positions of the rows with some value among `total` entities; `units` are those of
     the columns in the fit, and `covariates` (2, q) means and deviations of those there.
     """
-    asked = from_json(PredictAsked, text, f"{data.name}: the question about clusters")
-    opened = state.use(ITEM, OpenedModalities, "its columns are not open; ask 'open_columns' first")
+    asked = from_json(PredictRequest, text, f"{data.name}: the question about clusters")
+    opened = state.use(COLUMNS_ITEM, OpenedModalities, "its columns are not open; ask 'open_columns' first")
     if opened.covariates is not None:
         given = np.zeros((2, 0)) if covariates is None else covariates
         opened = replace(opened, covariates=opened.covariates.in_units(data.name, given))
     n, N, wide = int(opened.seen.sum()), int(total), asked.clusters - 1
     check_lengths(data.name, place=(place, n))
-    check_room(data.name, N * max(wide, 1), opened_size(opened))
+    check_allocation(data.name, N * max(wide, 1), opened_size(opened))
     if n and not 0 <= place.min() <= place.max() < N:
         raise MessageError(f"{data.name}: expected positions of its entities among {N:,}")
     D = np.zeros((N, wide))
@@ -276,7 +284,7 @@ def predict_densities(
     return {"differences": D}, ""
 
 
-def one_mixture(data: SiteData, held: HeldMixtures, slot: Array) -> tuple[Slot, Floats]:
+def one_mixture(data: SiteData, held: SessionMixtures, slot: Array) -> tuple[LocalMixture, Floats]:
     """Return a mixture that was improved in this fit, and its posteriors."""
     found = held.slots.get(int(slot))
     if found is None or found.r is None:
@@ -284,60 +292,66 @@ def one_mixture(data: SiteData, held: HeldMixtures, slot: Array) -> tuple[Slot, 
     return found, found.r
 
 
-POSTERIORS = Declared(
+POSTERIORS = ArrayDeclaration(
     "per entity",
     "posterior probabilities of clusters, of the institution's entities",
     2,
     dtype="float64",
     weighs="posterior probabilities of clusters",
 )
-SHARES = Declared("control", "shares of the clusters", dtype="float64")
-SLOT = Declared("control", "which mixture", 0)
-DIFFERENCES = Declared(
+SHARES = ArrayDeclaration("control", "shares of the clusters", dtype="float64")
+SLOT = ArrayDeclaration("control", "which mixture", 0)
+DIFFERENCES = ArrayDeclaration(
     "per entity", "log densities given each cluster, less that of the last", 2, maskable=True
 )
-BEHIND: tuple[type, ...] = (Entities, CaseWeights)
-RELEASED: tuple[type, ...] = (*BEHIND, DivisionOfRows, EstimatedUnder)
-ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsAsked, SummedColumns)
+BEHIND: tuple[type, ...] = (EntityCount, CaseWeights)
+RELEASED: tuple[type, ...] = (*BEHIND, RowGroups, WeightedEstimates)
+ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsRequested, SummedColumns)
 STEPS: Mapping[str, Step] = {
     **COLUMN_STEPS,
     "begin": Step(
         begin,
         {
-            "place": Declared("presence", "positions of the institution's entities", dtype="int64"),
-            "pattern": Declared("presence", "presence pattern of every entity", dtype="int64", common=True),
-            "members": Declared(
+            "place": ArrayDeclaration("presence", "positions of the institution's entities", dtype="int64"),
+            "pattern": ArrayDeclaration(
+                "presence", "presence pattern of every entity", dtype="int64", common=True
+            ),
+            "members": ArrayDeclaration(
                 "presence", "institutions that each pattern has", 2, dtype="bool", common=True
             ),
-            "client": Declared("control", "which of these it is", 0),
+            "client": ArrayDeclaration("control", "which of these it is", 0),
         },
-        text_in=Declared("control", "numbers of factors and nodes", common=True),
+        text_in=ArrayDeclaration("control", "numbers of factors and nodes", common=True),
     ),
     "own_clusters": Step(
         own_clusters,
         {
-            "clusters": Declared("control", "number of clusters", 0),
-            "factors": Declared("control", "number of factors", 0),
+            "clusters": ArrayDeclaration("control", "number of clusters", 0),
+            "factors": ArrayDeclaration("control", "number of factors", 0),
         },
-        {"labels": Declared("per entity", "clusters by the institution's own columns", dtype="int64")},
+        {
+            "labels": ArrayDeclaration(
+                "per entity", "clusters by the institution's own columns", dtype="int64"
+            )
+        },
     ),
     "improve": Step(
         improve,
         {
             "r": POSTERIORS,
-            "shares": Declared("control", "shares of the clusters", dtype="float64", common=True),
-            "salts": Declared("control", "salts of the digests", 2, dtype="uint8"),
+            "shares": ArrayDeclaration("control", "shares of the clusters", dtype="float64", common=True),
+            "salts": ArrayDeclaration("control", "salts of the digests", 2, dtype="uint8"),
         },
         {
             "differences": DIFFERENCES,
-            "totals": Declared(
+            "totals": ArrayDeclaration(
                 "aggregate",
                 "sum of log densities given the last cluster, penalty, number of parameters",
                 2,
                 maskable=True,
                 behind=BEHIND,
             ),
-            "support": Declared(
+            "support": ArrayDeclaration(
                 "aggregate",
                 "columns with loadings, modalities that differ by cluster",
                 2,
@@ -346,47 +360,53 @@ STEPS: Mapping[str, Step] = {
                 behind=BEHIND,
             ),
         },
-        Declared("control", "mixtures, local steps, penalties", common=True),
+        ArrayDeclaration("control", "mixtures, local steps, penalties", common=True),
     ),
     "release_modalities": Step(
         release_modalities,
-        {"slot": SLOT, "order": Declared("control", "order of the clusters", dtype="int64")},
+        {"slot": SLOT, "order": ArrayDeclaration("control", "order of the clusters", dtype="int64")},
         {
-            "parameters": Declared("aggregate", "parameters of the modalities", behind=RELEASED),
-            "profiles": Declared("aggregate", "means and probabilities by cluster", 2, behind=RELEASED),
-            "relevance": Declared("aggregate", "by how much modalities tell clusters apart", behind=RELEASED),
-            "units": Declared("aggregate", "means and deviations of columns", behind=RELEASED),
-            "norms": Declared("aggregate", "lengths of loadings", behind=RELEASED),
-            "floor": Declared(
+            "parameters": ArrayDeclaration("aggregate", "parameters of the modalities", behind=RELEASED),
+            "profiles": ArrayDeclaration(
+                "aggregate", "means and probabilities by cluster", 2, behind=RELEASED
+            ),
+            "relevance": ArrayDeclaration(
+                "aggregate", "by how much modalities tell clusters apart", behind=RELEASED
+            ),
+            "units": ArrayDeclaration("aggregate", "means and deviations of columns", behind=RELEASED),
+            "norms": ArrayDeclaration("aggregate", "lengths of loadings", behind=RELEASED),
+            "floor": ArrayDeclaration(
                 "aggregate", "columns whose errors have the least variance", dtype="bool", behind=RELEASED
             ),
-            "covariates": Declared(
+            "covariates": ArrayDeclaration(
                 "aggregate", "means and deviations of covariates", 2, optional=True, behind=ADJUSTED
             ),
-            "effects": Declared(
+            "effects": ArrayDeclaration(
                 "aggregate", "effects of covariates on columns", 2, optional=True, behind=ADJUSTED
             ),
         },
-        text_out=Declared("aggregate", "coding of covariates, with the state of transforms", behind=ADJUSTED),
+        text_out=ArrayDeclaration(
+            "aggregate", "coding of covariates, with the state of transforms", behind=ADJUSTED
+        ),
     ),
     "release_scores": Step(
         release_scores,
         {"slot": SLOT},
-        {"scores": Declared("per entity", "factor scores of the institution's entities", 2)},
+        {"scores": ArrayDeclaration("per entity", "factor scores of the institution's entities", 2)},
     ),
     "predict_densities": Step(
         predict_densities,
         {
-            "place": Declared("presence", "positions of the institution's entities", dtype="int64"),
-            "total": Declared("control", "number of entities", 0),
-            "parameters": Declared("aggregate", "parameters of the modalities", dtype="float64"),
-            "units": Declared("aggregate", "means and deviations of columns", dtype="float64"),
-            "covariates": Declared(
+            "place": ArrayDeclaration("presence", "positions of the institution's entities", dtype="int64"),
+            "total": ArrayDeclaration("control", "number of entities", 0),
+            "parameters": ArrayDeclaration("aggregate", "parameters of the modalities", dtype="float64"),
+            "units": ArrayDeclaration("aggregate", "means and deviations of columns", dtype="float64"),
+            "covariates": ArrayDeclaration(
                 "aggregate", "means and deviations of covariates", 2, optional=True, dtype="float64"
             ),
         },
         {"differences": DIFFERENCES},
-        Declared("control", "clusters, factors and nodes of the fit", common=True),
+        ArrayDeclaration("control", "clusters, factors and nodes of the fit", common=True),
     ),
 }
 ORDER: Mapping[str, str] = {
@@ -395,4 +415,128 @@ ORDER: Mapping[str, str] = {
     "release_modalities": "improve",
     "predict_densities": "open_columns open_new_columns",
     "release_scores": "improve release_modalities release_scores",
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of one site for the information over sites: its own block, and scores that are multiplied.
+
+SCORES_ITEM = "m2sem scores"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalScores:
+    """Columns (K n, q) at a mean square of one, their units (q,), and the table's rows (K n,) they are of."""
+
+    columns: Floats
+    units: Floats
+    rows: Ints
+    clusters: int
+
+
+def withheld(client: str, policy: Policy, modalities: Sequence[ModalityRequest], adjusted: bool) -> str:
+    """Say why an institution gives no information of its parameters; empty where it does."""
+    if policy.discrete != "bits" or not (adjusted or any(not one.continuous for one in modalities)):
+        return ""
+    return (
+        f"{client}: its policy (bits of columns of few values) wants no sums of products of scores of such "
+        'columns, which standard errors need; the owner may allow it by the line  discrete = "any"  in '
+        "policy.toml"
+    )
+
+
+def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
+    """Release the information of the site's own parameters, and keep scores to be multiplied with others'.
+
+    ``own`` (d, d), ``with_shares`` (K, d) and ``jacobian`` (s, d) are of coordinates of the parameters in
+    which rotations of the factors do not show; ``crossing`` is how many of them are multiplied.
+    """
+    held = session_mixtures(state)
+    found, r = one_mixture(data, held, slot)
+    if found is not held.told:
+        raise MessageError(f"{data.name}: these are not the posteriors of the estimates that left")
+    bench = held.bench(found.factors, found.nodes)
+    bench.put(found)
+    asked = [one.asked for one in held.opened.modalities]
+    if why := withheld(data.name, data.policy, asked, held.opened.covariates is not None):
+        raise DescriptionError(f"{why}. Fit with cov_type=None")
+    check_posteriors(state, r)
+    covariates = held.opened.covariates
+    local = local_information(bench.modalities, r, None if covariates is None else covariates.units[1])
+    n, K, q = local.columns.shape
+    if n < 2 * q:
+        # Refused by every owner: it is said before anything leaves, so that the fit goes on without.
+        nothing = np.zeros((0, 0))
+        return {
+            "own": nothing,
+            "with_shares": nothing,
+            "jacobian": nothing,
+            "communalities": np.zeros(0),
+            "crossing": np.array(q),
+        }
+    rows = np.flatnonzero(held.opened.seen)
+    everyone = np.zeros(n, dtype=np.int64)
+    state.tell(GroupSums(everyone, columns=max(q - 1, 0)), RowGroups("", everyone, rows))
+    columns = local.columns.transpose(1, 0, 2).reshape(K * n, q)
+    units = np.sqrt(np.mean(columns**2, axis=0))
+    units[units == 0.0] = 1.0
+    state.keep(SCORES_ITEM, LocalScores(columns / units, units, np.tile(rows, K), K), n)
+    return {
+        "own": local.own,
+        "with_shares": local.with_shares,
+        "jacobian": np.vstack([local.jacobian, local.effects]),
+        "communalities": local.communalities,
+        "crossing": np.array(q),
+    }
+
+
+def columns_of(data: SiteData, state: State, which: str) -> tuple[Floats, Floats]:
+    """Scores by cluster, by the root of the posterior."""
+    held = state.use(SCORES_ITEM, LocalScores, "its scores are not open; ask 'open_scores' first")
+    return held.columns, held.units
+
+
+def rows_of(state: State, which: str) -> Ints:
+    """Rows of the table, once for every cluster."""
+    return state.use(SCORES_ITEM, LocalScores, "its scores are not open; ask 'open_scores' first").rows
+
+
+def behind(
+    data: SiteData, state: State, part: ProductPart, rows: Ints, group: Ints, both: Bools, marks: Array
+) -> tuple[tuple[GroupSums, RowGroups], Callable[[], None]]:
+    """Tell that a product is a sum over all entities that both have, of so many columns."""
+    held = state.use(SCORES_ITEM, LocalScores)
+    once = rows < len(held.rows) // held.clusters
+    code = group[once]
+    columns = part.product.columns_a + part.product.columns_b - 1
+    return (GroupSums(code, columns=columns), RowGroups("", code, held.rows[rows[once]])), lambda: None
+
+
+SCORE_FACTS = (EntityCount, CaseWeights, GroupSums, RowGroups)
+SCORE_STEPS = {
+    "open_scores": Step(
+        open_scores,
+        {"slot": ArrayDeclaration("control", "which mixture", 0)},
+        {
+            "own": ArrayDeclaration(
+                "aggregate", "information of the institution's own parameters", 2, behind=SCORE_FACTS
+            ),
+            "with_shares": ArrayDeclaration(
+                "aggregate", "information shared with clusters' sizes", 2, behind=SCORE_FACTS
+            ),
+            "jacobian": ArrayDeclaration(
+                "aggregate", "derivatives of profiles in the parameters", 2, behind=SCORE_FACTS
+            ),
+            "communalities": ArrayDeclaration(
+                "aggregate", "shares of variance that factors make up", behind=SCORE_FACTS
+            ),
+            "crossing": ArrayDeclaration("control", "how many scores are multiplied with those of others", 0),
+        },
+    ),
+    **product_steps(columns_of, rows_of, behind, fills=False),
+}
+SCORE_ORDER = {
+    "open_scores": "release_modalities",
+    "open_product": "open_scores deal_product open_product",
+    "share_product": "open_product share_product",
 }

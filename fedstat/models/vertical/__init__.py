@@ -1,1 +1,1 @@
-"""Shared by families over sites with different columns: layout, moments, exchange, likelihood, prediction."""
+"""What models of sites with different columns share."""

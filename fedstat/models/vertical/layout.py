@@ -1,4 +1,4 @@
-"""Layout of a fit over sites with different columns: institutions, columns, entities."""
+"""The layout of a fit of sites with different columns: sites, columns, entities."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
-from fedstat.federation.design.by_columns import BlockDesign, Design
-from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
-from fedstat.federation.tables.bits import ColumnsDetail
+from fedstat.federation.design.vertical_design import BlockDesign, Design
+from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
+from fedstat.federation.tables.cardinality import ColumnCardinality
 from fedstat.federation.tables.columns import number_units
-from fedstat.inference.summary import ClientBlock
-from fedstat.models.vertical.merges import ColumnUnits, keep_only
+from fedstat.inference.summary import CoefficientBlock
 from fedstat.models.vertical.moments import number_patterns
+from fedstat.models.vertical.pattern_merging import ColumnUnits, select_columns
 from fedstat.typing import Bools, Floats, Ints
 
 
@@ -48,8 +48,8 @@ class Layout:
     absent: Mapping[str, int]
     filled: bool = False
     aside: int = 0
-    details: tuple[ColumnsDetail | None, ...] = ()
-    response_detail: ColumnsDetail | None = None
+    details: tuple[ColumnCardinality | None, ...] = ()
+    response_detail: ColumnCardinality | None = None
     bystanders: tuple[str, ...] = ()
     has: Mapping[str, Bools] = field(default_factory=dict)
     weights: Floats | None = None
@@ -87,7 +87,7 @@ class Layout:
     @property
     def most_grams(self) -> int:
         """Weighted Gram matrices that may be released over the same entities."""
-        return self.n // (ENTITIES_PER_EQUATION * (self.p + 1))
+        return self.n // (MIN_ENTITIES_PER_EQUATION * (self.p + 1))
 
     @property
     def rows(self) -> Mapping[str, Ints]:
@@ -163,9 +163,9 @@ class Layout:
             self,
             has={k: columns for k, columns in partly.items() if not columns.all()},
             n=int(used.sum()),
-            keep={k: keep_only(self.keep[k], own) for k, own in shown.items()},
+            keep={k: select_columns(self.keep[k], own) for k, own in shown.items()},
             kept={k: place[self.kept[k][own]] for k, own in shown.items()},
-            response_keep=keep_only(self.response_keep, used),
+            response_keep=select_columns(self.response_keep, used),
             weights=None if self.weights is None else self.weights[used],
         )
 
@@ -208,7 +208,7 @@ def lay_out(
         n_design=design.n,
         keep=keep,
         kept={block.client: place[block.rows[keep[block.client]]].astype(np.int64) for block in blocks},
-        response_keep=keep_only(design.response_keep, use),
+        response_keep=select_columns(design.response_keep, use),
         absent={client: design.n - m for client, m in brought.items() if m < design.n},
         filled=filled,
         details=tuple(block.detail for block in blocks),
@@ -226,9 +226,9 @@ def complete_at(blocks: Sequence[BlockDesign], n: int) -> Bools:
     return np.asarray(counts == len(blocks))
 
 
-def client_blocks(layout: Layout) -> tuple[ClientBlock, ...]:
+def client_blocks(layout: Layout) -> tuple[CoefficientBlock, ...]:
     """List what each institution brought, the response holder first where it holds no columns."""
-    rows = [] if layout.active in layout.clients else [ClientBlock(layout.active, 0, layout.n, 0.0)]
+    rows = [] if layout.active in layout.clients else [CoefficientBlock(layout.active, 0, layout.n, 0.0)]
     pairs = zip(layout.clients, layout.sizes, strict=True)
     has = {client: len(layout.kept[client]) for client in layout.clients}
-    return (*rows, *[ClientBlock(k, size, has[k], 1.0 - has[k] / layout.n) for k, size in pairs])
+    return (*rows, *[CoefficientBlock(k, size, has[k], 1.0 - has[k] / layout.n) for k, size in pairs])

@@ -1,4 +1,4 @@
-"""The observed-data log-likelihood of VFEM from moments, with Sigma_1..Sigma_K maximised out.
+"""The observed-data log-likelihood of independent blocks, with the block covariances profiled out.
 
 Sigma_k enters the likelihood of y through t_k = beta_k'Sigma_k beta_k alone. Given beta_k, mu_k and t_k, the
 likelihood of the block splits into that of c = x'beta_k ~ N(m_k, t_k), m_k = mu_k'beta_k, and a
@@ -49,7 +49,7 @@ class LikelihoodPoint:
         )
 
 
-class Standard:
+class StandardizedMoments:
     """Standardised moments, with what the likelihood needs of them once.
 
     They are given in any units; the likelihood of this module is that of moments which are `whole`. An
@@ -128,7 +128,7 @@ class LikelihoodDerivatives:
     expected: Floats
 
 
-def residuals(standard: Standard, point: LikelihoodPoint) -> Residuals:
+def residuals(standard: StandardizedMoments, point: LikelihoodPoint) -> Residuals:
     """Take the residuals' sums at a point."""
     moments = standard.moments
     m = (point.mu * point.beta) @ standard.member
@@ -146,7 +146,9 @@ def residuals(standard: Standard, point: LikelihoodPoint) -> Residuals:
     return Residuals(w, m, q, t, v, sums, np.sum(weights * sums, axis=1))
 
 
-def log_likelihood(standard: Standard, point: LikelihoodPoint, at: Residuals | None = None) -> float:
+def log_likelihood(
+    standard: StandardizedMoments, point: LikelihoodPoint, at: Residuals | None = None
+) -> float:
     """Profile log-likelihood in the units of the data, less the blocks' own maximum."""
     at = at or residuals(standard, point)
     moments = standard.moments
@@ -156,7 +158,7 @@ def log_likelihood(standard: Standard, point: LikelihoodPoint, at: Residuals | N
     return float(-0.5 * (response + blocks) - moments.nobs * np.log(moments.scale[-1]))
 
 
-def evaluate(standard: Standard, point: LikelihoodPoint) -> LikelihoodDerivatives:
+def evaluate(standard: StandardizedMoments, point: LikelihoodPoint) -> LikelihoodDerivatives:
     """Log-likelihood, score and information at a point.
 
     By the chain rule through z = (b, beta, m, s2, t), in which r and v are linear.
@@ -171,7 +173,7 @@ def evaluate(standard: Standard, point: LikelihoodPoint) -> LikelihoodDerivative
     return LikelihoodDerivatives(log_likelihood(standard, point, at), score, information, expected)
 
 
-def by_linear_parameters(standard: Standard, at: Residuals) -> tuple[Floats, Floats, Floats]:
+def by_linear_parameters(standard: StandardizedMoments, at: Residuals) -> tuple[Floats, Floats, Floats]:
     """Score, information and expected information of z = (b, beta, m, s2, t)."""
     moments, missing, v = standard.moments, standard.missing, at.v
     n, grams = moments.n, moments.grams
@@ -195,7 +197,7 @@ def by_linear_parameters(standard: Standard, at: Residuals) -> tuple[Floats, Flo
     return score, information, expected
 
 
-def jacobian(standard: Standard, point: LikelihoodPoint, at: Residuals) -> Floats:
+def jacobian(standard: StandardizedMoments, point: LikelihoodPoint, at: Residuals) -> Floats:
     """Differentiate z = (b, beta, m, s2, t) by the parameters."""
     P, K = standard.member.shape
     beta, mu, lam = standard.places
@@ -212,7 +214,9 @@ def jacobian(standard: Standard, point: LikelihoodPoint, at: Residuals) -> Float
     return J
 
 
-def curvature(standard: Standard, point: LikelihoodPoint, at: Residuals, score_z: Floats) -> Floats:
+def curvature(
+    standard: StandardizedMoments, point: LikelihoodPoint, at: Residuals, score_z: Floats
+) -> Floats:
     """Sum of the scores of z times the second derivatives of z."""
     P, K = standard.member.shape
     beta, mu, lam = standard.places
@@ -233,7 +237,7 @@ def curvature(standard: Standard, point: LikelihoodPoint, at: Residuals, score_z
     return np.asarray(upper + upper.T + np.diag(np.diag(out)))
 
 
-def block_terms(standard: Standard, point: LikelihoodPoint) -> tuple[Floats, Floats, Floats]:
+def block_terms(standard: StandardizedMoments, point: LikelihoodPoint) -> tuple[Floats, Floats, Floats]:
     """Score and informations of the blocks' own likelihood."""
     _, mu, lam = standard.places
     member, n_seen = standard.member, standard.moments.n_seen
@@ -253,7 +257,7 @@ def block_terms(standard: Standard, point: LikelihoodPoint) -> tuple[Floats, Flo
     return score, information, expected
 
 
-def block_covariance(standard: Standard, point: LikelihoodPoint, at: Residuals) -> Floats:
+def block_covariance(standard: StandardizedMoments, point: LikelihoodPoint, at: Residuals) -> Floats:
     """Sigma_1..Sigma_K at which the likelihood is largest, as one block diagonal matrix (P, P)."""
     # Along w = S beta alone does t differ from q; where beta_k = 0 there is no such direction.
     factor = np.divide(np.expm1(point.lam), at.q, out=np.zeros_like(at.q), where=at.q > 0.0)

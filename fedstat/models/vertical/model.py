@@ -1,4 +1,4 @@
-"""A model over institutions with different columns: formula, partition, agreed design, engine."""
+"""A model of sites with different columns: formula, partition, agreed design, engine."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 from fedstat.errors import DataWarning, ModelError, warn
-from fedstat.federation.account.ledger import CoordinatorAccount, Ledger
-from fedstat.federation.design.by_columns import Design, Missing, agree_design
+from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
 from fedstat.federation.design.formula.parse import Formula, parse_formula
-from fedstat.federation.door.owner.plan import DESIGN, PlannedStep
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.forecast.analysis_plan import told_afterwards
-from fedstat.federation.forecast.dry_site import DrySite
-from fedstat.federation.forecast.invented_columns import invent_columns
+from fedstat.federation.design.vertical_design import Design, MissingRule, agree_design
+from fedstat.federation.disclosure.approval import DESIGN_FAMILY, PlannedStep
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.dry_run.expected_releases import plan_text_release
+from fedstat.federation.dry_run.synthetic_columns import synthetic_column_sites
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Engine, Rounds
+from fedstat.federation.protocols.engine import Engine, FitProtocol
 from fedstat.models.checks import check_call
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.vertical.layout import Layout
 
-BESIDE = ("offset", "freq_weights", "var_weights")
+ROLE_ARGUMENTS = ("offset", "freq_weights", "var_weights")
 """Arguments that name columns beside the response, which ``.`` does not stand for."""
 
 
@@ -71,7 +71,7 @@ class VerticalModel(Explainable):
         formula: Formula,
         partition: ClientPartition,
         *,
-        missing: Missing | Literal["em"] = "raise",
+        missing: MissingRule | Literal["em"] = "raise",
         coordinator: str | None = None,
     ) -> None:
         if missing == "em" or missing not in ("raise", "drop"):
@@ -88,7 +88,7 @@ class VerticalModel(Explainable):
             )
         self.engine: Engine = partition.engine
         self._session = partition._new_session()
-        self._account = CoordinatorAccount()
+        self._account = CoordinatorLog()
         self._codings: dict[str, str] = {}  # as far as sites were asked for them after a fit
         self._agreement = self._new_ledger()
         self.design: Design = self.engine.run(self._agree(missing), self._agreement)
@@ -101,7 +101,7 @@ class VerticalModel(Explainable):
         formula: str,
         partition: ClientPartition,
         *,
-        missing: Missing | Literal["em"] = "raise",
+        missing: MissingRule | Literal["em"] = "raise",
         coordinator: str | None = None,
         **options: Any,
     ) -> Self:
@@ -143,11 +143,11 @@ class VerticalModel(Explainable):
         ['Intercept', 'A1', 'A2']
         """
         check_call(cls, partition, "vertical", options)
-        beside = [str(options[name]) for name in BESIDE if options.get(name) is not None]
+        beside = [str(options[name]) for name in ROLE_ARGUMENTS if options.get(name) is not None]
         parsed = parse_formula(formula, partition.columns, extra=beside)
         return cls(parsed, partition, missing=missing, coordinator=coordinator, **options)
 
-    def _agree(self, missing: Missing) -> Rounds[Design]:
+    def _agree(self, missing: MissingRule) -> FitProtocol[Design]:
         """Agree with the institutions on columns and entities."""
         return agree_design(
             self.formula,
@@ -183,7 +183,7 @@ class VerticalModel(Explainable):
     def _told_afterwards(self, site: str) -> Iterator[PlannedStep]:
         if any(terms.client == site for terms in self.formula.clients):
             # A file of results has it, and a prediction begins with it.
-            yield told_afterwards(DESIGN, "release_spec")
+            yield plan_text_release(DESIGN_FAMILY, "release_spec")
 
     def _with_dealer(self, layout: Layout) -> Layout:
         """Let a site of the partition that has no part in the model deal, where there is no other third.
@@ -200,7 +200,7 @@ class VerticalModel(Explainable):
 
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
         rows, session = self.partition.rows, self._session
-        return invent_columns(self.design, rows, policies, self.distribution, session)
+        return synthetic_column_sites(self.design, rows, policies, self.distribution, session)
 
     def _warn_of_partial_blocks(self, which: str) -> None:
         """Warn of entities with some of an institution's columns, which count as missing there in a fit."""

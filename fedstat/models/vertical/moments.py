@@ -1,4 +1,4 @@
-"""Moments by missing pattern: all that the likelihood of VFEM reads of the data.
+"""Moments by missing pattern: the only data that the likelihood of VFEM needs.
 
 A pattern g says which columns an entity has. Of its n_g entities the likelihood needs the Gram matrix of
 (1, x, y), the sum of (1, x, y)(1, x, y)' with zeros at the columns that they lack, and nothing

@@ -1,4 +1,4 @@
-"""Newton's method on a log-likelihood whose derivatives are exact, whatever its parameters are."""
+"""Newton's method for a log-likelihood with exact derivatives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.typing import Floats
 
-Point = TypeVar("Point")
+PointT = TypeVar("PointT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +39,21 @@ class Derivatives(Protocol):
         """Derivatives by the parameters."""
 
 
-Taken = TypeVar("Taken", bound=Derivatives)
+DerivativesT = TypeVar("DerivativesT", bound=Derivatives)
 
 
 @dataclass(frozen=True, slots=True)
-class Climbed(Generic[Point]):
+class NewtonFit(Generic[PointT]):
     """Where a climb ended, how it came there, and whether at a maximum."""
 
-    point: Point
+    point: PointT
     trace: tuple[TraceRow, ...]
     converged: bool
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ascent(Generic[Point, Taken]):
+class NewtonAscent(Generic[PointT, DerivativesT]):
     """A log-likelihood of `n` entities to be climbed.
 
     `evaluate` takes derivatives at a point, `direct` says of which kind the next step is and gives it in
@@ -62,11 +62,11 @@ class Ascent(Generic[Point, Taken]):
     """
 
     n: float
-    evaluate: Callable[[Point], Taken]
-    direct: Callable[[Point, Taken], tuple[str, Floats]]
-    move: Callable[[Point, Taken, Floats], tuple[Point, float, bool]]
+    evaluate: Callable[[PointT], DerivativesT]
+    direct: Callable[[PointT, DerivativesT], tuple[str, Floats]]
+    move: Callable[[PointT, DerivativesT, Floats], tuple[PointT, float, bool]]
 
-    def climb(self, point: Point, tol: float, maxiter: int) -> Climbed[Point]:
+    def climb(self, point: PointT, tol: float, maxiter: int) -> NewtonFit[PointT]:
         """Go up until the maximum is nearer than `tol` standard errors (the Newton decrement)."""
         trace: list[TraceRow] = []
         began, move, change = time.perf_counter(), "start", np.inf
@@ -79,13 +79,13 @@ class Ascent(Generic[Point, Taken]):
             if decrement <= tol:
                 if move_next == "newton":
                     reason = "the distance to the optimum is below its tolerance"
-                    return Climbed(point, tuple(trace), True, reason)
-                return Climbed(
+                    return NewtonFit(point, tuple(trace), True, reason)
+                return NewtonFit(
                     point, tuple(trace), False, "a stationary point that is not a maximum was reached"
                 )
             point, change, shortened = self.move(point, at, direction)
             move = "shortened" if shortened else move_next
-        return Climbed(point, tuple(trace), False, "the largest number of iterations was reached")
+        return NewtonFit(point, tuple(trace), False, "the largest number of iterations was reached")
 
 
 def step_by(score: Floats, informations: Iterable[tuple[str, Floats]]) -> tuple[str, Floats]:

@@ -1,9 +1,8 @@
-"""Regression where blocks of whole institutions are missing (VFEM)."""
+"""Regression where blocks of whole sites are missing (VFEM)."""
 
-from fedstat.federation.door.conduct import in_order
-from fedstat.federation.door.site import FAMILIES
-from fedstat.models.vfem.blocks.request import FAMILY
-from fedstat.models.vfem.order import ORDER
-from fedstat.models.vfem.steps import STEPS
+from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.models.vfem.iteration.messages import FAMILY
+from fedstat.models.vfem.steps import STEP_ORDER, STEPS
 
-FAMILIES[FAMILY] = in_order(STEPS, ORDER)
+FAMILIES[FAMILY] = in_order(STEPS, STEP_ORDER)

@@ -1,17 +1,17 @@
-"""Forecasts of a VFEM fit: how many iterations it takes, and what masks do not hide."""
+"""The dry-run plan of a VFEM fit: number of iterations, and values that masks do not protect."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from fedstat.federation.forecast.forecast import Forecast, Lengths, Loop
-from fedstat.federation.forecast.rehearsal import DryRun
+from fedstat.federation.dry_run.execution import DryRunRecord
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases, FitLengths, IterationLoop
 from fedstat.models.explain import ForecastPlan
-from fedstat.models.vfem.blocks.layout import make_layout
-from fedstat.models.vfem.statements.exposure import count_exposed
+from fedstat.models.vfem.base_model import make_layout
+from fedstat.models.vfem.disclosure_notes import count_exposed
 
-JOINT_ITERATIONS: Lengths = (4, 8, 20)
+JOINT_ITERATIONS: FitLengths = (4, 8, 20)
 """Where the coordinator has all parameters; simulated data took 6 to 9."""
 JOINT_STEPS = frozenset({"joint_predict", "glm_evaluate", "joint_score", "joint_weights"})
 
@@ -19,7 +19,7 @@ JOINT_STEPS = frozenset({"joint_predict", "glm_evaluate", "joint_score", "joint_
 class VFEMPlan(ForecastPlan):
     """What is known of a VFEM fit before it runs."""
 
-    iterations: ClassVar[Lengths] = (12, 40, 100)
+    iterations: ClassVar[FitLengths] = (12, 40, 100)
     """Of a fit that is short, usual, and long; simulated and recorded data took 12 to 81."""
 
     counted: ClassVar[str] = "step"
@@ -37,7 +37,7 @@ class VFEMPlan(ForecastPlan):
         self.iterative = given.get("exchange", "iterative") == "iterative"
 
     @property
-    def lengths(self) -> Lengths:
+    def lengths(self) -> FitLengths:
         """Iterations of a fit that is short, usual and long, within the limit."""
         low, usual, most = (min(length, int(self.given["maxiter"])) for length in self.iterations)
         return low, usual, most
@@ -46,14 +46,14 @@ class VFEMPlan(ForecastPlan):
         """Let the rehearsed fit go on in silence, and for a short fit's iterations at most."""
         return {"progress": False, "maxiter": self.lengths[0]} if self.iterative else {}
 
-    def loops(self, course: DryRun) -> Sequence[Loop]:
+    def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
         """Count iterations, of the fit and of that which gives its first coefficients."""
         fits = sum(self.begins in steps for steps in course.rounds)
         low, usual, most = self.lengths  # first coefficients are soon good enough
         lengths = (low, fits * usual, fits * most)
-        return [Loop(self.counted, self.steps, lengths, int(self.given.get("memory", 0)) + 1)]
+        return [IterationLoop(self.counted, self.steps, lengths, int(self.given.get("memory", 0)) + 1)]
 
-    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Count the entities at which masks hide nothing."""
         course = forecast.course
         if not any(entry.masked and entry.kind == "per entity" for entry in course.entries):
@@ -67,7 +67,7 @@ class VFEMPlan(ForecastPlan):
                     "receiver has a record.",
                 )
 
-    def notes(self, forecast: Forecast) -> Iterator[str]:
+    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
         """Say where the number of iterations comes from."""
         if self.iterative:
             low, usual, high = self.lengths
@@ -83,7 +83,7 @@ class VFEMPlan(ForecastPlan):
 class VFEMGLMPlan(VFEMPlan):
     """What is known of a fit before it runs, where the response is not normal."""
 
-    iterations: ClassVar[Lengths] = (8, 12, 30)
+    iterations: ClassVar[FitLengths] = (8, 12, 30)
     """Of a fit that is short, usual, and long; simulated data took 7 to 15, recorded data 19 to 21."""
 
     counted: ClassVar[str] = "glm_score"
@@ -97,24 +97,24 @@ class VFEMGLMPlan(VFEMPlan):
         self.grows = not model._fits_jointly(given["method"])
 
     @property
-    def lengths(self) -> Lengths:
+    def lengths(self) -> FitLengths:
         """Iterations of a fit that is short, usual and long, within the limit."""
         if self.grows:
             return super().lengths
         low, usual, most = (min(length, int(self.given["maxiter"])) for length in JOINT_ITERATIONS)
         return low, usual, most
 
-    def loops(self, course: DryRun) -> Sequence[Loop]:
+    def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
         """Count iterations, at which the coordinator has all parameters or none."""
         if self.grows:
             return super().loops(course)
-        return [Loop("joint_score", JOINT_STEPS, self.lengths)]
+        return [IterationLoop("joint_score", JOINT_STEPS, self.lengths)]
 
     def arguments(self) -> Mapping[str, Any]:
         """Let the rehearsed fit go on in silence."""
         return {"progress": False}
 
-    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Name those who could put residuals together."""
         yield from super().learned(forecast)
         if any("glm_scores" in steps for steps in forecast.course.rounds):

@@ -1,4 +1,4 @@
-"""The user's side of VFEM where the response is not normal: arguments in, results out."""
+"""The user interface of VFEM for a response that is not normal."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import Any, Literal, get_args
 
 from fedstat.errors import ModelError
 from fedstat.federation.design.formula.parse import Formula
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation
-from fedstat.kernels.glm.specification import DistributionSpec, Family
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_share
 from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns
-from fedstat.models.vertical.law.pairs import Between
+from fedstat.models.vertical.joint_normal.sparse_pairs import Between
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vfem.block_model import CrossSource, IterativeFit, Method, SketchKind, VFEMModel
-from fedstat.models.vfem.blocks.glm_distribution import kernel_of
-from fedstat.models.vfem.blocks.request import FAMILY
+from fedstat.models.vfem.base_model import CrossSource, IterativeOptions, SketchKind, VFEMMethod, VFEMModel
 from fedstat.models.vfem.explain import VFEMGLMPlan
+from fedstat.models.vfem.iteration.distributions import kernel_of
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
-from fedstat.models.vfem.iteration.options import IterationOptions
-from fedstat.models.vfem.iteration.progress import Progress
-from fedstat.models.vfem.joint.protocol import LEAST_PATTERN, JointIteration
-from fedstat.models.vfem.protocol import Iterated, fit_glm, fit_joint
+from fedstat.models.vfem.iteration.messages import FAMILY
+from fedstat.models.vfem.iteration.state import IterationOptions, Progress
+from fedstat.models.vfem.joint_protocol import LEAST_PATTERN, JointIteration
+from fedstat.models.vfem.outcome import warn_unless_converged
+from fedstat.models.vfem.protocol import IterativeResult, fit_glm, fit_joint
 from fedstat.models.vfem.results import VFEMGLMResults
-from fedstat.models.vfem.statements.outcome import warn_unless_converged
-from fedstat.progress_line import tells_progress
+from fedstat.progress_line import shows_progress
 
-INSTEAD = ", or from_formula(..., between='independent'), which has no sums by missing pattern"
+INDEPENDENT_ALTERNATIVE = (
+    ", or from_formula(..., between='independent'), which has no sums by missing pattern"
+)
 """What there is where too many entities are in patterns that are too small, or nobody can deal."""
 
 
@@ -92,11 +93,11 @@ class VFEMGLM(VFEMModel):
             )
         super().__init__(formula, partition, **kwargs)
 
-    @tells_progress
+    @shows_progress
     def fit(
         self,
         *,
-        method: Method = "vfem",
+        method: VFEMMethod = "vfem",
         cov_type: Literal["observed", "robust", "none"] = "observed",
         alpha: Literal["ml"] | None = None,
         masked: bool = True,
@@ -178,7 +179,7 @@ class VFEMGLM(VFEMModel):
         >>> model.fit(cov_type="none").converged
         True
         """
-        check_choice("method", method, get_args(Method))
+        check_choice("method", method, get_args(VFEMMethod))
         check_robust(method, cov_type)
         self._check_alpha(alpha)
         check_choice("cov_type", cov_type, ("observed", "robust", "none"))
@@ -186,7 +187,7 @@ class VFEMGLM(VFEMModel):
             memory=memory, maxiter=maxiter, tol_score=tol_score, tol_change=tol_change, masked=masked
         )
         covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
-        wanted = IterativeFit(method, options, covariance, estimates_alpha=alpha is not None)
+        wanted = IterativeOptions(method, options, covariance, estimates_alpha=alpha is not None)
         check_share("max_moved", max_moved)
         if self._fits_jointly(method):
             if cov_type == "robust" or alpha is not None:
@@ -201,7 +202,7 @@ class VFEMGLM(VFEMModel):
                     "with between='free' they are secure"
                 )
             least = max(self.partition.min_count, LEAST_PATTERN)
-            wanted = replace(wanted, small=SmallPatterns(least, max_moved, INSTEAD))
+            wanted = replace(wanted, small=SmallPatterns(least, max_moved, INDEPENDENT_ALTERNATIVE))
         result = self._fit_by_iteration(wanted, VFEMGLMResults)
         warn_unless_converged(result._fit)
         return result
@@ -213,11 +214,13 @@ class VFEMGLM(VFEMModel):
                 f"{self.distribution}; a known alpha belongs to the family"
             )
 
-    def _fits_jointly(self, method: Method) -> bool:
+    def _fits_jointly(self, method: VFEMMethod) -> bool:
         """Whether the law of all columns is estimated: with one block nothing is between two."""
         return self.between == "free" and method == "vfem" and len(self.design.blocks) > 1
 
-    def _iterate(self, wanted: IterativeFit, layout: Layout, report: Progress | None) -> Rounds[Iterated]:
+    def _iterate(
+        self, wanted: IterativeOptions, layout: Layout, report: Progress | None
+    ) -> FitProtocol[IterativeResult]:
         shared: dict[str, Any] = {
             "distribution": self.distribution,
             "at": wanted.covariance.cross.at,
@@ -234,7 +237,7 @@ class VFEMGLM(VFEMModel):
                 estimates_alpha=wanted.estimates_alpha,
             )
             return fit_glm(iteration, wanted.covariance)
-        conversation = Conversation(FAMILY, self._session, shared["at"], INSTEAD)
+        conversation = SecureProductSession(FAMILY, self._session, shared["at"], INDEPENDENT_ALTERNATIVE)
 
         def make(narrowed: Layout, exchange: PatternExchange) -> JointIteration:
             return JointIteration(

@@ -1,4 +1,4 @@
-"""The user's side of VFEM: arguments in, results out; a response that is not normal has its own model."""
+"""The user interface of VFEM for a normal response."""
 
 from __future__ import annotations
 
@@ -8,28 +8,31 @@ from typing import Any, Literal, Self, get_args, overload
 
 import numpy as np
 
-from fedstat.documented import described_in
+from fedstat.docstrings import inherits_params
 from fedstat.errors import ModelError
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.kernels.glm.specification import DistributionSpec, Family
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.models.checks import check_choice, check_share, check_whole
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
-from fedstat.models.vertical.law.assumptions import warn_of_dependence
-from fedstat.models.vertical.law.pairs import Between
+from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
+from fedstat.models.vertical.joint_normal.sparse_pairs import Between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vfem.arguments import check_variances, check_weights, refuse_iterative
-from fedstat.models.vfem.block_model import (
+from fedstat.models.vfem.base_model import (
     CrossSource,
-    Init,
-    IterativeFit,
-    Method,
+    InitialValues,
+    IterativeOptions,
     SketchKind,
+    VFEMMethod,
     VFEMModel,
+    check_variances,
+    check_weights,
+    refuse_iterative,
 )
-from fedstat.models.vfem.blocks.glm_distribution import NORMAL
+from fedstat.models.vfem.corrections import Correction, apply_correction, check_correction
+from fedstat.models.vfem.covariance.cross_products import product_session
 from fedstat.models.vfem.covariance.from_moments import (
     CovType,
     MomentsOptions,
@@ -38,25 +41,18 @@ from fedstat.models.vfem.covariance.from_moments import (
 )
 from fedstat.models.vfem.explain import VFEMPlan
 from fedstat.models.vfem.glm_model import VFEMGLM
-from fedstat.models.vfem.iteration.fit import by_client
-from fedstat.models.vfem.iteration.options import SMALLEST_MEMORY, IterationOptions
-from fedstat.models.vfem.iteration.progress import Progress
+from fedstat.models.vfem.iteration.distributions import NORMAL
 from fedstat.models.vfem.iteration.protocol import EMIteration
-from fedstat.models.vfem.moments.cross_products import conversation
-from fedstat.models.vfem.protocol import Iterated, fit_normal
+from fedstat.models.vfem.iteration.state import SMALLEST_MEMORY, IterationOptions, Progress, fit_by_site
+from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_unless_converged
+from fedstat.models.vfem.protocol import IterativeResult, fit_normal
 from fedstat.models.vfem.results import VFEMResults
-from fedstat.models.vfem.statements.corrections import Correction, check_correction, correct
-from fedstat.models.vfem.statements.outcome import (
-    HeldInSession,
-    VFEMOutcome,
-    warn_unless_converged,
-)
-from fedstat.progress_line import tells_progress
+from fedstat.progress_line import shows_progress
 from fedstat.typing import Floats
 
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
 """Of the fit that gives the first coefficients: a small score will do, whatever still moves."""
-INSTEAD = ", or fit with exchange='iterative', which releases values per entity"
+ITERATIVE_ALTERNATIVE = ", or fit with exchange='iterative', which releases values per entity"
 """What VFEM offers where too many entities are in missing patterns that are too small."""
 
 
@@ -124,7 +120,7 @@ class VFEMRegression(VFEMModel):
     ) -> VFEMGLM: ...
 
     @classmethod
-    @described_in(VerticalModel.from_formula)
+    @inherits_params(VerticalModel.from_formula)
     def from_formula(
         cls, formula: str, partition: ClientPartition, *, family: Family | None = None, **options: Any
     ) -> Self | VFEMGLM:
@@ -183,12 +179,12 @@ class VFEMRegression(VFEMModel):
         model.linear = lambda: cls.from_formula(formula, partition, **(columns_alone | {"between": "free"}))
         return model
 
-    @described_in(VFEMGLM.fit)
-    @tells_progress
+    @inherits_params(VFEMGLM.fit)
+    @shows_progress
     def fit(
         self,
         *,
-        method: Method = "vfem",
+        method: VFEMMethod = "vfem",
         cov_type: CovType = "observed",
         exchange: Literal["moments", "iterative"] = "moments",
         masked: bool = True,
@@ -199,7 +195,7 @@ class VFEMRegression(VFEMModel):
         acceleration: Literal["anderson"] | None = "anderson",
         memory: int = 8,
         learning_rate: float | None = None,
-        init: Init = "zero",
+        init: InitialValues = "zero",
         maxiter: int = 5000,
         tol_score: float = 1e-8,
         tol_change: float = 1e-6,
@@ -304,7 +300,7 @@ class VFEMRegression(VFEMModel):
         340
         """
         arguments = dict(locals())
-        check_choice("method", method, get_args(Method))
+        check_choice("method", method, get_args(VFEMMethod))
         check_choice("cov_type", cov_type, get_args(CovType))
         check_choice("exchange", exchange, ("moments", "iterative"))
         if exchange == "moments":
@@ -336,14 +332,14 @@ class VFEMRegression(VFEMModel):
             result = self._fit_moments(method, asked, options, max_moved, correction)
         else:
             covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
-            wanted = IterativeFit(method, options, covariance, init)
+            wanted = IterativeOptions(method, options, covariance, init)
             result = self._fit_by_iteration(wanted, VFEMResults)
         warn_unless_converged(result._fit)
         return result
 
     def _fit_moments(
         self,
-        method: Method,
+        method: VFEMMethod,
         asked: MomentsOptions,
         options: IterationOptions,
         max_moved: float | None,
@@ -351,29 +347,31 @@ class VFEMRegression(VFEMModel):
     ) -> VFEMResults:
         layout, ledger = self._begin(method, partly=method == "vfem")
         check_variances(self._roles, layout)
-        small = SmallPatterns(self.partition.min_count, max_moved, INSTEAD)
-        exchanging = exchange_patterns(layout, small, conversation(self._session, ledger.at))
+        small = SmallPatterns(self.partition.min_count, max_moved, ITERATIVE_ALTERNATIVE)
+        exchanging = exchange_patterns(layout, small, product_session(self._session, ledger.at))
         exchange = self.engine.run(self._receipted(exchanging, ledger), ledger)
         self._keep_division(layout, exchange)
         found, covariance = estimate_from_moments(exchange.moments, asked)
-        made = correct(found, covariance, correction)
+        made = apply_correction(found, covariance, correction)
         if method == "vfem" and self.between == "independent":
             warn_of_dependence(exchange.moments)
-        fit = by_client(made.reported, asked.between)
+        fit = fit_by_site(made.reported, asked.between)
         outcome = VFEMOutcome(
             method, asked.cov_type, "zero", options, fit, made.covariance, correction=correction
         )
-        held = HeldInSession(exchange=exchange, moments_fit=found)
+        held = SessionArtifacts(exchange=exchange, moments_fit=found)
         return VFEMResults._of(self, layout, outcome, held, ledger)
 
-    def _iterate(self, wanted: IterativeFit, layout: Layout, report: Progress | None) -> Rounds[Iterated]:
+    def _iterate(
+        self, wanted: IterativeOptions, layout: Layout, report: Progress | None
+    ) -> FitProtocol[IterativeResult]:
         iteration = EMIteration(layout, wanted.options, self._session, report)
         first = self._first_point(layout, wanted.options, wanted.init)
         return fit_normal(iteration, first, wanted.covariance)
 
     def _first_point(
-        self, layout: Layout, options: IterationOptions, init: Init
-    ) -> Rounds[Mapping[str, Floats] | None]:
+        self, layout: Layout, options: IterationOptions, init: InitialValues
+    ) -> FitProtocol[Mapping[str, Floats] | None]:
         if not isinstance(init, str):
             return self._given_point(init)
         check_choice("init", init, ("zero", "cc", "impute"))

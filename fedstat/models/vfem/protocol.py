@@ -1,4 +1,4 @@
-"""Rounds of a fit by iteration: the maximum, fitted values, the covariance."""
+"""The protocol of an iterative fit: maximization, fitted values, covariance."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import COUNTS
 from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns, exchange_patterns
-from fedstat.models.vertical.law.fit import LawFit
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit
 from fedstat.models.vertical.layout import Layout
+from fedstat.models.vfem.covariance.cross_products import check_dealers
+from fedstat.models.vfem.covariance.information import PsiCovariance
 from fedstat.models.vfem.covariance.protocol import (
     CovarianceOptions,
     glm_covariance,
     information_covariance,
 )
-from fedstat.models.vfem.covariance.psi import Covariance
 from fedstat.models.vfem.covariance.sem_protocol import sem_covariance
-from fedstat.models.vfem.iteration.fit import VFEMFit
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
 from fedstat.models.vfem.iteration.protocol import EMIteration
-from fedstat.models.vfem.iteration.state import Iteration
-from fedstat.models.vfem.joint.covariance import joint_covariance
-from fedstat.models.vfem.joint.protocol import JointIteration
-from fedstat.models.vfem.moments.cross_products import check_dealers
+from fedstat.models.vfem.iteration.state import IterationState, VFEMFit
+from fedstat.models.vfem.joint_protocol import JointIteration, joint_estimates_covariance
 from fedstat.typing import Array, Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Iterated:
+class IterativeResult:
     """What the iterative exchange hands over.
 
     `fitted` are fitted values and residuals (n,), where the coordinator sits at the response holder, nan of
@@ -40,42 +38,42 @@ class Iterated:
     """
 
     fit: VFEMFit
-    covariance: Covariance | None
+    covariance: PsiCovariance | None
     fitted: Mapping[str, Array]
     exchange: PatternExchange | None = None
-    linear: LawFit | None = None
+    linear: JointNormalFit | None = None
 
 
 def fit_normal(
-    iteration: EMIteration, first_point: Rounds[Mapping[str, Floats] | None], options: CovarianceOptions
-) -> Rounds[Iterated]:
+    iteration: EMIteration, first_point: FitProtocol[Mapping[str, Floats] | None], options: CovarianceOptions
+) -> FitProtocol[IterativeResult]:
     """Fit a normal response by iteration."""
     cov_type, cross = options.cov_type, options.cross
     check_dealers(iteration.layout, cross)
     # Before the fit is under masks: the fit of the first point has masks of its own.
     iteration.first = yield from first_point
     fit = yield from iteration.maximise()
-    fitted = yield from ask_fitted(iteration, "fitted", cross.at)
+    fitted = yield from request_fitted(iteration, "fitted", cross.at)
     covariance = None
     if cov_type == "sem":
         covariance = yield from sem_covariance(iteration, cross, fit.a, fit.s2)
     elif cov_type != "none":
         covariance = yield from information_covariance(iteration, options)
-    return Iterated(fit, covariance, fitted)
+    return IterativeResult(fit, covariance, fitted)
 
 
-def fit_glm(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> Rounds[Iterated]:
+def fit_glm(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> FitProtocol[IterativeResult]:
     """Fit a response that is not normal."""
     check_dealers(iteration.layout, options.cross)
     fit = yield from maximise(iteration)
-    fitted = yield from ask_fitted(iteration, "glm_fitted", options.cross.at)
+    fitted = yield from request_fitted(iteration, "glm_fitted", options.cross.at)
     covariance = None
     if options.cov_type != "none":
         covariance = yield from glm_covariance(iteration, options)
-    return Iterated(fit, covariance, fitted)
+    return IterativeResult(fit, covariance, fitted)
 
 
-def maximise(iteration: QuasiNewtonIteration) -> Rounds[VFEMFit]:
+def maximise(iteration: QuasiNewtonIteration) -> FitProtocol[VFEMFit]:
     """Maximise the likelihood, and ask how far counts vary beyond their distribution."""
     fit = yield from iteration.maximise()
     if iteration.distribution.entry.single is not COUNTS:
@@ -89,23 +87,23 @@ def maximise(iteration: QuasiNewtonIteration) -> Rounds[VFEMFit]:
 def fit_joint(
     layout: Layout,
     small: SmallPatterns,
-    conversation: Conversation,
+    conversation: SecureProductSession,
     make: Callable[[Layout, PatternExchange], JointIteration],
-) -> Rounds[Iterated]:
+) -> FitProtocol[IterativeResult]:
     """Fit a response that is not normal, with columns that depend between institutions."""
     exchange = yield from exchange_patterns(layout, small, conversation)
     code = exchange.plan.target[layout.code]
     iteration = make(layout.narrowed(code >= 0, exchange.released), exchange)
     fit = yield from maximise(iteration)
     fitted = {}
-    for name, values in (yield from ask_fitted(iteration, "glm_fitted", conversation.at)).items():
+    for name, values in (yield from request_fitted(iteration, "glm_fitted", conversation.at)).items():
         fitted[name] = np.full(layout.n, np.nan)
         fitted[name][code >= 0] = values
-    covariance = (yield from joint_covariance(iteration)) if iteration.curved else None
-    return Iterated(fit, covariance, fitted, exchange, iteration.linear)
+    covariance = (yield from joint_estimates_covariance(iteration)) if iteration.curved else None
+    return IterativeResult(fit, covariance, fitted, exchange, iteration.linear)
 
 
-def ask_fitted(iteration: Iteration, step: str, at: str | None) -> Rounds[Mapping[str, Array]]:
+def request_fitted(iteration: IterationState, step: str, at: str | None) -> FitProtocol[Mapping[str, Array]]:
     """Ask for fitted values where the coordinator sits at the response holder; nothing elsewhere."""
     active = iteration.layout.active
     if at != active:

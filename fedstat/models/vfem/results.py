@@ -1,4 +1,4 @@
-"""Statements after a VFEM fit: of a normal response, and of another."""
+"""Results of a VFEM fit, for a normal response and for other distributions."""
 
 from __future__ import annotations
 
@@ -10,30 +10,119 @@ import pandas as pd
 from scipy import stats
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.federation.account.ledger import Ledger
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.likelihood import LRTest, check_nested, cox_snell, mcfadden
 from fedstat.inference.results import FederatedResults
-from fedstat.kernels.glm.specification import Family
+from fedstat.kernels.glm.distributions import Family
 from fedstat.models.checks import check_choice
+from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
-from fedstat.models.vertical.law.fit import LawFit, without_effects
-from fedstat.models.vertical.law.pairs import Between
-from fedstat.models.vertical.law.statements import AssumptionStatements
-from fedstat.models.vfem.block_results import BlockResults, VFEMRecord
+from fedstat.models.vertical.joint_normal.assumption_tests import AssumptionTests
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit, without_effects
+from fedstat.models.vertical.joint_normal.sparse_pairs import Between
+from fedstat.models.vfem.base_results import VFEMBaseResults, VFEMRecord
+from fedstat.models.vfem.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.covariance.from_moments import CovType
-from fedstat.models.vfem.prediction.protocol import prediction_rsquared
-from fedstat.models.vfem.prediction.results import GLMPredictionResults, PredictionResults
-from fedstat.models.vfem.statements.corrections import Correction, refuse_ratio
-from fedstat.models.vfem.statements.dispersion import dispersion_alarm
-from fedstat.models.vfem.statements.moment_statements import MomentStatements
-from fedstat.models.vfem.statements.outcome import as_between, warn_unless_converged
-from fedstat.models.vfem.statements.refit import refit
+from fedstat.models.vfem.notes import SENSITIVITY_COLUMNS, dispersion_alarm, sensitivity
+from fedstat.models.vfem.outcome import SessionArtifacts, as_between, warn_unless_converged
+from fedstat.models.vfem.prediction_protocol import prediction_rsquared
+from fedstat.models.vfem.prediction_results import GLMPredictionResults, PredictionResults
+from fedstat.models.vfem.submodels import leave_one_out, refit
+
+# ----------------------------------------------------------------------------------------------------
+# Statements of results from the moments that a fit exchanged, at no further message.
+
+
+class MomentAnalyses(AssumptionTests):
+    """Statements of a fit with ``exchange="moments"``; other fits raise NotAvailableError.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI + LP", partition).fit()
+    >>> fit.leave_one_out().shape, len(fit.sensitivity()), fit.dealers.columns.tolist()
+    ((3, 5), 0, ['first', 'second', 'dealer'])
+    >>> fit.exchange.smallest > 0
+    True
+    """
+
+    _held: SessionArtifacts
+
+    @property
+    def correction(self) -> Correction | None:
+        """What was corrected of maximum likelihood."""
+        raise NotImplementedError
+
+    @property
+    def exchange(self) -> PatternExchange | None:
+        """The exchange of moments, of a fit in this session."""
+        return self._held.exchange
+
+    @property
+    def _moments_fit(self) -> MomentsFit | JointNormalFit | None:
+        """The fit from the moments, in this session."""
+        return self._held.moments_fit
+
+    @property
+    def dealers(self) -> pd.DataFrame:
+        """Who dealt the random numbers for the product of each pair of institutions."""
+        self._moments()
+        assert self.exchange is not None
+        rows = [(*pair, dealer or "coordinator") for pair, dealer in self.exchange.dealers.items()]
+        return pd.DataFrame(rows, columns=["first", "second", "dealer"])
+
+    def sensitivity(self) -> pd.DataFrame:
+        """Extremes of the coefficients where two institutions share fewer entities than they have columns.
+
+        Such a pair counts as independent given all other columns. Nothing in the data says so: where none is
+        shared every partial covariance of the two has the same likelihood. The extremes are those of a
+        partial correlation of one (with several columns, along the direction in which the coefficient moves
+        fastest).
+
+        Returns
+        -------
+        DataFrame
+            A row for each such pair and coefficient: ``n`` entities that both have, the estimate, its
+            smallest and largest value, ``low`` and ``high``; empty where every pair shares enough.
+        """
+        fit = self._moments()
+        return (
+            sensitivity(fit) if isinstance(fit, JointNormalFit) else pd.DataFrame(columns=SENSITIVITY_COLUMNS)
+        )
+
+    def leave_one_out(self) -> pd.DataFrame:
+        """Fit the model without each column in turn: likelihood ratio, p-value, R-squared.
+
+        With ``between="free"`` the column stays in the law of the columns, where it tells of those that are
+        missing, and only its coefficient goes; the row of one without whose coefficient the likelihood has
+        no maximum is nan.
+
+        Raises
+        ------
+        NotAvailableError
+            After ``correction="skewness"``.
+        """
+        refuse_ratio("leave_one_out", self.correction)
+        return leave_one_out(self._moments()).to_frame()
+
+    def _moments(self) -> MomentsFit | JointNormalFit:
+        if self._moments_fit is None:
+            raise NotAvailableError(
+                "this needs the moments of a fit in this session with exchange='moments'; the iterative "
+                "exchange and files of results do not hold them"
+            )
+        return self._moments_fit
+
+
+# ----------------------------------------------------------------------------------------------------
+# Statements after a VFEM fit: of a normal response, and of another.
 
 
 class VFEMResults(
-    MomentStatements,
-    BlockResults[PredictionResults],
+    MomentAnalyses,
+    VFEMBaseResults[PredictionResults],
     saved_as="fedstat vfem results 3",
     record=VFEMRecord,
 ):
@@ -45,7 +134,7 @@ class VFEMResults(
     explained for a fully observed entity, 1 - s2 / Var(y), with Var(y) = s2 + sum t_k under the model (the
     variance of the response itself for the methods without missing blocks).
 
-    Attributes are those of :class:`~fedstat.models.vfem.block_results.BlockResults`.
+    Attributes are those of :class:`~fedstat.models.vfem.base_results.VFEMBaseResults`.
 
     Examples
     --------
@@ -143,7 +232,7 @@ class VFEMResults(
         fit = self._moments_fit
         if self._fit.law is None or not isinstance(restricted, VFEMResults):
             return super().compare_lr_test(restricted)
-        if not isinstance(fit, LawFit):
+        if not isinstance(fit, JointNormalFit):
             raise NotAvailableError(
                 "compare_lr_test: a law of all columns needs the moments of a fit in this session; use "
                 "wald_test on the larger fit"
@@ -200,8 +289,8 @@ class VFEMResults(
 
 
 class VFEMGLMResults(
-    AssumptionStatements,
-    BlockResults[GLMPredictionResults],
+    AssumptionTests,
+    VFEMBaseResults[GLMPredictionResults],
     saved_as="fedstat vfem glm results 3",
     record=VFEMRecord,
 ):
@@ -214,7 +303,7 @@ class VFEMGLMResults(
     Attributes
     ----------
     family : statsmodels family
-        The others are those of :class:`~fedstat.models.vfem.block_results.BlockResults`.
+        The others are those of :class:`~fedstat.models.vfem.base_results.VFEMBaseResults`.
 
     Examples
     --------
@@ -299,7 +388,7 @@ class VFEMGLMResults(
         found: VFEMResults = make().fit(cov_type="none")
         return found
 
-    def _moments(self) -> MomentsFit | LawFit:
+    def _moments(self) -> MomentsFit | JointNormalFit:
         # With between="free" the fit had these sums itself.
         return self._held.moments_fit or self.linear._moments()
 

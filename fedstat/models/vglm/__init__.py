@@ -1,8 +1,7 @@
-"""Generalised linear models of columns that several institutions hold, with selection."""
+"""Generalized linear models of columns at several sites, with selection."""
 
-from fedstat.federation.door.conduct import in_order
-from fedstat.federation.door.site import FAMILIES
-from fedstat.models.vglm.order import ORDER
-from fedstat.models.vglm.steps import FAMILY, STEPS
+from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.models.vglm.steps import FAMILY, STEP_ORDER, STEPS
 
-FAMILIES[FAMILY] = in_order(STEPS, ORDER)
+FAMILIES[FAMILY] = in_order(STEPS, STEP_ORDER)

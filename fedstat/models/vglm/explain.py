@@ -1,4 +1,4 @@
-"""Forecast of a vertical generalised linear model: numbers of rounds, and what they tell."""
+"""The dry-run plan of a vertical generalized linear model: requests and releases."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstat.federation.forecast.forecast import Forecast, Lengths, Loop
-from fedstat.federation.forecast.rehearsal import DryRun
+from fedstat.federation.dry_run.execution import DryRunRecord
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases, FitLengths, IterationLoop
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vglm.path.options import read_lambdas
+from fedstat.models.vglm.options import read_lambdas
 
 POINTS = frozenset({"linear_predictor", "admm_move"})
 """Steps that release linear predictors."""
@@ -68,22 +68,24 @@ class VGLMPlan(ForecastPlan):
             return short | {"n_lambdas": REHEARSED_LAMBDAS, "ratio": REHEARSED_RATIO}
         return short | {"lam": None, "lambdas": lambdas[:REHEARSED_LAMBDAS]}
 
-    def loops(self, course: DryRun) -> Sequence[Loop]:
+    def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
         """Newton's steps and weighted Gram matrices, or the rounds of ADMM."""
         if self._normal:
             return []
         lambdas = self._of_admm(course) if self._admm else []
-        newton = Loop("linear_predictor", NEWTON, (0, 0, 0))
-        points, grams = (loop.rehearsed(course) for loop in (newton, Loop("weigh", GRAMS, (0, 0, 0))))
+        newton = IterationLoop("linear_predictor", NEWTON, (0, 0, 0))
+        points, grams = (
+            loop.rehearsed(course) for loop in (newton, IterationLoop("weigh", GRAMS, (0, 0, 0)))
+        )
         # As many as doors release; the fit counts them, and goes on without.
         most = max(grams, self._layout.most_grams)
         return [
             *lambdas,
-            Loop("linear_predictor", NEWTON, (1, points, LONGER * points)),
-            Loop("weigh", GRAMS | {"linear_predictor"}, (1, grams, most)),
+            IterationLoop("linear_predictor", NEWTON, (1, points, LONGER * points)),
+            IterationLoop("weigh", GRAMS | {"linear_predictor"}, (1, grams, most)),
         ]
 
-    def _of_admm(self, course: DryRun) -> list[Loop]:
+    def _of_admm(self, course: DryRunRecord) -> list[IterationLoop]:
         """Lassos with their rounds, and lambdas."""
         lambdas = read_lambdas(self.given["lam"], self.given["lambdas"])
         L = int(self.given["n_lambdas"]) if lambdas is None else len(lambdas)
@@ -94,12 +96,12 @@ class VGLMPlan(ForecastPlan):
             lassos.append(L * each + first)
             moves.append((L + first) * min(hard.rounds, limit) + L * (each - 1) * min(hard.more, limit))
         return [
-            Loop("admm_move", MOVES, _lengths(moves)),
-            Loop("admm_set", LASSOS, _lengths(lassos)),
-            Loop("admm_coefficients", frozenset({"admm_coefficients"}), (L, L, L)),
+            IterationLoop("admm_move", MOVES, _lengths(moves)),
+            IterationLoop("admm_set", LASSOS, _lengths(lassos)),
+            IterationLoop("admm_coefficients", frozenset({"admm_coefficients"}), (L, L, L)),
         ]
 
-    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Say what sums of products, and linear predictors at known coefficients, tell."""
         layout, at = self._layout, forecast.course.at
         coordinator = "Coordinator" if at is None else f"Coordinator, at {at}"
@@ -140,7 +142,7 @@ class VGLMPlan(ForecastPlan):
             return ", in each of 2 random halves of the entities"
         return f", in each of {self.given['folds']} random parts of the entities" if cut else ""
 
-    def notes(self, forecast: Forecast) -> Iterator[str]:
+    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
         """Say where the numbers of steps come from."""
         if self._normal:
             yield "Nothing here depends on the values of the data: the fit takes these rounds and bytes."
@@ -166,6 +168,6 @@ class VGLMPlan(ForecastPlan):
                 )
 
 
-def _lengths(counts: Sequence[int]) -> Lengths:
+def _lengths(counts: Sequence[int]) -> FitLengths:
     low, usual, most = counts
     return low, usual, most

@@ -1,4 +1,4 @@
-"""The user's side of a vertical generalised linear model: arguments in, results out."""
+"""The user interface of a vertical generalized linear model."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ import numpy as np
 import statsmodels.genmod.families as sm_families
 
 from fedstat.errors import ConvergenceWarning, ModelError, warn
-from fedstat.federation.design.by_columns import Missing
 from fedstat.federation.design.formula.parse import Formula
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation
-from fedstat.kernels.glm.specification import DistributionSpec, Family
-from fedstat.kernels.penalised.path import Algorithm
-from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.federation.design.vertical_design import MissingRule
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.kernels.glm.distributions import DistributionSpec, Family
+from fedstat.kernels.penalized.path import Algorithm
+from fedstat.kernels.penalized.penalties import Penalty
 from fedstat.models.checks import check_choice, check_positive, check_share, check_whole
-from fedstat.models.vertical.division import divide_as_before, keep_division
-from fedstat.models.vertical.exchange.patterns import SmallPatterns
-from fedstat.models.vertical.law.assumptions import warn_of_dependence
-from fedstat.models.vertical.law.pairs import Between
+from fedstat.models.vertical.exchange.patterns import SmallPatterns, remember_patterns, reuse_patterns
+from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
+from fedstat.models.vertical.joint_normal.sparse_pairs import Between
 from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vglm.distributions import POINTS, check_distribution
 from fedstat.models.vglm.explain import VGLMPlan
-from fedstat.models.vglm.path.criteria import Select
-from fedstat.models.vglm.path.entities import make_layout, warn_of_incomplete
-from fedstat.models.vglm.path.options import (
+from fedstat.models.vglm.notes import FREE_ALTERNATIVE
+from fedstat.models.vglm.options import (
     ChoiceOptions,
     ExchangeOptions,
     FitPlan,
@@ -35,14 +34,13 @@ from fedstat.models.vglm.path.options import (
     check_steps,
     read_lambdas,
 )
-from fedstat.models.vglm.path.setup import Setup, make_groups
-from fedstat.models.vglm.protocol import Run, fit_blocks, fit_normal, fit_other
-from fedstat.models.vglm.report.notes import INSTEAD
-from fedstat.models.vglm.report.outcome import Outcome
-from fedstat.models.vglm.response.distributions import POINTS, check_distribution
+from fedstat.models.vglm.outcome import SelectionOutcome
+from fedstat.models.vglm.path import Select
+from fedstat.models.vglm.path_setup import PathSetup, make_groups, make_layout, warn_of_incomplete
+from fedstat.models.vglm.protocol import FitRun, fit_blocks, fit_normal, fit_other
 from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.models.vglm.steps import FAMILY
-from fedstat.progress_line import tells_progress
+from fedstat.progress_line import shows_progress
 from fedstat.typing import Floats
 
 MOST_FREE = 80
@@ -133,7 +131,7 @@ class VerticalGLM(VerticalModel):
         adaptive: float = 0.0,
         group_terms: bool = False,
         unpenalised: Sequence[str] = (),
-        missing: Missing | Literal["em"] = "raise",
+        missing: MissingRule | Literal["em"] = "raise",
         between: Between = "independent",
         **kwargs: Any,
     ) -> None:
@@ -161,7 +159,7 @@ class VerticalGLM(VerticalModel):
         self.unpenalised = tuple(unpenalised)
         super().__init__(formula, partition, missing="drop" if missing == "em" else missing, **kwargs)
         layout = make_layout(self.design, incomplete=self._em)
-        self.layout = self._with_dealer(divide_as_before(layout, partition, complete=not self._em))
+        self.layout = self._with_dealer(reuse_patterns(layout, partition, complete=not self._em))
         if between == "free" and (not self._em or self.layout.p > MOST_FREE):
             raise ModelError(
                 f"between='free' has missing='em', and {MOST_FREE} columns at most; received {self.layout.p} "
@@ -170,7 +168,7 @@ class VerticalGLM(VerticalModel):
         self._groups = make_groups(self.layout, group_terms, self.unpenalised)
         warn_of_incomplete(self.layout)
 
-    @tells_progress
+    @shows_progress
     def fit(
         self,
         *,
@@ -302,7 +300,7 @@ class VerticalGLM(VerticalModel):
         normal = self.distribution.name == "Gaussian" and exchange == "products"
         self._check_together(choice, passing, normal)
         choice.check_folds(given)
-        setup = Setup(
+        setup = PathSetup(
             penalty=self.penalty,
             groups=self._groups,
             adaptive=self.adaptive,
@@ -320,7 +318,7 @@ class VerticalGLM(VerticalModel):
         self,
         choice: ChoiceOptions,
         passing: ExchangeOptions,
-        setup: Setup,
+        setup: PathSetup,
         max_moved: float | None,
         random: np.random.Generator,
     ) -> FitPlan:
@@ -328,7 +326,7 @@ class VerticalGLM(VerticalModel):
         return FitPlan(
             layout=self.layout,
             distribution=self.distribution,
-            conversation=Conversation(FAMILY, self._session, self._agreement.at),
+            conversation=SecureProductSession(FAMILY, self._session, self._agreement.at),
             small=SmallPatterns(self.partition.min_count, max_moved),
             # Without a penalty there is nothing that first estimates could divide, or steps linearise.
             setup=replace(setup, adaptive=0.0, steps=None) if setup.unpenalised else setup,
@@ -339,20 +337,20 @@ class VerticalGLM(VerticalModel):
             between=self.between,
         )
 
-    def _run(self, fit: Callable[[FitPlan, Run], Outcome], plan: FitPlan) -> VerticalGLMResults:
+    def _run(self, fit: Callable[[FitPlan, FitRun], SelectionOutcome], plan: FitPlan) -> VerticalGLMResults:
         """Carry out a plan, with an account that begins with what making the model has released."""
         ledger = copy.deepcopy(self._agreement)
 
-        def run(protocol: Rounds[Any]) -> Any:
+        def run(protocol: FitProtocol[Any]) -> Any:
             return self.engine.run(self._receipted(protocol, ledger), ledger)
 
         outcome = fit(plan, run)
         if outcome.observed is not None:
             exchange = outcome.observed.exchange
-            keep_division(plan.layout, self.partition, exchange.plan, exchange.released, exchange.columns)
+            remember_patterns(plan.layout, self.partition, exchange.plan, exchange.released, exchange.columns)
             if self.between == "independent":
                 assumed = "missing='em' takes blocks for independent"
-                warn_of_dependence(exchange.moments, assumed, f"{INSTEAD}.")
+                warn_of_dependence(exchange.moments, assumed, f"{FREE_ALTERNATIVE}.")
         result = VerticalGLMResults._of(self, outcome, ledger)
         warn_unless_converged(outcome)
         return result
@@ -383,7 +381,7 @@ class VerticalGLM(VerticalModel):
             )
 
 
-def warn_unless_converged(outcome: Outcome) -> None:
+def warn_unless_converged(outcome: SelectionOutcome) -> None:
     """Warn of fits that are no stationary points."""
     path, tol = outcome.fitted.path, outcome.plan.setup.tol
     wrong = int((path.solved & ~path.converged).sum())

@@ -1,4 +1,4 @@
-"""One fit of a vertical generalised linear model, from its arguments to its outcome."""
+"""The protocol of one fit of a vertical generalized linear model."""
 
 from __future__ import annotations
 
@@ -9,43 +9,46 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.models.vertical.exchange.patterns import exchange_patterns
-from fedstat.models.vertical.exchange.protocol import Grams, exchange_grams, stage
-from fedstat.models.vertical.law.pairs import edges_between
+from fedstat.models.vertical.exchange.protocol import Grams, exchange_grams, standardize_columns
+from fedstat.models.vertical.joint_normal.sparse_pairs import edges_between
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vertical.likelihood import Standard
-from fedstat.models.vglm.admm.sharing import admm_path
-from fedstat.models.vglm.em.blocks import Observed, blocks_path, refit_blocks
-from fedstat.models.vglm.em.laws import FreeColumns, IndependentBlocks, WorkingLaw
-from fedstat.models.vglm.newton.debiased import normal_debiased
-from fedstat.models.vglm.newton.fit import Further, SelectedPath, fit_path
-from fedstat.models.vglm.newton.fold_models import Folds
-from fedstat.models.vglm.newton.proximal import LossOracle
-from fedstat.models.vglm.path.criteria import Criteria, Select, choose, score_path
-from fedstat.models.vglm.path.entities import deal_folds, halve
-from fedstat.models.vglm.path.fits import Path
-from fedstat.models.vglm.path.folds import cross_validate, normal_stability
-from fedstat.models.vglm.path.multiple_splits import split_pvalues
-from fedstat.models.vglm.path.normal import normal_path, normal_refit
-from fedstat.models.vglm.path.options import FitPlan
-from fedstat.models.vglm.report.outcome import Outcome
-from fedstat.models.vglm.response.distributions import log_likelihood
+from fedstat.models.vertical.likelihood import StandardizedMoments
+from fedstat.models.vglm.admm import admm_path
+from fedstat.models.vglm.debiased import normal_debiased
+from fedstat.models.vglm.distributions import log_likelihood
+from fedstat.models.vglm.em_fit import MissingBlocksFit, blocks_path, refit_blocks
+from fedstat.models.vglm.em_models import FreeCovarianceModel, IndependentBlocksModel, WorkingModel
+from fedstat.models.vglm.newton_fit import FitExtras, SelectedPath, fit_path
+from fedstat.models.vglm.normal_path import (
+    cross_validate,
+    normal_path,
+    normal_refit,
+    normal_stability,
+    split_pvalues,
+)
+from fedstat.models.vglm.options import FitPlan
+from fedstat.models.vglm.outcome import SelectionOutcome
+from fedstat.models.vglm.path import CoefficientPath, PathCriteria, Select, choose_fit, score_path
+from fedstat.models.vglm.path_following import Folds
+from fedstat.models.vglm.path_setup import assign_folds, halve_entities
+from fedstat.models.vglm.proximal_newton import LossOracle
 
-Run: TypeAlias = Callable[[Rounds[Any]], Any]
+FitRun: TypeAlias = Callable[[FitProtocol[Any]], Any]
 FEWEST_GRAMS = 3
 """At the intercept alone, at a fit, and for its standard errors."""
 
 
-def fit_normal(plan: FitPlan, run: Run) -> Outcome:
+def fit_normal(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     """Fit the normal family, from sums of products that are exchanged once."""
     layout, setup, choice = plan.layout, plan.setup, plan.choice
     # A split needs two parts even where nothing else asks for folds.
     parts = max(choice.parts, 2) if choice.split else choice.parts
-    code = deal_folds(layout.n, parts, plan.least, plan.random)
+    code = assign_folds(layout.n, parts, plan.least, plan.random)
 
-    def protocol() -> Rounds[Grams]:
-        units = yield from stage(layout, plan.distribution, plan.conversation)
+    def protocol() -> FitProtocol[Grams]:
+        units = yield from standardize_columns(layout, plan.distribution, plan.conversation)
         every = np.ones((parts, len(layout.clients)), dtype=bool)
         return (yield from exchange_grams(layout, units, code, every, plan.conversation))
 
@@ -59,7 +62,7 @@ def fit_normal(plan: FitPlan, run: Run) -> Outcome:
     if choice.select == "cv":
         cv, cv_se = cross_validate(products, units, setup, path)
         criteria = replace(criteria, cv=cv, cv_se=cv_se)
-    chosen = choose(criteria, choice.select)
+    chosen = choose_fit(criteria, choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalised else path.selected[chosen]
     refit = normal_refit(grams.total(~mine) if choice.split else S, units, support, layout.names)
     fitted = SelectedPath(path, chosen, refit, 0, 0, grams.dealers)
@@ -72,7 +75,7 @@ def fit_normal(plan: FitPlan, run: Run) -> Outcome:
         p_values = split_pvalues(grams, setup, choice.select, choice.splits, layout.names, plan.random)
         fitted = replace(fitted, split_p=p_values)
     variance = units.sd**2 * (S[-1, -1] / n - (S[0, -1] / n) ** 2)
-    return Outcome(plan, fitted, criteria, normal_null(n, variance), units, parts, n=n)
+    return SelectionOutcome(plan, fitted, criteria, normal_null(n, variance), units, parts, n=n)
 
 
 def normal_null(n: int, variance: float) -> float:
@@ -80,41 +83,41 @@ def normal_null(n: int, variance: float) -> float:
     return float(n / -2.0 * (np.log(2.0 * np.pi * variance) + 1.0))
 
 
-def fit_blocks(plan: FitPlan, run: Run) -> Outcome:
+def fit_blocks(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     """Fit the normal family from sums by missing pattern, that are exchanged once."""
     layout, setup = plan.layout, plan.setup
     exchange = run(exchange_patterns(layout, plan.small, plan.conversation))
-    standard = Standard(exchange.moments)
+    standard = StandardizedMoments(exchange.moments)
     free = None
     if plan.between == "free":
-        free = FreeColumns.of(standard, edges_between(standard.moments, "free"))
-    law: WorkingLaw = free or IndependentBlocks(standard)
+        free = FreeCovarianceModel.of(standard, edges_between(standard.moments, "free"))
+    law: WorkingModel = free or IndependentBlocksModel(standard)
     found, n = blocks_path(law, setup), int(standard.moments.nobs)
     criteria = score_path(found.path, n)
-    chosen = choose(criteria, plan.choice.select)
+    chosen = choose_fit(criteria, plan.choice.select)
     support = np.ones(layout.p, dtype=bool) if setup.unpenalised else found.path.selected[chosen]
     refit, explained = refit_blocks(law, support)
     fitted = SelectedPath(found.path, chosen, refit, 0, 0, exchange.dealers)
     rsquared = explained if setup.unpenalised else float(found.rsquared[chosen])
     whole = None if free is None else free.whole
-    observed = Observed(exchange, rsquared, explained, found.means[chosen], whole)
+    observed = MissingBlocksFit(exchange, rsquared, explained, found.means[chosen], whole)
     null = normal_null(n, found.units.sd**2)
-    return Outcome(plan, fitted, criteria, null, found.units, observed=observed)
+    return SelectionOutcome(plan, fitted, criteria, null, found.units, observed=observed)
 
 
-def fit_other(plan: FitPlan, run: Run) -> Outcome:
+def fit_other(plan: FitPlan, run: FitRun) -> SelectionOutcome:
     """Fit any family by linear predictors and weighted Grams, or by ADMM."""
     choice, passing = plan.choice, plan.passing
-    layout, other = halve(plan.layout, plan.random) if choice.split else (plan.layout, None)
+    layout, other = halve_entities(plan.layout, plan.random) if choice.split else (plan.layout, None)
     apart = None if other is None else _oracle(plan, other)
-    further = Further(_deal(plan, layout), choice.inference == "debiased", apart)
+    further = FitExtras(_deal(plan, layout), choice.inference == "debiased", apart)
     oracle = _oracle(plan, layout, further)
 
     # Before folds choose, the criterion that is made for prediction does.
     criterion: Select = "aic" if choice.select == "cv" else choice.select
 
-    def select(path: Path) -> int:
-        return choose(score_path(path, layout.n, plan.distribution.name), criterion)
+    def select(path: CoefficientPath) -> int:
+        return choose_fit(score_path(path, layout.n, plan.distribution.name), criterion)
 
     if passing.exchange == "admm":
         protocol = admm_path(oracle, plan.distribution, plan.setup, select, passing.eps, passing.maxiter)
@@ -124,22 +127,22 @@ def fit_other(plan: FitPlan, run: Run) -> Outcome:
     fitted, units, first = run(protocol)
     scale = None if fitted.refit is None else fitted.refit.scale
     null = log_likelihood(plan.distribution.name, first, layout.n, units.constant, scale)
-    criteria: Criteria = score_path(fitted.path, layout.n, plan.distribution.name)
+    criteria: PathCriteria = score_path(fitted.path, layout.n, plan.distribution.name)
     if fitted.cv is not None:
         criteria = replace(criteria, cv=fitted.cv[0], cv_se=fitted.cv[1])
     parts = 1 if further.folds is None else further.folds.parts
-    return Outcome(plan, fitted, criteria, null, units, parts, n=layout.n)
+    return SelectionOutcome(plan, fitted, criteria, null, units, parts, n=layout.n)
 
 
 def _deal(plan: FitPlan, layout: Layout) -> Folds | None:
     choice = plan.choice
     if choice.parts == 1:
         return None
-    code = deal_folds(layout.n, choice.parts, plan.least, plan.random)
+    code = assign_folds(layout.n, choice.parts, plan.least, plan.random)
     return Folds(code, choice.parts, choice.select == "cv", choice.draws, plan.random)
 
 
-def _oracle(plan: FitPlan, layout: Layout, further: Further | None = None) -> LossOracle:
+def _oracle(plan: FitPlan, layout: Layout, further: FitExtras | None = None) -> LossOracle:
     """Reserve the weighted Grams of folds and of debiased estimates; the others are left for the fit."""
     reserved = 0
     if further is not None:

@@ -1,28 +1,545 @@
-"""All that an institution answers for a vertical generalised linear model."""
+"""All site steps of a vertical generalized linear model: Newton's method, response, ADMM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from fedstat.federation.message import Step
-from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
-from fedstat.models.vertical.prediction import steps as prediction_steps
-from fedstat.models.vglm.admm import steps as admm_steps
-from fedstat.models.vglm.newton import steps as newton_steps
-from fedstat.models.vglm.response import steps as response_steps
-from fedstat.models.vglm.response.distributions import saturated
+import numpy as np
+
+from fedstat.codec import from_json
+from fedstat.errors import FedstatError, MessageError
+from fedstat.federation.disclosure.facts import (
+    EntityCount,
+    ExcludedEntities,
+    ExternalWeights,
+    GroupSums,
+    RowGroups,
+)
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.penalized.coordinate_descent import GramSolver
+from fedstat.kernels.penalized.path import lambda_max
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms, orthonormaliser
+from fedstat.kernels.row_products import column_sums, gram, row_dots
+from fedstat.models.vertical.exchange.standardized_columns import (
+    require_groups,
+    staged_block,
+    staged_response,
+)
+from fedstat.models.vertical.exchange.steps import (
+    CODE,
+    EXCHANGE_ORDER,
+    GROUPS,
+    ExchangeRules,
+    exchange_steps,
+    left_out,
+)
+from fedstat.models.vertical.prediction.steps import LINEAR_PREDICTOR_STEPS, PREDICTOR
+from fedstat.models.vglm.distributions import OUTSIDE, POINTS, respond_at, saturated
+from fedstat.models.vglm.path_setup import adapted
+from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Order of the steps in the exchanges of VerticalGLM: which stand directly before which.
+
+STEP_ORDER: Mapping[str, str] = {
+    **EXCHANGE_ORDER,
+    "sum_with_response": "stage_response sum_products",
+    "open_product": "deal_product open_product stage_block stage_response sum_products sum_response "
+    "sum_with_response weigh",
+    # Newton steps
+    "linear_predictor": "admm_coefficients linear_predictor respond respond_openly share_product stage_block "
+    "stage_response sum_scores sum_with_response weigh",
+    "respond": "deal_product linear_predictor respond respond_by_fold share_product sum_with_response",
+    "respond_openly": "admm_respond admm_start deal_product linear_predictor respond_by_fold respond_openly "
+    "share_product stage_response",
+    "respond_by_fold": "deal_product linear_predictor respond respond_by_fold respond_openly share_product "
+    "sum_scores",
+    "sum_scores": "linear_predictor respond respond_by_fold respond_openly share_product sum_scores",
+    "weigh": "share_product sum_scores weigh",
+    # new entities
+    "project_block": "predict_block",
+    # ADMM
+    "admm_start": "respond_openly stage_block",
+    "admm_largest": "admm_move admm_start respond_openly",
+    "admm_set": "admm_adapt admm_certify admm_coefficients admm_largest admm_start",
+    "admm_move": "admm_move admm_respond admm_set",
+    "admm_respond": "admm_move admm_respond admm_set respond_openly",
+    "admm_adapt": "admm_move admm_respond",
+    "admm_certify": "admm_move respond_openly",
+    "admm_coefficients": "admm_certify",
+}
+"""Steps by what may come directly before them at a site."""
+
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of Newton's method at an institution: linear predictors, scores, weighted sums of products.
+
+WEIGHTED = "weighted"
+
+
+def linear_predictor(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:
+    """Linear predictor of the block at coefficients of standardised columns, one value per entity."""
+    staged = staged_block(state)
+    check_lengths(data.name, beta=(beta, staged.X.shape[1]))
+    return {"linear_predictor": row_dots(staged.X, beta)}
+
+
+def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
+    """Sum the columns times the residuals: (p,)."""
+    staged = staged_block(state)
+    check_lengths(data.name, residual=(residual, len(staged.X)))
+    return {"scores": column_sums(staged.X, residual)}
+
+
+def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
+    """Take row weights; release the weighted sums of the columns (p,) and of their products (p, p)."""
+    staged = staged_block(state)
+    check_lengths(data.name, weight=(weight, len(staged.X)))
+    if not (np.isfinite(weight).all() and (weight >= 0.0).all()):
+        raise MessageError(f"{data.name}: array 'weight' must be finite and not negative")
+    every, p = np.zeros(len(weight), dtype=np.int64), staged.X.shape[1]
+    # A fold's Gram has weights of zero elsewhere, and rests on the fold.
+    of_fold = np.where(weight > 0.0, 0, -1)
+    require_groups(data.name, of_fold, 1, p * (p + 1), p)
+    state.tell(ExternalWeights(weight), GroupSums(every, p, staged.grams + 1), GroupSums(of_fold, p))
+    state.rest_on(int(np.count_nonzero(weight)))
+    staged.weight, staged.grams = weight, staged.grams + 1
+    return {"sums": column_sums(staged.X, weight), "gram": gram(staged.X, weight)}
+
+
+def weighted_columns(data: SiteData, state: State, whom: str) -> Floats:
+    """Columns times the root of the latest weights, which are multiplied with another institution's."""
+    staged = staged_block(state)
+    if not len(staged.weight):
+        raise MessageError(f"{data.name}: has no columns '{WEIGHTED}' in this session")
+    return np.asarray(np.sqrt(staged.weight)[:, None] * staged.X)
+
+
+def weights_released(data: SiteData, state: State) -> tuple[Floats, int]:
+    """Return the latest weights, and how many matrices of products with weights were released."""
+    staged = staged_block(state)
+    return staged.weight, max(staged.grams, 1)
+
+
+RESIDUAL = ArrayDeclaration("per entity", "residual of the response", dtype="float64", weighs="residuals")
+WEIGHTED_FACTS = (EntityCount, ExternalWeights, GroupSums)
+NEWTON_STEPS: Mapping[str, Step] = {
+    "linear_predictor": Step(
+        linear_predictor,
+        {"beta": ArrayDeclaration("control", "coefficients of standardised columns", dtype="float64")},
+        {"linear_predictor": PREDICTOR},
+    ),
+    "sum_scores": Step(
+        sum_scores,
+        {"residual": RESIDUAL},
+        {
+            "scores": ArrayDeclaration(
+                "aggregate", "sums of the columns times residuals", behind=(EntityCount, ExternalWeights)
+            )
+        },
+    ),
+    "weigh": Step(
+        weigh,
+        {
+            "weight": ArrayDeclaration(
+                "per entity", "weight of each entity in a Newton step", dtype="float64", weighs="weights"
+            )
+        },
+        {
+            "sums": ArrayDeclaration("aggregate", "weighted sums of the columns", behind=WEIGHTED_FACTS),
+            "gram": ArrayDeclaration(
+                "aggregate", "weighted sums of products of the columns", 2, behind=WEIGHTED_FACTS
+            ),
+        },
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of the response holder: what it says of its response at linear predictors.
+#
+# With a canonical link that are sums over entities; residuals leave where a fit cannot do without.
+
+
+def respond(data: SiteData, state: State, eta: Floats, highest: Array | None = None) -> dict[str, Array]:
+    """Compare the response with linear predictors (n,), the sums over institutions.
+
+    ``loss`` is half the mean deviance. Of the residuals and weights, first and minus expected second
+    derivative of every entity's log-likelihood by its linear predictor, ``sums`` (3,) has the sum of
+    residuals, of their squares, and of the squares over the weights; zeros where the loss is above `highest`.
+    """
+    loss, residual, weight = _compared(data, state, eta)
+    if loss >= OUTSIDE or (highest is not None and not loss <= float(highest)):
+        # How far it is beyond would be told by the few rows that took it there.
+        return {"loss": np.array(OUTSIDE), "sums": np.zeros(3)}
+    # Up to what does not depend on the response the loss is the sum of y eta: predictors weigh responses.
+    state.tell(ExternalWeights(eta - np.median(eta), PREDICTORS))
+    # Whoever has sums of columns times the fitted means has those times residuals: they are not to be few.
+    state.tell(ExternalWeights(residual, "residuals"))
+    return {"loss": np.array(loss), "sums": _sums(staged_response(state).distribution, residual, weight)}
+
+
+def respond_openly(data: SiteData, state: State, eta: Floats) -> dict[str, Array]:
+    """As :func:`respond`, with the residual of every entity, (n,)."""
+    loss, residual, weight = _compared(data, state, eta)
+    sums = _sums(staged_response(state).distribution, residual, weight)
+    return {"loss": np.array(loss), "sums": sums, "residual": residual}
+
+
+def respond_by_fold(data: SiteData, state: State, eta: Floats, code: Ints, groups: Array) -> dict[str, Array]:
+    """Sum by fold, (n,): ``losses`` (G,), half the deviance over n, and ``totals`` (G,) of residuals."""
+    response, G = staged_response(state), int(groups)
+    _, residual, _ = _compared(data, state, eta)
+    n = len(residual)
+    check_lengths(data.name, code=(code, n))
+    require_groups(data.name, code, G, 2)
+    folds = [code == g for g in np.unique(code[code >= 0])]
+    state.tell(GroupSums(code, 0), left_out(code), RowGroups("", code, response.rows))
+    state.tell(*(ExternalWeights(eta[here] - np.median(eta), PREDICTORS) for here in folds))
+    state.tell(*(ExternalWeights(residual[here], "residuals") for here in folds))
+    losses, totals = np.zeros((2, G))
+    for here in folds:
+        loss = respond_at(response.distribution, eta[here], response.y[here])[0]
+        losses[code[here][0]], totals[code[here][0]] = loss * here.sum() / n, residual @ here
+    return {"losses": losses, "totals": totals}
+
+
+def _compared(data: SiteData, state: State, eta: Floats) -> tuple[float, Floats, Floats]:
+    """Loss, residuals and weights at linear predictors."""
+    response = staged_response(state)
+    check_lengths(data.name, eta=(eta, len(response.y)))
+    if not np.isfinite(eta).all():
+        raise MessageError(f"{data.name}: array 'eta' must be finite")
+    return respond_at(response.distribution, eta, response.y)
+
+
+def _sums(distribution: DistributionSpec, residual: Floats, weight: Floats) -> Floats:
+    pearson = float(np.sum(residual**2 / weight)) if distribution.estimates_scale and weight.all() else 0.0
+    return np.array([residual.sum(), np.sum(residual**2), pearson])
+
+
+PREDICTORS = "deviations of linear predictors from their median"
+TOTAL_PREDICTOR = ArrayDeclaration(
+    "per entity", "sum of the institutions' linear predictors", dtype="float64", weighs=""
+)
+RESPONSE_SUMS: Mapping[str, ArrayDeclaration] = {
+    "loss": ArrayDeclaration("aggregate", "half the mean deviance", 0, behind=(EntityCount,)),
+    "sums": ArrayDeclaration("aggregate", "sums of residuals and of their squares", behind=(EntityCount,)),
+}
+FOLD_FACTS = (EntityCount, GroupSums, ExcludedEntities, RowGroups)
+RESPONSE_STEPS: Mapping[str, Step] = {
+    "respond": Step(
+        respond,
+        {
+            "eta": TOTAL_PREDICTOR,
+            "highest": ArrayDeclaration("control", "loss above which nothing else is said", 0, optional=True),
+        },
+        RESPONSE_SUMS,
+    ),
+    "respond_openly": Step(
+        respond_openly,
+        {"eta": TOTAL_PREDICTOR},
+        {**RESPONSE_SUMS, "residual": ArrayDeclaration("per entity", "residual of the response")},
+    ),
+    "respond_by_fold": Step(
+        respond_by_fold,
+        {"eta": TOTAL_PREDICTOR, "code": CODE, "groups": GROUPS},
+        {
+            "losses": ArrayDeclaration("aggregate", "half the deviance by fold", behind=FOLD_FACTS),
+            "totals": ArrayDeclaration("aggregate", "sums of residuals by fold", behind=FOLD_FACTS),
+        },
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of the sharing form of ADMM: penalised least squares at every institution.
+#
+# With N blocks (the institutions' and the intercept), z the mean of their linear predictors and u the
+# scaled dual (Boyd et al. 2011, section 7.3), an institution moves its own part of the linear predictor by
+# ``z - mean - u`` (n,), as far as its penalty lets it; the holder of the response moves z and u.
+# Coefficients stay where they are until the end.
+#
+# References
+# ----------
+# Boyd, S., Parikh, N., Chu, E., Peleato, B. and Eckstein, J. (2011). Distributed optimization and statistical
+# learning via the alternating direction method of multipliers. Foundations and Trends in Machine Learning 3,
+# 1-122.
+
+OVER_RELAXATION = 1.6
+MOST_NEWTON_STEPS = 60
+LOCAL_TOLERANCE = 1e-12
+
+
+@dataclass(slots=True)
+class SharingBlock:
+    """An institution's part of ADMM.
+
+    Z (n, p) are its columns, orthonormal within groups, G (p, p) is Z'Z / n; coefficients of standardised
+    columns are ``T theta``, and eta (n,) is Z theta. `terms` are the penalty at the present lambda, `lasso`
+    what stands in its place.
+    """
+
+    Z: Floats
+    G: Floats
+    T: Floats
+    penalty: Penalty
+    groups: CoefficientGroups
+    theta: Floats
+    eta: Floats
+    terms: Terms | None = None
+    lasso: Terms | None = None
+
+
+@dataclass(slots=True)
+class SharingResponse:
+    """Mean linear predictor z and scaled dual u, (n,), and the penalty parameter, at the response holder."""
+
+    z: Floats
+    u: Floats
+    rho: float = field(default=1.0)
+
+
+def _block(state: State) -> SharingBlock:
+    return state.use("vglm admm", SharingBlock, "ADMM was not started here; ask 'admm_start' first")
+
+
+def admm_start(
+    data: SiteData, state: State, text: str, labels: Ints, free: Bools
+) -> tuple[dict[str, Array], str]:
+    """Prepare the penalised least squares of the block; nothing leaves.
+
+    `text` is the penalty in JSON, `labels` (p,) the group of each column, `free` (p,) whether it has no
+    penalty: of a group, what its first column says.
+    """
+    X = staged_block(state).X
+    check_lengths(data.name, labels=(labels, X.shape[1]), free=(free, X.shape[1]))
+    try:
+        penalty, groups = from_json(Penalty, text, "the penalty"), CoefficientGroups.of(labels)
+        groups = replace(groups, weights=np.where(free[groups.starts[:-1]], 0.0, 1.0))
+    except (FedstatError, TypeError, ValueError) as error:
+        raise MessageError(f"{data.name}: expected a penalty, and groups side by side") from error
+    # In these coordinates a group's penalty is that of its part of the linear predictor, whatever its
+    # coding.
+    T, groups = orthonormaliser(gram(X, np.ones(len(X))) / len(X), groups)
+    Z = np.ascontiguousarray(X @ T)
+    G = gram(Z, np.ones(len(Z))) / len(Z)
+    block = SharingBlock(Z, G, T, penalty, groups, np.zeros(len(T)), np.zeros(len(Z)))
+    state.keep("vglm admm", block, len(Z))
+    return {}, ""
+
+
+def admm_adapt(data: SiteData, state: State, power: Array) -> dict[str, Array]:
+    """Divide the penalties by a power of the present coefficients; nothing leaves."""
+    block, gamma = _block(state), float(power)
+    if not 0.0 < gamma < np.inf:
+        raise MessageError(f"{data.name}: expected a power above zero")
+    block.groups = adapted(block.groups, block.theta, gamma)
+    return {}
+
+
+def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
+    """Smallest lambda at which all coefficients of the block are zero."""
+    block = _block(state)
+    check_lengths(data.name, residual=(residual, len(block.Z)))
+    gradient = column_sums(block.Z, residual) / len(block.Z)
+    return {"largest": np.array(lambda_max(gradient, block.penalty, block.groups))}
+
+
+def admm_set(data: SiteData, state: State, lam: Array, linearise: Array) -> dict[str, Array]:
+    """Set lambda; with `linearise` put the penalty's tangents at the present coefficients in its place."""
+    block = _block(state)
+    if not 0.0 <= float(lam) < np.inf:
+        raise MessageError(f"{data.name}: expected a lambda of zero or more")
+    block.terms = block.penalty.at(float(lam), block.groups)
+    block.lasso = block.terms.linearised(block.theta if bool(linearise) else np.zeros(len(block.theta)))
+    return {}
+
+
+def admm_move(data: SiteData, state: State, move: Floats, rho: Array) -> dict[str, Array]:
+    """Move the linear predictor as far as the penalty lets it; release it.
+
+    `move` (n,) is where all linear predictors together are to move, as a share of one; `rho` the penalty
+    parameter of the distance.
+    """
+    block, r = _block(state), float(rho)
+    check_lengths(data.name, move=(move, len(block.Z)))
+    if block.lasso is None or not (0.0 < r < np.inf and np.isfinite(move).all()):
+        raise MessageError(f"{data.name}: ask 'admm_set' first, and with finite numbers")
+    # Least squares towards Z theta + move, (1/2n) rho ||Z b - Z theta - move||^2, and the penalty.
+    c = block.G @ block.theta + column_sums(block.Z, move) / len(block.Z)
+    solver = GramSolver(r * block.G, r * c, block.groups)
+    start = solver.start(block.theta)
+    every = np.ones(len(block.lasso.level), dtype=np.bool_)
+    block.theta = solver.solve(block.lasso, start, every, LOCAL_TOLERANCE * max(1.0, r)).b
+    block.eta = row_dots(block.Z, block.theta)
+    return {"linear_predictor": block.eta}
+
+
+def admm_certify(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
+    """Largest violation of the stationarity conditions of the block: of the penalty itself."""
+    block = _block(state)
+    check_lengths(data.name, residual=(residual, len(block.Z)))
+    if block.terms is None:
+        raise MessageError(f"{data.name}: ask 'admm_set' first")
+    gradient = -column_sums(block.Z, residual) / len(block.Z)
+    return {"violation": np.array(block.terms.violation(block.theta, gradient))}
+
+
+def admm_coefficients(data: SiteData, state: State) -> dict[str, Array]:
+    """Release the coefficients of standardised columns: (p,)."""
+    block = _block(state)
+    return {"beta": block.T @ block.theta}
+
+
+def admm_respond(
+    data: SiteData, state: State, eta: Floats, blocks: Array, rho: Array, start: Array
+) -> dict[str, Array]:
+    """Move the mean linear predictor towards the response, and the dual.
+
+    `eta` (n,) is the sum of the linear predictors of `blocks` blocks N; `start` tells whether this is the
+    first ask of a fit. ``move`` (n,) is ``z - mean - u``, ``sizes`` (5,) are the norms of primal and dual
+    residual, mean, z, and dual.
+    """
+    response, N, r = staged_response(state), int(blocks), float(rho)
+    check_lengths(data.name, eta=(eta, len(response.y)))
+    if N < 1 or not (0.0 < r < np.inf and np.isfinite(eta).all()):
+        raise MessageError(f"{data.name}: expected blocks, and finite numbers")
+    mean = eta / N
+    if bool(start) or "vglm shared" not in state:
+        state.keep("vglm shared", SharingResponse(mean.copy(), np.zeros(len(mean)), r), len(mean))
+    shared = state.use("vglm shared", SharingResponse)
+    # The scaled dual is the dual over rho: it is scaled anew when rho changes (Boyd et al. 2011, 3.4.1).
+    u = shared.u * (shared.rho / r)
+    relaxed = OVER_RELAXATION * mean + (1.0 - OVER_RELAXATION) * shared.z
+    z = nearest(response.distribution.name, relaxed + u, response.y, N, r)
+    norm = np.linalg.norm
+    sizes = [norm(mean - z), r * norm(z - shared.z), norm(mean), norm(z)]
+    shared.u, shared.z, shared.rho = u + relaxed - z, z, r
+    return {"move": z - mean - shared.u, "sizes": np.array([*sizes, r * norm(shared.u)])}
+
+
+def nearest(distribution: str, a: Floats, y: Floats, N: int, rho: float) -> Floats:
+    """Minimise ``loss(N z) + N rho (z - a)^2 / 2`` for every entity: (n,) -> (n,).
+
+    Newton's steps on the derivative, which increases, within a bracket of its root.
+    """
+    point = POINTS[distribution]
+    at = N * a
+    ends = np.stack([at, N * (a + point(at, y)[1] / rho)])
+    low, high = ends.min(axis=0), ends.max(axis=0)
+    t, last = np.clip(at, low, high), high - low
+    for _ in range(MOST_NEWTON_STEPS):
+        _, residual, weight = point(t, y)
+        slope = rho * (t / N - a) - residual
+        low, high = np.where(slope <= 0.0, t, low), np.where(slope >= 0.0, t, high)
+        new = t - slope / (weight + rho / N)
+        # Newton's steps may go to and fro: where they do not shrink, the bracket is halved.
+        wild = (new < low) | (new > high) | (np.abs(new - t) > last / 2.0)
+        new = np.where(wild, (low + high) / 2.0, new)
+        last, t = np.abs(new - t), new
+        if last.max() <= 1e-13 * (1.0 + np.abs(t).max()):
+            break
+    return np.asarray(t / N)
+
+
+RHO = ArrayDeclaration("control", "penalty parameter", 0)
+ADMM_STEPS: Mapping[str, Step] = {
+    "admm_start": Step(
+        admm_start,
+        {
+            "labels": ArrayDeclaration("control", "group of each column", dtype="int64"),
+            "free": ArrayDeclaration("control", "which columns have no penalty", dtype="bool"),
+        },
+        text_in=ArrayDeclaration("control", "the penalty"),
+    ),
+    "admm_adapt": Step(
+        admm_adapt, {"power": ArrayDeclaration("control", "power of coefficients that divides penalties", 0)}
+    ),
+    "admm_largest": Step(
+        admm_largest,
+        {"residual": RESIDUAL},
+        {
+            "largest": ArrayDeclaration(
+                "aggregate",
+                "lambda at which the first column is selected",
+                0,
+                behind=(EntityCount, ExternalWeights),
+            )
+        },
+    ),
+    "admm_set": Step(
+        admm_set,
+        {
+            "lam": ArrayDeclaration("control", "lambda", 0),
+            "linearise": ArrayDeclaration("control", "whether to linearise the penalty", 0),
+        },
+    ),
+    "admm_move": Step(
+        admm_move,
+        {
+            "move": ArrayDeclaration(
+                "per entity", "move of the sum of linear predictors", dtype="float64", weighs="moves"
+            ),
+            "rho": RHO,
+        },
+        {"linear_predictor": PREDICTOR},
+    ),
+    "admm_certify": Step(
+        admm_certify,
+        {"residual": RESIDUAL},
+        {
+            "violation": ArrayDeclaration(
+                "aggregate",
+                "violation of the stationarity conditions",
+                0,
+                behind=(EntityCount, ExternalWeights),
+            )
+        },
+    ),
+    "admm_coefficients": Step(
+        admm_coefficients,
+        gives={
+            "beta": ArrayDeclaration(
+                "aggregate", "coefficients of standardised columns", behind=(EntityCount,)
+            )
+        },
+    ),
+    "admm_respond": Step(
+        admm_respond,
+        {
+            "eta": TOTAL_PREDICTOR,
+            "blocks": ArrayDeclaration("control", "number of blocks", 0),
+            "rho": RHO,
+            "start": ArrayDeclaration("control", "whether the fit begins", 0),
+        },
+        {
+            "move": ArrayDeclaration("per entity", "move of the sum of linear predictors"),
+            "sizes": ArrayDeclaration(
+                "aggregate", "norms of residuals, mean and dual", behind=(EntityCount,)
+            ),
+        },
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# All that an institution answers for a vertical generalised linear model.
 
 FAMILY = "vglm"
 RULES = ExchangeRules(
     remembers=True,
-    columns={newton_steps.WEIGHTED: newton_steps.weighted_columns},
-    weights={newton_steps.WEIGHTED: newton_steps.weights_released},
+    columns={WEIGHTED: weighted_columns},
+    weights={WEIGHTED: weights_released},
     constant=saturated,
 )
 STEPS: Mapping[str, Step] = {
     **exchange_steps(RULES),
-    **newton_steps.STEPS,
-    **response_steps.STEPS,
-    **prediction_steps.STEPS,
-    **admm_steps.STEPS,
+    **NEWTON_STEPS,
+    **RESPONSE_STEPS,
+    **LINEAR_PREDICTOR_STEPS,
+    **ADMM_STEPS,
 }

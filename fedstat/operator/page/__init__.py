@@ -1,1 +1,1 @@
-"""The owner's page: what waits at a site, what left it and what its policy lets leave, in a browser."""
+"""The owner's page in a browser: pending plans, releases, and the policy of a site."""

@@ -1,4 +1,4 @@
-"""The server of the owner's page: on the loopback, for one browser, with as little as it takes.
+"""The HTTP server of the owner's page: loopback only, for one browser.
 
 Whoever gets in can approve what leaves. So
 
@@ -30,13 +30,13 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
 from fedstat.errors import EngineError, FedstatError, PartitionError
-from fedstat.federation.account.head import told
-from fedstat.federation.crypto.keys import encode
-from fedstat.federation.files import write_whole
-from fedstat.operator.page import ledger_views, views
-from fedstat.operator.page.frame import whole
-from fedstat.operator.page.markup import Markup, joined, link, tag
-from fedstat.operator.page.owner import OwnerView
+from fedstat.federation.audit.checkpoints import utc_text
+from fedstat.federation.crypto.keys import encode_parts
+from fedstat.federation.files import write_atomic
+from fedstat.operator.page import views
+from fedstat.operator.page import views as ledger_views
+from fedstat.operator.page.markup import Markup, full_page, html_element, join_markup, link
+from fedstat.operator.page.owner_view import OwnerView
 
 LOOPBACK = "127.0.0.1"
 COOKIE, ENTRY, OPENING = "fedstat", "/enter", "page.html"
@@ -59,15 +59,15 @@ CLOSED = (
 )
 View: TypeAlias = Callable[..., Iterator[Markup]]
 ROUTES: tuple[tuple[str, str, str, View], ...] = (
-    ("", "", "Overview", views.overview),
-    ("plans", "plans", "Plans", views.plans),
-    (f"plans/(?P<digest>{DIGEST})", "plans", "Plan of an analysis", views.plan),
-    ("ledger", "ledger", "What left, by analysis", ledger_views.ledger),
-    (r"ledger/(?P<month>\d{4}-\d{2})", "ledger", "What left, by analysis", ledger_views.ledger),
-    (r"ledger/(?P<ordinal>\d{1,9})", "ledger", "What left in one session", ledger_views.session),
-    ("refusals", "refusals", "Refusals", ledger_views.refusals),
-    ("policy", "policy", "Policy in words", views.policy),
-    ("check", "check", "Check", views.check),
+    ("", "", "Overview", views.overview_page),
+    ("plans", "plans", "Plans", views.plans_page),
+    (f"plans/(?P<digest>{DIGEST})", "plans", "Plan of an analysis", views.plan_page),
+    ("ledger", "ledger", "What left, by analysis", ledger_views.ledger_page),
+    (r"ledger/(?P<month>\d{4}-\d{2})", "ledger", "What left, by analysis", ledger_views.ledger_page),
+    (r"ledger/(?P<ordinal>\d{1,9})", "ledger", "What left in one session", ledger_views.session_page),
+    ("refusals", "refusals", "Refusals", ledger_views.refusals_page),
+    ("policy", "policy", "Policy in words", views.policy_page),
+    ("check", "check", "Check", views.check_page),
 )
 """Addresses below the root: the page that they belong to, its title, and the view."""
 DECISION = re.compile(f"plans/({DIGEST})/({'|'.join(views.ASKED)})")
@@ -121,7 +121,7 @@ class PageServer(ThreadingHTTPServer):
 
     def form_token(self, digest: str, word: str) -> str:
         """Token of the form by which one decision about one plan is made."""
-        return hmac.digest(self._key, encode("decision", digest, word), "sha256").hex()
+        return hmac.digest(self._key, encode_parts("decision", digest, word), "sha256").hex()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Take a connection, unless there are too many."""
@@ -179,9 +179,13 @@ class PageHandler(BaseHTTPRequestHandler):
         try:
             self.server.view.decide(digest, views.ASKED[word][0])
         except PartitionError as error:
-            return self._page(404, "plans", "Not decided", iter([tag("p", str(error), class_="problem")]))
+            return self._page(
+                404, "plans", "Not decided", iter([html_element("p", str(error), class_="problem")])
+            )
         except (FedstatError, OSError) as error:
-            return self._page(409, "plans", "Not decided", iter([tag("p", str(error), class_="problem")]))
+            return self._page(
+                409, "plans", "Not decided", iter([html_element("p", str(error), class_="problem")])
+            )
         self.log_message("%s: plan %s", views.ASKED[word][0], digest)
         self._reply(303, b"", Location=f"{self.server.root}plans")
         return None
@@ -213,11 +217,16 @@ class PageHandler(BaseHTTPRequestHandler):
             return
         # A redirect would still count as coming from where the address was opened: a strict cookie stays out.
         root = self.server.root
-        go_on = tag("meta", http_equiv="refresh", content=f"0; url={root}")
-        page = tag("html", tag("head", go_on), tag("body", tag("p", link(root, "Go on"))), lang="en")
+        go_on = html_element("meta", http_equiv="refresh", content=f"0; url={root}")
+        page = html_element(
+            "html",
+            html_element("head", go_on),
+            html_element("body", html_element("p", link(root, "Go on"))),
+            lang="en",
+        )
         cookie = f"{COOKIE}={self.server.cookie}; Path={root}; HttpOnly; SameSite=Strict"
         self.log_message("opened in a browser")
-        self._reply(200, _encoded(joined(Markup("<!DOCTYPE html>\n"), page)), Set_Cookie=cookie)
+        self._reply(200, _encoded(join_markup(Markup("<!DOCTYPE html>\n"), page)), Set_Cookie=cookie)
 
     def _show(self, path: str) -> None:
         if path == "style.css":
@@ -228,7 +237,7 @@ class PageHandler(BaseHTTPRequestHandler):
         if (asked := DECISION.fullmatch(path)) is not None:
             digest, word = asked.groups()
             token = server.form_token(digest, word)
-            content_of = views.decide(server.view, server.root, digest, word, token)
+            content_of = views.decision_page(server.view, server.root, digest, word, token)
             return self._page(200, "plans", f"{views.ASKED[word][1]}?", content_of)
         for pattern, here, title, view in ROUTES:
             if (found := re.fullmatch(pattern, path, re.ASCII)) is not None:
@@ -243,14 +252,14 @@ class PageHandler(BaseHTTPRequestHandler):
         try:
             parts = tuple(content)
         except PartitionError as error:
-            code, parts = 404, (tag("p", str(error), class_="problem"),)
+            code, parts = 404, (html_element("p", str(error), class_="problem"),)
         except (FedstatError, OSError, ImportError) as error:
-            code, parts = 500, (tag("p", str(error), class_="problem"),)
+            code, parts = 500, (html_element("p", str(error), class_="problem"),)
         try:
             name = self.server.view.description.name
         except FedstatError:
             name = self.server.view.folder.name
-        self._reply(code, _encoded(whole(name, self.server.root, here, title, *parts)))
+        self._reply(code, _encoded(full_page(name, self.server.root, here, title, *parts)))
 
     def _refuse(self) -> None:
         self._tell(403, CLOSED)
@@ -276,7 +285,7 @@ class PageHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *given: Any) -> None:  # noqa: A002
         """Tell the owner's terminal what was decided."""
-        print(f"{told(time.time_ns())} {format % given}", file=sys.stderr, flush=True)
+        print(f"{utc_text(time.time_ns())} {format % given}", file=sys.stderr, flush=True)
 
 
 def serve_page(view: OwnerView, port: int, in_browser: bool) -> int:
@@ -304,8 +313,13 @@ def serve_page(view: OwnerView, port: int, in_browser: bool) -> int:
 
 def _open(path: Path, address: str) -> None:
     """Have a browser open the address by a private file: all accounts see how a program was called."""
-    refresh = tag("meta", http_equiv="refresh", content=f"0; url={address}")
-    write_whole(path, _encoded(tag("html", tag("head", refresh), tag("body", link(address, "Go on")))))
+    refresh = html_element("meta", http_equiv="refresh", content=f"0; url={address}")
+    write_atomic(
+        path,
+        _encoded(
+            html_element("html", html_element("head", refresh), html_element("body", link(address, "Go on")))
+        ),
+    )
     webbrowser.open(path.resolve().as_uri())
 
 

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from fedstat.errors import SecurityError
-from fedstat.federation.crypto import boxes
-from fedstat.federation.crypto.boxes import HEADER, OVERHEAD, SEAL_BYTES, Channel
-from fedstat.federation.crypto.keys import Agreement, Identity
+from fedstat.federation.crypto import envelopes
+from fedstat.federation.crypto.envelopes import HEADER, OVERHEAD, SEAL_BYTES, SealedChannel
+from fedstat.federation.crypto.keys import Identity, KeyAgreement
 
 NAMES = ("Akershus", "Bergen", "Drammen")
 
@@ -16,7 +16,7 @@ def sessions(session="fit 1"):
     identities = {name: Identity.generate() for name in NAMES}
     public = {name: identity.public for name, identity in identities.items()}
     pinned = {name: key.fingerprint for name, key in public.items()}
-    agreements = {n: Agreement(identities[n], session, n, public, pinned) for n in NAMES}
+    agreements = {n: KeyAgreement(identities[n], session, n, public, pinned) for n in NAMES}
     texts = {name: agreement.announce() for name, agreement in agreements.items()}
     return {name: agreement.finish(texts) for name, agreement in agreements.items()}
 
@@ -28,7 +28,9 @@ def keys():
 
 @pytest.fixture
 def pair(keys):
-    return Channel(keys["Akershus"], "Bergen", "shares"), Channel(keys["Bergen"], "Akershus", "shares")
+    return SealedChannel(keys["Akershus"], "Bergen", "shares"), SealedChannel(
+        keys["Bergen"], "Akershus", "shares"
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 64, 100_000])
@@ -53,7 +55,7 @@ def ciphertext(box):
 
 
 def test_the_two_directions_and_the_pairs_have_different_keys(keys, pair):
-    third = Channel(keys["Akershus"], "Drammen", "shares")
+    third = SealedChannel(keys["Akershus"], "Drammen", "shares")
     sealed = {ciphertext(channel.seal(bytes(32))) for channel in (*pair, third)}
     assert len(sealed) == 3
 
@@ -122,10 +124,10 @@ def test_a_foreign_message_is_told(keys, pair):
     a, b = pair
     other = sessions("fit 2")
     strangers = [
-        Channel(keys["Drammen"], "Bergen", "shares").seal(b"x"),
-        Channel(keys["Akershus"], "Drammen", "shares").seal(b"x"),
-        Channel(keys["Akershus"], "Bergen", "products").seal(b"x"),
-        Channel(other["Akershus"], "Bergen", "shares").seal(b"x"),
+        SealedChannel(keys["Drammen"], "Bergen", "shares").seal(b"x"),
+        SealedChannel(keys["Akershus"], "Drammen", "shares").seal(b"x"),
+        SealedChannel(keys["Akershus"], "Bergen", "products").seal(b"x"),
+        SealedChannel(other["Akershus"], "Bergen", "shares").seal(b"x"),
     ]
     for box in strangers:
         with pytest.raises(
@@ -140,23 +142,23 @@ def test_a_foreign_message_is_told(keys, pair):
 def test_a_relabelled_message_does_not_open(keys, pair):
     """The header of the right channel before the seal of another."""
     a, b = pair
-    right, wrong = a.seal(b"x"), Channel(keys["Akershus"], "Bergen", "products").seal(b"x")
+    right, wrong = a.seal(b"x"), SealedChannel(keys["Akershus"], "Bergen", "products").seal(b"x")
     with pytest.raises(SecurityError, match="altered"):
         b.open(right[: HEADER.size] + wrong[HEADER.size :])
     same_name = sessions("fit 1")
     with pytest.raises(SecurityError, match="sealed with other keys"):
-        b.open(Channel(same_name["Akershus"], "Bergen", "shares").seal(b"x"))
+        b.open(SealedChannel(same_name["Akershus"], "Bergen", "shares").seal(b"x"))
 
 
 def test_a_channel_is_made_once(keys):
-    Channel(keys["Akershus"], "Bergen", "shares")
+    SealedChannel(keys["Akershus"], "Bergen", "shares")
     with pytest.raises(SecurityError, match="handed out before"):
-        Channel(keys["Akershus"], "Bergen", "shares")
+        SealedChannel(keys["Akershus"], "Bergen", "shares")
 
 
 def test_numbers_run_out_before_they_repeat(pair):
     a, b = pair
-    a._sealed = b._opened = boxes.MOST_MESSAGES - 1
+    a._sealed = b._opened = envelopes.MOST_MESSAGES - 1
     assert b.open(a.seal(b"last")) == b"last"
     for _ in range(2):
         with pytest.raises(SecurityError, match="start a new session"):
@@ -175,7 +177,7 @@ def test_a_number_is_spent_even_where_sealing_fails(pair):
 def test_a_message_that_is_too_long_is_refused(pair, monkeypatch):
     a, b = pair
     long = a.seal(bytes(101))
-    monkeypatch.setattr(boxes, "LONGEST_MESSAGE", 100)
+    monkeypatch.setattr(envelopes, "LONGEST_MESSAGE", 100)
     with pytest.raises(SecurityError, match="101 bytes, at most 100"):
         a.seal(bytes(101))
     with pytest.raises(SecurityError, match="longer than any message"):

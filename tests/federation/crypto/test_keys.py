@@ -11,7 +11,14 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedstat.errors import DoorError, SecurityError
-from fedstat.federation.crypto.keys import Agreement, Identity, PairKeys, PublicIdentity, encode, pin
+from fedstat.federation.crypto.keys import (
+    Identity,
+    KeyAgreement,
+    PairKeys,
+    PublicIdentity,
+    check_fingerprints,
+    encode_parts,
+)
 
 NAMES = ("Akershus", "Bergen", "Drammen")
 IDENTITIES = {name: Identity.generate() for name in NAMES}
@@ -22,7 +29,7 @@ PINNED = {name: key.fingerprint for name, key in PUBLIC.items()}
 def begin(session="fit 1", names=NAMES):
     public = {name: PUBLIC[name] for name in names}
     pinned = {name: PINNED[name] for name in names}
-    return {name: Agreement(IDENTITIES[name], session, name, public, pinned) for name in names}
+    return {name: KeyAgreement(IDENTITIES[name], session, name, public, pinned) for name in names}
 
 
 def announced(agreements):
@@ -103,7 +110,7 @@ def test_the_fingerprint_covers_both_keys():
     assert len(groups) == 16 and all(len(group) == 4 for group in groups)
     assert (
         bytes.fromhex(a.fingerprint)
-        == hashlib.sha256(encode("fedstat identity 1", a.signing, a.agreement)).digest()
+        == hashlib.sha256(encode_parts("fedstat identity 1", a.signing, a.agreement)).digest()
     )
 
 
@@ -159,13 +166,13 @@ def test_what_is_no_public_identity_says_so(text):
 
 
 def test_pins_forgive_spelling_only():
-    pin({name: text.upper().replace(" ", ":") for name, text in PINNED.items()}, PUBLIC)
+    check_fingerprints({name: text.upper().replace(" ", ":") for name, text in PINNED.items()}, PUBLIC)
 
 
 def test_a_wrong_key_is_told_by_name():
     false = PUBLIC | {"Bergen": Identity.generate().public}
     with pytest.raises(SecurityError, match="not the pinned key: 'Bergen'") as caught:
-        pin(PINNED, false)
+        check_fingerprints(PINNED, false)
     assert "Akershus" not in str(caught.value) and "Drammen" not in str(caught.value)
     assert isinstance(caught.value, DoorError)
 
@@ -175,21 +182,21 @@ def test_either_key_may_be_the_wrong_one(field):
     ours, theirs = PUBLIC["Bergen"], Identity.generate().public
     parts = {name: getattr(theirs if name == field else ours, name) for name in ("signing", "agreement")}
     with pytest.raises(SecurityError, match="Bergen"):
-        pin(PINNED, PUBLIC | {"Bergen": PublicIdentity(**parts)})
+        check_fingerprints(PINNED, PUBLIC | {"Bergen": PublicIdentity(**parts)})
 
 
 def test_missing_keys_and_missing_pins_are_told_by_name():
     some = {name: PUBLIC[name] for name in NAMES[:2]}
     with pytest.raises(SecurityError, match="no key arrived from Drammen"):
-        pin(PINNED, some)
+        check_fingerprints(PINNED, some)
     with pytest.raises(SecurityError, match="no fingerprint is pinned for Drammen"):
-        pin({name: PINNED[name] for name in NAMES[:2]}, PUBLIC)
+        check_fingerprints({name: PINNED[name] for name in NAMES[:2]}, PUBLIC)
 
 
 def test_one_institution_cannot_stand_for_two():
     public = PUBLIC | {"Bergen": PUBLIC["Akershus"]}
     with pytest.raises(SecurityError, match="Akershus, Bergen have the same key"):
-        pin({name: key.fingerprint for name, key in public.items()}, public)
+        check_fingerprints({name: key.fingerprint for name, key in public.items()}, public)
 
 
 # Agreement
@@ -211,7 +218,7 @@ def test_the_secret_is_the_composition_that_is_written_down():
     keys = agreements["Akershus"].finish(texts)
     offered = {name: bytes.fromhex(json.loads(text)["key"]) for name, text in texts.items()}
     salt = hashlib.sha256(
-        encode(
+        encode_parts(
             "fedstat transcript 1",
             "fit 1",
             *[part for n in NAMES[:2] for part in (n, bytes.fromhex(PINNED[n]), offered[n])],
@@ -219,7 +226,7 @@ def test_the_secret_is_the_composition_that_is_written_down():
     ).digest()
     shared = fresh.exchange(X25519PublicKey.from_public_bytes(offered["Bergen"]))
     shared += IDENTITIES["Bergen"].agreement.exchange(IDENTITIES["Akershus"].agreement.public_key())
-    info = encode("fedstat pair 1", "test", "Akershus", "Bergen")
+    info = encode_parts("fedstat pair 1", "test", "Akershus", "Bergen")
     assert keys.secret("Bergen", "test", 48) == HKDF(SHA256(), 48, salt, info).derive(shared)
 
 
@@ -267,7 +274,7 @@ def replaced_and_signed(texts):
     """It signs it too, with an identity of its own."""
     roster, key = bytes.fromhex(json.loads(texts["Bergen"])["sites"]), coordinators_key()
     signature = Identity.generate().signing.sign(
-        encode("fedstat agreement 1", "fit 1", "Bergen", roster, key)
+        encode_parts("fedstat agreement 1", "fit 1", "Bergen", roster, key)
     )
     return texts | {"Bergen": changed(texts["Bergen"], key=key.hex(), signature=signature.hex())}
 
@@ -275,7 +282,7 @@ def replaced_and_signed(texts):
 def signed_by_an_insider(texts):
     """Drammen lends it its signature."""
     roster, key = bytes.fromhex(json.loads(texts["Bergen"])["sites"]), coordinators_key()
-    statement = encode("fedstat agreement 1", "fit 1", "Bergen", roster, key)
+    statement = encode_parts("fedstat agreement 1", "fit 1", "Bergen", roster, key)
     signature = IDENTITIES["Drammen"].signing.sign(statement)
     return texts | {"Bergen": changed(texts["Bergen"], key=key.hex(), signature=signature.hex())}
 
@@ -354,7 +361,7 @@ def test_a_key_without_a_secret_is_refused():
     agreements = begin()
     texts = announced(agreements)
     roster = bytes.fromhex(json.loads(texts["Bergen"])["sites"])
-    statement = encode("fedstat agreement 1", "fit 1", "Bergen", roster, bytes(32))
+    statement = encode_parts("fedstat agreement 1", "fit 1", "Bergen", roster, bytes(32))
     signature = IDENTITIES["Bergen"].signing.sign(statement)
     texts["Bergen"] = changed(texts["Bergen"], key=bytes(32).hex(), signature=signature.hex())
     with pytest.raises(SecurityError, match="a key of 'Bergen' is of low order"):
@@ -391,11 +398,11 @@ def test_a_session_has_a_name_and_at_least_two_sites_of_which_one_is_ours():
     with pytest.raises(SecurityError, match="at least two sites"):
         begin(names=NAMES[:1])
     with pytest.raises(SecurityError, match="Oslo: the list of sites does not hold this site"):
-        Agreement(IDENTITIES["Bergen"], "fit 1", "Oslo", PUBLIC, PINNED)
+        KeyAgreement(IDENTITIES["Bergen"], "fit 1", "Oslo", PUBLIC, PINNED)
     with pytest.raises(SecurityError, match=r"Bergen: .* with its own key"):
-        Agreement(Identity.generate(), "fit 1", "Bergen", PUBLIC, PINNED)
+        KeyAgreement(Identity.generate(), "fit 1", "Bergen", PUBLIC, PINNED)
     with pytest.raises(SecurityError, match="not the pinned key: 'Drammen'"):
-        Agreement(IDENTITIES["Bergen"], "fit 1", "Bergen", PUBLIC, PINNED | {"Drammen": PINNED["Bergen"]})
+        KeyAgreement(IDENTITIES["Bergen"], "fit 1", "Bergen", PUBLIC, PINNED | {"Drammen": PINNED["Bergen"]})
 
 
 def test_secrets_are_not_printed():
@@ -405,4 +412,4 @@ def test_secrets_are_not_printed():
 
 def test_no_two_lists_of_parts_are_written_alike():
     lists = [("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""), ("", "abc"), ("a", "b", "c"), ("ab", b"c")]
-    assert len({encode(*parts) for parts in lists}) == len(lists) - 1
+    assert len({encode_parts(*parts) for parts in lists}) == len(lists) - 1

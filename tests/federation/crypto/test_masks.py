@@ -11,8 +11,7 @@ from scipy.stats import chi2
 
 from fedstat.errors import EstimationError, MessageError, SecurityError
 from fedstat.federation.crypto import masks
-from fedstat.federation.crypto.keys import Agreement, Identity, PairKeys
-from fedstat.federation.crypto.keystream import keystream
+from fedstat.federation.crypto.keys import Identity, KeyAgreement, PairKeys, keystream
 from fedstat.federation.crypto.masks import (
     COUNTS,
     FLOATS,
@@ -157,7 +156,7 @@ def test_keys_from_an_agreement_do():
     identities = {name: Identity.generate() for name in names}
     public = {name: identity.public for name, identity in identities.items()}
     pinned = {name: key.fingerprint for name, key in public.items()}
-    agreements = [Agreement(identities[n], "fit 1", n, public, pinned) for n in names]
+    agreements = [KeyAgreement(identities[n], "fit 1", n, public, pinned) for n in names]
     texts = {agreement.site: agreement.announce() for agreement in agreements}
     keys = [agreement.finish(texts) for agreement in agreements]
     sent = [Masker(k).mask("x", np.full(3, 0.5), 0) for k in keys]

@@ -7,18 +7,19 @@ import pytest
 
 from fedstat.errors import SecurityError
 from fedstat.federation.crypto.keys import Identity
-from fedstat.federation.crypto.masks import Masker, unmask_sum
-from fedstat.federation.crypto.neighbours import (
-    NeighbourAgreement,
-    all_neighbours,
-    chance_apart,
+from fedstat.federation.crypto.masks import (
+    Masker,
+    NeighborAgreement,
+    all_neighbors,
+    disconnection_probability,
     is_sparse,
-    join_words,
-    neighbours,
-    reach,
-    split_words,
+    join_commitments,
+    neighbor_reach,
+    neighbors_of,
+    split_commitments,
+    unmask_sum,
 )
-from fedstat.federation.door.owner.claims import CLIENT, STRICT_LEARNS
+from fedstat.federation.disclosure.threat_statements import OTHER_SITE, STRICT_LEARNS
 
 NAMES = tuple(f"site {k:02d}" for k in range(20))
 IDENTITIES = {name: Identity.generate() for name in NAMES}
@@ -27,7 +28,7 @@ PINNED = {name: key.fingerprint for name, key in PUBLIC.items()}
 
 
 def begin(session="fit 1"):
-    return {name: NeighbourAgreement(IDENTITIES[name], session, name) for name in NAMES}
+    return {name: NeighborAgreement(IDENTITIES[name], session, name) for name in NAMES}
 
 
 def key_of(agreement):
@@ -41,7 +42,7 @@ def signed(agreements):
 
 
 def met(agreements, keys, announced, site):
-    near = neighbours(keys, "fit 1", site)
+    near = neighbors_of(keys, "fit 1", site)
     return agreements[site].meet(keys, {n: PUBLIC[n] for n in near}, {n: announced[n] for n in near})
 
 
@@ -50,20 +51,20 @@ def test_each_site_has_about_three_log2_neighbours_and_they_are_mutual():
     rng = np.random.default_rng(1)
     for K in (14, 50, 200):
         keys = {str(k): rng.bytes(32) for k in range(K)}
-        near = all_neighbours(keys, "s")
-        assert all(len(one) == 2 * reach(K) for one in near.values())
+        near = all_neighbors(keys, "s")
+        assert all(len(one) == 2 * neighbor_reach(K) for one in near.values())
         assert all(a in near[b] for a, one in near.items() for b in one)
-        assert near["3"] == neighbours(keys, "s", "3")
-        assert 3 * math.log2(K) <= 2 * reach(K) < 3 * math.log2(K) + 2
+        assert near["3"] == neighbors_of(keys, "s", "3")
+        assert 3 * math.log2(K) <= 2 * neighbor_reach(K) < 3 * math.log2(K) + 2
 
 
 def test_the_order_is_that_of_all_keys_and_the_session():
     rng = np.random.default_rng(2)
     keys = {str(k): rng.bytes(32) for k in range(40)}
     other = keys | {"7": rng.bytes(32)}
-    sets = [neighbours(*args, "3") for args in ((keys, "s"), (other, "s"), (keys, "t"))]
+    sets = [neighbors_of(*args, "3") for args in ((keys, "s"), (other, "s"), (keys, "t"))]
     assert len(set(sets)) == 3
-    assert neighbours(dict(reversed(keys.items())), "s", "3") == sets[0]
+    assert neighbors_of(dict(reversed(keys.items())), "s", "3") == sets[0]
 
 
 def connected(near, honest):
@@ -84,26 +85,32 @@ def test_the_chance_that_honest_sites_fall_apart_is_what_simulation_finds(K, c):
     honest = set(names[c:])
     for _ in range(runs):
         keys = {name: rng.bytes(32) for name in names}
-        apart += not connected(all_neighbours(keys, "s"), honest)
-    P = chance_apart(K, c)
+        apart += not connected(all_neighbors(keys, "s"), honest)
+    P = disconnection_probability(K, c)
     assert 0.002 < P < 0.9
     assert abs(apart / runs - P) < 4.0 * math.sqrt(P * (1.0 - P) / runs)
 
 
 def test_the_chances_that_are_stated():
     for K in (14, 50, 200, 500):
-        assert chance_apart(K, 2 * reach(K) - 1) == 0.0 < chance_apart(K, min(2 * reach(K), K - 2))
-    assert chance_apart(200, 66) < 1e-9 and chance_apart(200, 100) == pytest.approx(7e-5, rel=0.05)
-    claimed = STRICT_LEARNS[CLIENT]
+        assert (
+            disconnection_probability(K, 2 * neighbor_reach(K) - 1)
+            == 0.0
+            < disconnection_probability(K, min(2 * neighbor_reach(K), K - 2))
+        )
+    assert disconnection_probability(200, 66) < 1e-9 and disconnection_probability(200, 100) == pytest.approx(
+        7e-5, rel=0.05
+    )
+    claimed = STRICT_LEARNS[OTHER_SITE]
     assert "of 14 institutions or more, of which a third join, in one of 100 million agreements" in claimed
-    assert max(chance_apart(K, K // 3) for K in (*range(14, 200), 300, 500)) < 1e-8
+    assert max(disconnection_probability(K, K // 3) for K in (*range(14, 200), 300, 500)) < 1e-8
 
 
 def test_masks_with_neighbours_cancel_over_all():
     agreements = begin()
     keys, announced = signed(agreements)
     maskers = [Masker(met(agreements, keys, announced, name)) for name in NAMES]
-    assert all(masker.sites == NAMES and len(masker._keys) == 2 * reach(20) for masker in maskers)
+    assert all(masker.sites == NAMES and len(masker._keys) == 2 * neighbor_reach(20) for masker in maskers)
     parts = np.random.default_rng(4).normal(size=(20, 5))
     sent = [one.mask("x", part, 0) for one, part in zip(maskers, parts, strict=True)]
     np.testing.assert_allclose(unmask_sum("x", sent), parts.sum(axis=0), rtol=1e-14)
@@ -118,7 +125,7 @@ def test_a_site_signs_one_list_only():
     """With all keys known, a coordinator and a site in league try keys of that site until the order suits."""
     agreements = begin()
     signed(agreements)
-    in_league = NeighbourAgreement(IDENTITIES[NAMES[0]], "fit 1", NAMES[0])
+    in_league = NeighborAgreement(IDENTITIES[NAMES[0]], "fit 1", NAMES[0])
     committed = {name: one.commitment for name, one in agreements.items()}
     for name in NAMES[1:]:
         with pytest.raises(SecurityError, match="has shown its key"):
@@ -128,7 +135,7 @@ def test_a_site_signs_one_list_only():
 def test_a_key_that_was_not_said_before_is_refused_at_every_site():
     agreements = begin()
     keys, announced = signed(agreements)
-    late = keys | {NAMES[0]: key_of(NeighbourAgreement(IDENTITIES[NAMES[0]], "fit 1", NAMES[0]))}
+    late = keys | {NAMES[0]: key_of(NeighborAgreement(IDENTITIES[NAMES[0]], "fit 1", NAMES[0]))}
     # also a site that is no neighbour of the one in league sees it
     for name in NAMES[1:]:
         with pytest.raises(SecurityError, match=f"not the key that was said before.*{NAMES[0]}"):
@@ -138,7 +145,7 @@ def test_a_key_that_was_not_said_before_is_refused_at_every_site():
 def test_neighbours_of_a_coordinators_choosing_are_refused():
     agreements = begin()
     keys, announced = signed(agreements)
-    chosen = [n for n in NAMES if n not in neighbours(keys, "fit 1", NAMES[0])][1:]
+    chosen = [n for n in NAMES if n not in neighbors_of(keys, "fit 1", NAMES[0])][1:]
     with pytest.raises(SecurityError, match="expected announcements of its neighbours"):
         agreements[NAMES[0]].meet(keys, {n: PUBLIC[n] for n in chosen}, {n: announced[n] for n in chosen})
 
@@ -147,7 +154,7 @@ def test_another_identity_signature_or_list_is_refused():
     agreements = begin()
     keys, announced = signed(agreements)
     site = NAMES[5]
-    near = neighbours(keys, "fit 1", site)
+    near = neighbors_of(keys, "fit 1", site)
     public, texts = {n: PUBLIC[n] for n in near}, {n: announced[n] for n in near}
     with pytest.raises(SecurityError, match="not the pinned key"):
         agreements[site].meet(keys, public | {near[0]: Identity.generate().public}, texts)
@@ -173,6 +180,6 @@ def test_a_list_without_the_site_or_with_one_key_twice_is_refused():
 @pytest.mark.parametrize("text", ["", "AAAA", "*", "A" * 43 + "=" * 3])
 def test_words_that_do_not_fit_the_sites_are_refused(text):
     words = {"B": bytes(32), "A": bytes(range(32))}
-    assert split_words(("B", "A"), join_words(words)) == words
+    assert split_commitments(("B", "A"), join_commitments(words)) == words
     with pytest.raises(SecurityError, match="32 bytes of each"):
-        split_words(("A", "B"), text)
+        split_commitments(("A", "B"), text)

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from fedstat.errors import EstimationError, MessageError, ModelError, SecurityError
-from fedstat.federation.crypto import product as secure
-from fedstat.federation.crypto.product import MatrixProduct
+from fedstat.federation.crypto import secure_product as secure
+from fedstat.federation.crypto.secure_product import MatrixProduct
 from fedstat.kernels import ring
 
 SEED_A, SEED_B, MASK = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
@@ -28,7 +28,7 @@ def agreed(n, p, q, groups=1):
 def run(product, X_a, X_b, group, seeds=(SEED_A, SEED_B, MASK)):
     """All messages of one product of encoded columns, by their names."""
     seed_a, seed_b, mask = seeds
-    Z_b = secure.deal(product, seed_a, seed_b, group)
+    Z_b = secure.deal_triple(product, seed_a, seed_b, group)
     E, F = secure.open_a(product, seed_a, X_a), secure.open_b(product, seed_b, X_b)
     a = secure.share_a(product, seed_a, X_a, F, group, mask)
     return {"Z_b": Z_b, "E": E, "F": F, "a": a, "b": secure.share_b(product, seed_b, E, Z_b, group, mask)}
@@ -65,7 +65,10 @@ def seems_uniform(words):
 )
 def test_the_result_is_the_product_of_the_encoded_columns(n, p, q, groups):
     f = ring.fractional_bits(n)
-    X_a, X_b = secure.encode(columns(n, p, 1), f, "A"), secure.encode(columns(n, q, 2), f, "B")
+    X_a, X_b = (
+        secure.encode_columns(columns(n, p, 1), f, "A"),
+        secure.encode_columns(columns(n, q, 2), f, "B"),
+    )
     group = np.random.default_rng(3).integers(0, groups, n)
     product = agreed(n, p, q, groups)
     sent = run(product, X_a, X_b, group)
@@ -92,7 +95,7 @@ def test_correlations_are_exact_to_the_rounding_of_the_columns():
     f = ring.fractional_bits(n)
     A, B = columns(n, 4, 1), columns(n, 3, 2)
     product = agreed(n, 4, 3)
-    sent = run(product, secure.encode(A, f, "A"), secure.encode(B, f, "B"), np.zeros(n, int))
+    sent = run(product, secure.encode_columns(A, f, "A"), secure.encode_columns(B, f, "B"), np.zeros(n, int))
     error = secure.combine(product, sent["a"], sent["b"], f)[0] / n - A.T @ B / n
     assert np.abs(error).max() < 5 * 2.0**-f / np.sqrt(6 * n)
 
@@ -104,7 +107,7 @@ def test_heavy_tails_lose_no_bits():
     A[7] = 1.0
     A = (A - A.mean()) / A.std()
     f = ring.fractional_bits(n)
-    X = secure.encode(A, f, "A")
+    X = secure.encode_columns(A, f, "A")
     product = agreed(n, 1, 1)
     sent = run(product, X, X, np.zeros(n, int))
     np.testing.assert_allclose(secure.combine(product, sent["a"], sent["b"], f), n, rtol=2.0**-f)
@@ -170,7 +173,7 @@ def test_what_is_opened_is_independent_of_the_columns():
     product = agreed(20_000, 1, 1)
     one, two = columns(20_000, 1, 5), np.exp(columns(20_000, 1, 6))
     opened = [
-        secure.open_a(product, seed, secure.encode(X, 22, "A")).ravel()
+        secure.open_a(product, seed, secure.encode_columns(X, 22, "A")).ravel()
         for X, seed in ((one, SEED_A), (two, SEED_B))
     ]
     assert stats.ks_2samp(*opened).pvalue > ALPHA
@@ -205,7 +208,7 @@ def test_a_coordinator_who_dealt_the_triple_does_not_see_products_with_v():
         seeds = fresh(k)
         sent = run(product, X_a, X_b, group, seeds)
         V = X_b - sent["F"]
-        Z_a = -secure.deal(product, *seeds[:2], group) + (X_a - sent["E"]).T @ V
+        Z_a = -secure.deal_triple(product, *seeds[:2], group) + (X_a - sent["E"]).T @ V
         left.append(sent["a"] - Z_a - (X_a.T @ X_b - X_a.T @ V))
     assert seems_uniform(np.array(left))
 
@@ -260,7 +263,7 @@ def test_a_column_out_of_range_is_named_without_its_values():
     X = np.ones((10, 2))
     X[3, 1] = 123_456_789.0
     with pytest.raises(EstimationError, match=r"Court: column 'debt' .*standardise") as error:
-        secure.encode(X, 22, "Court", ["age", "debt"])
+        secure.encode_columns(X, 22, "Court", ["age", "debt"])
     assert "123" not in str(error.value) and "1.2" not in str(error.value)
 
 
@@ -271,7 +274,7 @@ def test_missing_values_are_named(bad):
     with pytest.raises(
         EstimationError, match=r"Court: column 1 of 2 has values that are missing or infinite"
     ):
-        secure.encode(X, 22, "Court")
+        secure.encode_columns(X, 22, "Court")
 
 
 def test_wrong_lengths_are_named():
@@ -301,7 +304,7 @@ def test_wrong_lengths_are_named():
 )
 def test_wrong_groups_are_refused(group):
     with pytest.raises(MessageError, match="dealer: expected"):
-        secure.deal(agreed(6, 2, 3, 2), SEED_A, SEED_B, group)
+        secure.deal_triple(agreed(6, 2, 3, 2), SEED_A, SEED_B, group)
 
 
 @pytest.mark.parametrize("seed", [b"", bytes(31), "a" * 32])
@@ -313,7 +316,7 @@ def test_a_short_seed_is_refused(seed):
 def test_other_groups_at_one_client_are_noticed():
     product = agreed(200, 5, 5, 4)
     f, group = ring.fractional_bits(200), np.arange(200) % 4
-    X = secure.encode(columns(200, 5), f, "A")
+    X = secure.encode_columns(columns(200, 5), f, "A")
     sent = run(product, X, X, group)
     b = secure.share_b(product, SEED_B, sent["E"], sent["Z_b"], np.roll(group, 1), MASK)
     with pytest.raises(SecurityError, match="Tax Office and Court do not fit"):
@@ -332,9 +335,9 @@ def test_ten_products_of_the_enterprise_study_take_under_three_seconds():
     f, group = ring.fractional_bits(n), np.random.default_rng(0).integers(0, 32, n)
     tables = [columns(n, p, seed) for seed, p in enumerate(widths)]
     run(agreed(5, 1, 1), np.ones((5, 1), np.int64), np.ones((5, 1), np.int64), np.zeros(5, int))
-    secure.encode(np.ones((1, 1)), 20, "compiles")
+    secure.encode_columns(np.ones((1, 1)), 20, "compiles")
     start = time.perf_counter()
-    encoded = [secure.encode(table, f, "A") for table in tables]
+    encoded = [secure.encode_columns(table, f, "A") for table in tables]
     for k, (X_a, X_b) in enumerate(itertools.combinations(encoded, 2)):
         product = agreed(n, X_a.shape[1], X_b.shape[1], 32)
         sent = run(product, X_a, X_b, group, fresh(k))

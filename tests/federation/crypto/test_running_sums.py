@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedstat.errors import MessageError, SecurityError
-from fedstat.federation.crypto import product as secure
-from fedstat.federation.crypto import running_sums as running
+from fedstat.federation.crypto import secure_product as running
+from fedstat.federation.crypto import secure_product as secure
 
 N, P, ROUNDS = 500, 3, 4
 
@@ -15,11 +15,11 @@ def dealt():
     """Everything that A and B hold after the columns were opened."""
     rng = np.random.default_rng(2)
     X = rng.integers(-(2**30), 2**30, size=(N, P))
-    product = running.of_rounds("A", "B", N, P, ROUNDS)
+    product = running.describe_rounds("A", "B", N, P, ROUNDS)
     seeds = secure.new_seed(), secure.new_seed()
-    checked, weights = running.with_check(X)
+    checked, weights = running.append_check_column(X)
     E = secure.open_a(product, seeds[0], checked)
-    return product, seeds, X, checked, weights, E, running.deal(product, *seeds)
+    return product, seeds, X, checked, weights, E, running.deal_round_triples(product, *seeds)
 
 
 def numbers(t):
@@ -29,8 +29,8 @@ def numbers(t):
 def test_sums_of_every_round_are_exact(dealt):
     product, (seed_a, seed_b), X, checked, weights, E, Z = dealt
     for t in (0, 2, 3):  # a round may be passed over
-        shown = running.show(product, seed_b, E, Z, numbers(t), t)
-        found = running.add_up(product, seed_a, checked, weights, shown, t)
+        shown = running.mask_round_values(product, seed_b, E, Z, numbers(t), t)
+        found = running.unmask_round_sums(product, seed_a, checked, weights, shown, t)
         np.testing.assert_array_equal(found, X.T @ numbers(t))
 
 
@@ -39,16 +39,19 @@ def test_what_is_wrong_is_found(dealt, wrong):
     product, (seed_a, seed_b), _, checked, weights, E, Z = dealt
     if wrong == "deal":
         Z = Z + np.array([[1], [0], [0], [0]])
-    f, s = running.show(product, seed_b, E, Z, numbers(1), 1)
+    f, s = running.mask_round_values(product, seed_b, E, Z, numbers(1), 1)
     if wrong == "share":
         s = s + np.array([0, 2**20, 0, 0])
     with pytest.raises(SecurityError, match="do not fit their check"):
-        running.add_up(product, seed_a, checked, weights, (f, s), 2 if wrong == "round" else 1)
+        running.unmask_round_sums(product, seed_a, checked, weights, (f, s), 2 if wrong == "round" else 1)
 
 
 def test_what_is_shown_is_noise_to_who_lacks_the_seed(dealt):
     product, (_, seed_b), X, _, _, E, Z = dealt
-    shown = [running.show(product, seed_b, E, Z, numbers(0), t)[0].astype(float) for t in range(ROUNDS)]
+    shown = [
+        running.mask_round_values(product, seed_b, E, Z, numbers(0), t)[0].astype(float)
+        for t in range(ROUNDS)
+    ]
     told = np.column_stack([*shown, E.astype(float)])
     truth = np.column_stack([numbers(0), X]).astype(float)
     assert np.abs(np.corrcoef(told.T, truth.T)[: told.shape[1], told.shape[1] :]).max() < 0.2
@@ -58,6 +61,6 @@ def test_what_is_shown_is_noise_to_who_lacks_the_seed(dealt):
 def test_other_shapes_are_refused(dealt):
     product, (_, seed_b), _, _, _, E, Z = dealt
     with pytest.raises(MessageError, match="opened columns"):
-        running.show(product, seed_b, E[:, :2], Z, numbers(0), 0)
+        running.mask_round_values(product, seed_b, E[:, :2], Z, numbers(0), 0)
     with pytest.raises(MessageError, match="share of the triples"):
-        running.show(product, seed_b, E, Z[:, :1], numbers(0), 0)
+        running.mask_round_values(product, seed_b, E, Z[:, :1], numbers(0), 0)

@@ -14,10 +14,9 @@ import pytest
 
 from fedstat.errors import DesignError, FormulaError
 from fedstat.federation.design.block import CodedBlock, apply_block, build_block
-from fedstat.federation.design.formula.parse import ClientTerms, parse_formula, parse_pooled_formula
-from fedstat.federation.design.response import build_response
-from fedstat.federation.design.spec import BlockSpec
-from fedstat.spline_names import from_zero
+from fedstat.federation.design.coding import BlockSpec, build_response
+from fedstat.federation.design.formula.parse import SiteTerms, parse_formula, parse_pooled_formula
+from fedstat.spline_names import count_from_zero
 
 N = 400
 
@@ -38,7 +37,7 @@ def table() -> pd.DataFrame:
     )
 
 
-def terms_of(right: str, table: pd.DataFrame) -> ClientTerms:
+def terms_of(right: str, table: pd.DataFrame) -> SiteTerms:
     columns = {"Lab": list(table.columns), "Other": ["outcome"]}
     return parse_formula(f"outcome ~ {right}", columns).clients[0]
 
@@ -94,7 +93,7 @@ def test_matrix_is_that_of_formulaic_and_survives_json(right: str, table: pd.Dat
     factors = table.assign(flag=table["flag"].astype("category"))
     oracle = formulaic.model_matrix(right, factors)
     names = [name for name in oracle.columns if name != "Intercept"]
-    assert block.spec.names == from_zero(names)
+    assert block.spec.names == count_from_zero(names)
     np.testing.assert_allclose(block.X, oracle[names].to_numpy(float), rtol=0, atol=1e-12)
     assert block.X.flags.c_contiguous
     assert block.X.dtype == np.float64
@@ -334,9 +333,9 @@ def test_arguments(table: pd.DataFrame) -> None:
 def test_a_forged_contribution_is_refused(table: pd.DataFrame) -> None:
     for text in ("x.__class__", "log(open('f'))", "x + z", "{x}", "1", "."):
         with pytest.raises(FormulaError):
-            build_block(table, ClientTerms("Lab", (text,), ("x",)))
+            build_block(table, SiteTerms("Lab", (text,), ("x",)))
     with pytest.raises(FormulaError, match="other columns"):
-        build_block(table, ClientTerms("Lab", ("x",), ("x", "z")))
+        build_block(table, SiteTerms("Lab", ("x",), ("x", "z")))
 
 
 @pytest.mark.parametrize(
@@ -440,7 +439,7 @@ def test_speed() -> None:
     rng = np.random.default_rng(0)
     n = 166_207
     frame = pd.DataFrame({f"x{i}": rng.normal(size=n) for i in range(12)})
-    terms = ClientTerms("Lab", tuple(frame.columns), tuple(frame.columns))
+    terms = SiteTerms("Lab", tuple(frame.columns), tuple(frame.columns))
     seconds = []
     for _ in range(3):
         start = time.process_time()

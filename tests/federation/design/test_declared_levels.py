@@ -18,9 +18,9 @@ from fedstat.errors import (
 )
 from fedstat.federation.design.block import build_block
 from fedstat.federation.design.formula.expression import parse_expression
-from fedstat.federation.design.formula.parse import ClientTerms
+from fedstat.federation.design.formula.parse import SiteTerms
 from fedstat.federation.tables.published import PublishedColumn, read_published, write_published
-from fedstat.models.horizontal.far_sites import far_sites
+from fedstat.models.horizontal.model import far_sites
 
 N = 90
 
@@ -109,14 +109,14 @@ def test_a_strict_site_takes_its_published_levels_and_no_others():
 
 def test_levels_are_declared_of_columns_at_one_institution_as_well():
     frame = tables()["A"]
-    terms = ClientTerms("A", ("C(k, levels=['no', 'a bit', 'much'])",), ("k",))
+    terms = SiteTerms("A", ("C(k, levels=['no', 'a bit', 'much'])",), ("k",))
     assert build_block(frame, terms).spec.levels["k"] == ("no", "a bit", "much")
     frame.loc[:9, "k"] = "HIV"
     with pytest.raises(DesignError, match="neither the formula nor the public"):
         build_block(frame, terms)
     only = {"k": PublishedColumn("category", levels=("no", "a bit"))}
     with pytest.raises(DesignError, match="neither the formula nor the public"):
-        build_block(frame, ClientTerms("A", ("k",), ("k",)), published=only)
+        build_block(frame, SiteTerms("A", ("k",), ("k",)), published=only)
 
 
 @pytest.mark.parametrize(

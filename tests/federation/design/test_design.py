@@ -8,11 +8,11 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DesignError, MessageError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_columns import agree_design, design_ask
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.parse import parse_formula
-from fedstat.federation.message import pack_ask, unpack_reply
-from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.design.vertical_design import agree_design, design_request
+from fedstat.federation.message import pack_request, unpack_reply
+from fedstat.federation.protocols.engine import LocalEngine
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ def test_the_schema_holds_levels_and_no_numbers_of_the_data(frames):
         "min_count": 5,
         "intercept": True,
     }
-    ask = design_ask("Court", "open_block", "s", terms, use=np.ones(23, dtype=bool))
-    schema = json.loads(unpack_reply(partition.sites["Court"].answer(pack_ask(ask))).text)
+    ask = design_request("Court", "open_block", "s", terms, use=np.ones(23, dtype=bool))
+    schema = json.loads(unpack_reply(partition.sites["Court"].answer(pack_request(ask))).text)
     assert schema == {
         "names": ["scale(b)", "c[T.x]"],
         "term_names": ["scale(b)", "c"],
@@ -96,4 +96,4 @@ def test_the_schema_holds_levels_and_no_numbers_of_the_data(frames):
 def test_a_session_that_opened_nothing_is_told_so(frames):
     partition = fs.ClientPartition.from_frames(frames, on="id")
     with pytest.raises(MessageError, match="Court: no columns are open in this session"):
-        partition.sites["Court"].answer(pack_ask(design_ask("Court", "release_spec", "other")))
+        partition.sites["Court"].answer(pack_request(design_request("Court", "release_spec", "other")))

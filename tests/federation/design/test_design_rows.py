@@ -11,16 +11,22 @@ import pytest
 from formulaic import model_matrix
 
 from fedstat.errors import DesignError, FedstatError, MessageError, PolicyError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_rows import agree_rows, moment_asks, open_asks, opened_design, rows_ask
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.parse import parse_pooled_formula
-from fedstat.federation.design.row_steps import INTERCEPT, MOST_LEVELS, standardisation, translation
-from fedstat.federation.design.site_rows import RowsQuestion
-from fedstat.federation.design.spec import BlockSpec
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.site import Site
-from fedstat.federation.message import pack_ask, unpack_reply
-from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.design.horizontal_design import (
+    agree_rows,
+    assemble_design,
+    moment_requests,
+    open_requests,
+    rows_request,
+)
+from fedstat.federation.design.horizontal_steps import INTERCEPT, MOST_LEVELS, standardization, translation
+from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import Site
+from fedstat.federation.message import pack_request, unpack_reply
+from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.federation.tables.table import ParquetTable
 
 rng = np.random.default_rng(0)
@@ -51,7 +57,7 @@ def sites(frame=FRAME, policy=None, tables=None):
 def question(formula, frame=FRAME, **roles):
     parsed = parse_pooled_formula(formula, list(frame.columns), ("site",))
     (terms,) = parsed.clients
-    asked = RowsQuestion(parsed.response, parsed.response_columns, terms.terms, terms.columns)
+    asked = RowsRequest(parsed.response, parsed.response_columns, terms.terms, terms.columns)
     return replace(asked, intercept=parsed.intercept, **roles)
 
 
@@ -64,8 +70,8 @@ def design(formula, held, **roles):
     agreement = agree(formula, held, **roles)
 
     def protocol():
-        opened = yield open_asks(agreement, "s")
-        return opened_design(agreement, opened, (yield moment_asks(agreement, "s")))
+        opened = yield open_requests(agreement, "s")
+        return assemble_design(agreement, opened, (yield moment_requests(agreement, "s")))
 
     return LocalEngine(held).run(protocol(), Ledger())
 
@@ -86,7 +92,7 @@ def test_names_and_moments_are_those_of_the_stacked_design(right):
 
 def test_translation_keeps_the_linear_predictor():
     X = np.column_stack([np.ones(9), rng.normal(5.0, 2.0, (9, 2))])
-    own = standardisation(X.mean(axis=0), X.std(axis=0), True)
+    own = standardization(X.mean(axis=0), X.std(axis=0), True)
     other = np.array([0.0, 4.0, 7.0]), np.array([1.0, 3.0, 0.5])
     gamma = rng.normal(size=3)
     Z_own, Z_other = ((X - shift) / scale for shift, scale in (own, other))
@@ -126,7 +132,7 @@ def test_more_levels_than_a_factor_has_are_refused():
     with pytest.raises(DesignError, match=f"column 'g' at site 'Bonn' has more than {MOST_LEVELS:,} levels"):
         agree_of = question("y ~ C(g)", frame)
         site = Site("Bonn", frame)
-        site.answer(pack_ask(rows_ask("s")("Bonn", "survey_rows", agree_of.to_json())))
+        site.answer(pack_request(rows_request("s")("Bonn", "survey_rows", agree_of.to_json())))
 
 
 # -- one site, and a stranger's questions --------------------------------------------------------------
@@ -135,7 +141,7 @@ def test_more_levels_than_a_factor_has_are_refused():
 def ask(site, step, content, session="s"):
     before, kept = len(site.ledger.entries), site._data.memory.released
     try:
-        return unpack_reply(site.answer(pack_ask(rows_ask(session)(site.name, step, content))))
+        return unpack_reply(site.answer(pack_request(rows_request(session)(site.name, step, content))))
     except FedstatError as error:
         assert len(site.ledger.entries) == before and site._data.memory.released is kept
         assert not isinstance(error, MessageError) or site.name in str(error) or "question" in str(error)

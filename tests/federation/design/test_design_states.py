@@ -12,16 +12,16 @@ import pytest
 from formulaic import model_matrix
 
 from fedstat.errors import DesignError, FedstatError, FormulaError, MessageError, PolicyError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_rows import agree_rows, rows_ask
+from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.coding import plain_state
 from fedstat.federation.design.formula.parse import parse_pooled_formula
-from fedstat.federation.design.site_rows import RowsQuestion, design_matrix, whole_rows
-from fedstat.federation.design.states import Recurrence, agree_states
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.site import Site
-from fedstat.federation.message import pack_ask, unpack_reply
-from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.design.horizontal_design import agree_rows, rows_request
+from fedstat.federation.design.site_rows import RowsRequest, design_matrix, find_complete_rows
+from fedstat.federation.design.transform_states import Recurrence, agree_states
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import Site
+from fedstat.federation.message import pack_request, unpack_reply
+from fedstat.federation.protocols.engine import LocalEngine
 
 rng = np.random.default_rng(0)
 N = 240
@@ -47,7 +47,7 @@ def sites(frame=FRAME, policy=None):
 def question(right, frame=FRAME):
     formula = parse_pooled_formula(f"y ~ {right}", list(frame.columns))
     (terms,) = formula.clients
-    return RowsQuestion(formula.response, formula.response_columns, terms.terms, terms.columns)
+    return RowsRequest(formula.response, formula.response_columns, terms.terms, terms.columns)
 
 
 def agree(right, frame=FRAME, held=None, added=False):
@@ -55,7 +55,7 @@ def agree(right, frame=FRAME, held=None, added=False):
     found = LocalEngine(held).run(agree_rows(question(right, frame), tuple(held), "s"), Ledger())
     if not added:
         return found
-    protocol = agree_states(found.question, tuple(held), rows_ask("s"), added=True)
+    protocol = agree_states(found.question, tuple(held), rows_request("s"), added=True)
     state = plain_state(LocalEngine(held).run(protocol, Ledger()))
     return replace(found, spec=replace(found.spec, state=state))
 
@@ -89,7 +89,7 @@ def test_rows_are_coded_as_in_the_stacked_table(right, added):
     agreement = agree(right, held=held, added=added)
     coded = []
     for site in held.values():
-        for rows in whole_rows(site._data, agreement.question):
+        for rows in find_complete_rows(site._data, agreement.question):
             coded_rows = design_matrix(
                 rows, agreement.question, agreement.question.read_terms(), agreement.spec, ""
             )
@@ -136,7 +136,7 @@ def test_transforms_that_cannot_be_are_named(right, kind, expected):
     with pytest.raises(kind, match=expected):
         agreement = agree(right, held=held)
         for site in held.values():
-            for rows in whole_rows(site._data, agreement.question):
+            for rows in find_complete_rows(site._data, agreement.question):
                 terms = agreement.question.read_terms()
                 design_matrix(rows, agreement.question, terms, agreement.spec, site.name)
 
@@ -161,7 +161,9 @@ def ask(site, right, targets, state=None):
     content = {"question": question(right).to_json(), "state": state or {}, "targets": targets}
     before = len(site.ledger.entries)
     try:
-        reply = unpack_reply(site.answer(pack_ask(rows_ask("s")(site.name, "transform_sums", content))))
+        reply = unpack_reply(
+            site.answer(pack_request(rows_request("s")(site.name, "transform_sums", content)))
+        )
     except FedstatError:
         assert len(site.ledger.entries) == before
         raise
@@ -233,11 +235,11 @@ def test_means_of_rows_that_differ_by_one_are_refused():
     frame = FRAME.assign(w=FRAME["days"].where(np.arange(N) != 60))
     site = sites(frame)["Bonn"]
     ask(site, "center(x)", {"center(x)": None})
-    both = RowsQuestion("y", ("y",), ("center(x)", "w"), ("x", "w"))
+    both = RowsRequest("y", ("y",), ("center(x)", "w"), ("x", "w"))
     content = {"question": both.to_json(), "state": {}, "targets": {"center(x)": None}}
     before = len(site.ledger.entries)
     with pytest.raises(PolicyError, match="differencing"):
-        site.answer(pack_ask(rows_ask("t")("Bonn", "transform_sums", content)))
+        site.answer(pack_request(rows_request("t")("Bonn", "transform_sums", content)))
     assert len(site.ledger.entries) == before
     ask(site, "center(x)", {"center(x)": None})
 
@@ -265,4 +267,4 @@ def test_a_text_that_is_no_question_is_named():
     site = sites()["Bonn"]
     for text in ("", "{", "[]", "null", '{"question": 3}', json.dumps({"question": "{}"})):
         with pytest.raises(MessageError):
-            site.answer(pack_ask(rows_ask("s")("Bonn", "transform_sums", text)))
+            site.answer(pack_request(rows_request("s")("Bonn", "transform_sums", text)))

@@ -13,8 +13,8 @@ import pytest
 from formulaic.errors import FactorEvaluationError
 
 from fedstat.errors import FormulaError
-from fedstat.federation.design.formula.parse import ClientTerms, parse_formula, parse_pooled_formula
-from fedstat.federation.design.spec import read_terms
+from fedstat.federation.design.coding import read_terms
+from fedstat.federation.design.formula.parse import SiteTerms, parse_formula, parse_pooled_formula
 
 COLUMNS = {
     "Interview": ["y", "Age", "Sex", "Income"],
@@ -352,13 +352,13 @@ def test_dot_is_every_column_but_the_response_in_partition_order() -> None:
     assert (formula.response_client, formula.response_columns) == ("Interview", ("Age", "y"))
     assert formula.intercept
     assert formula.clients == (
-        ClientTerms("Interview", ("Sex", "Income"), ("Sex", "Income")),
-        ClientTerms(
+        SiteTerms("Interview", ("Sex", "Income"), ("Sex", "Income")),
+        SiteTerms(
             "Exam",
             ("Weight", "`odd name`", "`Children's (age)`"),
             ("Weight", "odd name", "Children's (age)"),
         ),
-        ClientTerms("Laboratory", ("Glucose", "a.b", "µg"), ("Glucose", "a.b", "µg")),
+        SiteTerms("Laboratory", ("Glucose", "a.b", "µg"), ("Glucose", "a.b", "µg")),
     )
 
 
@@ -394,7 +394,7 @@ def test_left_sides(left: str, columns: tuple[str, ...]) -> None:
 def test_odd_names_inside_transforms() -> None:
     formula = parse_formula('y ~ log(`odd name` + 1) + exp(Q("Children\'s (age)")) + sqrt(µg)', COLUMNS)
     assert formula.clients[0].columns == ("odd name", "Children's (age)")
-    assert formula.clients[1] == ClientTerms("Laboratory", ("sqrt(µg)",), ("µg",))
+    assert formula.clients[1] == SiteTerms("Laboratory", ("sqrt(µg)",), ("µg",))
 
 
 def test_a_formula_of_a_model_without_response() -> None:

@@ -11,9 +11,8 @@ import pandas as pd
 import pytest
 
 from fedstat.errors import DesignError, FormulaError
-from fedstat.federation.design.formula.parse import ClientTerms, Formula, parse_formula, parse_pooled_formula
-from fedstat.federation.design.response import build_offset, build_response
-from fedstat.federation.design.spec import read_terms
+from fedstat.federation.design.coding import build_offset, build_response, read_terms
+from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_formula, parse_pooled_formula
 
 POOLED = ["y", "a", "b", "x", "odd name"]
 N = 200
@@ -139,7 +138,7 @@ def test_a_model_of_institutions_with_different_columns_has_none_of_these(text: 
 @pytest.mark.parametrize(("right", "offsets"), [("1", ()), ("1 + offset(a)", ("a",)), ("offset(a)", ("a",))])
 def test_an_intercept_alone(right: str, offsets: tuple[str, ...]) -> None:
     formula = read(f"y ~ {right}")
-    assert (formula.clients, formula.intercept) == ((ClientTerms("", (), ()),), True)
+    assert (formula.clients, formula.intercept) == ((SiteTerms("", (), ()),), True)
     assert formula.offsets == offsets
 
 
@@ -160,7 +159,7 @@ def test_a_dot_that_stands_for_nothing_is_refused() -> None:
 def test_extra_columns_can_be_named_and_are_not_in_dot(columns: list[str]) -> None:
     assert parse_pooled_formula("y ~ .", columns, extra=["site"]).clients[0].terms == ("x",)
     named = parse_pooled_formula("y ~ . + C(site) + x:site", columns, extra=("site",))
-    assert named.clients[0] == ClientTerms("", ("x", "C(site)", "x:site"), ("x", "site"))
+    assert named.clients[0] == SiteTerms("", ("x", "C(site)", "x:site"), ("x", "site"))
     with pytest.raises(FormulaError, match="'site'"):
         parse_pooled_formula("y ~ x + C(site)", ["y", "x"])
 

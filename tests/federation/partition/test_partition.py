@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from fedstat.errors import PartitionError
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
 
 NAN = float("nan")

@@ -11,7 +11,7 @@ import pytest
 from pictures import JOURNAL, faults, page
 
 from fedstat.errors import PartitionError
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.table import FrameTable, ParquetTable
 

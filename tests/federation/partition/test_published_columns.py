@@ -8,10 +8,10 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, PartitionError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.door.site import Site
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.federation.rounds.schema import ask_schemas
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.site import Site
+from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.federation.protocols.schema import request_schemas
 from fedstat.federation.tables.published import PublishedColumn, write_published
 
 GIVEN = {
@@ -75,5 +75,5 @@ def test_descriptions_that_do_not_fit_are_refused(published, match):
 
 def test_the_description_travels_with_the_schema():
     site = Site("A", frames()["A"], fs.Policy.strict(), site_column="site", published=GIVEN)
-    schema = LocalEngine({"A": site}).run(ask_schemas(("A",), "s"), Ledger())["A"]
+    schema = LocalEngine({"A": site}).run(request_schemas(("A",), "s"), Ledger())["A"]
     assert schema.published == GIVEN

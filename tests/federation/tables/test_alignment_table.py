@@ -7,16 +7,19 @@ import pandas as pd
 import pytest
 
 from fedstat.errors import MessageError, PartitionError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.door.families import load_families
-from fedstat.federation.door.site import Site
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.site import Site, load_families
+from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.alignment_steps import FAMILY
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.federation.rounds.lasting_alignment import LastingAlignment, align_lastingly, load_alignment
-from fedstat.federation.tables.hashed_keys import KeyTable
-from fedstat.federation.tables.linked import LinkedTable, alignment_of, new_session
+from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.federation.protocols.linkage import (
+    FAMILY,
+    PersistentAlignment,
+    align_persistently,
+    load_alignment,
+)
+from fedstat.federation.tables.aligned_table import AlignedTable, alignment_of, new_session
+from fedstat.federation.tables.keys import KeyTable
 
 load_families()
 NAME = "0123456789abcdef"
@@ -30,7 +33,7 @@ def frames():
 
 
 def sites():
-    tables = {name: LinkedTable(name, frame, ["id"]) for name, frame in frames().items()}
+    tables = {name: AlignedTable(name, frame, ["id"]) for name, frame in frames().items()}
     out = {name: Site(name, table) for name, table in tables.items()}
     for site in out.values():
         site.trust.pinned.update({name: other.fingerprint for name, other in out.items()})
@@ -39,11 +42,11 @@ def sites():
 
 def aligned():
     made = sites()
-    return made, LocalEngine(made).run(align_lastingly(tuple(made), "s", NAME), Ledger())
+    return made, LocalEngine(made).run(align_persistently(tuple(made), "s", NAME), Ledger())
 
 
 def ask(site, step, text, session, family=FAMILY, **arrays):
-    return unpack_reply(site.answer(pack_ask(Ask(site.name, family, step, arrays, session, text))))
+    return unpack_reply(site.answer(pack_request(Request(site.name, family, step, arrays, session, text))))
 
 
 def test_records_come_in_the_order_of_the_numbers_and_link_as_in_clear():
@@ -75,7 +78,7 @@ def test_sites_that_are_left_out_take_their_own_entities_along(tmp_path):
 def test_an_alignment_of_numbers_that_one_can_look_at():
     listed = {"A": np.array([0, 2, 3]), "B": np.array([1, 3, 4])}
     seen = {"A": np.array([True, True, False]), "B": np.array([True, True, True])}
-    fewer = LastingAlignment(NAME, 5, listed, seen).among(["A"])
+    fewer = PersistentAlignment(NAME, 5, listed, seen).among(["A"])
     assert fewer.n_entities == 3
     np.testing.assert_array_equal(fewer.listed["A"], [0, 1, 2])
     np.testing.assert_array_equal(fewer.rows("A"), [0, 1])

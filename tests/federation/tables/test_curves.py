@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 
 from fedstat.errors import PartitionError
-from fedstat.federation.tables.curves.array import Curve, curves_of
-from fedstat.federation.tables.curves.declared import with_curves
-from fedstat.federation.tables.row_marks import row_marks
+from fedstat.federation.tables.curve_columns import with_curves
+from fedstat.federation.tables.curves import Curve, curves_of
+from fedstat.federation.tables.row_fingerprints import row_fingerprints
 from fedstat.federation.tables.sources import Source, open_source
-from fedstat.federation.tables.table import FrameTable, held_curves
+from fedstat.federation.tables.table import FrameTable, table_curves
 
 WIDE = pd.DataFrame(np.random.default_rng(1).normal(size=(6, 5))).add_prefix("w_").assign(age=range(6))
 DECLARED = {"w": Curve("w_*", domain=(0, 1), unit="h")}
@@ -21,7 +21,9 @@ def test_a_row_is_known_again_by_its_curve():
     frame = with_curves("", WIDE, DECLARED)
     changed = WIDE.copy()
     changed.loc[3, "w_2"] += 1e-9
-    marks, other = (row_marks(FrameTable(one), b"key") for one in (frame, with_curves("", changed, DECLARED)))
+    marks, other = (
+        row_fingerprints(FrameTable(one), b"key") for one in (frame, with_curves("", changed, DECLARED))
+    )
     assert (marks == other).all(axis=1).tolist() == [True, True, True, False, True, True]
     assert len({mark.tobytes() for mark in marks}) == 6
 
@@ -57,7 +59,7 @@ def test_an_owner_declares_curves_of_a_file(tmp_path):
     }
     table = open_source(Source.from_mapping("ward", given))
     assert table.columns == ("age", "w")
-    np.testing.assert_allclose(held_curves(table)["w"].values, WIDE.filter(like="w_"))
+    np.testing.assert_allclose(table_curves(table)["w"].values, WIDE.filter(like="w_"))
     given["curves"]["w"]["columns"] = "v_*"
     with pytest.raises(PartitionError, match="ward, curve 'w': no column"):
         open_source(Source.from_mapping("ward", given))

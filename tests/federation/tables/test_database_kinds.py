@@ -12,10 +12,10 @@ import sqlalchemy
 from database_servers import SECRET, mariadb_server
 
 from fedstat.errors import PartitionError
-from fedstat.federation.tables.databases import readers
-from fedstat.federation.tables.databases.database import open_database, single_query, stays_inside
+from fedstat.federation.tables import database as readers
+from fedstat.federation.tables.database import open_database, single_query, stays_inside
 from fedstat.federation.tables.sources import Source, open_source
-from fedstat.federation.tables.sql import SqlTable
+from fedstat.federation.tables.sql_table import SqlTable
 
 N = 500
 

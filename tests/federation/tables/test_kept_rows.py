@@ -13,10 +13,11 @@ import sqlalchemy
 from database_servers import postgresql_server
 
 from fedstat.errors import EngineError, PartitionError, SecurityError
-from fedstat.federation.tables.databases import kept_rows, readers
-from fedstat.federation.tables.databases.database import open_database
+from fedstat.federation.tables import database as readers
+from fedstat.federation.tables import sql_table
+from fedstat.federation.tables.database import open_database
 from fedstat.federation.tables.sources import Source, open_source
-from fedstat.federation.tables.sql import SqlTable
+from fedstat.federation.tables.sql_table import SqlTable
 
 N = 40_000
 QUERY = "SELECT * FROM ward"
@@ -104,7 +105,7 @@ def test_a_full_disk_is_named(ward, tmp_path, monkeypatch):
         def write(self, content):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kept_rows.tempfile, "TemporaryFile", lambda **where: FullFile())
+    monkeypatch.setattr(sql_table.tempfile, "TemporaryFile", lambda **where: FullFile())
     with pytest.raises(EngineError, match=r"Ward: the records .* \(No space left on device\); make room"):
         opened(ward[0], memory=0, folder=tmp_path)
 

@@ -12,9 +12,9 @@ from fedstat.errors import PartitionError
 from fedstat.federation.tables.published import (
     PublishedColumn,
     description_problems,
-    outwards,
     propose,
     read_published,
+    round_outwards,
     write_published,
 )
 from fedstat.federation.tables.table import FrameTable
@@ -51,7 +51,7 @@ def test_a_proposal_is_read_as_it_was_written_and_fits_its_table():
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(-1e12, 1e12), min_size=2, max_size=30, unique=True))
 def test_no_bound_that_is_proposed_is_a_value(values):
-    low, high = outwards(min(values), max(values))
+    low, high = round_outwards(min(values), max(values))
     assert low <= min(values) and max(values) <= high
     assert low == 0.0 or low not in values
     assert high == 0.0 or high not in values

@@ -19,9 +19,9 @@ from database_servers import SECRET, postgresql_server
 from fedstat import GLORE
 from fedstat.errors import DesignError, FedstatError, NotAvailableError, PartitionError, SecurityError
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.tables.databases.database import Database, open_database
+from fedstat.federation.tables.database import Database, open_database
 from fedstat.federation.tables.sources import Source, open_source, read_source
-from fedstat.federation.tables.sql import SqlTable
+from fedstat.federation.tables.sql_table import SqlTable
 from fedstat.federation.tables.table import ParquetTable
 
 N = 700
@@ -228,8 +228,8 @@ def test_rows_come_from_the_server_by_and_by(addresses):
 
 PEAK = """
 import sys, resource, pyarrow
-from fedstat.federation.tables.databases.database import open_database
-from fedstat.federation.tables.sql import SqlTable
+from fedstat.federation.tables.database import open_database
+from fedstat.federation.tables.sql_table import SqlTable
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 query = "SELECT i, i * 0.5 AS a, i * 0.25 AS b, i * 2.0 AS c FROM generate_series(1, 200000) AS s(i)"
 database = open_database("A", sys.argv[1], "a test")

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedstat.errors import DesignError
-from fedstat.federation.door.facts import Entities
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.site import FAMILIES, Site
-from fedstat.federation.door.state import SiteData
-from fedstat.federation.message import Ask, Declared, Step, pack_ask, unpack_reply
+from fedstat.federation.disclosure.facts import EntityCount
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES, Site
+from fedstat.federation.disclosure.state import SiteData
+from fedstat.federation.message import ArrayDeclaration, Request, Step, pack_request, unpack_reply
 from fedstat.federation.tables.table import FrameTable, LabelledTable, ParquetTable
 
 N = 1000
@@ -219,14 +219,14 @@ def whole(data, state):
 
 @pytest.fixture
 def toy(monkeypatch):
-    gives = {"n": Declared("aggregate", "rows", 0, behind=(Entities,))}
+    gives = {"n": ArrayDeclaration("aggregate", "rows", 0, behind=(EntityCount,))}
     monkeypatch.setitem(
         FAMILIES, "toy", {"count": Step(count_of, {}, gives), "whole": Step(whole, {}, gives)}
     )
 
 
 def answer(site, step):
-    return float(unpack_reply(site.answer(pack_ask(Ask("Bank", "toy", step, {})))).arrays["n"])
+    return float(unpack_reply(site.answer(pack_request(Request("Bank", "toy", step, {})))).arrays["n"])
 
 
 @pytest.mark.usefixtures("toy")

@@ -10,11 +10,11 @@ import sys
 
 import numpy as np
 
-from fedstat.kernels.boosting.bases import integration_weights, spline_basis
-from fedstat.models.boost.inference.refit import band, refit
+from fedstat.kernels.curves import integration_weights, spline_basis
 from fedstat.models.boost.learning.learners import Learner
 from fedstat.models.boost.learning.moments import CurveMoments
-from fedstat.models.boost.learning.ready import BoostDesign
+from fedstat.models.boost.learning.prepared_learners import BoostDesign
+from fedstat.models.boost.report.refit import band, refit
 
 S = T = np.linspace(0, 1, 30)
 KNOTS, P, ACTIVE = 3, 5, 3

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 import fedstat as fs
-from fedstat.kernels.boosting.bases import spline_basis
+from fedstat.kernels.curves import spline_basis
 
 SITES = (2, 4, 6, 10)
 EACH, FOLDS, POINTS = 100, 4, np.arange(101.0)

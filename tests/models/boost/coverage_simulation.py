@@ -20,8 +20,8 @@ from curve_cases import curve_table, declared
 
 import fedstat as fs
 from fedstat.errors import EstimationError
-from fedstat.kernels.boosting.bases import integration_weights, spline_basis
-from fedstat.models.boost.inference.frequencies import false_selections
+from fedstat.kernels.curves import integration_weights, spline_basis
+from fedstat.models.boost.learning.selection import false_selections
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "boost_coverage.csv"
 FIELDS = ("task", "n", "setting", "replicate", "measure", "value")

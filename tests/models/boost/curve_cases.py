@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 import fedstat as fs
-from fedstat.kernels.boosting.bases import spline_basis
+from fedstat.kernels.curves import spline_basis
 
 LOOSE = fs.Policy(max_parameters=10.0)
 S, T = np.linspace(0, 1, 40), np.linspace(0, 1, 25)

@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedstat.models.boost.private.asked import radius_with, response_weight
-from fedstat.models.boost.private.path import NoisySums, follow_noisy
-from fedstat.models.copula.asked import squared_radius
+from fedstat.models.boost.private.protocol import NoisySums, run_noisy_path
+from fedstat.models.boost.private.steps import radius_with, response_weight
+from fedstat.models.copula.request import squared_radius
 from fedstat.privacy.sensitivity import moments_sensitivity
 from fedstat.privacy.zcdp import rho_of_budget
 
@@ -83,7 +83,7 @@ def of_release(X, Y, q, rho, random, shares):
     E = (E + np.triu(E, 1).T) * np.where(first[:, None] == first, 1.0, np.sqrt(2.0))
     T = exact.T + random.normal(size=exact.T.shape) * np.sqrt(2.0) * sd / weight
     noisy = NoisySums(exact.n, exact.S + E, T, exact.yy, sd, exact.sd_response, exact.starts, exact.owners)
-    return follow_noisy(noisy, STEPS, NU).coef
+    return run_noisy_path(noisy, STEPS, NU).coef
 
 
 def of_labels(X, Y, q, rho, random):
@@ -92,7 +92,7 @@ def of_labels(X, Y, q, rho, random):
     sd = np.sqrt(2.0) * 2.0 * most_y * most_x / np.sqrt(2.0 * float(rho))
     exact = sums_of(X, Y, q, 0.0, sd)
     T = cut(X, most_x**2).T @ cut(Y, most_y**2) + random.normal(size=exact.T.shape) * sd
-    return follow_noisy(
+    return run_noisy_path(
         NoisySums(exact.n, exact.S, T, exact.yy, 0.0, exact.sd_response, exact.starts, exact.owners),
         STEPS,
         NU,
@@ -117,7 +117,7 @@ def of_steps(X, Y, q, rho, random):
 
 def of_none(X, Y, q):
     exact = sums_of(X, Y, q, 0.0, 0.0)
-    return follow_noisy(exact, 300, NU).coef
+    return run_noisy_path(exact, 300, NU).coef
 
 
 def simulate(design, n, seed):

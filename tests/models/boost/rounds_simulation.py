@@ -9,7 +9,7 @@ import pandas as pd
 import statsmodels.api as sm
 
 import fedstat as fs
-from fedstat.kernels.boosting.bases import integration_weights, spline_basis
+from fedstat.kernels.curves import integration_weights, spline_basis
 
 S = np.linspace(0, 1, 50)
 CURVES = {f"x{p}": fs.Curve(f"x{p}_*", domain=(0, 1)) for p in range(10)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstat.kernels.boosting.bases import difference_penalty, integration_weights, spline_basis
+from fedstat.kernels.curves import difference_penalty, integration_weights, spline_basis
 
 NONE = np.zeros((1, 1))
 

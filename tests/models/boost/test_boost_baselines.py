@@ -9,7 +9,7 @@ from curve_cases import LOOSE, by_site, simulated
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.kernels.boosting.bases import integration_weights, spline_basis
+from fedstat.kernels.curves import integration_weights, spline_basis
 
 FRAME = simulated(240)
 TEXT = "y(t) ~ bsignal(x1, knots=2, df=6) + bsignal(x2, knots=2, df=6)"

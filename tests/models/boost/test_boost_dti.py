@@ -12,7 +12,7 @@ from curve_cases import LOOSE, by_site
 from row_boosting import along, boost, both, centred, integrals, smooth
 
 import fedstat as fs
-from fedstat.kernels.boosting.bases import spline_basis
+from fedstat.kernels.curves import spline_basis
 
 DATA = Path(os.environ.get("FEDSTAT_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
 TABLE = DATA / "dti" / "DTI.csv.gz"

@@ -10,7 +10,7 @@ import pytest
 from curve_cases import LOOSE, by_site, declared, reference_table, simulated
 
 import fedstat as fs
-from fedstat.kernels.boosting.bases import difference_penalty, integration_weights, spline_basis
+from fedstat.kernels.curves import difference_penalty, integration_weights, spline_basis
 
 STORED = json.loads((Path(__file__).parents[2] / "reference/boost/fdboost.json").read_text())
 

@@ -12,7 +12,7 @@ from statsmodels.multivariate.manova import MANOVA
 
 import fedstat as fs
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.models.boost.inference.frequencies import false_selections
+from fedstat.models.boost.learning.selection import false_selections
 
 FRAME = simulated(1200)
 

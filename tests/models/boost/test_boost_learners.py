@@ -10,7 +10,7 @@ from row_boosting import along, boost, both, centred, integrals, smooth
 
 import fedstat as fs
 from fedstat.errors import EstimationError, FormulaError, NotAvailableError
-from fedstat.kernels.boosting.bases import spline_basis, spline_gram
+from fedstat.kernels.curves import spline_basis, spline_gram
 
 S, T = np.linspace(0, 1, 30), np.linspace(0, 1, 12)
 TIME = "bbs(t, knots=4, df=3)"

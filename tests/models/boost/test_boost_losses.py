@@ -11,8 +11,8 @@ from scipy.special import expit
 
 import fedstat as fs
 from fedstat.errors import DesignError, EstimationError, ModelError, NotAvailableError
-from fedstat.kernels.boosting.bases import difference_penalty, integration_weights, spline_basis
-from fedstat.models.boost.learning.columns import CurvesAsked
+from fedstat.kernels.curves import difference_penalty, integration_weights, spline_basis
+from fedstat.models.boost.learning.columns import CurveSumsRequest
 from fedstat.models.boost.learning.learners import Learner
 from fedstat.models.boost.steps import deal
 
@@ -171,7 +171,7 @@ def test_sites_as_folds_are_judged_by_the_fit_of_the_others():
 def test_a_fold_is_judged_by_the_fit_of_the_other_rows_and_masks_change_nothing():
     result = model("huber").fit(steps=20, select="cv", folds=2, random_state=5)
     assert result._record.masked
-    asked = CurvesAsked((Learner("1"),), None, 2, 5)
+    asked = CurveSumsRequest((Learner("1"),), None, 2, 5)
     fold = np.empty(240, dtype=int)
     for k in range(3):
         fold[np.arange(240) % 3 == k] = deal(80, asked, f"site {k}")

@@ -14,8 +14,8 @@ from curve_cases import LOOSE, declared, simulated
 
 import fedstat as fs
 from fedstat.errors import DesignError, EstimationError, PartitionError
-from fedstat.federation.tables.curves.array import curves_of
-from fedstat.federation.tables.curves.streamed import CURVES_PER_CHUNK
+from fedstat.federation.tables.curve_columns import CURVES_PER_CHUNK
+from fedstat.federation.tables.curves import curves_of
 from fedstat.federation.tables.sources import Source, open_source
 
 TEXT = "y(t) ~ bsignal(x1, knots=5) + bols(age)"

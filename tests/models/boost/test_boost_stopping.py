@@ -9,7 +9,7 @@ from curve_cases import LOOSE, by_site, simulated
 
 import fedstat as fs
 from fedstat.errors import ModelError
-from fedstat.kernels.boosting.bases import difference_penalty, smooth_curve, spline_basis
+from fedstat.kernels.curves import difference_penalty, smooth_curve, spline_basis
 
 FRAME = simulated(240)
 TEXT = "y(t) ~ bsignal(x1, knots=3) + bols(g)"

@@ -9,14 +9,11 @@ from curve_cases import LOOSE, by_site, declared, simulated
 from scipy.optimize import brentq
 
 import fedstat as fs
-from fedstat.kernels.boosting.banded import overlapping
-from fedstat.kernels.boosting.bases import difference_penalty, integration_weights, spline_basis
+from fedstat.kernels.curves import difference_penalty, integration_weights, overlapping_pairs, spline_basis
 from fedstat.models.boost.learning.boosting import Boosting
 from fedstat.models.boost.learning.learners import Learner
-from fedstat.models.boost.learning.moments import CurveMoments
-from fedstat.models.boost.learning.ready import BoostDesign
-from fedstat.models.boost.learning.responses import UnevenResponse
-from fedstat.models.boost.learning.uneven import UnevenMoments
+from fedstat.models.boost.learning.moments import CurveMoments, IrregularMoments, IrregularResponse
+from fedstat.models.boost.learning.prepared_learners import BoostDesign
 
 TIME = Learner("bbs", "t", knots=4, differences=2, df=3.0, high=1.0)
 LEARNERS = (Learner("1"), Learner("bsignal", "x", knots=2), Learner("bols", "z"))
@@ -152,8 +149,10 @@ def test_sums_of_an_even_response_give_the_same_path(penalty):
         for Z, Y, C in ((Z[fold == f], Y[fold == f], C[fold == f]) for f in range(3))
     ]
     plain = CurveMoments(*(np.array([part[i] for part in parts]) for i in range(5)))
-    response = UnevenResponse(Y.ravel(), np.tile(b, (n, 1)), np.full(n, 15), overlapping(8, 3), np.ones(n))
-    uneven = UnevenMoments.of(response.products(Z, fold, 3), b, 3, None)
+    response = IrregularResponse(
+        Y.ravel(), np.tile(b, (n, 1)), np.full(n, 15), overlapping_pairs(8, 3), np.ones(n)
+    )
+    uneven = IrregularMoments.of(response.products(Z, fold, 3), b, 3, None)
     design = BoostDesign(LEARNERS, STARTS, TIME, penalty)
     offset = b @ np.linalg.lstsq(b, Y.mean(axis=0), rcond=None)[0]
     one, other = (Boosting(moments, design, b, 0.1, given=offset) for moments in (plain, uneven))

@@ -10,8 +10,7 @@ from row_boosting import along, boost, both, centred, integrals, smooth
 
 import fedstat as fs
 from fedstat.errors import FormulaError, ModelError, NotAvailableError
-from fedstat.kernels.boosting.bases import spline_basis
-from fedstat.kernels.boosting.varying import integrals_up_to
+from fedstat.kernels.curves import integrals_up_to, spline_basis
 
 S, T = np.linspace(0, 1, 30), np.linspace(0, 1, 12)
 TIME = "bbs(t, knots=4, df=3)"

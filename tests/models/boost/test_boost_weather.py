@@ -9,7 +9,7 @@ from curve_cases import curve_table
 from row_boosting import along, boost, both, centred, smooth
 
 import fedstat as fs
-from fedstat.kernels.boosting.bases import integration_weights, spline_basis
+from fedstat.kernels.curves import integration_weights, spline_basis
 
 PUBLIC = fs.Policy(max_parameters=10.0, min_count=3, min_level_count=1)
 """Stations are no persons."""

@@ -13,10 +13,10 @@ from scipy.stats import binom, chi2, norm
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, EstimationError, FormulaError, ModelError, NotAvailableError
-from fedstat.models.boost.private.path import FLOOR, NoisySums, follow_noisy
-from fedstat.models.boost.private.public import PublicPart
+from fedstat.models.boost.private.protocol import FLOOR, NoisySums, run_noisy_path
+from fedstat.models.boost.private.public_curves import PublicPart
 from fedstat.models.boost.private.steps import cut_scores
-from fedstat.models.copula.asked import PLACES
+from fedstat.models.copula.request import PLACES
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 
 FRAME = people(3000, 1)
@@ -184,7 +184,7 @@ def test_noise_alone_lets_a_step_be_taken_in_one_of_twenty_releases():
         E = np.triu(random.normal(size=(10, 10))) * 300.0
         S, T = n * np.eye(10) + E + np.triu(E, 1).T, random.normal(size=(10, 2)) * 250.0
         sums = NoisySums(n, S, T, float(n), 300.0, np.full(5, 250.0), starts, (0, 0, 1, 1, 0))
-        taken += len(follow_noisy(sums, 5, 0.2).selected) > 0
+        taken += len(run_noisy_path(sums, 5, 0.2).selected) > 0
     assert binom.ppf(1e-4, 600, 0.05) <= taken <= binom.ppf(1 - 1e-4, 600, 0.05)
 
 
@@ -199,7 +199,7 @@ def test_the_path_is_that_of_blocks_with_a_ridge(sd):
     starts = tuple(np.cumsum([0, *widths]).tolist())
     sums = NoisySums(n, S, Y, float((y**2).sum()), sd, np.full(5, sd), starts, (0, 0, 1, 1, 0))
     B, selected = by_hand(sums, 80, 0.2)
-    path = follow_noisy(sums, 80, 0.2)
+    path = run_noisy_path(sums, 80, 0.2)
     assert path.selected.tolist() == selected
     np.testing.assert_allclose(path.coef, B, atol=1e-9)
 

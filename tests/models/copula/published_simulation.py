@@ -22,9 +22,9 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import DisclosureWarning
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.privacy.gaussian import mu_of
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.penalized.penalties import Penalty
+from fedstat.privacy.gaussian_dp import mu_of
 
 sys.path.append(str(Path(__file__).parents[1] / "vglm"))
 from noisy_admm import noisy_admm

@@ -14,25 +14,25 @@ import statsmodels.api as sm
 from pictures import JOURNAL, faults, page
 
 import fedstat as fs
+from fedstat.codec import to_json
 from fedstat.errors import ModelError
-from fedstat.federation.account.charges import Charges
-from fedstat.federation.account.ledger_file import begin_account, open_account
+from fedstat.federation.audit.budget_charges import Charges
+from fedstat.federation.audit.ledger_file import begin_ledger, open_ledger
 from fedstat.federation.crypto.keys import Identity
-from fedstat.federation.door.owner import charging
-from fedstat.federation.door.owner.charging import NoisyAnswers
-from fedstat.federation.door.site import Site
-from fedstat.federation.door.state import Trust
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.rounds.margins import BinsAsked
+from fedstat.federation.disclosure import privacy_budget
+from fedstat.federation.disclosure.privacy_budget import NoiseMechanism
+from fedstat.federation.disclosure.site import Site
+from fedstat.federation.disclosure.state import SiteTrust
+from fedstat.federation.message import Request, pack_request, unpack_reply
+from fedstat.federation.protocols.margins import BinsRequest
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.models.copula import asked
-from fedstat.models.copula.asked import GramPlan
-from fedstat.models.copula.audit.pair import WorstPair
+from fedstat.models.copula import request
+from fedstat.models.copula.audited_releases import WorstPair
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula.protocol import plan_columns
-from fedstat.privacy.intervals import mu_interval
-from fedstat.privacy.zcdp import on_grid, rho_of_budget
-from fedstat.records import to_json
+from fedstat.models.copula.request import GramPlan
+from fedstat.privacy.gaussian_dp import mu_interval
+from fedstat.privacy.zcdp import rho_of_budget, round_to_grid
 
 mpl.use("Agg")
 LEVELS = dict.fromkeys("abcd", range(5))
@@ -142,7 +142,7 @@ def test_other_releases_pass_too(made, view):
 )
 @pytest.mark.parametrize("made", [regression, lambda: model(missing="em")], ids=["regression", "em"])
 def test_other_releases_without_noise_fail(monkeypatch, made, names, view, words):
-    monkeypatch.setattr(NoisyAnswers, "add", without_noise(names, "A"))
+    monkeypatch.setattr(NoiseMechanism, "add", without_noise(names, "A"))
     result = fs.audit(made(), view, 100, seed=7)
     assert not result.passed and re.search(words, result.verdict), result.verdict
 
@@ -211,7 +211,7 @@ def test_only_a_synthesis_can_be_audited():
 
 # ---- faults --------------------------------------------------------------------------------------
 
-ADD, TAKE = NoisyAnswers.add, Charges.take
+ADD, TAKE = NoiseMechanism.add, Charges.take
 
 
 def without_noise(names, site=None):
@@ -226,16 +226,18 @@ def without_noise(names, site=None):
 
 
 def noise_on_one_share(monkeypatch):
-    monkeypatch.setattr(NoisyAnswers, "add", without_noise(("share",), "A"))
+    monkeypatch.setattr(NoiseMechanism, "add", without_noise(("share",), "A"))
 
 
 def a_quarter_of_the_noise(monkeypatch):
-    drawn = charging.discrete_gaussian
-    monkeypatch.setattr(charging, "discrete_gaussian", lambda variance, *more: drawn(variance / 16, *more))
+    drawn = privacy_budget.discrete_gaussian
+    monkeypatch.setattr(
+        privacy_budget, "discrete_gaussian", lambda variance, *more: drawn(variance / 16, *more)
+    )
 
 
 def empirical_margins(monkeypatch):
-    monkeypatch.setattr(NoisyAnswers, "add", without_noise(("levels", "trees")))
+    monkeypatch.setattr(NoiseMechanism, "add", without_noise(("levels", "trees")))
 
 
 def rounding_to_nearest(monkeypatch):
@@ -244,13 +246,13 @@ def rounding_to_nearest(monkeypatch):
         cut = scores * np.minimum(1.0, np.sqrt(float(squared_radius)) / lengths)
         return np.rint(np.ldexp(cut, places)).astype(np.int64)
 
-    monkeypatch.setattr(asked, "cut_rows", nearest)
+    monkeypatch.setattr(request, "clip_rows", nearest)
 
 
 def cut_after_noise(monkeypatch):
     """Rows are as long as they come when they are multiplied and noise is added."""
     monkeypatch.setattr(
-        asked, "cut_rows", lambda X, radius, places: np.trunc(np.ldexp(X, places)).astype(np.int64)
+        request, "clip_rows", lambda X, radius, places: np.trunc(np.ldexp(X, places)).astype(np.int64)
     )
 
 
@@ -271,7 +273,7 @@ def seeded_noise(monkeypatch):
         draws = np.random.default_rng(0).normal(0.0, float(variance) ** 0.5, size)
         return np.rint(draws).astype(np.int64)
 
-    monkeypatch.setattr(charging, "discrete_gaussian", normal)
+    monkeypatch.setattr(privacy_budget, "discrete_gaussian", normal)
 
 
 @pytest.mark.parametrize(
@@ -310,16 +312,18 @@ def over_a_restart(folder, monkeypatch=None):
     """What a site has spent before it is started again on its account, and after."""
     identity, spent = Identity.generate(), []
     folder.mkdir()
-    begin_account(folder, identity)
-    question = to_json(BinsAsked("x", "1/1000", (0.0,)))
+    begin_ledger(folder, identity)
+    question = to_json(BinsRequest("x", "1/1000", (0.0,)))
     for _ in range(2):
-        account = open_account(folder, "Bank", identity, patience=0.1)
-        policy, trust = fs.Policy(privacy=fs.Budget(1.0, 1e-6)), Trust(_identity=identity)
+        account = open_ledger(folder, "Bank", identity, patience=0.1)
+        policy, trust = fs.Policy(privacy=fs.Budget(1.0, 1e-6)), SiteTrust(_identity=identity)
         published = {"x": PublishedColumn("number", (-9.0, 9.0))}
         frame = pd.DataFrame({"x": np.arange(50.0) / 10.0})
         site = Site("Bank", frame, policy, trust=trust, account=account, published=published)
         if not spent:
-            unpack_reply(site.answer(pack_ask(Ask("Bank", "margins", "count_bins", {}, "s", question))))
+            unpack_reply(
+                site.answer(pack_request(Request("Bank", "margins", "count_bins", {}, "s", question)))
+            )
         spent.append(site.account.charges.spent)
         site.account.store.close()
         if monkeypatch is not None:
@@ -329,6 +333,6 @@ def over_a_restart(folder, monkeypatch=None):
 
 def test_a_charge_that_a_restart_forgets_is_seen(tmp_path, monkeypatch):
     before, after = over_a_restart(tmp_path / "real")
-    assert before == after == on_grid(Fraction("1/1000"), up=True)
+    assert before == after == round_to_grid(Fraction("1/1000"), up=True)
     before, after = over_a_restart(tmp_path / "fault", monkeypatch)
     assert before > 0 and after == 0

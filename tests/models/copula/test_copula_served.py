@@ -15,9 +15,9 @@ from test_connect_vertical import numbers_at
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, EngineError
-from fedstat.federation.account.ledger_file import LedgerFile, read_account
-from fedstat.federation.carry.site_folder import load_identity
-from fedstat.federation.door.owner import charging
+from fedstat.federation.audit.ledger_file import LedgerFile, read_ledger
+from fedstat.federation.disclosure import privacy_budget
+from fedstat.federation.transport.site_folder import load_identity
 from fedstat.operator.command_line import main
 
 N = 400
@@ -43,7 +43,7 @@ def make_frames():
 
 def same_noise():
     """Noise of one seed, at all sites: that of keys is another in every run."""
-    charging.random_bytes = lambda key: Random(1).randbytes
+    privacy_budget.random_bytes = lambda key: Random(1).randbytes
 
 
 def serve_same_noise(folder):
@@ -86,7 +86,7 @@ def synthesizer(partition):
 
 
 def charges(home, name):
-    made = read_account(home / name, name, load_identity(home / name).public).charges.made
+    made = read_ledger(home / name, name, load_identity(home / name).public).charges.made
     return [charge.what.split(":")[0].split(" ", 1)[1] for charge in made]
 
 
@@ -108,7 +108,7 @@ def test_the_same_release_to_the_bit_as_in_one_process(tmp_path, monkeypatch):
         name: frame.drop(columns="id").assign(number=numbers_at(tmp_path / name))
         for name, frame in frames.items()
     }
-    monkeypatch.setattr(charging, "random_bytes", lambda key: Random(1).randbytes)
+    monkeypatch.setattr(privacy_budget, "random_bytes", lambda key: Random(1).randbytes)
     here = fs.ClientPartition.from_frames(tables, on="number", policy=policy)
     ours = synthesizer(here).fit()
     pd.testing.assert_frame_equal(theirs.correlation, ours.correlation, check_exact=True)

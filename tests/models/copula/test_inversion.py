@@ -6,7 +6,7 @@ import pytest
 from scipy.special import ndtri
 
 from fedstat.models.copula.bounds import Bounds
-from fedstat.models.copula.inversion import invert_products
+from fedstat.models.copula.correlation import invert_products
 from fedstat.models.copula.margins import Bins, Margin
 
 N = 200_000

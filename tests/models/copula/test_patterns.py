@@ -9,14 +9,9 @@ from scipy.special import expit
 
 import fedstat as fs
 from fedstat.errors import EstimationError
-from fedstat.models.copula.asked import (
-    PLACES,
-    GramPlan,
-    NoisePlan,
-    squared_radius,
-)
+from fedstat.models.copula.correlation import SMALL, ScoredPattern, choose_groups, describe_choice, fit_normal
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula.patterns import SMALL, ScoredPattern, choose_groups, fit_normal, tell_choice
+from fedstat.models.copula.request import PLACES, GramPlan, NoisePlan, squared_radius
 
 pytestmark = pytest.mark.usefixtures("same_noise")
 
@@ -119,9 +114,11 @@ def test_a_method_is_chosen_by_what_is_public():
 
 def test_a_choice_says_what_it_goes_by():
     table = presence(400)
-    assert "noise of" in tell_choice(NOISE, presence()) and f"below {SMALL}" in tell_choice(NOISE, presence())
+    assert "noise of" in describe_choice(NOISE, presence()) and f"below {SMALL}" in describe_choice(
+        NOISE, presence()
+    )
     table[60:, 2] = False
-    assert "no entity in common" in tell_choice(NOISE, table)
+    assert "no entity in common" in describe_choice(NOISE, table)
     policy = fs.Policy(privacy=fs.Budget(1.0, 1e-6))
     partition = fs.ClientPartition.from_frame(missing_rows(), columns=HELD, policy=policy)
     told = {m: str(fs.CopulaSynthesizer(partition, 1.0, BOUNDS, missing=m).explain()) for m in ("auto", "em")}

@@ -7,7 +7,7 @@ import statsmodels.formula.api as smf
 
 import fedstat as fs
 from fedstat.errors import DataWarning, ModelError
-from fedstat.models.copula.redraw import redraw
+from fedstat.models.copula.results import redraw
 
 pytestmark = pytest.mark.usefixtures("same_noise")
 

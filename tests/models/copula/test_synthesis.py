@@ -9,8 +9,8 @@ from pictures import JOURNAL, faults, page
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, EstimationError, ModelError, PolicyError
-from fedstat.models.copula.asked import PLACES, GramAsked
-from fedstat.models.copula.inversion import invert_products
+from fedstat.models.copula.correlation import invert_products
+from fedstat.models.copula.request import PLACES, GramRequest
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 
 pytestmark = pytest.mark.usefixtures("same_noise")
@@ -75,7 +75,7 @@ def test_every_sum_of_products_has_the_noise_that_was_paid_for(fitted):
     for names in COLUMNS.values():
         margins = [margin for margin in fit.margins if margin.bins.name in names]
         codes = np.column_stack([m.bins.code(rows()[m.bins.name]) for m in margins])
-        exact.append(np.ldexp(GramAsked({}, 1, 1).score(margins, codes).astype(float), -PLACES))
+        exact.append(np.ldexp(GramRequest({}, 1, 1).score(margins, codes).astype(float), -PLACES))
     U = np.hstack(exact)
     upper = np.triu_indices(4, 1)
     z = ((fit.products - U.T @ U / N) / fit.noise)[upper]
@@ -127,7 +127,7 @@ def test_one_institution_alone_is_the_pooled_estimate():
     fit = model.fit()._fit
     margins = list(fit.margins)
     codes = np.column_stack([m.bins.code(frame[m.bins.name]) for m in margins])
-    U = np.ldexp(GramAsked({}, 1, 1).score(margins, codes).astype(float), -PLACES)
+    U = np.ldexp(GramRequest({}, 1, 1).score(margins, codes).astype(float), -PLACES)
     pooled = invert_products(U.T @ U / len(frame), margins, [slice(0, 4)], [4.8]).correlation
     assert fit.inversion.correlation == pytest.approx(pooled, abs=2e-3)
 

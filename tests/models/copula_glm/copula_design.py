@@ -8,9 +8,8 @@ from scipy.special import expit, ndtri
 
 from fedstat.models.copula.bounds import Bounds
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula_glm.moments.columns import ScoredColumn, ScoredDesign
-from fedstat.models.copula_glm.moments.law import normal_points
-from fedstat.models.copula_glm.moments.release import release_rows
+from fedstat.models.copula_glm.design import ScoredColumn, ScoredDesign
+from fedstat.models.copula_glm.released_distribution import normal_points, release_rows
 
 BOUNDS = Bounds(
     {

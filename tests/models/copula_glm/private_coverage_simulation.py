@@ -22,13 +22,12 @@ from copula_design import BOUNDS, OWNERS, POINTS, RESPONSES, coefficients, draw_
 from scipy import stats
 
 from fedstat.models.copula.bounds import Bounds
-from fedstat.models.copula_glm.moments.asked import MomentPlan, radius_of
-from fedstat.models.copula_glm.moments.bootstrap import bootstrap, estimate
-from fedstat.models.copula_glm.moments.columns import ScoredColumn
-from fedstat.models.copula_glm.moments.protocol import MomentQuestion, whole_design
-from fedstat.models.copula_glm.moments.release import ReleaseNoise, release_rows
-from fedstat.models.copula_glm.score.mean import ScoreSensitivity
-from fedstat.models.copula_glm.score.step import OF_STEP, plan_score, take_step
+from fedstat.models.copula_glm.design import ScoredColumn
+from fedstat.models.copula_glm.estimation import bootstrap, estimate
+from fedstat.models.copula_glm.protocol import MomentReleasePlan, whole_design
+from fedstat.models.copula_glm.released_distribution import ReleaseNoise, release_rows
+from fedstat.models.copula_glm.request import MomentPlan, radius_of
+from fedstat.models.copula_glm.score import OF_STEP, ScoreSensitivity, plan_score, take_step
 from fedstat.privacy.zcdp import rho_of_budget
 
 FAMILIES = {
@@ -49,7 +48,7 @@ def make_plan(family, epsilon, n, of_step=0) -> MomentPlan:
     }
     bounds["Y"] = {"y": Bounds({"y": RESPONSES[family]})["y"]}
     rho = rho_of_budget(epsilon if np.isfinite(epsilon) else LARGE, 1e-6)
-    found = MomentQuestion(bounds, design, "Y", family, rho * (1 - of_step))
+    found = MomentReleasePlan(bounds, design, "Y", family, rho * (1 - of_step))
     return found.plan(dict.fromkeys(bounds, n))
 
 

@@ -25,12 +25,11 @@ from scipy.special import expit
 
 from fedstat.models.copula.bounds import Bounds
 from fedstat.models.copula.margins import Margin
-from fedstat.models.copula_glm.moments.bootstrap import bootstrap, estimate
-from fedstat.models.copula_glm.moments.columns import ScoredColumn
-from fedstat.models.copula_glm.moments.law import normal_points
-from fedstat.models.copula_glm.moments.protocol import MomentQuestion, whole_design
-from fedstat.models.copula_glm.moments.release import release_rows
-from fedstat.models.copula_glm.score.step import OF_STEP
+from fedstat.models.copula_glm.design import ScoredColumn
+from fedstat.models.copula_glm.estimation import bootstrap, estimate
+from fedstat.models.copula_glm.protocol import MomentReleasePlan, whole_design
+from fedstat.models.copula_glm.released_distribution import normal_points, release_rows
+from fedstat.models.copula_glm.score import OF_STEP
 from fedstat.privacy.zcdp import rho_of_budget
 
 DATA = Path(os.environ.get("FEDSTAT_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
@@ -120,7 +119,7 @@ class Table:
             for client, own in held.items()
         }
         rho = rho_of_budget(epsilon if np.isfinite(epsilon) else 1e4, 1e-6)
-        plan = MomentQuestion(
+        plan = MomentReleasePlan(
             {**bounds, "Outcome": {"y": described["y"]}},
             design,
             "Outcome",

@@ -14,10 +14,9 @@ from copula_design import (
 
 from fedstat.models.copula.bounds import Bounds
 from fedstat.models.copula.margins import Bins, Margin
-from fedstat.models.copula_glm.moments.bootstrap import bootstrap, estimate
-from fedstat.models.copula_glm.moments.columns import ScoredColumn, ScoredDesign
-from fedstat.models.copula_glm.moments.release import ReleaseNoise, release_rows
-from fedstat.models.copula_glm.moments.response import ScoredResponse
+from fedstat.models.copula_glm.design import ScoredColumn, ScoredDesign, ScoredResponse
+from fedstat.models.copula_glm.estimation import bootstrap, estimate
+from fedstat.models.copula_glm.released_distribution import ReleaseNoise, release_rows
 
 FAMILIES = {
     "Binomial": sm.families.Binomial(),
@@ -120,7 +119,7 @@ def test_errors_of_many_rows_are_found_from_fewer(monkeypatch):
     fit = estimate(*released("Binomial", columns, y), POINTS)
     noise = ReleaseNoise(np.full(10, 60.0), 60.0, np.full((11, 11), 0.012))
     whole = bootstrap(fit, N, noise, 40, np.random.default_rng(1))
-    monkeypatch.setattr("fedstat.models.copula_glm.moments.bootstrap.MOST_ROWS", N // 4)
+    monkeypatch.setattr("fedstat.models.copula_glm.estimation.MOST_ROWS", N // 4)
     part = bootstrap(fit, N, noise, 40, np.random.default_rng(2))
     for kind in ("sampling", "noise"):
         share = getattr(part, kind).std(axis=0) / getattr(whole, kind).std(axis=0)

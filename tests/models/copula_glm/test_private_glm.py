@@ -19,10 +19,10 @@ from fedstat.errors import (
     NotAvailableError,
     PolicyError,
 )
-from fedstat.models.copula.asked import squared_of_cross, squared_of_own
 from fedstat.models.copula.margins import Bins, Margin
-from fedstat.models.copula_glm.moments.asked import MomentPlan, MomentsAsked, radius_of
-from fedstat.models.copula_glm.moments.columns import ScoredColumn
+from fedstat.models.copula.request import squared_of_cross, squared_of_own
+from fedstat.models.copula_glm.design import ScoredColumn
+from fedstat.models.copula_glm.request import MomentPlan, MomentsRequest, radius_of
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 
 pytestmark = pytest.mark.usefixtures("same_noise")
@@ -117,10 +117,10 @@ def test_a_budget_that_is_too_small_is_told_first():
 
 
 def test_what_did_not_converge_has_no_tests(monkeypatch):
-    from fedstat.models.copula_glm.moments import equations
+    from fedstat.models.copula_glm import estimation
 
     made, _ = model(n=2_000)
-    monkeypatch.setattr(equations, "STEPS", 1)
+    monkeypatch.setattr(estimation, "STEPS", 1)
     with pytest.warns(ConvergenceWarning, match="larger epsilon"):
         result = made.fit(draws=10)
     text = str(result.summary())
@@ -327,7 +327,7 @@ X = ScoredColumn("x", "x", "A", 0)
 
 
 def asked(holder="A", response="Binomial", column=X):
-    return MomentsAsked({"B": 2}, 1, 10, "A", holder, response, (column,))
+    return MomentsRequest({"B": 2}, 1, 10, "A", holder, response, (column,))
 
 
 def test_rows_are_no_longer_than_their_radius_whatever_the_margins_are():
@@ -363,7 +363,7 @@ def test_two_sites_that_were_told_of_other_responses_share_no_product():
         if client != "B":
             return found
         fields = {name: getattr(found, name) for name in ("peers", "groups", "variance", "site", "columns")}
-        return MomentsAsked(**fields, holder="C", response="Binomial")
+        return MomentsRequest(**fields, holder="C", response="Binomial")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MomentPlan, "gram_asked", lie)

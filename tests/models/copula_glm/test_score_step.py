@@ -11,18 +11,19 @@ from test_private_glm import HELD, TOGETHER, model
 
 import fedstat as fs
 from fedstat.errors import ConvergenceWarning, MessageError, ModelError
-from fedstat.federation.door.owner import charging
-from fedstat.models.copula_glm.moments.bootstrap import estimate
-from fedstat.models.copula_glm.score import protocol
-from fedstat.models.copula_glm.score.asked import ScoreNoise, ScoreTerms
-from fedstat.models.copula_glm.score.mean import (
+from fedstat.federation.disclosure import privacy_budget
+from fedstat.models.copula_glm import protocol
+from fedstat.models.copula_glm.estimation import estimate
+from fedstat.models.copula_glm.request import ScoreNoise, ScoreTerms
+from fedstat.models.copula_glm.score import (
     SCORE_PLACES,
     ScoreSensitivity,
     SharedMean,
+    plan_score,
     share_cubic,
     share_line,
+    take_step,
 )
-from fedstat.models.copula_glm.score.step import plan_score, take_step
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 
 SITES, RADII = ("A", "B", "Y"), {"A": 5.76, "B": 1.44}
@@ -136,7 +137,7 @@ def test_a_cubic_is_near_the_logistic_mean_where_predictors_lie():
 @pytest.mark.parametrize("held", [HELD, TOGETHER, {"All": ["y", *BOUNDS]}], ids=["apart", "together", "one"])
 def test_sums_are_those_of_the_rows_to_the_last_bit(monkeypatch, family, held):
     """Shares, products and powers modulo 2^64 against the same integers in one place."""
-    monkeypatch.setattr(charging, "discrete_gaussian", lambda v, size, source: np.zeros(size, np.int64))
+    monkeypatch.setattr(privacy_budget, "discrete_gaussian", lambda v, size, source: np.zeros(size, np.int64))
     seen = {}
 
     def keep(fit, asked, found, n, deviation):
@@ -180,7 +181,7 @@ def test_every_institution_adds_noise_that_pays_for_its_own_part(monkeypatch):
         drawn.append((int(variance), size))
         return np.zeros(size, np.int64)
 
-    monkeypatch.setattr(charging, "discrete_gaussian", draw)
+    monkeypatch.setattr(privacy_budget, "discrete_gaussian", draw)
     plans = []
     plan = ScoreNoise.variances.func
     monkeypatch.setattr(ScoreNoise, "variances", property(lambda self: plans.append(self) or plan(self)))
@@ -263,10 +264,10 @@ def test_an_explanation_counts_the_step():
 
 
 def test_no_step_is_asked_for_where_there_is_nowhere_to_begin(monkeypatch):
-    from fedstat.models.copula_glm.moments import equations
+    from fedstat.models.copula_glm import estimation
 
     made, _ = model(n=1_000)
-    monkeypatch.setattr(equations, "STEPS", 1)
+    monkeypatch.setattr(estimation, "STEPS", 1)
     with pytest.warns(ConvergenceWarning):
         result = made.fit(polish=1, draws=10)
     text = " ".join(str(result.summary()).split())

@@ -6,9 +6,9 @@ from descent import FRAME, SITES, F, fit, model, run
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError, PolicyError
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
-from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import Request, pack_request, unpack_reply, unpack_request
+from fedstat.federation.protocols.engine import LocalEngine
 
 KINDS = (fs.FedAvg, fs.FedAvgM, fs.QFedAvg, fs.FedProx)
 BATCHES = {"rounds": 30, "local_epochs": 2, "batch_size": 8, "learning_rate": 0.1}
@@ -44,7 +44,7 @@ class Spied:
 
     def answer(self, request):
         reply = self.site.answer(request)
-        self.seen.append((unpack_ask(request), unpack_reply(reply)))
+        self.seen.append((unpack_request(request), unpack_reply(reply)))
         return reply
 
 
@@ -109,8 +109,8 @@ def test_coefficients_that_leave_one_row_are_answered_by_nothing():
     second, first = np.sort(FRAME.loc[FRAME["site"] == "S1", "x"].to_numpy())[-2:]
     slope = 200.0 / (first - second)
     beta = np.array([-slope * first, slope])  # the linear predictor is 0 at one row, -200 or less at others
-    ask = Ask("S1", "fedavg", "sum_scores", {"beta": beta}, one._session)
-    found = unpack_reply(one.partition.sites["S1"].answer(pack_ask(ask))).arrays
+    ask = Request("S1", "fedavg", "sum_scores", {"beta": beta}, one._session)
+    found = unpack_reply(one.partition.sites["S1"].answer(pack_request(ask))).arrays
     assert not found["spread"] and not found["score"].any() and not found["information"].any()
 
 

@@ -14,8 +14,8 @@ from fedstat.errors import (
     ModelError,
     PolicyError,
 )
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import Ask, pack_ask
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import Request, pack_request
 from fedstat.models.fedavg import FAMILIES
 
 KINDS = (fs.FedAvg, fs.FedAvgM, fs.QFedAvg, fs.FedProx)
@@ -251,7 +251,9 @@ def test_a_malformed_question_is_refused(started, step, changes, complaint):
     arrays = (ASK if step == "run_epochs" else {}) | changes
     before = len(site.ledger.entries)
     with pytest.raises(MessageError, match=complaint):
-        site.answer(pack_ask(Ask("S1", "fedavg", step, arrays, session, '["S1"]' * (step == "run_epochs"))))
+        site.answer(
+            pack_request(Request("S1", "fedavg", step, arrays, session, '["S1"]' * (step == "run_epochs")))
+        )
     assert len(site.ledger.entries) == before
 
 
@@ -260,4 +262,4 @@ def test_a_question_out_of_turn_is_refused(started, step):
     takes = FAMILIES["fedavg"][step].takes
     arrays = {name: np.ones((2,) * d.ndim, dtype=d.dtype or float) for name, d in takes.items()}
     with pytest.raises(MessageError, match=r"was not started here|no rows are open"):
-        started[0].answer(pack_ask(Ask("S1", "fedavg", step, arrays, "another session")))
+        started[0].answer(pack_request(Request("S1", "fedavg", step, arrays, "another session")))

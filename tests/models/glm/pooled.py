@@ -10,7 +10,7 @@ import statsmodels.api as sm
 from formulaic import model_matrix
 
 import fedstat as fs
-from fedstat.spline_names import from_zero
+from fedstat.spline_names import count_from_zero
 
 RNG_COLUMNS = ("x", "z", "days", "w", "v", "g", "site", "pet")
 
@@ -54,7 +54,7 @@ def fit_pooled(formula, frame, family, *, offset=None, exposure=None, freq=None,
     exog = model_matrix(right.strip(), frame)
     exog = exog if len(exog) == len(frame) else pd.DataFrame({"Intercept": np.ones(len(frame))})
     # formulaic counts the columns of a spline from one, patsy from zero.
-    names = list(from_zero(exog.columns))
+    names = list(count_from_zero(exog.columns))
     columns = {"freq_weights": freq, "var_weights": var, "exposure": exposure}
     known = {name: frame[column].to_numpy() for name, column in columns.items() if column is not None}
     if offset is not None:

@@ -12,8 +12,8 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import FedstatError, PolicyError
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.federation.tables.table import ParquetTable
 
 F = sm.families
@@ -238,7 +238,7 @@ def opened(labels=("row", "ward"), strata=None, clusters="ward", **policy):
     site = partition.sites["B"]
 
     def ask(step, text="", **arrays):
-        reply = site.answer(pack_ask(Ask("B", "glm", step, arrays, model._session, text)))
+        reply = site.answer(pack_request(Request("B", "glm", step, arrays, model._session, text)))
         return unpack_reply(reply).arrays
 
     listed = ask("list_clusters", f'{{"clusters": "{clusters}", "strata": {strata or "null"}}}')
@@ -266,8 +266,8 @@ def test_what_others_share_leaves_no_single_cluster_behind():
     model.fit()
 
     def ask(step, text="", **arrays):
-        ask_ = Ask("B", "glm", step, arrays, model._session, text)
-        return unpack_reply(partition.sites["B"].answer(pack_ask(ask_))).arrays
+        ask_ = Request("B", "glm", step, arrays, model._session, text)
+        return unpack_reply(partition.sites["B"].answer(pack_request(ask_))).arrays
 
     listed = ask("list_clusters", '{"clusters": "ward", "strata": null}')["clusters"]
     point = {"beta": np.zeros(2), "shift": np.zeros(2), "scale": np.ones(2)}

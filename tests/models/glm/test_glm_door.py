@@ -13,9 +13,9 @@ from pooled import partition, table
 
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import Ask, pack_ask, unpack_ask
-from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import Request, pack_request, unpack_request
+from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.models.glm import FAMILIES
 
 SITE = "S2"
@@ -54,7 +54,7 @@ def site_of(model):
 def refuse(site, ask, complaint=None, kind=MessageError):
     before = len(site.ledger.entries)
     with pytest.raises(kind, match=complaint) as caught:
-        site.answer(pack_ask(ask))
+        site.answer(pack_request(ask))
     assert len(site.ledger.entries) == before
     return str(caught.value)
 
@@ -64,7 +64,7 @@ def test_every_step_holds_its_arrays_against_the_declaration(model, step):
     site, arrays = site_of(model), arrays_of(step)
 
     def ask(changed):
-        return Ask(SITE, "glm", step, changed, model._session, text_of(step))
+        return Request(SITE, "glm", step, changed, model._session, text_of(step))
 
     refuse(site, ask(arrays | {"more": np.ones(1)}), r"unknown \['more'\]")
     for name, declared in FAMILIES["glm"][step].takes.items():
@@ -82,18 +82,20 @@ def test_a_step_out_of_turn_is_told_so(model, step, kind):
     """In a session that nothing was opened in, and in one where rows are open but no fit was started."""
     arrays = {name: array.astype(kind) for name, array in arrays_of(step).items()}
     site = site_of(model)
-    refuse(site, Ask(SITE, "glm", step, arrays, f"never opened {kind}", text_of(step)), kind=FedstatError)
+    refuse(site, Request(SITE, "glm", step, arrays, f"never opened {kind}", text_of(step)), kind=FedstatError)
     with_rows = model_of()
     if step != "start":
         site = site_of(with_rows)
-        refuse(site, Ask(SITE, "glm", step, arrays, with_rows._session, text_of(step)), kind=FedstatError)
+        refuse(site, Request(SITE, "glm", step, arrays, with_rows._session, text_of(step)), kind=FedstatError)
 
 
 def test_what_a_step_out_of_turn_lacks_is_named(model):
     site, point = site_of(model), {name: np.ones(3) for name in ("beta", "shift", "scale")}
     scores = point | {"observed": np.array(False)}
     refuse(
-        site, Ask(SITE, "glm", "sum_scores", scores, "new"), "S2: no rows are open in this session .*make the"
+        site,
+        Request(SITE, "glm", "sum_scores", scores, "new"),
+        "S2: no rows are open in this session .*make the",
     )
     opened = model_of()
     LocalEngine(opened.partition.sites).run(first_round(opened), opened._new_ledger())
@@ -101,7 +103,7 @@ def test_what_a_step_out_of_turn_lacks_is_named(model):
     session = opened._session
     refuse(
         site,
-        Ask(SITE, "glm", "sum_scores", scores, session),
+        Request(SITE, "glm", "sum_scores", scores, session),
         "S2: this fit was not started here; ask 'start'",
     )
     opened.fit()
@@ -109,21 +111,21 @@ def test_what_a_step_out_of_turn_lacks_is_named(model):
     groups = point | {"shared": empty, "spanning": empty}
     refuse(
         site,
-        Ask(SITE, "glm", "sum_clusters", groups, session),
+        Request(SITE, "glm", "sum_clusters", groups, session),
         "clusters were not listed; ask 'list_clusters'",
     )
 
 
 def first_round(model):
-    from fedstat.federation.design.by_rows import open_asks
+    from fedstat.federation.design.horizontal_design import open_requests
 
-    yield open_asks(model.agreement, model._session)
+    yield open_requests(model.agreement, model._session)
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_that_takes_no_text_refuses_one(model, step):
     if FAMILIES["glm"][step].text_in is None:
-        ask = Ask(SITE, "glm", step, arrays_of(step), model._session, "{}")
+        ask = Request(SITE, "glm", step, arrays_of(step), model._session, "{}")
         refuse(site_of(model), ask, "received a text")
 
 
@@ -137,7 +139,7 @@ def test_a_text_that_is_not_what_it_should_be_is_named(model, step, text):
     states = copy.deepcopy(site.states)
     message = refuse(
         site,
-        Ask(SITE, "glm", step, arrays_of(step) and one_of(step), model._session, text),
+        Request(SITE, "glm", step, arrays_of(step) and one_of(step), model._session, text),
         kind=FedstatError,
     )
     assert len(message) < 1000
@@ -164,7 +166,7 @@ def one_of(step):
     ],
 )
 def test_a_forged_family_is_refused(model, family):
-    ask = Ask(SITE, "glm", "start", {"local": np.array(False)}, model._session, json.dumps(family))
+    ask = Request(SITE, "glm", "start", {"local": np.array(False)}, model._session, json.dumps(family))
     refuse(site_of(model), ask, kind=FedstatError)
 
 
@@ -185,13 +187,13 @@ def test_a_forged_family_is_refused(model, family):
 )
 def test_labels_that_the_model_did_not_open_are_refused(model, clusters, strata):
     text = json.dumps({"clusters": clusters, "strata": strata})
-    refuse(site_of(model), Ask(SITE, "glm", "list_clusters", {}, model._session, text), "S2")
+    refuse(site_of(model), Request(SITE, "glm", "list_clusters", {}, model._session, text), "S2")
 
 
 def test_the_steps_of_one_family_are_not_those_of_another(model):
-    refuse(site_of(model), Ask(SITE, "glm", "open_rows"), "family 'glm' has no step 'open_rows'")
-    refuse(site_of(model), Ask(SITE, "glm", "model_of"), "has no step 'model_of'")
-    refuse(site_of(model), Ask("S1", "glm", "start"), "addressed to 'S1'")
+    refuse(site_of(model), Request(SITE, "glm", "open_rows"), "family 'glm' has no step 'open_rows'")
+    refuse(site_of(model), Request(SITE, "glm", "model_of"), "has no step 'model_of'")
+    refuse(site_of(model), Request("S1", "glm", "start"), "addressed to 'S1'")
 
 
 def longer_and_shorter(array):
@@ -221,7 +223,7 @@ class Mutating:
         self.site, self.mutations, self.outcomes, self.seen = site, mutations, outcomes, set()
 
     def answer(self, request):
-        ask = unpack_ask(request)
+        ask = unpack_request(request)
         if ask.family == "glm" and ask.step not in self.seen:
             self.seen.add(ask.step)
             for name, array in ask.arrays.items():
@@ -237,7 +239,7 @@ class Mutating:
             site.states[key]._items, site.states[key]._counts = dict(state._items), dict(state._counts)
         try:
             with np.errstate(all="ignore"):
-                site.answer(pack_ask(ask))
+                site.answer(pack_request(ask))
             outcome = "answered"
         except FedstatError:
             outcome = "named" if len(site.ledger.entries) == entries else "entered"

@@ -12,11 +12,11 @@ from pooled import partition, table
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, EstimationError, ModelError, NotAvailableError, PolicyError
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.site import FAMILIES
-from fedstat.federation.message import Ask, pack_ask, unpack_ask, unpack_reply
-from fedstat.federation.rounds import masked_sums as sums
-from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.message import Request, pack_request, unpack_reply, unpack_request
+from fedstat.federation.protocols import masked_sums as sums
+from fedstat.federation.protocols.engine import LocalEngine
 
 F, L = sm.families, sm.families.links
 FRAME = table(seed=3)
@@ -125,7 +125,7 @@ class Spied:
 
     def answer(self, request):
         reply = self.site.answer(request)
-        self.seen.append((unpack_ask(request), unpack_reply(reply)))
+        self.seen.append((unpack_request(request), unpack_reply(reply)))
         return reply
 
 
@@ -280,8 +280,8 @@ def test_coefficients_that_leave_one_row_are_answered_by_nothing(case):
     model.fit(masked=False)
 
     def ask(step, **arrays):
-        request = Ask("A", "glm", step, columns | arrays, model._session)
-        return unpack_reply(site.answer(pack_ask(request)))
+        request = Request("A", "glm", step, columns | arrays, model._session)
+        return unpack_reply(site.answer(pack_request(request)))
 
     found = ask("sum_scores", observed=np.array(True)).arrays
     assert not found["spread"]
@@ -304,8 +304,8 @@ def test_the_attack_would_have_told_the_row():
     )
     model.fit(masked=False)
     columns = {"beta": beta, "shift": np.zeros(3), "scale": np.ones(3)}
-    request = Ask("A", "glm", "sum_scores", columns | {"observed": np.array(False)}, model._session)
-    found = unpack_reply(model.partition.sites["A"].answer(pack_ask(request))).arrays
+    request = Request("A", "glm", "sum_scores", columns | {"observed": np.array(False)}, model._session)
+    found = unpack_reply(model.partition.sites["A"].answer(pack_request(request))).arrays
     np.testing.assert_allclose(found["information"][0] / found["information"][0, 0], [1.0, 4.0, -4.0])
 
 
@@ -338,14 +338,14 @@ def test_alpha_and_clusters_cannot_single_rows_out_either():
     columns = {"beta": beta, "shift": np.zeros(3), "scale": np.ones(3)}
     few = "at least 5 rows behind sums at any"
     for alpha in (1e-6, 1.0):
-        request = Ask("S1", "glm", "sum_nb2", columns | {"alpha": np.array(alpha)}, model._session)
+        request = Request("S1", "glm", "sum_nb2", columns | {"alpha": np.array(alpha)}, model._session)
         with pytest.raises(PolicyError, match=few):
-            site.answer(pack_ask(request))
+            site.answer(pack_request(request))
     text = '{"clusters": "area", "strata": null}'
-    site.answer(pack_ask(Ask("S1", "glm", "list_clusters", {}, model._session, text)))
+    site.answer(pack_request(Request("S1", "glm", "list_clusters", {}, model._session, text)))
     none = {"shared": np.zeros(0, dtype=np.int64), "spanning": np.zeros(1, dtype=np.int64)}
     with pytest.raises(PolicyError, match=few):
-        site.answer(pack_ask(Ask("S1", "glm", "sum_clusters", columns | none, model._session)))
+        site.answer(pack_request(Request("S1", "glm", "sum_clusters", columns | none, model._session)))
 
 
 def test_sums_that_are_kept_are_those_of_the_family_that_was_asked_for():
@@ -367,8 +367,8 @@ def test_sums_that_are_kept_are_those_of_the_family_that_was_asked_for():
                 CASES["poisson"][0], model.partition, family=family
             ).distribution.to_json(),
         )
-        site.answer(pack_ask(Ask("S2", "glm", "start", {}, session, text)))
-        request = pack_ask(Ask("S2", "glm", "sum_scores", columns, session))
+        site.answer(pack_request(Request("S2", "glm", "start", {}, session, text)))
+        request = pack_request(Request("S2", "glm", "sum_scores", columns, session))
         return unpack_reply(site.answer(request)).arrays["information"]
 
     first, other, again = (information(f) for f in (F.Poisson(), F.NegativeBinomial(alpha=1.0), F.Poisson()))

@@ -8,8 +8,8 @@ from sklearn.metrics import brier_score_loss, confusion_matrix, roc_curve
 
 import fedstat as fs
 from fedstat.errors import MessageError, ModelError, NotAvailableError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.message import Ask
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.message import Request
 
 F = sm.families
 FRAME, OTHER = table(seed=5), table(seed=9)
@@ -150,7 +150,7 @@ def test_separated_predictions_have_no_slope_and_are_evaluated_all_the_same():
 def test_sums_are_asked_of_the_model_that_was_evaluated():
     sites = partition(FRAME)
     with pytest.raises(MessageError, match="bin_counts"):
-        ask = Ask("S1", "evaluation", "recalibrate", {"gamma": np.array([0.0, 1.0])}, "some session")
+        ask = Request("S1", "evaluation", "recalibrate", {"gamma": np.array([0.0, 1.0])}, "some session")
         sites.engine.run((lambda: (yield [ask]))(), Ledger())
 
 

@@ -13,7 +13,7 @@ from pooled import fit_pooled
 from three_sites import FRAME, SITES, N, assert_pooled, error_of, model
 
 from fedstat.errors import EstimationError, PolicyError
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.disclosure.policy import Policy
 
 F, L = sm.families, sm.families.links
 

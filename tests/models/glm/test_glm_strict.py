@@ -8,7 +8,7 @@ from pooled import partition
 from test_glm_pooled import CASES, FRAME, federated
 
 import fedstat as fs
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.disclosure.policy import Policy
 
 LINES = {
     "poisson offset term": {"formulas": "any"},  # log(days / 100): a number is written in it

@@ -15,7 +15,7 @@ from scipy import stats
 
 import fedstat as fs
 from fedstat.errors import DesignError, ModelError, NotAvailableError
-from fedstat.federation.door.owner.claims import ONE_PROCESS
+from fedstat.federation.disclosure.threat_statements import ONE_PROCESS_NOTE
 from fedstat.inference.summary import WIDTH
 from fedstat.inference.tables import number
 from fedstat.models.glm.notes import show_count
@@ -243,7 +243,7 @@ def test_pooled_and_federated_stand_side_by_side():
 def test_a_plain_fit_of_like_sites_needs_no_note_but_that_on_masks():
     result = fit()
     setting, note = result.summary().notes
-    assert setting == ONE_PROCESS
+    assert setting == ONE_PROCESS_NOTE
     assert note.startswith("Sums over rows were masked over 4 sites") and "but for the own fits" in note
     assert lines(result)["Sums"] == "masked over 4 sites"
     _, without = fit(local=False).summary().notes
@@ -254,7 +254,7 @@ def test_a_plain_fit_of_like_sites_needs_no_note_but_that_on_masks():
 def test_sums_in_clear_are_told():
     result = fit(masked=False)
     clear = "Sums were in clear: the coordinator saw each site's part."
-    assert result.summary().notes == (ONE_PROCESS, clear)
+    assert result.summary().notes == (ONE_PROCESS_NOTE, clear)
     assert lines(result)["Sums"] == "in clear"
     two = fit(frame=FRAME.assign(site=np.where(FRAME["site"] == "S3", "S3", "other")))
     assert "masks over two sites hide neither from the other" in notes(two)
@@ -338,7 +338,7 @@ def test_one_site_is_not_compared():
     np.testing.assert_allclose(result.params, theirs.params, rtol=1e-8)
     assert lines(result)["Heterogeneity"] == "not defined (one site)"
     assert lines(result)["Own fits"] == "1 of 1 site"
-    assert result.summary().notes == (ONE_PROCESS,)
+    assert result.summary().notes == (ONE_PROCESS_NOTE,)
     for statement in (lambda: result.heterogeneity, lambda: result.plot_forest("x")):
         with pytest.raises(NotAvailableError, match="compares sites, and this fit has one"):
             statement()

@@ -11,7 +11,7 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import DesignError, EstimationError, ModelError, PolicyError
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.disclosure.policy import Policy
 
 F = sm.families
 

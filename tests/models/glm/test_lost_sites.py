@@ -11,7 +11,7 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DataWarning, EngineError, SessionError
-from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.protocols.engine import LocalEngine
 
 LOST = "s3"
 NAMES = tuple(f"s{k}" for k in range(10))

@@ -24,8 +24,7 @@ import pandas as pd
 import table1_raw as raw
 
 import fedstat as fs
-from fedstat.models.laser.report.conformal_sets import ConformalSets
-from fedstat.models.laser.report.prediction import predict_networks
+from fedstat.models.laser.prediction import ConformalSets, predict_networks
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "laser_conformal.csv"
 ALPHA, MISSING = 0.1, 0.5

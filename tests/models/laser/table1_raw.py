@@ -15,9 +15,9 @@ from math import prod
 import numpy as np
 from numba import njit
 
-from fedstat.kernels.mlp import adam_step, draw_parameters, forward, gradient
-from fedstat.models.laser.training.losses import softmax
-from fedstat.models.laser.training.tasks import assemble, members_of
+from fedstat.kernels.split_networks import adam_step, draw_parameters, forward, gradient
+from fedstat.models.laser.networks import softmax
+from fedstat.models.laser.training import assemble, members_of
 
 K, COLUMNS, BATCH, RATE = 4, 20, 128, 1e-4
 WIDTHS, HEAD = np.array([COLUMNS // K, 10, 10, 10]), np.array([10, 2])

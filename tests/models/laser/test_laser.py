@@ -9,10 +9,10 @@ from laser_cases import SITES, customers, model, partition
 
 import fedstat as fs
 from fedstat.errors import EngineError, EstimationError, ModelError, NotAvailableError
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.kernels.heads import log_loss
+from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.kernels.split_networks import log_loss
 from fedstat.models.laser import protocol
-from fedstat.models.laser.training.losses import flip_matrix, softmax
+from fedstat.models.laser.networks import flip_matrix, softmax
 
 QUICK = {"epochs": 4, "batch_size": 128, "rate": 0.02}
 
@@ -55,7 +55,7 @@ def test_masked_sums_give_what_clear_outputs_give_for_one_set():
 @pytest.mark.parametrize(("exchange", "listed"), [("clear", 6), ("clear", 2), ("masked", 6)])
 def test_order_of_clients_does_not_matter(exchange, listed, monkeypatch):
     """Where all sets are taken, and where some are drawn."""
-    monkeypatch.setattr(protocol, "MOST_LISTED", listed)
+    monkeypatch.setattr(protocol, "MAX_LISTED", listed)
     fits = [model(partition(order=one)).fit(**QUICK, exchange=exchange) for one in permutations(SITES)]
     for fit in fits[1:]:
         same_networks(fits[0], fit, atol=1e-12)

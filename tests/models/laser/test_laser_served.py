@@ -15,7 +15,7 @@ from test_connect_vertical import numbers_at
 
 import fedstat as fs
 from fedstat.errors import EngineError, ModelError
-from fedstat.federation.carry.remote import RemoteSite
+from fedstat.federation.transport.remote import RemoteSite
 
 QUICK = {"epochs": 4, "batch_size": 128, "rate": 0.02, "calibration": 0.4}
 EXCHANGES = ("clear", "masked")

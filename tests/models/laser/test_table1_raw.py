@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import table1_raw as raw
 
-from fedstat.models.laser.training.tasks import assemble
+from fedstat.models.laser.training import assemble
 
 
 @pytest.mark.parametrize("seen", [0b1111, 0b1011, 0b0100])

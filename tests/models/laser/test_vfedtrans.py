@@ -6,8 +6,8 @@ from laser_cases import SITES, customers, model
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.rounds.engine import LocalEngine
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.protocols.engine import LocalEngine
 
 QUICK = {"method": "vfedtrans", "epochs": 2, "batch_size": 256, "rate": 0.02}
 TABLES = customers(400, missing=0.2)

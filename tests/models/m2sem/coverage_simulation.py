@@ -19,9 +19,8 @@ import numpy as np
 import pandas as pd
 
 import fedstat as fs
-from fedstat.models.m2sem.inference.bootstrap import Drawable, ascend, draw_refits
-from fedstat.models.m2sem.inference.information import ClientInformation, assemble, invert
-from fedstat.models.m2sem.inference.local import local_information
+from fedstat.models.m2sem.bootstrap import Drawable, ascend, draw_refits
+from fedstat.models.m2sem.information import ClientInformation, assemble, invert, local_information
 from fedstat.models.m2sem.modality.categorical import CategoricalModality
 from fedstat.models.m2sem.modality.gaussian import GaussianModality
 

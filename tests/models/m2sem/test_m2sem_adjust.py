@@ -12,7 +12,7 @@ from test_m2sem_information import ascended, coordinates, hessian, joint_informa
 
 import fedstat as fs
 from fedstat.errors import DataWarning, FormulaError, ModelError, NotAvailableError
-from fedstat.models.m2sem.inference.local import local_information
+from fedstat.models.m2sem.information import local_information
 from fedstat.models.m2sem.modality.categorical import CategoricalModality
 from fedstat.models.m2sem.modality.gaussian import GaussianModality
 from fedstat.models.m2sem.model import M2SEM

@@ -5,9 +5,8 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import ModelError
-from fedstat.models.m2sem.inference.bootstrap import as_drawn
+from fedstat.models.m2sem.bootstrap import as_drawn, drawable
 from fedstat.models.m2sem.model import M2SEM
-from fedstat.models.m2sem.report.bootstrapped import drawable
 
 
 @pytest.fixture(scope="module")

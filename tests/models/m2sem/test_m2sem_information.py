@@ -8,12 +8,14 @@ from scipy.special import logsumexp
 
 import fedstat as fs
 from fedstat.errors import NotAvailableError
-from fedstat.models.m2sem.inference.information import ClientInformation, assemble, invert
-from fedstat.models.m2sem.inference.local import (
+from fedstat.models.m2sem.information import (
+    ClientInformation,
     _places,
     _unidentified,
     _without,
+    assemble,
     free_and_flat,
+    invert,
     local_information,
 )
 from fedstat.models.m2sem.modality.categorical import CategoricalModality

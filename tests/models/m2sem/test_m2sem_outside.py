@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
+from fedstat.codec import to_json
 from fedstat.errors import DescriptionError, FedstatError, ModelError
-from fedstat.federation.message import Ask
-from fedstat.models.m2sem.client.asked import FAMILY
+from fedstat.federation.message import Request
 from fedstat.models.m2sem.model import M2SEM
-from fedstat.records import to_json
+from fedstat.models.m2sem.request import FAMILY
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_cluster_of_few_is_not_summed(fitted):
     text = to_json({"variable": "age", "clusters": 2})
 
     def ask(cluster):
-        question = Ask("Registry", FAMILY, "sum_outside", {"cluster": cluster}, model._session, text)
+        question = Request("Registry", FAMILY, "sum_outside", {"cluster": cluster}, model._session, text)
         return model.engine.run(_once(question), model._new_ledger())
 
     alone = np.where(np.arange(300) == 100, 1, 0)
@@ -99,7 +99,7 @@ def test_a_cluster_of_few_is_not_summed(fitted):
     assert site.policy.remember == "all"
     with pytest.raises(DescriptionError, match="has no column"):
         absent = to_json({"variable": "salary", "clusters": 2})
-        question = Ask("Registry", FAMILY, "sum_outside", {"cluster": half}, model._session, absent)
+        question = Request("Registry", FAMILY, "sum_outside", {"cluster": half}, model._session, absent)
         model.engine.run(_once(question), model._new_ledger())
 
 

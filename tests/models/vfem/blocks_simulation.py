@@ -26,11 +26,10 @@ from statsmodels.imputation.mice import MICE, MICEData
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as pytest does it
 from pattern_moments import moments_of_arrays
 
-from fedstat.models.vertical.law.covariance import law_covariance
-from fedstat.models.vertical.law.derivatives import LawPoint
-from fedstat.models.vertical.law.fit import all_effects, climb
-from fedstat.models.vertical.law.small_sample import without_bias
-from fedstat.models.vertical.likelihood import Standard
+from fedstat.models.vertical.joint_normal.fit import all_effects, estimates_covariance, maximize_joint_normal
+from fedstat.models.vertical.joint_normal.likelihood import JointNormalPoint
+from fedstat.models.vertical.joint_normal.small_sample_bias import bias_corrected
+from fedstat.models.vertical.likelihood import StandardizedMoments
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_blocks.csv"
 Z = 1.959963984540054
@@ -123,23 +122,23 @@ def chance(lead, share):
 def by_law(design, rho, X, y, edges, corrected=False):
     """Estimates and standard errors of a normal law, from moments by pattern of columns."""
     P = X.shape[1]
-    moments = Standard(moments_of_arrays(X, y, [1] * P)).moments
+    moments = StandardizedMoments(moments_of_arrays(X, y, [1] * P)).moments
     (*centre, mean), (*scale, unit) = moments.centre, moments.scale
     # From near the maximum, which saves half of the steps.
     Q = np.linalg.inv(np.where(edges, design.correlations(rho), 0.0)) * np.outer(scale, scale)
     beta = np.array(design.beta[1:]) * scale / unit
-    start = LawPoint(-np.divide(centre, scale), (design.beta[0] - mean) / unit, beta, unit**-2, Q)
-    fit = climb(moments, start, all_effects(edges), 1e-4, 200)
+    start = JointNormalPoint(-np.divide(centre, scale), (design.beta[0] - mean) / unit, beta, unit**-2, Q)
+    fit = maximize_joint_normal(moments, start, all_effects(edges), 1e-4, 200)
     assert fit.converged, fit.reason
     # a, s2, and a coefficient and a mean for each column; the intercept is a - mu'beta.
-    cov = law_covariance(fit)[: 2 + 2 * P, : 2 + 2 * P]
+    cov = estimates_covariance(fit)[: 2 + 2 * P, : 2 + 2 * P]
     J = np.zeros((1 + P, 2 + 2 * P))
     J[0, 0], J[0, 2::2], J[0, 3::2] = 1.0, -fit.mu, -fit.beta
     J[1:, 2::2] = np.eye(P)
     errors = np.sqrt(np.diag(J @ cov @ J.T))
     if not corrected:
         return fit.params, errors
-    new = without_bias(fit)
+    new = bias_corrected(fit)
     return new.params, errors * np.sqrt(new.s2 / fit.s2)
 
 

@@ -15,17 +15,15 @@ import numpy as np
 import pandas as pd
 import statsmodels.api as sm
 
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.quadrature import BY_M, BY_MM, BY_MV, BY_V, BY_VV, LOG_P, LOGIT, marginal_likelihood
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.vertical.law.covariance import inverted
-from fedstat.models.vertical.law.fit import all_effects, fit_law
-from fedstat.models.vertical.law.pairs import edges_between
+from fedstat.models.vertical.joint_normal.fit import all_effects, fit_joint_normal, inverse_information
+from fedstat.models.vertical.joint_normal.sparse_pairs import edges_between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vfem.iteration.options import IterationOptions
-from fedstat.models.vfem.joint.covariance import information_of
-from fedstat.models.vfem.joint.protocol import JointIteration
-from fedstat.models.vfem.statements.outcome import origin_jacobian
+from fedstat.models.vfem.iteration.state import IterationOptions
+from fedstat.models.vfem.joint_protocol import JointIteration, information_of
+from fedstat.models.vfem.outcome import origin_jacobian
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_glm_blocks.csv"
 CLIENTS, SIZES, SHARES = ("A", "B", "C"), (2, 2, 2), (0.0, 0.4, 0.6)
@@ -149,7 +147,7 @@ def fit(y, X, between):
     )
     if between == "independent":
         iteration.moves = all_effects(edges_between(moments, "independent"))
-        iteration.linear = fit_law(moments, iteration.moves.edges)
+        iteration.linear = fit_joint_normal(moments, iteration.moves.edges)
     iteration.mean, iteration.dealers = y.mean(), {}
     sites = PooledSites(y, (X - moments.centre[:-1]) / moments.scale[:-1], layout)
     protocol, asks = iteration._whole(), None
@@ -162,7 +160,7 @@ def fit(y, X, between):
     assert found.converged
     information, law = information_of(iteration, sites.curvatures())
     J = origin_jacobian(found, CLIENTS)
-    V = inverted(law, information, scale=False)[: J.shape[1], : J.shape[1]]
+    V = inverse_information(law, information, scale=False)[: J.shape[1], : J.shape[1]]
     params = np.concatenate([[found.beta0], *[found.beta[k] for k in CLIENTS]])
     return params, np.sqrt(np.diag(J @ V @ J.T))
 

@@ -25,12 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # as pytest does it
 from blocks_simulation import DESIGNS, Z, by_least_squares, by_mice, chance
 from pattern_moments import moments_of_arrays
 
-from fedstat.models.vertical.covariance import client_order
-from fedstat.models.vertical.law.covariance import law_covariance
-from fedstat.models.vertical.law.derivatives import LawPoint
-from fedstat.models.vertical.law.fit import all_effects, climb
-from fedstat.models.vertical.law.skewed import simulated_covariance, without_skewness
-from fedstat.models.vertical.likelihood import Standard
+from fedstat.models.vertical.fit import client_order
+from fedstat.models.vertical.joint_normal.fit import all_effects, estimates_covariance, maximize_joint_normal
+from fedstat.models.vertical.joint_normal.likelihood import JointNormalPoint
+from fedstat.models.vertical.joint_normal.skewness import simulated_covariance, without_skewness
+from fedstat.models.vertical.likelihood import StandardizedMoments
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_skewed.csv"
 KEYS = ["design", "margin", "method", "coefficient"]
@@ -81,9 +80,9 @@ def shapes(X):
 def normal_law(X, y):
     """Fit the normal law to sums by pattern."""
     P = X.shape[1]
-    standard = Standard(replace(moments_of_arrays(X, y, [1] * P), shape=shapes(X)))
-    start = LawPoint(np.zeros(P), 0.0, np.zeros(P), 1.0, standard.precision)
-    return climb(standard.moments, start, all_effects(np.ones((P, P), dtype=bool)), 1e-6, 200)
+    standard = StandardizedMoments(replace(moments_of_arrays(X, y, [1] * P), shape=shapes(X)))
+    start = JointNormalPoint(np.zeros(P), 0.0, np.zeros(P), 1.0, standard.precision)
+    return maximize_joint_normal(standard.moments, start, all_effects(np.ones((P, P), dtype=bool)), 1e-6, 200)
 
 
 def reported(fit, psi):
@@ -110,7 +109,7 @@ def estimates(design, X, y, mice):
     fit, use = normal_law(X, y), ~np.isnan(X).any(axis=1)
     found = without_skewness(fit)
     out = {
-        "normal": reported(fit, law_covariance(fit)),
+        "normal": reported(fit, estimates_covariance(fit)),
         "skewness": reported(found.reported, simulated_covariance(found)),
         "complete cases": by_least_squares(X[use], y[use]),
         "weighted complete cases": by_weights(X, y, use),

@@ -13,16 +13,19 @@ from skewed_simulation import draw, normal_law, reported, shapes
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.models.vertical.law.covariance import law_covariance
-from fedstat.models.vertical.law.shapes import log_sd_of, signed_squares_of, skewness_of
-from fedstat.models.vertical.law.skewed import simulated_covariance, without_skewness
-from fedstat.models.vertical.law.small_sample import first_order_bias, without_bias
-from fedstat.models.vertical.law.world import (
-    choose,
+from fedstat.models.vertical.joint_normal.fit import estimates_covariance
+from fedstat.models.vertical.joint_normal.skewness import (
     correlation_of_scores,
-    fit_chances,
+    draw_patterns,
+    fit_pattern_probabilities,
+    log_sd_of,
+    signed_squares_of,
+    simulated_covariance,
     skewed_columns,
+    skewness_of,
+    without_skewness,
 )
+from fedstat.models.vertical.joint_normal.small_sample_bias import bias_corrected, first_order_bias
 
 TWO = DESIGNS["two"]
 
@@ -60,7 +63,7 @@ def test_the_bias_is_that_of_many_small_samples():
         X, y = draw_normal(design, "mcar", 0.7, run)
         fit = normal_law(X, y)
         off.append([*fit.params[1:], np.log(fit.s2)])
-        corrected = without_bias(fit)
+        corrected = bias_corrected(fit)
         said.append([*(fit.params - corrected.params)[1:], np.log(fit.s2 / corrected.s2)])
     off, said = np.array(off) - [1.0, 1.0, 0.0], np.array(said)
     noise = off.std(axis=0) / np.sqrt(len(off))
@@ -168,12 +171,12 @@ def test_chances_of_patterns_are_those_of_a_multinomial_logit():
     random = np.random.default_rng(4)
     causes = sm.add_constant(random.normal(size=(5_000, 2)))
     logs = np.array([[0.0, 0.0, 0.0], [0.3, 1.0, -0.5], [-1.0, -0.5, 0.2]]) @ causes.T
-    code = choose(logs, random.random(5_000))
+    code = draw_patterns(logs, random.random(5_000))
     share = np.array([causes[code == g].sum(axis=0) for g in range(3)]) / 5_000
     reference = int(np.bincount(code).argmax())
     relabelled = (code - reference) % 3
     expected = np.asarray(sm.MNLogit(relabelled, causes).fit(disp=0).params).T
-    found = fit_chances(causes, share, np.zeros((3, 3)))
+    found = fit_pattern_probabilities(causes, share, np.zeros((3, 3)))
     np.testing.assert_allclose(found[[(reference + g) % 3 for g in (1, 2)]], expected, atol=1e-4)
 
 
@@ -185,7 +188,7 @@ def test_under_skewed_columns_the_normal_law_is_off_and_the_corrected_one_is_not
     X, y = draw(replace(TWO, n=20_000), margin, 1)
     fit = normal_law(X, y)
     found = without_skewness(fit)
-    normal, errors = reported(fit, law_covariance(fit))
+    normal, errors = reported(fit, estimates_covariance(fit))
     corrected, own = reported(found.reported, simulated_covariance(found))
     assert abs(normal[2] - 1.0) > 6.0 * errors[2]
     # "sum" is no such law, and gamma margins are nearly one.

@@ -7,7 +7,7 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, ModelError
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.disclosure.policy import Policy
 
 FRAMES = fs.datasets.load_sme()
 MODELS = {"VFEM": (fs.VFEMRegression, {}), "VerticalGLM": (fs.VerticalGLM, {"missing": "em"})}

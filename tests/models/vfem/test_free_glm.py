@@ -9,14 +9,14 @@ from statsmodels.tools.numdiff import approx_fprime_cs, approx_hess_cs
 import fedstat as fs
 from fedstat.errors import DataWarning, EstimationError, ModelError, NotAvailableError
 from fedstat.kernels.glm.quadrature import BY_M, BY_MM, BY_MV, BY_V, BY_VV, LOG, LOGIT, marginal_likelihood
-from fedstat.models.vertical.law.derivatives import LawPoint
-from fedstat.models.vertical.law.fit import without_effects
+from fedstat.models.vertical.joint_normal.fit import without_effects
+from fedstat.models.vertical.joint_normal.likelihood import JointNormalPoint
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vfem.joint.derivatives import (
+from fedstat.models.vfem.joint_likelihood import (
     ResponseSums,
     columns_alone,
     columns_derivatives,
-    missing_law,
+    missing_model,
     response_information,
     response_score,
     without_scale,
@@ -98,7 +98,9 @@ def test_score_and_information_are_derivatives_of_the_pooled_likelihood(link):
     edges = np.ones((P, P), dtype=bool)
     edges[0, P - 1] = edges[P - 1, 0] = False  # and one that is fixed
     i, j = np.nonzero(np.triu(edges))
-    point = LawPoint(0.3 * rng.normal(size=P), 0.2, 0.3 * rng.normal(size=P), 1.0, np.linalg.inv(S) * edges)
+    point = JointNormalPoint(
+        0.3 * rng.normal(size=P), 0.2, 0.3 * rng.normal(size=P), 1.0, np.linalg.inv(S) * edges
+    )
 
     def loglike(vector):
         Q = np.zeros((P, P), dtype=vector.dtype)
@@ -106,7 +108,7 @@ def test_score_and_information_are_derivatives_of_the_pooled_likelihood(link):
         beta, mu = vector[1 : 1 + P], vector[1 + P : 1 + 2 * P]
         return oracle.loglike(oracle.pack(vector[0] - beta @ mu, beta, mu, np.linalg.inv(Q)))
 
-    law, X = missing_law(point, seen), Z[:, 1:-1]
+    law, X = missing_model(point, seen), Z[:, 1:-1]
     m = point.a + np.sum(law.slopes[code] * (X - point.mu), axis=1)
     terms = marginal_likelihood(KERNELS[link], oracle.y, m, law.variance[code])
     ones, sums, H = Z[:, :-1], [], np.zeros((G, P + 2, P + 2))

@@ -16,12 +16,19 @@ from statsmodels.tools.numdiff import approx_fprime, approx_hess
 import fedstat as fs
 from fedstat.errors import AssumptionWarning, EstimationError, ModelError, NotAvailableError
 from fedstat.models.vertical.fit import fit_moments
-from fedstat.models.vertical.law import covariance as law_covariances
-from fedstat.models.vertical.law.covariance import law_covariance
-from fedstat.models.vertical.law.derivatives import differentiate, law_likelihood
-from fedstat.models.vertical.law.fit import all_effects, fit_law
-from fedstat.models.vertical.law.pairs import edges_between, extremes, fit_between, sparse_pairs
-from fedstat.models.vfem.statements import influence
+from fedstat.models.vertical.joint_normal import fit as law_covariances
+from fedstat.models.vertical.joint_normal.fit import all_effects, estimates_covariance, fit_joint_normal
+from fedstat.models.vertical.joint_normal.likelihood import (
+    differentiate_joint_normal,
+    joint_normal_likelihood,
+)
+from fedstat.models.vertical.joint_normal.sparse_pairs import (
+    edges_between,
+    extremes,
+    fit_joint_model,
+    sparse_pairs,
+)
+from fedstat.models.vfem import submodels
 
 SIZES = {"Bank": 2, "Court": 2, "Tax": 1}
 
@@ -93,7 +100,7 @@ DESIGNS = {
 def test_score_and_information_are_those_of_the_rows(design, between):
     study = draw(1, **DESIGNS[design])
     moments = moments_of(study)
-    fit = fit_between(moments, between)
+    fit = fit_joint_model(moments, between)
     edges, theta = fit.moves.edges, theta_of(fit)
     assert moments.whole == (design != "single cells")
     assert fit.converged and edges.all() == (
@@ -109,7 +116,7 @@ def test_score_and_information_are_those_of_the_rows(design, between):
     # In standard deviations of the score.
     assert np.abs(score / np.sqrt(np.diag(information))).max() < 1e-6
     numerical = np.sqrt(np.diag(np.linalg.inv(information)))
-    exact = differentiate(fit.moments, fit.point, fit.moves).information
+    exact = differentiate_joint_normal(fit.moments, fit.point, fit.moves).information
     np.testing.assert_allclose(np.sqrt(np.diag(np.linalg.inv(exact))), numerical, rtol=1e-5)
 
 
@@ -118,20 +125,20 @@ def test_derivatives_are_those_of_the_likelihood_away_from_the_maximum():
     edges = np.ones((5, 5), dtype=bool)
     edges[:2, 4] = edges[4, :2] = False
     moves = all_effects(edges)
-    fit = fit_law(moments, edges)
+    fit = fit_joint_normal(moments, edges)
     rng = np.random.default_rng(0)
     theta = rng.normal(scale=0.05, size=len(theta_of(fit)))
     at = moves.step(fit.point, theta)
 
     def likelihood(by):
         law = moves.step(at, by)
-        return law_likelihood(moments, law.mean, law.cov)
+        return joint_normal_likelihood(moments, law.mean, law.cov)
 
-    found, zero = differentiate(moments, at, moves), np.zeros_like(theta)
+    found, zero = differentiate_joint_normal(moments, at, moves), np.zeros_like(theta)
     score = approx_fprime(zero, likelihood, epsilon=1e-5, centered=True)
     np.testing.assert_allclose(found.score, score, rtol=1e-6, atol=1e-5 * np.abs(score).max())
     columns = [
-        -(differentiate(moments, moves.step(at, h), moves).score - found.score) / 1e-6
+        -(differentiate_joint_normal(moments, moves.step(at, h), moves).score - found.score) / 1e-6
         for h in 1e-6 * np.eye(len(theta))
     ]
     np.testing.assert_allclose(found.information, columns, atol=2e-5 * np.abs(found.information).max())
@@ -139,7 +146,7 @@ def test_derivatives_are_those_of_the_likelihood_away_from_the_maximum():
 
 def test_without_edges_between_clients_it_is_the_law_of_independent_blocks():
     moments = moments_of(draw(3))
-    free, ours = fit_law(moments, edges_between(moments, "independent")), fit_moments(moments)
+    free, ours = fit_joint_normal(moments, edges_between(moments, "independent")), fit_moments(moments)
     np.testing.assert_allclose(free.params, ours.params, rtol=1e-7)
     assert free.log_likelihood == pytest.approx(ours.log_likelihood, rel=1e-10)
     assert (free.s2, free.rsquared) == pytest.approx((ours.s2, ours.rsquared), rel=1e-7)
@@ -148,7 +155,7 @@ def test_without_edges_between_clients_it_is_the_law_of_independent_blocks():
 
 def test_complete_data_are_least_squares():
     moments = complete(moments_of(draw(3)))
-    free, ours = fit_law(moments, np.ones((5, 5), dtype=bool)), fit_moments(moments)
+    free, ours = fit_joint_normal(moments, np.ones((5, 5), dtype=bool)), fit_moments(moments)
     np.testing.assert_allclose(free.params, ours.params, rtol=1e-9)
     assert free.log_likelihood == pytest.approx(ours.log_likelihood, rel=1e-12)
 
@@ -165,7 +172,7 @@ def result(study):
 
 def test_free_is_the_default(study, result):
     assert fs.VFEMRegression.from_formula("y ~ .", study.partition()).between == "free"
-    fit = fit_law(moments_of(study), np.ones((5, 5), dtype=bool))
+    fit = fit_joint_normal(moments_of(study), np.ones((5, 5), dtype=bool))
     np.testing.assert_allclose(result.params, fit.params, rtol=1e-6)
     assert result.between == "free" and result.converged
     assert "covariance is free between institutions" in " ".join(str(result.summary()).split())
@@ -184,10 +191,10 @@ def test_covariances_agree(study, result):
 
 
 def test_of_many_columns_the_part_that_is_kept_is_the_same(study, monkeypatch):
-    fit = fit_law(moments_of(study), np.ones((5, 5), dtype=bool))
-    whole = law_covariance(fit)
-    monkeypatch.setattr(law_covariances, "MOST_WHOLE", 10)
-    np.testing.assert_allclose(law_covariance(fit), whole[:12, :12], rtol=1e-8, atol=1e-14)
+    fit = fit_joint_normal(moments_of(study), np.ones((5, 5), dtype=bool))
+    whole = estimates_covariance(fit)
+    monkeypatch.setattr(law_covariances, "MAX_FULL_INVERSE", 10)
+    np.testing.assert_allclose(estimates_covariance(fit), whole[:12, :12], rtol=1e-8, atol=1e-14)
     result = study.model(between="free").fit()
     assert result.predict(result.model.partition).notna().all()
     with pytest.raises(NotAvailableError, match="covariance of all"):
@@ -195,7 +202,7 @@ def test_of_many_columns_the_part_that_is_kept_is_the_same(study, monkeypatch):
 
 
 def test_predictions_condition_on_what_is_seen(study, result):
-    fit = fit_law(moments_of(study), np.ones((5, 5), dtype=bool))
+    fit = fit_joint_normal(moments_of(study), np.ones((5, 5), dtype=bool))
     mean, cov = np.append(fit.mu, fit.a), fit.cov
     X = study.table[study.covariates].to_numpy()
     expected, variance = np.empty(len(X)), np.empty(len(X))
@@ -211,8 +218,8 @@ def test_predictions_condition_on_what_is_seen(study, result):
 
 
 def test_standard_errors_of_predictions_are_those_of_the_delta_method(study, result):
-    fit = fit_law(moments_of(study), np.ones((5, 5), dtype=bool))
-    V = np.linalg.inv(differentiate(fit.moments, fit.point, fit.moves).information)
+    fit = fit_joint_normal(moments_of(study), np.ones((5, 5), dtype=bool))
+    V = np.linalg.inv(differentiate_joint_normal(fit.moments, fit.point, fit.moves).information)
     X = (study.table[study.covariates].to_numpy() - fit.moments.centre[:-1]) / fit.moments.scale[:-1]
     errors = result.get_prediction().se_mean.to_numpy()
     patterns, first = np.unique(np.isnan(X), axis=0, return_index=True)
@@ -248,10 +255,10 @@ def test_likelihood_ratios_keep_what_is_left_out_in_the_law(study, result):
     moments = moments_of(study)
     edges = np.ones((5, 5), dtype=bool)
     smaller = result.refit("y ~ . - tax0 - court1")
-    fresh = fit_law(moments.submodel(["bank0", "bank1", "court0"]), edges[:3, :3])
+    fresh = fit_joint_normal(moments.submodel(["bank0", "bank1", "court0"]), edges[:3, :3])
     np.testing.assert_allclose(smaller.params, fresh.params, rtol=1e-6)
     test = result.compare_lr_test(smaller)
-    fit = fit_law(moments, edges)
+    fit = fit_joint_normal(moments, edges)
     theta, fixed = theta_of(fit), [2 + 3, 2 + 4]
     free = np.setdiff1d(np.arange(len(theta)), fixed)
 
@@ -313,11 +320,11 @@ def test_extremes_have_the_likelihood_of_the_fit():
     y = X @ [1.0, 0.5, -0.5] + rng.normal(size=3_000)
     X[:1_500, 1], X[1_500:, 2] = np.nan, np.nan
     moments = moments_of_arrays(X, y, [1, 1, 1])
-    fit = fit_law(moments, edges_between(moments, "free"))
+    fit = fit_joint_normal(moments, edges_between(moments, "free"))
     (pair,) = sparse_pairs(moments)
     low, high = extremes(fit, pair)
     scale, cov = fit.moments.scale, fit.point.cov
-    best = law_likelihood(fit.moments, fit.point.mean, cov)
+    best = joint_normal_likelihood(fit.moments, fit.point.mean, cov)
     rest, pair_at = [0, 3], [1, 2]
     slopes = np.linalg.solve(cov[np.ix_(rest, rest)], cov[np.ix_(rest, pair_at)])
     partial = cov[np.ix_(pair_at, pair_at)] - slopes.T @ cov[np.ix_(rest, pair_at)]
@@ -326,7 +333,7 @@ def test_extremes_have_the_likelihood_of_the_fit():
     for value in middle + (1.0 - 1e-9) * reach * np.cos(np.linspace(0.0, np.pi, 4_001)):
         trial = cov.copy()
         trial[1, 2] = trial[2, 1] = value
-        assert law_likelihood(fit.moments, fit.point.mean, trial) == pytest.approx(best, rel=1e-7)
+        assert joint_normal_likelihood(fit.moments, fit.point.mean, trial) == pytest.approx(best, rel=1e-7)
         found.append(np.linalg.solve(trial[:-1, :-1], trial[:-1, -1]) * scale[-1] / scale[:-1])
     np.testing.assert_allclose(low, np.min(found, axis=0), atol=0.01)
     np.testing.assert_allclose(high, np.max(found, axis=0), atol=0.01)
@@ -359,7 +366,7 @@ def test_estimates_do_not_drift_with_correlation():
         X = np.column_stack([a, np.where(rng.random(2_000) < 0.5, np.nan, b)])
         moments = moments_of_arrays(X, y, [1, 1])
         for law, out in errors.items():
-            out.append(fit_law(moments, edges_between(moments, law)).params[1] - 1.0)
+            out.append(fit_joint_normal(moments, edges_between(moments, law)).params[1] - 1.0)
     assert abs(np.mean(errors["free"])) < 0.02
     assert np.mean(errors["independent"]) > 0.1
 
@@ -383,18 +390,18 @@ def test_a_variance_that_vanishes_is_named():
     y = X @ [1.0, 1.0, -1.0, 1.0] + 0.3 * rng.normal(size=200)
     X[3:100, :2], X[100:, 2:] = np.nan, np.nan
     with pytest.raises(EstimationError, match=r"a variance goes to zero.*between='independent'"):
-        fit_law(moments_of_arrays(X, y, [2, 2]), np.ones((4, 4), dtype=bool))
+        fit_joint_normal(moments_of_arrays(X, y, [2, 2]), np.ones((4, 4), dtype=bool))
 
 
 def test_a_column_without_which_there_is_no_maximum_has_no_row(result, monkeypatch):
-    plain, fit_without = result.leave_one_out(), influence.without_effects
+    plain, fit_without = result.leave_one_out(), submodels.without_effects
 
     def refused(fit, keep):
         if not keep[1]:
             raise EstimationError("no maximum")
         return fit_without(fit, keep)
 
-    monkeypatch.setattr(influence, "without_effects", refused)
+    monkeypatch.setattr(submodels, "without_effects", refused)
     table = result.leave_one_out()
     values = table.columns.drop("client")
     assert table.loc["bank1", values].isna().all()

@@ -11,7 +11,7 @@ from pattern_moments import merged, moments_of_arrays
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.models.vertical.fit import fit_moments
-from fedstat.models.vertical.merges import Rule, least_entities, plan_merges
+from fedstat.models.vertical.pattern_merging import PatternRule, min_entities, plan_merges
 
 
 @pytest.fixture(scope="module")
@@ -149,15 +149,15 @@ def test_a_submodel_needs_known_columns(moments, columns, complaint):
 
 def at_least(count, patterns):
     """Clients without columns, so that the count alone decides."""
-    return Rule(count, (0,) * patterns.shape[1])
+    return PatternRule(count, (0,) * patterns.shape[1])
 
 
 def test_a_pattern_needs_twice_as_many_entities_as_equations():
     """All that others can know of one column beside its length: its products with 1, y and the rest."""
-    assert least_entities(0, 1) == 2
-    assert least_entities(7, 1) == 16
-    assert least_entities(7, 20) == 20
-    rule = Rule(5, (3, 2, 10))
+    assert min_entities(0, 1) == 2
+    assert min_entities(7, 1) == 16
+    assert min_entities(7, 20) == 20
+    rule = PatternRule(5, (3, 2, 10))
     assert [rule.least(p) for p in ((False,) * 3, (True, False, False), (True, True, True))] == [5, 8, 32]
 
 
@@ -175,8 +175,8 @@ def test_fewer_entities_than_that_leave_a_column_undetermined():
 def test_columns_decide_which_pattern_is_small():
     patterns = np.array([[1, 1], [1, 0], [0, 1]], dtype=bool)
     n = np.array([20.0, 500.0, 600.0])
-    assert plan_merges(patterns, n, Rule(5, (5, 4))).moved == 0
-    plan = plan_merges(patterns, n, Rule(5, (5, 5)))
+    assert plan_merges(patterns, n, PatternRule(5, (5, 4))).moved == 0
+    plan = plan_merges(patterns, n, PatternRule(5, (5, 5)))
     assert plan.moved == 20 and (plan.patterns.sum(axis=1) == 1).all()
 
 
@@ -213,7 +213,7 @@ def test_a_pattern_that_others_cannot_fill_is_no_target():
 def test_a_pattern_that_its_columns_keep_from_release_is_no_target():
     """(B) is cheaper to go to, and has enough for the count alone, but not for its eight columns."""
     patterns = np.array([[1, 1], [1, 0], [0, 1]], dtype=bool)
-    plan = plan_merges(patterns, np.array([9.0, 500.0, 3.0]), Rule(5, (2, 8)))
+    plan = plan_merges(patterns, np.array([9.0, 500.0, 3.0]), PatternRule(5, (2, 8)))
     np.testing.assert_array_equal(plan.patterns[plan.target[0]], [1, 0])
     assert (plan.moved, plan.left_out) == (9, 3)
 
@@ -231,7 +231,7 @@ def test_every_plan_leaves_no_small_pattern_and_moves_to_coarser_ones(seed):
     K = int(rng.integers(1, 7))
     patterns = np.unique(rng.random((60, K)) < rng.uniform(0.2, 0.8), axis=0)
     n = np.floor(np.exp(rng.uniform(0.0, 6.0, size=len(patterns))))
-    rule = Rule(10, tuple(rng.integers(0, 9, size=K).tolist()))
+    rule = PatternRule(10, tuple(rng.integers(0, 9, size=K).tolist()))
     plan = plan_merges(patterns, n, rule, largest_share=1.0)
     released = np.bincount(plan.target[plan.target >= 0], n[plan.target >= 0], len(plan.patterns))
     least = np.array([rule.least(tuple(p)) for p in plan.patterns.tolist()])

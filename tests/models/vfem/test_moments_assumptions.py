@@ -14,15 +14,15 @@ from statsmodels.tools.numdiff import approx_fprime
 
 from fedstat.errors import NotAvailableError
 from fedstat.models.vertical.fit import fit_moments
-from fedstat.models.vertical.law.assumptions import (
+from fedstat.models.vertical.joint_normal.assumption_tests import (
     independence_lr_test,
     independence_tests,
-    joint_law,
+    joint_normal_of_fit,
     little_test,
-    unrestricted_law,
+    unrestricted_normal,
 )
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vfem.covariance.law_sem import em_step
+from fedstat.models.vfem.covariance.from_moments import joint_em_step
 
 # Upper triangles of the sums of (1, x, y)(1, x, y)' of R's data set airquality, by who is seen of Ozone and
 # Solar.R; x = Ozone, Solar.R, ten times Wind, Month, Day, and y = Temp.
@@ -79,14 +79,14 @@ def in_units(fit, law):
 def test_little_s_test_of_air_quality_is_that_of_naniar(air):
     """mcar_test(airquality) prints: statistic 35.1, df 14, p.value 0.00142, missing.patterns 4."""
     fit = fit_moments(air)
-    test = little_test(fit, unrestricted_law(fit))
+    test = little_test(fit, unrestricted_normal(fit))
     assert f"{test.statistic:.1f}" == "35.1"
     assert f"{test.pvalue:.5f}" == "0.00142"
     assert (test.df, test.patterns) == (14, 4)
 
 
 def test_the_model_s_law_is_the_joint_one_of_the_estimates(study, fit):
-    mean, cov = in_units(fit, joint_law(fit))
+    mean, cov = in_units(fit, joint_normal_of_fit(fit))
     expected = study.pooled().joint_moments(theta_of(study, fit))
     np.testing.assert_allclose(mean, expected[0], rtol=1e-9)
     np.testing.assert_allclose(cov, expected[1], rtol=1e-9, atol=1e-10)
@@ -105,7 +105,7 @@ def little_by_rows(study, mean, cov):
 
 
 def test_little_s_statistic_is_that_of_the_rows(study, fit):
-    for law in (joint_law(fit), unrestricted_law(fit)):
+    for law in (joint_normal_of_fit(fit), unrestricted_normal(fit)):
         test = little_test(fit, law)
         d2, df = little_by_rows(study, *in_units(fit, law))
         assert test.statistic == pytest.approx(d2, rel=1e-8)
@@ -115,7 +115,7 @@ def test_little_s_statistic_is_that_of_the_rows(study, fit):
 
 def test_little_s_test_finds_missingness_that_depends_on_the_response(fit):
     assert little_test(fit).pvalue < 1e-6
-    assert little_test(fit, unrestricted_law(fit)).pvalue < 1e-6
+    assert little_test(fit, unrestricted_normal(fit)).pvalue < 1e-6
 
 
 def test_little_s_test_keeps_its_level():
@@ -149,12 +149,12 @@ def normal_log_likelihood(study, fit, theta):
 
 
 def test_the_unrestricted_law_is_the_maximum_likelihood_of_the_rows(study, fit):
-    law = unrestricted_law(fit)
+    law = unrestricted_normal(fit)
     theta = np.concatenate([law.mean, law.cov[np.tril_indices(len(law.mean))]])
     assert law.log_likelihood == pytest.approx(normal_log_likelihood(study, fit, theta), rel=1e-10)
     score = approx_fprime(theta, lambda x: normal_log_likelihood(study, fit, x), centered=True)
     assert np.abs(score).max() / np.sqrt(fit.moments.nobs) < 1e-4
-    model = joint_law(fit)
+    model = joint_normal_of_fit(fit)
     theta = np.concatenate([model.mean, model.cov[np.tril_indices(len(law.mean))]])
     assert model.log_likelihood == pytest.approx(normal_log_likelihood(study, fit, theta), rel=1e-10)
 
@@ -232,13 +232,13 @@ def test_two_clients_that_share_few_entities_have_no_covariance_of_their_own(bot
     X = rng.normal(size=(200, 12))
     X[both:100, :6], X[100:, 6:] = np.nan, np.nan
     fit = fit_moments(moments_of_arrays(X, rng.normal(size=200), [6, 6], clients=["Bank", "Court"]))
-    law = unrestricted_law(fit)
+    law = unrestricted_normal(fit)
     assert np.abs(np.linalg.inv(law.cov[:-1, :-1])[:6, 6:]).max() < 1e-12
-    assert law.log_likelihood == pytest.approx(joint_law(fit).log_likelihood, rel=1e-12)
+    assert law.log_likelihood == pytest.approx(joint_normal_of_fit(fit).log_likelihood, rel=1e-12)
 
 
 def test_one_em_step_from_anywhere_ends_at_the_moments_of_complete_data():
     moments = complete(moments_of(four_clients(seed=3, n=200))).standardised()
-    mean, cov = em_step(moments, np.full(9, 0.3), np.eye(9) + 0.1)
+    mean, cov = joint_em_step(moments, np.full(9, 0.3), np.eye(9) + 0.1)
     np.testing.assert_allclose(mean, 0.0, atol=1e-9)
     np.testing.assert_allclose(cov, moments.grams[0, 1:, 1:] / moments.nobs, atol=1e-9)

@@ -12,10 +12,14 @@ from pattern_moments import moments_of_arrays
 from fedstat.errors import NotAvailableError
 from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.likelihood import block_covariance, residuals
-from fedstat.models.vfem.covariance.from_moments import moments_covariance, sem_covariance
-from fedstat.models.vfem.covariance.moments_em import EMPoint, em_step
-from fedstat.models.vfem.iteration.fit import by_client
-from fedstat.models.vfem.statements.outcome import origin_jacobian
+from fedstat.models.vfem.covariance.from_moments import (
+    EMPoint,
+    block_em_step,
+    moments_covariance,
+    sem_covariance,
+)
+from fedstat.models.vfem.iteration.state import fit_by_site
+from fedstat.models.vfem.outcome import origin_jacobian
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -53,7 +57,7 @@ def test_every_type_is_that_of_the_iterative_exchange(study, fit, cov_type):
 def test_observed_is_the_inverse_numerical_hessian_of_the_rows(study, fit):
     pooled = study.pooled()
     V = np.linalg.inv(-pooled.hessian(theta_of(study, fit)))
-    J = origin_jacobian(by_client(fit), tuple(study.columns))
+    J = origin_jacobian(fit_by_site(fit), tuple(study.columns))
     ours = J @ moments_covariance(fit).psi @ J.T
     assert_close(ours, V[np.ix_(pooled.reported, pooled.reported)], 1e-6)
 
@@ -81,7 +85,7 @@ def test_one_client_with_every_entity_has_the_covariance_of_least_squares():
     ols = sm.OLS(y, sm.add_constant(X)).fit()
     for cov_type in ("observed", "expected", "sem"):
         psi = moments_covariance(fit, cov_type).psi
-        J = origin_jacobian(by_client(fit), fit.moments.clients)
+        J = origin_jacobian(fit_by_site(fit), fit.moments.clients)
         np.testing.assert_allclose(J @ psi @ J.T, ols.cov_params() * ols.df_resid / 200, rtol=1e-8)
         assert psi[1, 1] == pytest.approx(2.0 * fit.s2**2 / 200, rel=1e-9)
         np.testing.assert_allclose(psi[5:, 5:], np.cov(X.T, bias=True) / 200, rtol=1e-8, atol=1e-14)
@@ -99,7 +103,7 @@ def em_point(fit):
 
 def test_the_estimate_is_a_fixed_point_of_the_exact_em_map(fit):
     at = em_point(fit)
-    image = em_step(fit.standard, at)
+    image = block_em_step(fit.standard, at)
     for name in ("beta0", "s2", "beta", "mu", "Sigma"):
         np.testing.assert_allclose(getattr(image, name), getattr(at, name), atol=1e-9)
 
@@ -109,7 +113,7 @@ def test_em_from_no_effects_climbs_to_the_estimate():
     standard = fit.standard
     at = EMPoint(0.0, 1.0, np.zeros(7), np.zeros(7), standard.S)
     for _ in range(300):
-        at = em_step(standard, at)
+        at = block_em_step(standard, at)
     np.testing.assert_allclose(at.beta, fit.point.beta, atol=1e-8)
     np.testing.assert_allclose(at.Sigma, em_point(fit).Sigma, atol=1e-8)
     assert at.s2 == pytest.approx(np.exp(fit.point.log_s2), rel=1e-8)

@@ -17,10 +17,10 @@ from fedstat.errors import (
     PolicyError,
     SecurityError,
 )
-from fedstat.federation.door import guards
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import pack, pack_ask, unpack, unpack_reply
-from fedstat.models.vertical import merges as pattern_merge
+from fedstat.federation.disclosure import row_checks
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import pack, pack_request, unpack, unpack_reply
+from fedstat.models.vertical import pattern_merging as pattern_merge
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -228,7 +228,7 @@ def test_a_site_gives_no_sums_without_a_few_of_those_that_take_part():
     ask = find_ask(fitted, "sum_products")
     code = ask.arrays["code"].copy()
     code[:3] = -1
-    request = pack_ask(replace(ask, arrays=ask.arrays | {"code": code}))
+    request = pack_request(replace(ask, arrays=ask.arrays | {"code": code}))
     with pytest.raises(PolicyError, match="3 of those that take part are in no pattern"):
         fitted.partition.sites[ask.site].answer(request)
 
@@ -239,11 +239,11 @@ def test_the_site_insists_though_the_coordinator_asks(monkeypatch):
             "y ~ .", small_pattern(5, holder="Bank"), between="independent"
         )
         with monkeypatch.context() as careless:
-            for rule in (pattern_merge, guards):
+            for rule in (pattern_merge, row_checks):
                 careless.setattr(rule, "ENTITIES_PER_EQUATION", 0)
             ask = find_ask(fitted, step)
         with pytest.raises(PolicyError, match="1 Gram matrix of"):
-            fitted.partition.sites[ask.site].answer(pack_ask(ask))
+            fitted.partition.sites[ask.site].answer(pack_request(ask))
 
 
 def test_many_entities_in_small_patterns_are_told_and_more_are_refused():

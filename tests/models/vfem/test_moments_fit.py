@@ -13,9 +13,9 @@ from pattern_moments import complete, filled, moments_of_arrays
 
 from fedstat.errors import EstimationError
 from fedstat.models.vertical.fit import fit_moments
-from fedstat.models.vertical.likelihood import LikelihoodPoint, Standard, evaluate, log_likelihood
-from fedstat.models.vfem.iteration.fit import by_client
-from fedstat.models.vfem.statements.influence import leave_one_out
+from fedstat.models.vertical.likelihood import LikelihoodPoint, StandardizedMoments, evaluate, log_likelihood
+from fedstat.models.vfem.iteration.state import fit_by_site
+from fedstat.models.vfem.submodels import leave_one_out
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -46,7 +46,7 @@ def test_the_fit_is_that_of_the_iterative_exchange(study):
     assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
     assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-11)
     assert fit.rsquared == pytest.approx(result.rsquared, rel=1e-8)
-    ours, theirs = by_client(fit), result._fit
+    ours, theirs = fit_by_site(fit), result._fit
     assert (ours.a, ours.s2) == pytest.approx((theirs.a, theirs.s2), rel=1e-8)
     np.testing.assert_allclose(ours.response_moments, theirs.response_moments, rtol=1e-10)
     assert list(ours.beta) == list(theirs.beta)
@@ -76,7 +76,7 @@ def random_point(standard, seed=0):
 
 
 def test_derivatives_are_those_of_central_differences(mar):
-    standard = Standard(moments_of(mar))
+    standard = StandardizedMoments(moments_of(mar))
     point, step = random_point(standard), 1e-5
     phi, at = point.pack(), evaluate(standard, point)
 
@@ -100,7 +100,7 @@ def test_derivatives_are_those_of_central_differences(mar):
 def test_sigma_is_the_largest_likelihood_given_the_rest(mar):
     """At a point that is no optimum: the score of Sigma vanishes, and the profile is the full likelihood."""
     moments = moments_of(mar)
-    fit = fit_moments(moments, start=random_point(Standard(moments)), maxiter=1)
+    fit = fit_moments(moments, start=random_point(StandardizedMoments(moments)), maxiter=1)
     assert not fit.converged and len(fit.trace) == 1
     pooled, theta = mar.pooled(), theta_of(mar, fit)
     t = [b @ S @ b for b, S in zip(*np.array(pooled.unpack(theta), dtype=object)[[2, 4]], strict=True)]
@@ -150,7 +150,7 @@ def test_few_steps_end_at_the_optimum_and_never_fall(study):
 
 
 def test_any_start_ends_there(mar):
-    standard = Standard(moments_of(mar))
+    standard = StandardizedMoments(moments_of(mar))
     reference = fit_moments(standard)
     for seed in range(10):
         fit = fit_moments(standard, start=random_point(standard, seed))

@@ -13,8 +13,8 @@ from test_free_law import draw, moments_of
 
 import fedstat as fs
 from fedstat.errors import DataWarning, DesignError
-from fedstat.models.vertical.law.pairs import fit_between
-from fedstat.models.vertical.merges import ColumnUnits, Rule, plan_merges
+from fedstat.models.vertical.joint_normal.sparse_pairs import fit_joint_model
+from fedstat.models.vertical.pattern_merging import ColumnUnits, PatternRule, plan_merges
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.AssumptionWarning")
 
@@ -58,7 +58,7 @@ def test_the_fit_is_maximum_likelihood_of_every_value_that_is_used(study, betwee
     with pytest.warns(DataWarning, match="count as missing in"):
         result = model(study, between).fit()
     used = as_used(study, result)
-    pooled = fit_between(moments_of(used), between)
+    pooled = fit_joint_model(moments_of(used), between)
     np.testing.assert_allclose(result.params, pooled.params, rtol=1e-6)
     assert result.llf == pytest.approx(pooled.log_likelihood, rel=1e-8)
     assert result.between == between
@@ -93,7 +93,7 @@ def test_predictions_condition_on_what_an_entity_has(study, result):
 def test_statements_are_those_of_the_same_moments(study, result):
     moments = result.exchange.moments
     smaller = result.refit("y ~ . - court1 - bank1")
-    fresh = fit_between(moments.submodel(["bank0", "court0", "tax0"]), "free")
+    fresh = fit_joint_model(moments.submodel(["bank0", "court0", "tax0"]), "free")
     np.testing.assert_allclose(smaller.params, fresh.params, rtol=1e-7)
     test = result.compare_lr_test(result.refit("y ~ . - tax0"))
     assert result.leave_one_out().loc["tax0", "statistic"] == pytest.approx(test.statistic, rel=1e-6)
@@ -183,7 +183,7 @@ def test_fits_that_cannot_condition_say_what_they_set_aside():
 def test_single_values_are_left_out_and_not_blocks():
     """Of five columns: seven entities without the first one go to those without the first two."""
     seen = np.array([[1, 1, 1, 1, 1], [0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1]], dtype=bool)
-    rule = Rule(5, (3, 2), units=ColumnUnits((0, 0, 0, 1, 1), (1, 1, 1, 1, 1)))
+    rule = PatternRule(5, (3, 2), units=ColumnUnits((0, 0, 0, 1, 1), (1, 1, 1, 1, 1)))
     plan = plan_merges(seen, np.array([200.0, 7.0, 60.0, 90.0]), rule)
     np.testing.assert_array_equal(plan.patterns[plan.target[1]], seen[2])
     assert (plan.moved, plan.trimmed, plan.left_out) == (0, 7, 0)
@@ -195,7 +195,9 @@ def test_every_plan_of_single_values_leaves_no_small_pattern(seed):
     owner = np.sort(rng.integers(0, 3, size=8))
     owner = np.unique(owner, return_inverse=True)[1]
     seen, n = np.unique(rng.random((3_000, 8)) < 0.9, axis=0, return_counts=True)
-    rule = Rule(5, tuple(np.bincount(owner).tolist()), units=ColumnUnits(tuple(owner.tolist()), (1,) * 8))
+    rule = PatternRule(
+        5, tuple(np.bincount(owner).tolist()), units=ColumnUnits(tuple(owner.tolist()), (1,) * 8)
+    )
     plan = plan_merges(seen, n.astype(float), rule, largest_share=1.0)
     to, released = plan.shows(plan.target), np.zeros(len(plan.patterns))
     np.add.at(released, plan.target[plan.target >= 0], n[plan.target >= 0])

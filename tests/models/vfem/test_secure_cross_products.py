@@ -8,7 +8,7 @@ from oracle import Study, simulate
 
 import fedstat as fs
 from fedstat.errors import MessageError, ModelError, PolicyError
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.message import pack, unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")

@@ -13,9 +13,9 @@ from oracle import ITERATIVE, simulate
 
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
-from fedstat.federation.design.by_columns import design_ask
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
+from fedstat.federation.design.vertical_design import design_request
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import Request, pack_request, unpack_reply
 from fedstat.models.vfem import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
@@ -41,32 +41,36 @@ def site():
 def refuse(site, ask, complaint):
     before = len(site.ledger.entries)
     with pytest.raises(MessageError, match=complaint):
-        site.answer(pack_ask(ask))
+        site.answer(pack_request(ask))
     assert len(site.ledger.entries) == before
 
 
 @pytest.mark.parametrize(("family", "step"), STEPS)
 def test_every_step_holds_its_arrays_against_the_declaration(site, family, step):
     arrays = arrays_of(family, step)
-    refuse(site, Ask("Bank", family, step, arrays | {"more": np.ones(1)}), r"unknown \['more'\]")
+    refuse(site, Request("Bank", family, step, arrays | {"more": np.ones(1)}), r"unknown \['more'\]")
     for name, declared in FAMILIES[family][step].takes.items():
         where = rf"Bank, step '{step}': .*'{name}'"
-        refuse(site, Ask("Bank", family, step, arrays | {name: np.ones((2,) * (declared.ndim + 1))}), where)
-        refuse(site, Ask("Bank", family, step, arrays | {name: np.full((2,) * declared.ndim, np.nan)}), where)
+        refuse(
+            site, Request("Bank", family, step, arrays | {name: np.ones((2,) * (declared.ndim + 1))}), where
+        )
+        refuse(
+            site, Request("Bank", family, step, arrays | {name: np.full((2,) * declared.ndim, np.nan)}), where
+        )
         if not declared.optional:
-            refuse(site, Ask("Bank", family, step, {k: v for k, v in arrays.items() if k != name}), where)
+            refuse(site, Request("Bank", family, step, {k: v for k, v in arrays.items() if k != name}), where)
 
 
 @pytest.mark.parametrize(("family", "step"), STEPS)
 def test_a_step_that_takes_no_text_refuses_one(site, family, step):
     if FAMILIES[family][step].text_in is None:
-        refuse(site, Ask("Bank", family, step, arrays_of(family, step), text="{}"), "received a text")
+        refuse(site, Request("Bank", family, step, arrays_of(family, step), text="{}"), "received a text")
 
 
 def test_steps_of_one_family_are_not_those_of_another(site):
-    refuse(site, Ask("Bank", "design", "step"), "family 'design' has no step 'step'")
-    refuse(site, Ask("Bank", "vfem", "open_block"), "family 'vfem' has no step 'open_block'")
-    refuse(site, Ask("Bank", "vfem", "client_of"), "has no step 'client_of'")
+    refuse(site, Request("Bank", "design", "step"), "family 'design' has no step 'step'")
+    refuse(site, Request("Bank", "vfem", "open_block"), "family 'vfem' has no step 'open_block'")
+    refuse(site, Request("Bank", "vfem", "client_of"), "has no step 'client_of'")
 
 
 @pytest.mark.parametrize(("family", "step"), STEPS)
@@ -76,7 +80,7 @@ def test_a_step_out_of_turn_is_told_so(site, family, step, kind):
     arrays = {name: array.astype(kind) for name, array in arrays_of(family, step).items()}
     before = len(site.ledger.entries)
     try:
-        site.answer(pack_ask(Ask("Bank", family, step, arrays, session=f"never opened {kind}")))
+        site.answer(pack_request(Request("Bank", family, step, arrays, session=f"never opened {kind}")))
     except FedstatError:
         assert len(site.ledger.entries) == before
     else:
@@ -102,7 +106,7 @@ def test_a_text_that_is_not_what_it_should_be_is_named(site, step, text):
     arrays = {"use": np.ones(200, dtype=bool)} if step == "open_block" else {}
     before = len(site.ledger.entries)
     with pytest.raises(FedstatError):
-        site.answer(pack_ask(Ask("Bank", "design", step, arrays, "text", text)))
+        site.answer(pack_request(Request("Bank", "design", step, arrays, "text", text)))
     assert len(site.ledger.entries) == before
 
 
@@ -113,9 +117,9 @@ from dataclasses import replace
 import numpy as np
 from oracle import simulate
 from fedstat.errors import FedstatError
-from fedstat.federation.rounds.engine import LocalEngine
-from fedstat.federation.rounds.product_steps import OpenProduct
-from fedstat.federation.message import pack_ask
+from fedstat.federation.protocols.engine import LocalEngine
+from fedstat.federation.protocols.product_steps import OpenProduct
+from fedstat.federation.message import pack_request
 from fedstat.models.vfem import FAMILIES
 
 def longer_and_shorter(array):
@@ -174,7 +178,7 @@ class Engine(LocalEngine):
         states, entries = kept(site.states), len(site.ledger.entries)
         print(json.dumps([ask.step, name, what, "died"]), file=sys.stderr, flush=True)
         try:
-            site.answer(pack_ask(ask))
+            site.answer(pack_request(ask))
             outcome = "answered"
         except FedstatError:
             outcome = "named" if len(site.ledger.entries) == entries else "entered"
@@ -241,19 +245,19 @@ def opened(n=20):
         policies={"Registry": Policy(min_count=10)}
     )
     site = partition.sites["Registry"]
-    question = design_ask("Registry", "open_response", "s", {"response": "y", "columns": ["y"]})
-    has = unpack_reply(site.answer(pack_ask(question))).arrays["has"]
+    question = design_request("Registry", "open_response", "s", {"response": "y", "columns": ["y"]})
+    has = unpack_reply(site.answer(pack_request(question))).arrays["has"]
     return site, has
 
 
 def start_response(site, keep):
     code = np.zeros(int(np.sum(keep != 0)) if keep.dtype == bool else len(keep), dtype=np.int64)
-    ask = Ask("Registry", "vfem", "start_response", {"keep": keep, "code": code}, "s")
-    return unpack_reply(site.answer(pack_ask(ask))).arrays["moments"]
+    ask = Request("Registry", "vfem", "start_response", {"keep": keep, "code": code}, "s")
+    return unpack_reply(site.answer(pack_request(ask))).arrays["moments"]
 
 
 def answer(site, step, **arrays):
-    return site.answer(pack_ask(Ask(site.name, "vfem", step, arrays, "s")))
+    return site.answer(pack_request(Request(site.name, "vfem", step, arrays, "s")))
 
 
 def test_few_entities_are_not_summed():
@@ -292,9 +296,9 @@ def test_a_refused_block_is_not_answered_for_by_a_larger_response():
     terms = [name for name in columns if name != "y"]
     content = {"terms": terms, "columns": terms, "partial": "drop", "min_count": 1, "intercept": True}
     use = np.ones(40, dtype=bool)
-    site.answer(pack_ask(design_ask("Bank", "open_block", "s", content, use=use)))
-    question = design_ask("Bank", "open_response", "s", {"response": "y", "columns": ["y"]})
-    has = unpack_reply(site.answer(pack_ask(question))).arrays["has"]
+    site.answer(pack_request(design_request("Bank", "open_block", "s", content, use=use)))
+    question = design_request("Bank", "open_response", "s", {"response": "y", "columns": ["y"]})
+    has = unpack_reply(site.answer(pack_request(question))).arrays["has"]
     answer(site, "start_response", keep=has, code=np.zeros(40, dtype=np.int64))
     keep = np.zeros(40, dtype=bool)
     keep[:9] = True

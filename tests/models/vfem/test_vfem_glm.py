@@ -10,13 +10,13 @@ from statsmodels.tools.numdiff import approx_fprime_cs
 
 import fedstat as fs
 from fedstat.errors import ConvergenceWarning, EstimationError, ModelError, NotAvailableError, PolicyError
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.quadrature import BY_M, BY_V, LOG, LOGIT, PROBIT, marginal_likelihood
-from fedstat.kernels.glm.specification import DistributionSpec
 from fedstat.models.checks import check_response
-from fedstat.models.vertical.exchange.staged import StagedBlock
-from fedstat.models.vfem.blocks.client import Theta, summarise
+from fedstat.models.vertical.exchange.standardized_columns import StandardizedBlock
 from fedstat.models.vfem.iteration.glm_steps import local_score
-from fedstat.models.vfem.iteration.quasi_newton import Memory, quasi_newton
+from fedstat.models.vfem.iteration.quasi_newton import QuasiNewtonMemory, quasi_newton
+from fedstat.models.vfem.iteration.site_state import BlockParameters, summarise
 
 FAMILIES = {
     "Logit": sm.families.Binomial(),
@@ -66,11 +66,11 @@ def test_local_scores_are_derivatives_of_the_pooled_likelihood():
         for k, p in enumerate(pooled.sizes):
             has = pooled.seen[:, k]
             own = np.ones(int(has.sum()), dtype=bool)
-            staged = StagedBlock(pooled.blocks[k][has], np.zeros(p), np.ones(p), own, own)
+            staged = StandardizedBlock(pooled.blocks[k][has], np.zeros(p), np.ones(p), own, own)
             block = summarise(staged, np.flatnonzero(has), len(m), 0)
             missing = np.array([terms[BY_M, ~has].sum(), terms[BY_V, ~has].sum(), 0.0, 0.0])
             by_beta = staged.X.T @ terms[BY_M, has]
-            found = local_score(block, Theta(beta[k], mu[k], Sigma[k]), by_beta, missing)
+            found = local_score(block, BlockParameters(beta[k], mu[k], Sigma[k]), by_beta, missing)
             by_Sigma = found[2 * p :].reshape(p, p)
             twice = by_Sigma * (2.0 - np.eye(p))  # a parameter off the diagonal stands there twice
             np.testing.assert_allclose(found[:p], d_beta[k], rtol=1e-6, atol=1e-6)
@@ -406,7 +406,7 @@ def test_direction_is_that_of_the_textbook_recursion():
     points = rng.normal(size=(4, d))
     scores = -points @ A
     H = np.diag(scale)
-    memories = [Memory(5) for _ in parts]
+    memories = [QuasiNewtonMemory(5) for _ in parts]
     for point, score in zip(points, scores, strict=True):
         for memory, part in zip(memories, parts, strict=True):
             memory.take(point[part], score[part])

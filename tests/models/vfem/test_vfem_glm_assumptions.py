@@ -10,9 +10,13 @@ from pattern_moments import moments_of_arrays
 
 import fedstat as fs
 from fedstat.errors import ConsentError, NotAvailableError
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.models.vertical.fit import fit_moments
-from fedstat.models.vertical.law.assumptions import independence_tests, little_test, unrestricted_law
+from fedstat.models.vertical.joint_normal.assumption_tests import (
+    independence_tests,
+    little_test,
+    unrestricted_normal,
+)
 
 FAMILIES = {"Binomial": sm.families.Binomial(), "Poisson": sm.families.Poisson()}
 
@@ -30,7 +34,7 @@ def test_they_are_those_of_pooled_rows(family, tmp_path):
         study.table[columns].to_numpy(), study.table["y"].to_numpy(), sizes, clients=list(study.columns)
     )
     fit = fit_moments(pooled)
-    np.testing.assert_allclose(result.mcar_test(), little_test(fit, unrestricted_law(fit)), rtol=1e-5)
+    np.testing.assert_allclose(result.mcar_test(), little_test(fit, unrestricted_normal(fit)), rtol=1e-5)
     pairs, expected = result.independence_tests(), independence_tests(pooled)
     np.testing.assert_allclose(pairs["statistic"], [one.statistic for one in expected], rtol=1e-6)
     np.testing.assert_allclose(pairs["canonical"], [one.canonical for one in expected], rtol=1e-6)

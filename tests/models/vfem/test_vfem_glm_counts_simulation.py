@@ -26,10 +26,10 @@ from test_vfem_glm_simulation import (
 )
 
 from fedstat.errors import EstimationError
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.vfem.covariance.cross_products import CrossProductOptions
 from fedstat.models.vfem.covariance.protocol import CovarianceOptions, glm_covariance
-from fedstat.models.vfem.moments.cross_products import CrossOptions
-from fedstat.models.vfem.statements.outcome import reported_covariance
+from fedstat.models.vfem.outcome import reported_covariance
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_glm_counts_coverage.csv"
 RUNS, N = 200, 2_000
@@ -75,7 +75,7 @@ def fit(frames, family):
     def rounds():
         found, covariances = (yield from ascent.maximise()), []
         for cov_type in COV_TYPES:
-            options = CovarianceOptions(cov_type, names, CrossOptions("exact"))
+            options = CovarianceOptions(cov_type, names, CrossProductOptions("exact"))
             covariances.append((yield from glm_covariance(ascent, options)))
         return found, covariances
 

@@ -8,11 +8,11 @@ from glm_oracle import glm_study
 import fedstat as fs
 from fedstat.errors import EstimationError, MessageError, ModelError, PolicyError
 from fedstat.federation.crypto.masks import unmask_sum
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.federation.rounds.running_sums import RunningSums
-from fedstat.models.vfem.iteration.glm_response_steps import STEPS as RESPONSE_STEPS
-from fedstat.models.vfem.iteration.glm_steps import STEPS
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import Request, pack_request, unpack_reply
+from fedstat.federation.protocols.running_sums import RunningSums
+from fedstat.models.vfem.iteration.glm_steps import GLM_RESPONSE_STEPS as RESPONSE_STEPS
+from fedstat.models.vfem.iteration.glm_steps import GLM_STEPS
 
 BINOMIAL = sm.families.Binomial()
 HIDDEN = {"linear_predictor", "log_likelihood", "sy", "yhy"}
@@ -33,7 +33,7 @@ def study():
 def sent(result):
     """What clients sent of the fit: rows of the ledger."""
     frame = result.ledger.to_frame()
-    return frame[(frame["sender"] != "coordinator") & frame["step"].isin([*STEPS, *RESPONSE_STEPS])]
+    return frame[(frame["sender"] != "coordinator") & frame["step"].isin([*GLM_STEPS, *RESPONSE_STEPS])]
 
 
 def test_every_part_of_a_sum_is_masked_and_nothing_else(study):
@@ -127,8 +127,8 @@ def client(model, name="Court"):
 
 
 def hostile(model, site, step, text="", **arrays):
-    ask = Ask(site, "vfem", step, {k: np.asarray(a) for k, a in arrays.items()}, model._session, text)
-    return model.partition.sites[site].answer(pack_ask(ask))
+    ask = Request(site, "vfem", step, {k: np.asarray(a) for k, a in arrays.items()}, model._session, text)
+    return model.partition.sites[site].answer(pack_request(ask))
 
 
 def test_lengths_are_checked_before_a_compiled_loop(model):
@@ -207,9 +207,9 @@ def test_rows_that_were_filled_in_count_as_no_entities(study, filled):
     keep[:4] = True
     arrays = {"keep": keep, "rows": np.arange(4), "n": np.array(250)}
     arrays |= {"filled": np.array(filled), "memory": np.array(3)}
-    site.answer(pack_ask(Ask("Court", "vfem", "glm_start", arrays, model._session)))
+    site.answer(pack_request(Request("Court", "vfem", "glm_start", arrays, model._session)))
     with pytest.raises(PolicyError, match=r"minimum count.* there are 4"):
-        site.answer(pack_ask(Ask("Court", "vfem", "glm_estimates", {}, model._session)))
+        site.answer(pack_request(Request("Court", "vfem", "glm_estimates", {}, model._session)))
 
 
 def test_a_fit_goes_on_after_a_refusal_in_the_middle(study):

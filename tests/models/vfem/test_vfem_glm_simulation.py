@@ -18,17 +18,17 @@ from scipy.special import expit
 
 import fedstat as fs
 from fedstat.errors import ModelError
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.door.site import FAMILIES
-from fedstat.federation.door.state import State
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.state import State
 from fedstat.federation.message import Reply
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.vertical.layout import Layout
+from fedstat.models.vfem.covariance.cross_products import CrossProductOptions
 from fedstat.models.vfem.covariance.protocol import CovarianceOptions, glm_covariance
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
-from fedstat.models.vfem.iteration.options import IterationOptions
-from fedstat.models.vfem.moments.cross_products import CrossOptions
-from fedstat.models.vfem.statements.outcome import reported_covariance
+from fedstat.models.vfem.iteration.state import IterationOptions
+from fedstat.models.vfem.outcome import reported_covariance
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_glm_coverage.csv"
 OPTIONS = IterationOptions(memory=12, maxiter=200, tol_score=1e-5, tol_change=1e-3)
@@ -151,7 +151,7 @@ def fit(design, mechanism, n, run, method):
     def rounds():
         found = yield from ascent.maximise()
         names = {k: (f"{k}1", f"{k}2") for k in layout.clients}
-        options = CovarianceOptions("observed", names, CrossOptions("exact"))
+        options = CovarianceOptions("observed", names, CrossProductOptions("exact"))
         return found, (yield from glm_covariance(ascent, options))
 
     found, covariance = drive(rounds(), data, states)

@@ -13,7 +13,7 @@ from oracle import ITERATIVE, Study, simulate
 from scipy import stats
 
 import fedstat as fs
-from fedstat.spline_names import from_zero
+from fedstat.spline_names import count_from_zero
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -150,7 +150,7 @@ def test_formulas_on_complete_data_are_those_of_the_pooled_table(mixed, right):
     result = mixed.model(f"y ~ {right}").fit(**TIGHT)
     pooled = formulaic.model_matrix(right.replace("'", '"'), mixed.table)
     ols = OLS.of(mixed.table["y"], pooled.drop(columns="Intercept"))
-    names = ["Intercept", *from_zero(pooled.columns[1:])]
+    names = ["Intercept", *count_from_zero(pooled.columns[1:])]
     by_name = dict(zip(names, zip(ols.results.params, ols.bse, strict=True), strict=True))
     assert set(result.params.index) == set(by_name)
     for name in by_name:

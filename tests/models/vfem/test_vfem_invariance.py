@@ -13,10 +13,10 @@ import pytest
 from oracle import ITERATIVE, Study, simulate
 
 import fedstat as fs
-from fedstat.federation.message import pack_ask, unpack_reply
-from fedstat.models.vfem.blocks.layout import make_layout
-from fedstat.models.vfem.iteration.options import IterationOptions
+from fedstat.federation.message import pack_request, unpack_reply
+from fedstat.models.vfem.base_model import make_layout
 from fedstat.models.vfem.iteration.protocol import EMIteration
+from fedstat.models.vfem.iteration.state import IterationOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -137,7 +137,7 @@ def by_hand(sites, protocol, order=1):
         rounds += 1
         answers = {}
         for i, ask in list(enumerate(asks))[::order]:
-            answers[i] = unpack_reply(sites[ask.site].answer(pack_ask(ask)))
+            answers[i] = unpack_reply(sites[ask.site].answer(pack_request(ask)))
         replies = [answers[i] for i in range(len(asks))]
 
 

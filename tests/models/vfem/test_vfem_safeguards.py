@@ -18,7 +18,7 @@ from fedstat.errors import (
     NotAvailableError,
     PolicyError,
 )
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.models.vfem.iteration import protocol, steps
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from coverage_simulation import LINEAR, Setting, Z, setup_of, sums_by_fold, write_table
 
-from fedstat.models.vglm.path.criteria import choose, score_path
-from fedstat.models.vglm.path.normal import normal_path, normal_refit
+from fedstat.models.vglm.normal_path import normal_path, normal_refit
+from fedstat.models.vglm.path import choose_fit, score_path
 
 SKEW = 1.0
 """Of the logarithm of a skewed column, the standard deviation: its skewness is 6.2."""
@@ -52,7 +52,7 @@ def refits(setting, random):
     whole = halves.sum(axis=0)
     for inference, mine, other in (("conditional", whole, whole), ("split", *halves)):
         path = normal_path(mine, units, setup_of(setting.p))
-        S = path.selected[choose(score_path(path, int(mine[0, 0])), "bic")]
+        S = path.selected[choose_fit(score_path(path, int(mine[0, 0])), "bic")]
         fit = normal_refit(other, units, S, names)
         yield inference, S, fit.params[1:], np.sqrt(np.diag(fit.cov))[1:]
 

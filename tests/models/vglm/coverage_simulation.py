@@ -20,15 +20,13 @@ from scipy.special import expit
 
 import fedstat as fs
 from fedstat.errors import FedstatWarning
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.path import lambda_grid
-from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vertical.exchange.protocol import Units
-from fedstat.models.vglm.newton.debiased import normal_debiased
-from fedstat.models.vglm.path.criteria import choose, score_path
-from fedstat.models.vglm.path.folds import normal_stability
-from fedstat.models.vglm.path.normal import normal_path, normal_refit
-from fedstat.models.vglm.path.setup import Setup
+from fedstat.kernels.penalized.path import lambda_grid
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
+from fedstat.models.vertical.exchange.protocol import ColumnScales
+from fedstat.models.vglm.debiased import normal_debiased
+from fedstat.models.vglm.normal_path import normal_path, normal_refit, normal_stability
+from fedstat.models.vglm.path import choose_fit, score_path
+from fedstat.models.vglm.path_setup import PathSetup
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 Z, CELL = 1.959963984540054, ["model", "n", "p", "design"]
@@ -75,14 +73,14 @@ SETTINGS = [
 
 def sums_by_fold(X, y, folds):
     """What the institutions release of standardised columns, and their units."""
-    units = Units(X.mean(axis=0), X.std(axis=0), float(y.mean()), float(y.std()), 0.0)
+    units = ColumnScales(X.mean(axis=0), X.std(axis=0), float(y.mean()), float(y.std()), 0.0)
     rows = [np.ones(len(y)), *((X - units.shift) / units.scale).T, (y - units.mean) / units.sd]
     V, code = np.column_stack(rows), np.arange(len(y)) % folds
     return np.array([V[code == f].T @ V[code == f] for f in range(folds)]), units
 
 
 def setup_of(p, penalty="scad", lambdas=None):
-    return Setup(Penalty(penalty), Groups.single(p), 0.0, lambdas, 30, 1e-2, "lla", 1e-7)
+    return PathSetup(Penalty(penalty), CoefficientGroups.single(p), 0.0, lambdas, 30, 1e-2, "lla", 1e-7)
 
 
 def linear_run(setting, random):
@@ -94,7 +92,7 @@ def linear_run(setting, random):
     found = normal_debiased(products.sum(axis=0), units, setup)
     yield "debiased", found.params[1:], np.sqrt(np.diag(found.cov))[1:], beta, beta != 0.0
     path = normal_path(products[0], units, setup)
-    S = path.selected[choose(score_path(path, setting.n // 2), "bic")]
+    S = path.selected[choose_fit(score_path(path, setting.n // 2), "bic")]
     refit = normal_refit(products[1], units, S, [str(j) for j in range(setting.p)])
     # The best prediction from the selected columns, which is beta where no active one was left out.
     target = np.linalg.solve(Sigma[np.ix_(S, S)], Sigma[S] @ beta)

@@ -16,9 +16,9 @@ from noisy_admm import noisy_admm
 from selection_simulation import FAMILIES, judge
 
 import fedstat as fs
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.privacy.gaussian import mu_of
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.penalized.penalties import Penalty
+from fedstat.privacy.gaussian_dp import mu_of
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vglm_noise.csv"
 N, CLIP, LAMBDAS, ROUNDS, DELTA = 1_000, 3.0, 10, 20, 1e-6

@@ -31,15 +31,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import ModelError
-from fedstat.inference.selection.criteria import bic, profiled
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.penalised.gram import GramSolver
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.path import lambda_grid, lambda_max
-from fedstat.kernels.penalised.penalties import Penalty, Terms
-from fedstat.models.vglm.admm.steps import nearest
-from fedstat.models.vglm.response.distributions import POINTS
-from fedstat.privacy.gaussian import GaussianAccount, epsilon_of
+from fedstat.inference.likelihood import bic, profile_deviance
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.penalized.coordinate_descent import GramSolver
+from fedstat.kernels.penalized.path import lambda_grid, lambda_max
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms
+from fedstat.models.vglm.distributions import POINTS
+from fedstat.models.vglm.steps import nearest
+from fedstat.privacy.gaussian_dp import GaussianAccount, epsilon_of
 from fedstat.typing import Floats
 
 TIGHT = 1e-10
@@ -89,14 +88,14 @@ class _Client:
 
     Z: Floats
     G: Floats
-    groups: Groups
+    groups: CoefficientGroups
     theta: Floats
 
     @classmethod
     def of(cls, X: Floats) -> _Client:
         """Standardise columns (n, p_k)."""
         Z = np.ascontiguousarray((X - X.mean(axis=0)) / X.std(axis=0))
-        return cls(Z, Z.T @ Z / len(Z), Groups.single(Z.shape[1]), np.zeros(Z.shape[1]))
+        return cls(Z, Z.T @ Z / len(Z), CoefficientGroups.single(Z.shape[1]), np.zeros(Z.shape[1]))
 
     def lasso(self, penalty: Penalty, lam: float, first: bool) -> Terms:
         """Put the tangents of the penalty in its place: at zero, or at the present coefficients."""
@@ -164,7 +163,7 @@ class _Sharing:
         """Return BIC of intercepts (L,) and coefficients (L, p), from predictors without noise."""
         n, Z = len(self.y), np.hstack([client.Z for client in self.clients])
         loss = np.array([POINTS[self.family](a[i] + Z @ b[i], self.y)[0] for i in range(len(a))])
-        minus_twice = profiled(2.0 * n * loss, n) if self.family == "Gaussian" else 2.0 * n * loss
+        minus_twice = profile_deviance(2.0 * n * loss, n) if self.family == "Gaussian" else 2.0 * n * loss
         return np.asarray(bic(minus_twice, 1.0 + np.count_nonzero(b, axis=1), n))
 
 

@@ -24,11 +24,10 @@ from pooled_path import glm_path
 
 import fedstat as fs
 from fedstat.errors import DisclosureWarning, EstimationError
-from fedstat.inference.selection.criteria import bic, ebic, profiled
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.inference.likelihood import bic, ebic, profile_deviance
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vglm_simulation.csv"
 FAMILIES = {"normal": sm.families.Gaussian(), "binomial": sm.families.Binomial()}
@@ -76,7 +75,7 @@ def pooled_paths(data, family, crossed=False):
     path = pooled_path(Z, y, family)
     minus_twice = 2.0 * len(y) * path.loss
     if family == "normal":
-        minus_twice = profiled(minus_twice, len(y))
+        minus_twice = profile_deviance(minus_twice, len(y))
     b = path.coefficients[:, 1:]
     df = 1.0 + np.count_nonzero(b, axis=1)
     scores = {
@@ -89,7 +88,7 @@ def pooled_paths(data, family, crossed=False):
 
 
 def pooled_path(Z, y, family, lambdas=None, penalty="scad"):
-    groups = replace(Groups.single(Z.shape[1]), weights=np.r_[0.0, np.ones(Z.shape[1] - 1)])
+    groups = replace(CoefficientGroups.single(Z.shape[1]), weights=np.r_[0.0, np.ones(Z.shape[1] - 1)])
     spec = DistributionSpec.of(FAMILIES[family])
     return glm_path(Rows(Z, y), spec, Penalty(penalty), groups, lambdas=lambdas, algorithm="lla")
 

@@ -9,9 +9,9 @@ from scipy.optimize import minimize_scalar
 from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import ConvergenceWarning, PolicyError
-from fedstat.federation.message import Ask, pack_ask
-from fedstat.models.vglm.admm.steps import nearest
-from fedstat.models.vglm.response.distributions import POINTS
+from fedstat.federation.message import Request, pack_request
+from fedstat.models.vglm.distributions import POINTS
+from fedstat.models.vglm.steps import nearest
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -61,9 +61,9 @@ def test_the_door_refuses_residuals_that_pick_entities():
     one = np.zeros(300)
     one[7] = 1.0
     for step in ("admm_largest", "admm_certify"):
-        ask = Ask("Registry", "vglm", step, {"residual": one}, model._session)
+        ask = Request("Registry", "vglm", step, {"residual": one}, model._session)
         with pytest.raises(PolicyError, match="belong to fewer"):
-            model.partition.sites["Registry"].answer(pack_ask(ask))
+            model.partition.sites["Registry"].answer(pack_request(ask))
 
 
 @pytest.mark.parametrize("response", ["normal", "binary"])

@@ -9,11 +9,10 @@ from noisy_admm import noisy_admm
 from pooled_path import glm_path
 
 from fedstat.errors import ModelError
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.privacy.gaussian import delta_of
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
+from fedstat.privacy.gaussian_dp import delta_of
 
 FAMILIES = {
     "Gaussian": sm.families.Gaussian(),
@@ -51,7 +50,7 @@ def test_without_noise_it_is_the_fit_of_pooled_rows(family):
     found = fit(blocks, y, family, lambdas=np.array([0.2, 0.1]), rounds=600, clip=50.0)
     X = np.hstack(blocks)
     Z = np.column_stack([np.ones(len(y)), (X - X.mean(axis=0)) / X.std(axis=0)])
-    groups = Groups.single(10, np.r_[0.0, np.ones(9)])
+    groups = CoefficientGroups.single(10, np.r_[0.0, np.ones(9)])
     spec, lambdas = DistributionSpec.of(FAMILIES[family]), unit * found.lambdas
     pooled = glm_path(Rows(Z, y), spec, Penalty("lasso"), groups, lambdas=lambdas, tol=1e-10)
     np.testing.assert_allclose(found.coefficients * X.std(axis=0), pooled.coefficients[:, 1:], atol=1e-5)

@@ -9,13 +9,12 @@ from pooled_path import glm_path
 from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import EstimationError
-from fedstat.federation.door.guards import ENTITIES_PER_EQUATION
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vglm.newton import fit as protocol
-from fedstat.models.vglm.newton import fold_models
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
+from fedstat.models.vglm import newton_fit as protocol
+from fedstat.models.vglm import path_following
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -32,7 +31,7 @@ def rows_of(response, names):
 
 
 def fit_rows(response, Z, y, penalty, lambdas):
-    groups = Groups.single(Z.shape[1], np.concatenate([[0.0], np.ones(Z.shape[1] - 1)]))
+    groups = CoefficientGroups.single(Z.shape[1], np.concatenate([[0.0], np.ones(Z.shape[1] - 1)]))
     spec = DistributionSpec.of(FAMILIES[response])
     return glm_path(
         Rows(np.ascontiguousarray(Z), y), spec, Penalty(penalty), groups, lambdas=lambdas, algorithm="lla"
@@ -72,13 +71,13 @@ def test_the_choice_is_about_that_of_refits_to_the_rows(response, penalty):
 
 
 def test_the_models_are_value_gradient_and_hessian_of_every_fold(monkeypatch):
-    models, original = [], fold_models.model_folds
+    models, original = [], path_following.model_folds
 
     def watched(*args):
         models.append((yield from original(*args)))
         return models[-1]
 
-    monkeypatch.setattr(fold_models, "model_folds", watched)
+    monkeypatch.setattr(path_following, "model_folds", watched)
     for response, family in FAMILIES.items():
         model = make_model(TABLES[response], family=family)
         result = model.fit(select="cv", folds=4, n_lambdas=10, random_state=7)
@@ -141,7 +140,7 @@ def test_weighted_grams_of_folds_count_as_those_of_all_entities():
     # Those of a fold rest on its entities alone, and the account says so.
     assert weighed["entities"].value_counts()[N // 4] >= 4 * 3
     few = make_model(make_table(120, 1, "binary"), family=FAMILIES["binary"])
-    assert few.layout.most_grams == 120 // (ENTITIES_PER_EQUATION * 13)
+    assert few.layout.most_grams == 120 // (MIN_ENTITIES_PER_EQUATION * 13)
     with pytest.raises(EstimationError, match="use fewer columns or folds"):
         few.fit(select="cv", folds=3)
     with pytest.raises(EstimationError, match="use 4 folds at most"):

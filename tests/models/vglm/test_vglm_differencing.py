@@ -8,8 +8,8 @@ import statsmodels.api as sm
 from vglm_study import make_model, make_table
 
 from fedstat.errors import PolicyError
-from fedstat.federation.door.differencing import entities_apart
-from fedstat.federation.message import Ask, pack_ask
+from fedstat.federation.disclosure.differencing import count_differing_entities
+from fedstat.federation.message import Request, pack_request
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -25,7 +25,7 @@ def asked():
     def put(step, site="Registry", text="", **arrays):
         arrays = {name: np.asarray(a) for name, a in arrays.items()}
         return model.partition.sites[site].answer(
-            pack_ask(Ask(site, "vglm", step, arrays, model._session, text))
+            pack_request(Request(site, "vglm", step, arrays, model._session, text))
         )
 
     return model, put
@@ -78,7 +78,7 @@ def test_the_fewest_entities_between_two_divisions():
             for c in (a, b)
         ]
         sizes = [len(one ^ other) for one in sets[0] for other in sets[1]]
-        assert entities_apart(a, b) == min([size for size in sizes if size] or [len(a) + 1])
+        assert count_differing_entities(a, b) == min([size for size in sizes if size] or [len(a) + 1])
 
 
 @pytest.mark.parametrize("family", [None, sm.families.Poisson()])

@@ -13,14 +13,11 @@ from statsmodels.genmod.families import links
 from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import DataWarning, EstimationError, ModelError
-from fedstat.federation.message import Ask, pack_ask, unpack_reply
-from fedstat.kernels.glm.distributions import DISTRIBUTIONS
-from fedstat.kernels.glm.likelihoods import GAMMA, NEARLY_PERFECT
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.federation.message import Request, pack_request, unpack_reply
+from fedstat.kernels.glm.distributions import DISTRIBUTIONS, GAMMA, NEARLY_PERFECT, DistributionSpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vglm.response import distributions as rf
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
+from fedstat.models.vglm import distributions as rf
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -101,7 +98,7 @@ def test_the_chosen_fit_is_the_optimum_of_pooled_rows(kind, penalty):
     result = model_of(kind, penalty=penalty).fit()
     Z, sd = standardised(kind, result.params.index[1:])
     chosen, lambdas = result.path.index.get_loc(result.lam), result.path.index.to_numpy()
-    groups = Groups.single(Z.shape[1], np.concatenate([[0.0], np.ones(Z.shape[1] - 1)]))
+    groups = CoefficientGroups.single(Z.shape[1], np.concatenate([[0.0], np.ones(Z.shape[1] - 1)]))
     rows, spec = Rows(Z, TABLES[kind]["y"].to_numpy()), DistributionSpec.of(FAMILIES[kind])
     pooled = glm_path(rows, spec, Penalty(penalty), groups, lambdas=lambdas[: chosen + 1], tol=1e-10)
     np.testing.assert_allclose(result.params[1:] * sd, pooled.coefficients[-1, 1:], atol=1e-6)
@@ -178,7 +175,7 @@ def test_a_step_that_leaves_the_domain_is_shortened(monkeypatch):
         outside.append(found[0] >= rf.OUTSIDE)
         return found
 
-    monkeypatch.setattr("fedstat.models.vglm.response.steps.respond_at", watched)
+    monkeypatch.setattr("fedstat.models.vglm.steps.respond_at", watched)
     result = model_of("gamma", table).fit(lam=0.0)
     assert any(outside)
     X = sm.add_constant(pooled_columns(table, result.params.index[1:]))
@@ -195,8 +192,8 @@ def test_the_holder_answers_outside_of_the_domain_without_a_number_per_entity(ki
     site, eta = model.partition.sites["Bank"], np.full(400, model.distribution.link_entry.sign)
     for wrong in (0.0, -eta[0]):
         eta[5] = wrong
-        ask = Ask("Bank", "vglm", "respond", {"eta": eta}, model._session, "")
-        arrays = unpack_reply(site.answer(pack_ask(ask))).arrays
+        ask = Request("Bank", "vglm", "respond", {"eta": eta}, model._session, "")
+        arrays = unpack_reply(site.answer(pack_request(ask))).arrays
         assert arrays["loss"] == rf.OUTSIDE
         assert set(arrays) == {"loss", "sums"} and not arrays["sums"].any()
 
@@ -210,7 +207,7 @@ def test_cross_validation_is_about_that_of_refits(kind):
     code = np.random.default_rng(3).permutation(np.arange(800) % 4)
     Z, _ = standardised(kind, result.params.index[1:], table)
     y, lambdas = table["y"].to_numpy(), result.path.index.to_numpy()
-    groups = Groups.single(Z.shape[1], np.concatenate([[0.0], np.ones(Z.shape[1] - 1)]))
+    groups = CoefficientGroups.single(Z.shape[1], np.concatenate([[0.0], np.ones(Z.shape[1] - 1)]))
     chosen, deviances = result.path.index.get_loc(result.lam), []
     for fold in range(4):
         here = code == fold

@@ -22,18 +22,16 @@ from fedstat.errors import (
     NotAvailableError,
     PolicyError,
 )
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import pack_ask
-from fedstat.federation.rounds.products import Conversation
-from fedstat.kernels.penalised.gram import gram_path
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vertical.likelihood import Standard
-from fedstat.models.vglm.em import laws
-from fedstat.models.vglm.em import solver as em_solver
-from fedstat.models.vglm.em.blocks import blocks_path, refit_blocks
-from fedstat.models.vglm.em.laws import IndependentBlocks
-from fedstat.models.vglm.path.setup import Setup
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import pack_request
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.kernels.penalized.coordinate_descent import gram_path
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
+from fedstat.models.vertical.likelihood import StandardizedMoments
+from fedstat.models.vglm import em_models, em_solver
+from fedstat.models.vglm.em_fit import blocks_path, refit_blocks
+from fedstat.models.vglm.em_models import IndependentBlocksModel
+from fedstat.models.vglm.path_setup import PathSetup
 
 TABLE = make_table(n=400, seed=5)
 BLOCK = {name: [c for c in own if c != "y"] for name, own in COLUMNS.items()}
@@ -59,7 +57,7 @@ def model_of(table=MISSING, **options):
 
 
 def setup_of(penalty, lambdas, p=12, algorithm="lla"):
-    return Setup(Penalty(penalty), Groups.single(p), 0.0, lambdas, 20, 1e-2, algorithm, 1e-7)
+    return PathSetup(Penalty(penalty), CoefficientGroups.single(p), 0.0, lambdas, 20, 1e-2, algorithm, 1e-7)
 
 
 class RowwiseEM:
@@ -105,7 +103,7 @@ class RowwiseEM:
         mean = S[0, 1:] / n
         C = S[1:, 1:] / n - np.outer(mean, mean)
         G, c = C[:-1, :-1], C[:-1, -1]
-        groups = Groups.single(len(c))
+        groups = CoefficientGroups.single(len(c))
         fit = gram_path(G, c, penalty, groups, lambdas=np.array([lam]), algorithm="descent", tol=1e-13)
         beta, before = fit.coefficients[0], np.append(self.beta, self.s2)
         mask = block_diag(*[np.ones((p, p)) for p in self.sizes])
@@ -216,7 +214,7 @@ def test_it_is_the_limit_of_penalised_em_over_rows(penalty, place):
 @pytest.mark.parametrize(("penalty", "wrong"), [("lasso", 1.0), ("mcp", 1.0), ("lasso", 0.3)])
 def test_no_step_lowers_the_objective(penalty, wrong, monkeypatch):
     """Not even steps that are three times too long; with the right Hessian there are few."""
-    points, original = [], laws.evaluate
+    points, original = [], em_models.evaluate
     reduce = em_solver.BlockSolver._reduce
 
     def shorter(solver, at, s2):
@@ -228,17 +226,17 @@ def test_no_step_lowers_the_objective(penalty, wrong, monkeypatch):
         points.append((point.log_s2, at.log_likelihood, point.beta))
         return at
 
-    monkeypatch.setattr(laws, "evaluate", recorded)
+    monkeypatch.setattr(em_models, "evaluate", recorded)
     monkeypatch.setattr(em_solver.BlockSolver, "_reduce", shorter)
     moments = moments_of(MISSING)
     n, rises = moments.nobs, 0
     for lam in (0.02, 0.1):
         points.clear()
         blocks_path(
-            IndependentBlocks(Standard(moments)),
+            IndependentBlocksModel(StandardizedMoments(moments)),
             setup_of(penalty, np.array([lam * moments.scale[-1]]), 12, "descent"),
         )
-        terms, before = Penalty(penalty).at(lam, Groups.single(12)), None
+        terms, before = Penalty(penalty).at(lam, CoefficientGroups.single(12)), None
         for log_s2, llf, beta in points[[np.any(b) for _, _, b in points].index(True) :]:
             value = llf - n * terms.value(beta) / np.exp(log_s2)
             if before is not None and before[0] == log_s2:
@@ -270,13 +268,13 @@ def test_the_refit_is_vfem_of_the_selected_columns():
     result = model_of(penalty="lasso").fit(select="bic")
     names = result.refit.params.index[1:]
     assert 0 < len(names) < 12
-    standard = Standard(moments_of(MISSING))
-    found, explained = refit_blocks(IndependentBlocks(standard), np.isin(standard.moments.names, names))
+    standard = StandardizedMoments(moments_of(MISSING))
+    found, explained = refit_blocks(IndependentBlocksModel(standard), np.isin(standard.moments.names, names))
     assert result.refit.params.to_numpy() == pytest.approx(found.params, rel=1e-6)
     plain = [name for name in names if "[" not in name]
     formula = "y ~ " + " + ".join(plain)
     smaller = fs.VFEMRegression.from_formula(formula, model_of().partition, between="independent").fit()
-    chosen, _ = refit_blocks(IndependentBlocks(standard), np.isin(standard.moments.names, plain))
+    chosen, _ = refit_blocks(IndependentBlocksModel(standard), np.isin(standard.moments.names, plain))
     np.testing.assert_allclose(chosen.params, smaller.params, rtol=1e-6)
     np.testing.assert_allclose(np.sqrt(np.diag(chosen.cov)), smaller.bse, rtol=1e-6)
     assert chosen.llf == pytest.approx(smaller.llf, rel=1e-9)
@@ -363,7 +361,9 @@ def test_a_site_refuses_small_patterns_and_wrong_codes(step):
 
     def told(code, **more):
         arrays = {"code": np.asarray(code, dtype=np.int64), "groups": np.array(2), **more}
-        door.answer(pack_ask(Conversation("vglm", model._session, None).ask(site, step, **arrays)))
+        door.answer(
+            pack_request(SecureProductSession("vglm", model._session, None).ask(site, step, **arrays))
+        )
 
     rows = {"rows": layout.rows[site]} if step == "sum_with_response" else {}
     with pytest.raises(PolicyError, match="minimum count"):
@@ -423,7 +423,7 @@ def test_selection_errs_less_than_on_complete_cases():
             X[rng.random(400) < 1.0 / (1.0 + np.exp(0.5 - slope * y)), k : k + 4] = np.nan
         moments = moments_of_arrays(X, y, (4, 4, 4))
         for name, use in (("em", moments), ("complete", complete(moments))):
-            path = blocks_path(IndependentBlocks(Standard(use)), setup).path
+            path = blocks_path(IndependentBlocksModel(StandardizedMoments(use)), setup).path
             df = np.count_nonzero(path.coefficients, axis=1)
             b = path.coefficients[np.argmin(use.nobs * np.log(path.loss) + df * np.log(use.nobs))]
             errors[name].append(np.sqrt(np.mean((b - beta) ** 2)))

@@ -10,13 +10,13 @@ from test_vglm_em import MISSING, SIZES, RowwiseEM, model_of, moments_of
 
 import fedstat as fs
 from fedstat.errors import AssumptionWarning, ModelError
-from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vertical.law.derivatives import Moves
-from fedstat.models.vertical.law.fit import climb, without_effects
-from fedstat.models.vertical.law.pairs import edges_between
-from fedstat.models.vertical.likelihood import Standard
-from fedstat.models.vglm.em.blocks import refit_law
-from fedstat.models.vglm.em.laws import FreeColumns
+from fedstat.kernels.penalized.penalties import Penalty
+from fedstat.models.vertical.joint_normal.fit import maximize_joint_normal, without_effects
+from fedstat.models.vertical.joint_normal.likelihood import FreeParameters
+from fedstat.models.vertical.joint_normal.sparse_pairs import edges_between
+from fedstat.models.vertical.likelihood import StandardizedMoments
+from fedstat.models.vglm.em_fit import refit_joint_normal
+from fedstat.models.vglm.em_models import FreeCovarianceModel
 
 
 def free(**options):
@@ -56,10 +56,10 @@ def test_without_a_penalty_it_is_vfem_of_the_same_law():
 
 
 def test_the_refit_keeps_all_columns_in_their_law():
-    standard = Standard(moments_of(MISSING))
-    law = FreeColumns.of(standard, edges_between(standard.moments, "free"))
+    standard = StandardizedMoments(moments_of(MISSING))
+    law = FreeCovarianceModel.of(standard, edges_between(standard.moments, "free"))
     support = np.arange(12) % 3 == 0
-    refit, _ = refit_law(law.whole, support)
+    refit, _ = refit_joint_normal(law.whole, support)
     assert refit.llf == pytest.approx(without_effects(law.whole, support).log_likelihood, rel=1e-10)
     # A profile of the likelihood: it falls by half a unit at one standard error, but for the third order.
     x = law.whole.moments
@@ -79,7 +79,9 @@ def profile(law, support, column, value):
     start = without_effects(law.whole, support).point
     beta = start.beta.copy()
     beta[column] = value
-    found = climb(law.whole.moments, replace(start, beta=beta), Moves(law.edges, others), 1e-9, 200)
+    found = maximize_joint_normal(
+        law.whole.moments, replace(start, beta=beta), FreeParameters(law.edges, others), 1e-9, 200
+    )
     return law.whole.log_likelihood + found.joint - law.whole.joint
 
 

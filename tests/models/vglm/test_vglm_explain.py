@@ -11,7 +11,7 @@ from test_vglm_em import MISSING
 from vglm_study import COLUMNS, make_model, make_table
 
 import fedstat as fs
-from fedstat.federation.door.owner.policy import Policy
+from fedstat.federation.disclosure.policy import Policy
 
 FAMILY = {"normal": None, "binary": sm.families.Binomial()}
 TABLES = {kind: make_table(n=420, seed=4, response=kind) for kind in FAMILY}

@@ -11,12 +11,11 @@ from pooled_path import glm_path
 from vglm_study import COLUMNS, make_model, make_table, pooled_columns
 
 from fedstat.errors import EstimationError, MessageError, ModelError, NotAvailableError, PolicyError
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.federation.message import Ask, pack_ask
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.message import Request, pack_request
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -32,7 +31,7 @@ def pooled_path(response, names, penalty, **options):
     table = TABLES[response]
     X = pooled_columns(table, names)
     Z = np.column_stack([np.ones(len(X)), (X - X.mean(axis=0)) / X.std(axis=0)])
-    groups = Groups.single(len(names) + 1, np.concatenate([[0.0], np.ones(len(names))]))
+    groups = CoefficientGroups.single(len(names) + 1, np.concatenate([[0.0], np.ones(len(names))]))
     rows = Rows(Z, table["y"].to_numpy())
     return glm_path(rows, DistributionSpec.of(FAMILIES[response]), penalty, groups, **options), X.std(axis=0)
 
@@ -138,7 +137,7 @@ def staged_site():
 
     def put(step, text="", **arrays):
         arrays = {name: np.asarray(a) for name, a in arrays.items()}
-        return site.answer(pack_ask(Ask("Registry", "vglm", step, arrays, model._session, text)))
+        return site.answer(pack_request(Request("Registry", "vglm", step, arrays, model._session, text)))
 
     return model, put
 

@@ -13,14 +13,12 @@ from vglm_study import make_model, make_table, pooled_columns
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.inference.selection.debiased import debias
-from fedstat.inference.selection.multiple_splits import aggregate_splits
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.inference.post_selection import aggregate_splits, debias
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.gram import gram_path
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.nodewise import INFLATION, relaxed_inverse
-from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.kernels.penalized.coordinate_descent import gram_path
+from fedstat.kernels.penalized.nodewise import INFLATION, relaxed_inverse
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 from fedstat.models.vglm import results as results_module
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
@@ -73,7 +71,12 @@ def test_a_row_of_the_relaxed_inverse_is_the_lasso_of_a_column_on_the_others():
         a = Theta[j] / Theta[j, j]
         lam = np.array([lambdas[j]])
         lasso = gram_path(
-            R[np.ix_(others, others)], R[others, j], LASSO, Groups.single(7), lambdas=lam, tol=1e-10
+            R[np.ix_(others, others)],
+            R[others, j],
+            LASSO,
+            CoefficientGroups.single(7),
+            lambdas=lam,
+            tol=1e-10,
         )
         np.testing.assert_allclose(-a[others], lasso.coefficients[0], atol=1e-5)
         assert Theta[j] @ R[:, j] == pytest.approx(1.0, abs=1e-9)
@@ -90,7 +93,9 @@ def test_less_bias_is_bought_for_a_quarter_of_the_standard_error():
     for j in np.flatnonzero(lambdas > 0.0):
         others, taus = np.arange(8) != j, []
         grid = np.abs(R[others, j]).max() * 1e-3 ** (np.arange(400) / 399)
-        path = gram_path(R[np.ix_(others, others)], R[others, j], LASSO, Groups.single(7), lambdas=grid)
+        path = gram_path(
+            R[np.ix_(others, others)], R[others, j], LASSO, CoefficientGroups.single(7), lambdas=grid
+        )
         for gamma in path.coefficients:
             a = np.insert(-gamma, j, 1.0)
             q, variance = R @ a, a @ R @ a
@@ -134,7 +139,7 @@ def test_debiased_estimates_are_the_formula_over_the_rows(penalty, monkeypatch):
     Z, scale = correlations(table, names)
     y = (table["y"] - table["y"].mean()).to_numpy()
     Sigma, c = Z.T @ Z / n, Z.T @ y / n
-    path = gram_path(Sigma, c, LASSO, Groups.single(12), tol=1e-10)
+    path = gram_path(Sigma, c, LASSO, CoefficientGroups.single(12), tol=1e-10)
     rss = ((y[:, None] - Z @ path.coefficients.T) ** 2).sum(axis=0)
     aic = n * np.log(rss / n) + 2.0 * np.count_nonzero(path.coefficients, axis=1)
     b, M = path.coefficients[np.argmin(aic)], relaxed_inverse(Sigma, n)[0]
@@ -161,7 +166,7 @@ def test_debiased_estimates_of_other_families_are_the_formula_over_the_rows(resp
     names, n = list(result.params.index[1:]), len(table)
     Z, scale = correlations(table, names)
     Z, y = np.column_stack([np.ones(n), Z]), table["y"].to_numpy()
-    groups = Groups.single(13, np.concatenate([[0.0], np.ones(12)]))
+    groups = CoefficientGroups.single(13, np.concatenate([[0.0], np.ones(12)]))
     lambdas = np.array([found.lam])
     spec = DistributionSpec.of(family)
     b = glm_path(Rows(Z, y), spec, LASSO, groups, lambdas=lambdas, tol=1e-11).coefficients[0]

@@ -9,11 +9,10 @@ from vglm_study import COLUMNS, NAMES, make_model, make_partition, make_table, p
 
 import fedstat as fs
 from fedstat.errors import DataWarning, EstimationError, ModelError, PolicyError
-from fedstat.federation.door.owner.policy import Policy
-from fedstat.kernels.penalised.gram import gram_path
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.penalties import Penalty
-from fedstat.models.vglm.path.criteria import first_smallest
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.kernels.penalized.coordinate_descent import gram_path
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
+from fedstat.models.vglm.path import first_smallest
 
 TABLE = make_table()
 PENALTIES = [("lasso", {}), ("elastic_net", {"alpha": 0.5}), ("scad", {}), ("mcp", {"a": 2.5})]
@@ -49,7 +48,7 @@ def test_the_path_is_that_of_pooled_rows(penalty, options, algorithm):
         Z.T @ Z / len(Z),
         Z.T @ y / len(Z),
         Penalty(penalty, **options),
-        Groups.single(len(names)),
+        CoefficientGroups.single(len(names)),
         size=12,
         algorithm=algorithm,
     )
@@ -133,7 +132,7 @@ def test_adaptive_weights_are_those_of_least_squares():
     names = list(result.params.index[1:])
     Z, y, scale = standardise(TABLE, names)
     G, c = Z.T @ Z / len(Z), Z.T @ y / len(Z)
-    groups = Groups.single(len(names), 1.0 / np.abs(np.linalg.solve(G, c)))
+    groups = CoefficientGroups.single(len(names), 1.0 / np.abs(np.linalg.solve(G, c)))
     pooled = gram_path(G, c, Penalty("lasso"), groups, lambdas=result.path.index.to_numpy())
     np.testing.assert_allclose(result.path_params.iloc[:, 1:] * scale, pooled.coefficients, atol=1e-5)
 
@@ -147,7 +146,11 @@ def test_cross_validation_is_that_of_rows():
     for fold in range(4):
         Z, c, scale = standardise(TABLE[code != fold], names)
         fit = gram_path(
-            Z.T @ Z / len(Z), Z.T @ c / len(Z), Penalty("lasso"), Groups.single(12), lambdas=lambdas
+            Z.T @ Z / len(Z),
+            Z.T @ c / len(Z),
+            Penalty("lasso"),
+            CoefficientGroups.single(12),
+            lambdas=lambdas,
         )
         beta = fit.coefficients / scale
         a = y[code != fold].mean() - beta @ X[code != fold].mean(axis=0)

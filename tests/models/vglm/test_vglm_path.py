@@ -11,7 +11,7 @@ from penalty_values import slope
 from vglm_study import make_model, make_table, pooled_columns
 
 import fedstat as fs
-from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.kernels.penalized.penalties import Penalty
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 

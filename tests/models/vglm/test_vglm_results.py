@@ -11,8 +11,8 @@ from vglm_study import COLUMNS, make_model, make_partition, make_table, pooled_c
 
 import fedstat as fs
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.models.vglm.report.after_selection import APART_CALLED, APART_MISSED, MISSED
-from fedstat.models.vglm.report.plots import PALE
+from fedstat.models.vglm.plots import FAINT
+from fedstat.models.vglm.results import APART_CALLED, APART_MISSED, MISSED
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -102,7 +102,7 @@ def test_a_path_is_drawn_with_names_counts_and_the_choice(lasso, width):
         np.testing.assert_allclose(line.get_ydata(), values * one, rtol=1e-8, err_msg=name)
     assert ax.get_ylabel().replace("\n", " ") == "coefficient per standard deviation"
     selected = lasso.params.index[1:][lasso.params.iloc[1:] != 0.0]
-    assert {line.get_alpha() for line in lines} == {1.0, PALE}
+    assert {line.get_alpha() for line in lines} == {1.0, FAINT}
     assert [line.get_alpha() == 1.0 for line in lines] == [n in selected for n in lasso.params.index[1:]]
     texts = [text.get_text() for text in ax.texts]
     assert set(selected) <= set(texts)

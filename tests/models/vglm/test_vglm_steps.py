@@ -12,10 +12,9 @@ from test_vglm_em import model_of as blocks_model
 from vglm_study import make_model, make_table, pooled_columns
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.kernels.penalised.groups import Groups
-from fedstat.kernels.penalised.penalties import Penalty
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -43,7 +42,7 @@ def by_hand(response, names, penalty, lam, number):
     data, spec, given = Rows(Z, y), DistributionSpec.of(FAMILIES[response]), {"lambdas": np.array([lam])}
     for _ in range(number):
         slopes = [slope(Penalty(penalty), lam, abs(t)) / lam for t in b[1:]]
-        groups = Groups.single(len(b), np.r_[0.0, slopes])
+        groups = CoefficientGroups.single(len(b), np.r_[0.0, slopes])
         b = glm_path(data, spec, Penalty("lasso"), groups, tol=1e-11, **given).coefficients[0]
     return b
 
@@ -132,7 +131,7 @@ def test_folds_start_from_estimates_of_their_own(response):
         Z = np.column_stack([np.ones(len(y)), (X - X[~here].mean(axis=0)) / scale])
         start = sm.GLM(y[~here], Z[~here], family=family).fit(tol=1e-14).params
         slopes = [slope(Penalty("scad"), result.lam, abs(t)) / result.lam for t in start[1:]]
-        groups = Groups.single(len(start), np.r_[0.0, slopes])
+        groups = CoefficientGroups.single(len(start), np.r_[0.0, slopes])
         rows, spec = Rows(Z[~here], y[~here]), DistributionSpec.of(family)
         given = {"lambdas": np.array([result.lam]), "tol": 1e-10}
         b = glm_path(rows, spec, Penalty("lasso"), groups, **given).coefficients[0]

@@ -1,1 +1,1 @@
-"""Formula text -> a checked tree of terms; no data is seen."""
+"""Formulas: from text to a checked syntax tree of terms; no data is read."""

@@ -1,4 +1,4 @@
-"""Formula text -> a plain specification of what each institution contributes; no data is seen."""
+"""From the text of a formula to the terms that each site contributes; no data is read."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from fedstat.errors import FormulaError
-from fedstat.federation.design.formula.conversion import refuse
-from fedstat.federation.design.formula.expression import parse_expression
+from fedstat.federation.design.formula.expression import parse_expression, refuse_formula
+from fedstat.federation.design.formula.syntax_tree import Counts, Expression, Transform, Tree, is_written
 from fedstat.federation.design.formula.terms import (
     RightSide,
     Term,
@@ -17,14 +17,13 @@ from fedstat.federation.design.formula.terms import (
     term_columns,
     term_text,
 )
-from fedstat.federation.design.formula.tree import Counts, Expression, Transform, Tree, is_written
 
 FEW = 12
 """Columns that are listed where a name is none of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClientTerms:
+class SiteTerms:
     """What one institution contributes to the right side; its name is empty where all hold the same columns.
 
     Main effects come first, then by degree, else in the order written; each is formula text again, for
@@ -53,7 +52,7 @@ class Formula:
     response_client: str | None
     response_columns: tuple[str, ...]
     intercept: bool
-    clients: tuple[ClientTerms, ...]
+    clients: tuple[SiteTerms, ...]
     offsets: tuple[str, ...] = ()
     offset_columns: tuple[str, ...] = ()
 
@@ -91,7 +90,7 @@ def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str]
       ``x - x`` or a ``.`` without columns, is refused.
 
     Columns in `extra` may be named, but ``.`` does not stand for them, such as the name of the site. There is
-    one `ClientTerms`, whose institution is empty (without terms for an intercept alone), and no
+    one `SiteTerms`, whose institution is empty (without terms for an intercept alone), and no
     `response_client`.
     """
     own = [name for name in columns if name not in extra]
@@ -149,7 +148,7 @@ def _parse(text: str, holdings: _Holdings, *, pooled: bool, extra: Sequence[str]
     left, right = split_sides(text)
     response = parse_expression(left, response=True)
     if isinstance(response.tree, Counts) and not pooled:
-        raise refuse("cbind(...)", left, "the response of this model is one column")
+        raise refuse_formula("cbind(...)", left, "the response of this model is one column")
     response_client = _response_client(response, holdings)
     dot = [name for name in holdings.owner if name not in response.columns and name not in extra]
     right_side = parse_terms(right, dot, offsets=pooled)
@@ -165,7 +164,7 @@ def _parse(text: str, holdings: _Holdings, *, pooled: bool, extra: Sequence[str]
         response_client=response_client or None,
         response_columns=response.columns,
         intercept=right_side.intercept,
-        clients=clients or (ClientTerms("", (), ()),),
+        clients=clients or (SiteTerms("", (), ()),),
         offsets=tuple(offset.text for offset in right_side.offsets),
         offset_columns=offset_columns,
     )
@@ -222,7 +221,7 @@ def _require_other_columns(right: RightSide, response: Expression) -> None:
             )
 
 
-def _by_client(terms: Sequence[Term], holdings: _Holdings) -> Iterator[ClientTerms]:
+def _by_client(terms: Sequence[Term], holdings: _Holdings) -> Iterator[SiteTerms]:
     mine: dict[str, list[Term]] = {client: [] for client in holdings.columns}
     for term in terms:
         used = term_columns(term)
@@ -239,7 +238,7 @@ def _by_client(terms: Sequence[Term], holdings: _Holdings) -> Iterator[ClientTer
         if held:
             _require_distinct_labels(held, client)
             names = dict.fromkeys(name for term in held for name in term_columns(term))
-            yield ClientTerms(client, tuple(map(term_text, held)), tuple(names))
+            yield SiteTerms(client, tuple(map(term_text, held)), tuple(names))
 
 
 def _require_distinct_labels(terms: Sequence[Term], client: str) -> None:

@@ -1,4 +1,4 @@
-"""The algebra of terms: ``a*b - c + (d + e)^2`` -> an ordered list of products of factors.
+"""The algebra of terms: ``a*b - c + (d + e)^2`` becomes an ordered list of products of factors.
 
 The operators and their precedence are those of R and formulaic: ``^`` before ``:`` before ``*`` before
 ``+`` and ``-``. Factors are checked as they are read (`formula_expression`).
@@ -13,9 +13,13 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from fedstat.errors import FormulaError
-from fedstat.federation.design.formula.conversion import refuse
-from fedstat.federation.design.formula.expression import name_expression, parse_expression, parse_offset
-from fedstat.federation.design.formula.tree import MAX_EXPONENT, PLACES, Expression
+from fedstat.federation.design.formula.expression import (
+    name_expression,
+    parse_expression,
+    parse_offset,
+    refuse_formula,
+)
+from fedstat.federation.design.formula.syntax_tree import MAX_EXPONENT, PLACES, Expression
 
 MAX_FORMULA = 50_000
 MAX_NESTING = 50
@@ -62,7 +66,7 @@ def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) ->
     tokens = _tokens(text)
     for token in tokens:
         if token.kind == "offset" and not offsets:
-            raise refuse("an offset", token.text, "this model has none")
+            raise refuse_formula("an offset", token.text, "this model has none")
     return _TermsReader(text, tokens, dot).read()
 
 
@@ -96,7 +100,7 @@ def split_sides(text: object, *, response: bool = True) -> tuple[str, str]:
         )
     left, right = text[: bare.index("~")].strip(), text[bare.index("~") + 1 :].strip()
     if left and not response:
-        raise refuse("a left side", left, "this model has no response: write '~ .' or '~ a + b'")
+        raise refuse_formula("a left side", left, "this model has no response: write '~ .' or '~ a + b'")
     if (response and not left) or not right:
         side = "left side (the response)" if response and not left else "right side (the terms)"
         raise FormulaError(f"formula: the {side} is empty; write for instance {_example(response)}.")
@@ -121,7 +125,7 @@ def _tokens(text: str) -> list[_Token]:
         match = _TOKEN.match(text, position)
         if match is None:
             rest = text[position:].lstrip()
-            raise refuse(f"{rest[0]!r}", rest, _OPERATORS)
+            raise refuse_formula(f"{rest[0]!r}", rest, _OPERATORS)
         kind, token, position = str(match.lastgroup), match[0].lstrip(), match.end()
         if kind in ("call", "offset"):
             end = _closing(text, position)
@@ -138,8 +142,8 @@ def _closing(text: str, start: int) -> int:
         if depth == 0:
             return match.end()
         if depth > MAX_NESTING:
-            raise refuse(f"nesting deeper than {MAX_NESTING}", text[start:])
-    raise refuse("a parenthesis that is not closed", text[start - 1 :], "close it")
+            raise refuse_formula(f"nesting deeper than {MAX_NESTING}", text[start:])
+    raise refuse_formula("a parenthesis that is not closed", text[start - 1 :], "close it")
 
 
 @dataclass(slots=True)
@@ -203,7 +207,7 @@ class _TermsReader:
     def _number(self, plus: bool) -> None:
         number = self._take().text
         if number not in ("0", "1") or not self._is_summand():
-            raise refuse(
+            raise refuse_formula(
                 f"the number {number}",
                 self.text,
                 "1 and 0 stand for an intercept and for none, outside parentheses; "
@@ -221,11 +225,11 @@ class _TermsReader:
             raise self._misplaced(call)
         offset = parse_offset(call)
         if offset.text in [other.text for other in self.offsets]:
-            raise refuse("the same offset twice", call, "write offset(2 * x) if twice x is meant")
+            raise refuse_formula("the same offset twice", call, "write offset(2 * x) if twice x is meant")
         self.offsets.append(offset)
 
     def _misplaced(self, offset: str) -> FormulaError:
-        return refuse("an offset at this place", offset, PLACES["offset"])
+        return refuse_formula("an offset at this place", offset, PLACES["offset"])
 
     def _product(self) -> TermSet:
         terms = self._interaction()
@@ -249,7 +253,7 @@ class _TermsReader:
             self._take()
             token = self._take()
             if token.kind != "number" or not 1 <= int(token.text[:9]) <= MAX_EXPONENT:
-                raise refuse(
+                raise refuse_formula(
                     f"the exponent {token.text}", self.text, f"expected a number from 1 to {MAX_EXPONENT}"
                 )
             # (a + b)^2 is (a + b) * (a + b), in which a:a is a.
@@ -259,7 +263,9 @@ class _TermsReader:
 
     def _cross(self, left: TermSet, right: TermSet) -> TermSet:
         if len(left) * len(right) > MAX_TERMS:
-            raise refuse(f"a product of {len(left):,} by {len(right):,} terms", self.text, "use fewer")
+            raise refuse_formula(
+                f"a product of {len(left):,} by {len(right):,} terms", self.text, "use fewer"
+            )
         terms: TermSet = {}
         for a, b in product(left.values(), right.values()):
             term = tuple({factor.text: factor for factor in a + b}.values())
@@ -289,7 +295,7 @@ class _TermsReader:
         self._take()
         self.depth += 1
         if self.depth > MAX_NESTING:
-            raise refuse(f"nesting deeper than {MAX_NESTING}", self.text)
+            raise refuse_formula(f"nesting deeper than {MAX_NESTING}", self.text)
         terms = self._sum()
         if not self._peek(")"):
             raise self._unexpected()
@@ -298,7 +304,7 @@ class _TermsReader:
         return terms
 
     def _unexpected(self) -> FormulaError:
-        return refuse(f"{self._token().text} at this place", self.text, _OPERATORS)
+        return refuse_formula(f"{self._token().text} at this place", self.text, _OPERATORS)
 
 
 def _union(terms: TermSet, more: TermSet) -> TermSet:

@@ -1,1 +1,1 @@
-"""Learners, their columns and sums, and the path of boosting."""
+"""Base learners, their sums, and the paths of boosting."""

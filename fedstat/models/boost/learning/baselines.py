@@ -1,4 +1,4 @@
-"""Paths of the publication's baselines: every site fits the learners to its own rows, and fits are averaged.
+"""Published baselines: each site boosts on its own rows, and the paths are aggregated.
 
 At every step a site fits each learner to what is left at its own rows, by its own smoothing parameter. What
 all move by is the average of these fits by rows ("average"), or least squares on them with their information
@@ -17,10 +17,16 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.kernels.boosting.reinsch import demmler_reinsch
+from fedstat.kernels.boosting import demmler_reinsch
 from fedstat.models.boost.learning.boosting import AGGREGATIONS, Aggregation, Boosting, BoostPath
 from fedstat.models.boost.learning.moments import CurveMoments, CurveSums
-from fedstat.models.boost.learning.ready import BoostDesign, PenaltyKind, Ready, make_ready, wanted_df
+from fedstat.models.boost.learning.prepared_learners import (
+    BoostDesign,
+    PenaltyKind,
+    PreparedLearners,
+    prepare_learners,
+    target_df,
+)
 from fedstat.models.checks import check_choice
 from fedstat.typing import Floats
 
@@ -32,7 +38,7 @@ class SiteBoosting(Boosting):
     own: Annotated[tuple[CurveMoments, ...], "s"] = ()
     names: Annotated[tuple[str, ...], "s"] = ()
 
-    def over(self, folds: Any, steps: int, test: Any = None) -> tuple[Ready, BoostPath]:
+    def over(self, folds: Any, steps: int, test: Any = None) -> tuple[PreparedLearners, BoostPath]:
         """Follow a path over some folds, (F,) bool; its offset is their mean over all sites."""
         sums = self.even.over(folds)
         offset = sums.mean
@@ -40,7 +46,7 @@ class SiteBoosting(Boosting):
         parts = [one.over(folds).about(offset, self.basis) for one in self.own]
         other = None if test is None else self.even.over(test).about(offset, self.basis)
         fits = LearnersAtSites.of(self, centred, parts)
-        ready = make_ready(centred, self.design, self.gram)
+        ready = prepare_learners(centred, self.design, self.gram)
         return ready, fits.follow(parts, steps, self.nu, other, lsa=self.aggregation == "lsa")
 
 
@@ -75,7 +81,7 @@ class LearnersAtSites:
         k = [c.shape[1] for c in C]
         ends = np.cumsum([0, *k]).tolist()
         fits = []
-        for p, (own, whole) in enumerate(wanted_df(design, k, len(gram))):
+        for p, (own, whole) in enumerate(target_df(design, k, len(gram))):
             rows = design.columns(p)
             grams = [C[p].T @ one.S[rows, rows] @ C[p] for one in parts]
             margin = margins[p]

@@ -1,40 +1,39 @@
-"""Paths of component-wise boosting from sums: steps, their number, importance."""
+"""Paths of component-wise boosting, for squared error and for other losses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 
 from fedstat.errors import EstimationError, NotAvailableError
-from fedstat.kernels.boosting.bases import smooth_curve
-from fedstat.kernels.boosting.path import follow_blocks, follow_full, follow_shrunk
-from fedstat.models.boost.learning.moments import CurveMoments
-from fedstat.models.boost.learning.ready import (
-    BlockReady,
+from fedstat.kernels.boosting import boost_blocks, boost_full, boost_shrunk
+from fedstat.kernels.curves import smooth_curve
+from fedstat.models.boost.learning.losses import LossSpec
+from fedstat.models.boost.learning.moments import CurveMoments, IrregularMoments, IrregularSums
+from fedstat.models.boost.learning.prepared_learners import (
     BoostDesign,
     Moments,
-    Ready,
+    PreparedBlocks,
+    PreparedLearners,
     Sums,
     all_products,
     all_scores,
-    make_ready,
+    prepare_learners,
 )
-from fedstat.models.boost.learning.uneven import UnevenMoments, UnevenSums
-from fedstat.models.boost.learning.varying import (
-    VaryingMoments,
-    VaryingSums,
-    varying_of,
-)
+from fedstat.models.boost.learning.varying import VaryingMoments, VaryingSums, varying_of
 from fedstat.progress_line import counted
 from fedstat.typing import Floats, Ints
 
+# ----------------------------------------------------------------------------------------------------
+# Paths of component-wise boosting from sums: steps, their number, importance.
+
 Aggregation: TypeAlias = Literal["exact", "lsa", "average", "local"]
 AGGREGATIONS = ("exact", "lsa", "average", "local")
-NOTHING = np.zeros((0, 0))
+NO_PRODUCTS = np.zeros((0, 0))
 UNEVEN = (
     "the sums of a response with missing points, or points of its own, do not tell how its errors are "
     "correlated along it, which intervals and tests need; stability() needs no errors. Curve(..., max_gap=0) "
@@ -61,7 +60,9 @@ class BoostPath:
     varying: Floats = field(default_factory=lambda: np.zeros(0))
 
 
-def follow(ready: Ready, sums: Sums, steps: int, nu: float, test: Sums | None = None) -> BoostPath:
+def run_path(
+    ready: PreparedLearners, sums: Sums, steps: int, nu: float, test: Sums | None = None
+) -> BoostPath:
     """Take so many steps from sums of a response less its offset; `test` are those over other rows."""
     selected, risk, risk_test = np.empty(steps, np.int64), np.empty(steps), np.full(steps, np.nan)
     rss = (float(sums.yy), 0.0 if test is None else float(test.yy))
@@ -71,28 +72,33 @@ def follow(ready: Ready, sums: Sums, steps: int, nu: float, test: Sums | None = 
         return np.ascontiguousarray(L.T @ one.S @ L), np.ascontiguousarray(L.T @ one.T @ V)
 
     S, T = turned(sums)
-    S_test, T_test = (NOTHING, NOTHING) if test is None else turned(test)
+    S_test, T_test = (NO_PRODUCTS, NO_PRODUCTS) if test is None else turned(test)
     coef = np.zeros_like(T)
-    run: Callable[..., None] = follow_full if ready.full else follow_shrunk
+    run: Callable[..., None] = boost_full if ready.full else boost_shrunk
     tail = (S_test, T_test, rss[1], selected, risk, risk_test, coef)
     run(S, T, *ready.fit, ready.starts, nu, rss[0], *tail)
     return BoostPath(selected, risk, risk_test, L @ coef @ V.T)
 
 
-def follow_products(
-    ready: BlockReady, t: Floats, rss: float, steps: int, nu: float, test: tuple[Floats, Floats, float] | None
+def run_path_on_products(
+    ready: PreparedBlocks,
+    t: Floats,
+    rss: float,
+    steps: int,
+    nu: float,
+    test: tuple[Floats, Floats, float] | None,
 ) -> BoostPath:
     """Take so many steps from products t with a response less its offset; `test` are all over other rows."""
     selected, risk, risk_test = np.empty(steps, np.int64), np.empty(steps), np.full(steps, np.nan)
-    A_test, t_test, rss_test = test or (NOTHING, NOTHING.ravel(), 0.0)
+    A_test, t_test, rss_test = test or (NO_PRODUCTS, NO_PRODUCTS.ravel(), 0.0)
     flat = np.zeros(len(ready.A))
-    run: Callable[..., None] = follow_blocks
+    run: Callable[..., None] = boost_blocks
     head = (ready.A, t.copy(), *ready.fit, ready.starts, nu, rss)
     run(*head, A_test, t_test.copy(), rss_test, selected, risk, risk_test, flat)
     return BoostPath(selected, risk, risk_test, *_unfold(flat, ready))
 
 
-def _unfold(flat: Floats, ready: BlockReady) -> tuple[Floats, Floats]:
+def _unfold(flat: Floats, ready: PreparedBlocks) -> tuple[Floats, Floats]:
     """Coefficients (K, k2) of columns with splines along the response, and of those that vary along it."""
     coef, varying = [], []
     for part, (lo, hi) in zip(ready.parts, pairwise(ready.starts), strict=True):
@@ -127,7 +133,7 @@ class Boosting:
         along = [one.label for one in varying_of(self.design.learners)]
         if along:
             raise NotAvailableError(VARYING.format(along[0]))
-        if isinstance(self.moments, UnevenMoments):
+        if isinstance(self.moments, IrregularMoments):
             raise NotAvailableError(UNEVEN)
         return self.moments
 
@@ -156,23 +162,23 @@ class Boosting:
         total = self.moments.total
         return float(total.about(self.offset(total), self.basis).yy)
 
-    def over(self, folds: Any, steps: int, test: Any = None) -> tuple[Ready, BoostPath]:
+    def over(self, folds: Any, steps: int, test: Any = None) -> tuple[PreparedLearners, BoostPath]:
         """Follow a path over some folds, (F,) bool; its offset serves for those of `test` as well."""
         sums = self.moments.over(folds)
         offset = self.offset(sums)
         centred, along = self._about(folds, offset)
         if not float(centred.yy) > 0.0:
             raise EstimationError("the response does not vary about its mean: nothing is fitted")
-        ready = make_ready(centred, self.design, self.gram, along)
+        ready = prepare_learners(centred, self.design, self.gram, along)
         other, other_along = (None, None) if test is None else self._about(test, offset)
-        if not isinstance(ready, BlockReady):
-            return ready, follow(ready, centred, steps, self.nu, other)
+        if not isinstance(ready, PreparedBlocks):
+            return ready, run_path(ready, centred, steps, self.nu, other)
         parts, design, held = ready.parts, self.design, None
         if other is not None:
             A = all_products(other, parts, self.gram, design, other_along)
             held = A, all_scores(other, parts, design, other_along), float(other.yy)
         t = all_scores(centred, parts, design, along)
-        return ready, follow_products(ready, t, float(centred.yy), steps, self.nu, held)
+        return ready, run_path_on_products(ready, t, float(centred.yy), steps, self.nu, held)
 
     def _about(self, folds: Any, offset: Floats) -> tuple[Sums, VaryingSums | None]:
         """Add up over some folds, of a response less an offset."""
@@ -180,7 +186,7 @@ class Boosting:
         centred: Sums = sums.about(offset, self.basis)
         if self.varying is None:
             return centred, None
-        moved = offset - sums.told if isinstance(sums, UnevenSums) else offset
+        moved = offset - sums.told if isinstance(sums, IrregularSums) else offset
         return centred, self.varying.over(folds).about(moved, self.basis, varying_of(self.design.learners))
 
     def cross_validate(self, steps: int) -> Floats:
@@ -203,3 +209,96 @@ def explained(selected: Ints, risk: Floats, start: float, P: int) -> Floats:
     gains = np.array([a - b for a, b in pairwise([start, *risk.tolist()])])
     total = np.bincount(selected, weights=gains, minlength=P)
     return np.asarray(total / gains.sum() if gains.sum() > 0.0 else total)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Boosting of losses that are no squares: paths from scores that were exchanged every so many steps.
+#
+# Learners are fitted to slopes u of the loss by unweighted penalised least squares, as in mboost, so that
+# of the columns Z = [Z_1 .. Z_P] the products S leave once, and of the slopes the scores Z'u b alone.
+# Between two exchanges scores move by c S B G, with c a bound of the loss's curvature: that of the parabola
+# above the loss.
+
+NO_SQUARES = (
+    "it follows from sums of products where squares are minimised; of this loss sites tell scores along one "
+    "path and those of left-out folds only"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ScoredBoosting(Boosting):
+    """Boosting by exchanged scores, of P paths: that of all rows, and those without each fold.
+
+    At exchange r, after r `every` steps, or after all: `scores` (Z'u b) and curvatures `bounds`, and losses
+    summed over the rows of the path and over those left out, `risks`. `held` counts exchanges at which some
+    site gave its last answer again, since a few rows alone would have changed it.
+    """
+
+    loss: LossSpec
+    every: int
+    taken: int
+    scores: Annotated[Floats, "r p q l"]
+    bounds: Annotated[Floats, "r p"]
+    risks: Annotated[Floats, "r p 2"]
+    held: int
+
+    def offset(self, sums: Sums) -> Floats:
+        """Predictor from which boosting of some rows starts, (G,)."""
+        return first_predictor(self, self.loss, sums)
+
+    @property
+    def n_scores(self) -> int:
+        """Those of every path at every exchange."""
+        return int(self.risks.shape[0] * self.risks.shape[1])
+
+    def start_risk(self) -> float:
+        """Loss at the offset."""
+        return float(self.risks[0, 0, 0])
+
+    def over(self, folds: Any, steps: int, test: Any = None) -> tuple[PreparedLearners, BoostPath]:
+        """Follow the path of all folds, or of all but one, again."""
+        if steps > self.taken:
+            raise NotAvailableError(f"scores were exchanged up to step {self.taken:,}: fit(steps={steps})")
+        p = self._which(np.asarray(folds, dtype=bool))
+        sums = self.moments.over(folds)
+        ready = prepare_learners(sums, self.design, self.gram)
+        parts, coef, risk = [], np.zeros(self.scores.shape[2:]), []
+        risk_test = np.full(steps, np.nan)
+        for r, first in enumerate(range(0, steps, self.every)):
+            whole = min(self.every, self.taken - first)
+            own = replace(sums, S=self.bounds[r, p] * sums.S, T=self.scores[r, p], yy=0.0)
+            one = run_path(ready, own, whole, self.nu)
+            risk.append(self._risk(one.risk, r, p))
+            if first + whole <= steps:
+                risk_test[first + whole - 1] = self.risks[r + 1, p, 1]
+            else:
+                one = run_path(ready, own, steps - first, self.nu)
+            parts.append(one)
+            coef += one.coef
+        selected = np.concatenate([one.selected for one in parts])
+        return ready, BoostPath(selected, np.concatenate(risk)[:steps], risk_test, coef)
+
+    def _which(self, folds: Any) -> int:
+        F, out = self.moments.folds, np.flatnonzero(~folds)
+        if not len(out):
+            return 0
+        if len(out) > 1 or self.scores.shape[1] != F + 1:
+            raise NotAvailableError(NO_SQUARES)
+        return int(out[0]) + 1
+
+    def _risk(self, squares: Floats, r: int, p: int) -> Floats:
+        """Loss after each step between two exchanges, which tell it, by the steps' shares of the gain."""
+        start, end = float(self.risks[r, p, 0]), float(self.risks[r + 1, p, 0])
+        whole = squares[-1]  # of the parabolas, from zero
+        share = squares / whole if whole < 0.0 else np.arange(1, len(squares) + 1) / len(squares)
+        return np.asarray(start + share * (end - start))
+
+
+def first_predictor(boosting: Boosting, loss: LossSpec, sums: Sums) -> Floats:
+    """Predictor to start from: given, or by the mean of the response at each point, perhaps smoothed."""
+    if boosting.given is not None:
+        return boosting.given
+    mean = sums.mean
+    squares = float(sums.yy) - float(sums.cells / len(mean) * mean @ mean)
+    found = loss.start(mean, float(np.sqrt(max(squares, 0.0) / sums.cells)))
+    return boosting.smoothed(found) if boosting.smooth_offset else found

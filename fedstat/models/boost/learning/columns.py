@@ -1,4 +1,4 @@
-"""Columns of base learners: those of one institution's rows, or of rows to be predicted for."""
+"""Design columns of base learners, for rows of a site or rows to predict."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import MessageError
-from fedstat.federation.design.formula.asked import terms_asked
+from fedstat.federation.design.formula.facts import term_facts
 from fedstat.federation.design.formula.terms import parse_terms
-from fedstat.federation.door.facts import FactorAsked, FactorsAsked
-from fedstat.federation.tables.curves.array import CurveArray, curves_of
-from fedstat.kernels.boosting.banded import sum_rows
-from fedstat.kernels.boosting.bases import (
+from fedstat.federation.disclosure.facts import FactorsRequested, FormulaFactor
+from fedstat.federation.tables.curves import CurveArray, curves_of
+from fedstat.kernels.curves import (
     integration_weights,
-    integration_weights_own,
-    integration_weights_seen,
+    integration_weights_irregular,
+    integration_weights_observed,
     spline_basis,
+    sum_points_by_row,
 )
 from fedstat.models.boost.learning.learners import INTERCEPT, Learner
 from fedstat.models.boost.learning.losses import LossSpec
@@ -27,7 +27,7 @@ from fedstat.typing import Floats
 
 
 @dataclass(frozen=True, slots=True)
-class CurvesAsked:
+class CurveSumsRequest:
     """What a site sums: learners, the basis along the response (None for a number), folds and their seed.
 
     With a `loss` that is no square scores follow. An `offset`, points and values, is taken off a response
@@ -83,15 +83,15 @@ def _integrals(learner: Learner, curves: CurveArray) -> Floats:
     """Integrals of curves times splines, (m, k), after a column of ones where these are to be centred."""
     if curves.own:
         points, seen, lengths = curves.flat()
-        W = integration_weights_own(points, lengths)
+        W = integration_weights_irregular(points, lengths)
         at = spline_basis(points, learner.low, learner.high, learner.knots, learner.degree)
-        out = sum_rows(at * (W * seen)[:, None], lengths)
+        out = sum_points_by_row(at * (W * seen)[:, None], lengths)
         return np.column_stack([np.ones(len(out)), out]) if learner.kind == "bfpc" else out
     values, s = curves.values, curves.grid
     ends = (float(learner.low), float(learner.high))
     basis, weighed = _signal_bases(s.tobytes(), *ends, learner.knots, learner.degree)
     if np.isnan(values).any():
-        out = np.where(np.isnan(values), 0.0, values * integration_weights_seen(s, values)) @ basis
+        out = np.where(np.isnan(values), 0.0, values * integration_weights_observed(s, values)) @ basis
     else:
         out = values @ weighed
     return np.column_stack([np.ones(len(out)), out]) if learner.kind == "bfpc" else np.asarray(out)
@@ -125,14 +125,16 @@ def time_basis(time: Learner | None, t: Floats) -> Floats:
     return spline_basis(t, time.low, time.high, time.knots, time.degree)
 
 
-def smooth_asked(learners: Sequence[Learner]) -> FactorsAsked:
+def smooth_request(learners: Sequence[Learner]) -> FactorsRequested:
     """Tell of the splines that are made of columns, and of columns that are multiplied."""
     factors = [
-        FactorAsked(one.label, (one.of,), ("bbs",), options={"ends": (one.low, one.high), "knots": one.knots})
+        FormulaFactor(
+            one.label, (one.of,), ("bbs",), options={"ends": (one.low, one.high), "knots": one.knots}
+        )
         for one in learners
         if one.kind == "bbs"
     ]
     products = {
-        one.label: terms_asked(parse_terms(" + ".join(one.terms)).terms).factors for one in learners if one.by
+        one.label: term_facts(parse_terms(" + ".join(one.terms)).terms).factors for one in learners if one.by
     }
-    return FactorsAsked(factors, products)
+    return FactorsRequested(factors, products)

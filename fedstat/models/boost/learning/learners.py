@@ -1,4 +1,4 @@
-"""Base learners of a formula, read by a parser that knows their names and options, and nothing else.
+"""Base learners of a formula, and the parser that reads them.
 
 ``"cca(t) ~ bsignal(rcst) + bols(C(case)) + bbs(age)"``: a response with ``(t)`` is a curve, others are
 numbers. A bare name is ``bsignal`` of a curve and ``bols`` of another column. ``const(...)`` around a learner
@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
+from fedstat.codec import Minimum
 from fedstat.errors import FormulaError
 from fedstat.federation.design.formula.terms import parse_terms, split_sides, term_columns, term_text
-from fedstat.records import Least
 
 Kind: TypeAlias = Literal["1", "bsignal", "bfpc", "bconcurrent", "bhist", "bols", "bbs", "brandom"]
 INTERCEPT = "1"
@@ -54,9 +54,9 @@ class Learner:
     kind: Kind
     of: str = ""
     df: float | None = None
-    knots: Annotated[int, Least(0)] = 10
-    degree: Annotated[int, Least(0)] = 3
-    differences: Annotated[int, Least(1)] = 1
+    knots: Annotated[int, Minimum(0)] = 10
+    degree: Annotated[int, Minimum(0)] = 3
+    differences: Annotated[int, Minimum(1)] = 1
     low: float = 0.0
     high: float = 0.0
     by: str = ""

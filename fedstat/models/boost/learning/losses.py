@@ -1,4 +1,4 @@
-"""Which loss boosting minimises, told to sites by name."""
+"""Losses that boosting minimizes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fedstat.errors import DesignError, EstimationError, MessageError, ModelError
-from fedstat.kernels.boosting.losses import LOSSES, BoostLoss
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.kernels.boosting import LOSSES, BoostLoss
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.typing import Floats
 
 LossName: TypeAlias = Literal["binomial", "poisson", "huber", "quantile"]

@@ -1,4 +1,4 @@
-"""Learners whose columns vary along the response: a curve at the same point, and integrals of it up to there.
+"""Learners whose columns vary along the response: concurrent and historical effects.
 
 Such a learner has columns d(t) of every row, one of a curve x(t), or the integrals of x(s) times splines over
 s <= t, and splines b of its own along the response. Products of d x b, with one another, with the columns of
@@ -16,10 +16,15 @@ from typing import Annotated
 import numpy as np
 import pandas as pd
 
-from fedstat.federation.tables.curves.array import CurveArray, curves_of
-from fedstat.kernels.boosting.bases import difference_penalty, spline_basis
-from fedstat.kernels.boosting.varying import integrals_up_to, products_along, row_tensor
-from fedstat.models.boost.learning.columns import CurvesAsked, time_basis
+from fedstat.federation.tables.curves import CurveArray, curves_of
+from fedstat.kernels.curves import (
+    difference_penalty,
+    integrals_up_to,
+    products_along,
+    row_tensor,
+    spline_basis,
+)
+from fedstat.models.boost.learning.columns import CurveSumsRequest, time_basis
 from fedstat.models.boost.learning.learners import Learner
 from fedstat.models.boost.learning.moments import CurveSums, full_matrices
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -92,7 +97,7 @@ class ColumnsAlong:
 
     @classmethod
     def of(
-        cls, learners: Sequence[Learner], frame: pd.DataFrame, response: str, asked: CurvesAsked
+        cls, learners: Sequence[Learner], frame: pd.DataFrame, response: str, asked: CurveSumsRequest
     ) -> ColumnsAlong:
         """Make them from the curves in `frame`."""
         t, y, lengths = curves_of(frame[response]).flat()

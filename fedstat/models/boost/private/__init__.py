@@ -1,1 +1,1 @@
-"""Boosting from one release with noise, over institutions that hold different columns."""
+"""Boosting from one release with noise (differential privacy)."""

@@ -1,4 +1,4 @@
-"""Forecast of a private boosting: what it costs, how large noise is, what an attack could find."""
+"""Dry run and notes of private boosting: cost, noise, and attack success."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Iterator
 
 from scipy.special import ndtr
 
-from fedstat.federation.forecast.forecast import Forecast
-from fedstat.models.boost.private.asked import CurvesPlan
-from fedstat.models.boost.private.path import RIDGE
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases
+from fedstat.models.boost.private.protocol import RIDGE, ReleasedCurves
+from fedstat.models.boost.private.steps import CurvesPlan
 from fedstat.models.copula.explain import CopulaPlan, cost_statements
-from fedstat.privacy.membership import largest_auc
+from fedstat.privacy.gaussian_dp import largest_auc
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+
+# ----------------------------------------------------------------------------------------------------
+# Forecast of a private boosting: what it costs, how large noise is, what an attack could find.
 
 
 def tracing_statement(plan: CurvesPlan, n: float) -> str:
@@ -40,14 +43,14 @@ def noise_statement(plan: CurvesPlan, n: int) -> str:
 class PrivateBoostPlan(CopulaPlan):
     """What is known of a private boosting before it runs."""
 
-    def learned(self, forecast: Forecast) -> Iterator[tuple[str, str]]:
+    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Say what noise leaves to be learned."""
         plan, model = self.model._planned, self.model
         for sentence in cost_statements(plan, model.delta):
             yield "Coordinator and institutions", sentence
         yield "Coordinator", f"could trace: {tracing_statement(plan, min(model._counts.values()))}."
 
-    def notes(self, forecast: Forecast) -> Iterator[str]:
+    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
         """Say how large noise is, and what each budget has left of it."""
         model, plan = self.model, self.model._planned
         n = min(model._counts.values())
@@ -71,3 +74,20 @@ class PrivateBoostPlan(CopulaPlan):
                 total = float(rho_of_budget(budget.epsilon, budget.delta))
                 share = float(plan.site_cost(client)) / total if total else math.inf
                 yield f"{client}: this costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sentences below the summary of a private release of curves.
+
+
+def release_notes(released: ReleasedCurves, delta: float) -> Iterator[str]:
+    """Say what a release cost, how large its noise is, and what an attack could find."""
+    yield from cost_statements(released.plan, delta)
+    yield noise_statement(released.plan, released.n)
+    yield f"Tracing: {tracing_statement(released.plan, released.n)}."
+    lost = {c: count - released.n for c, count in released.entities.items() if count > released.n}
+    if lost:
+        yield (
+            "Entities that are not complete at every institution are left out: "
+            f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}."
+        )

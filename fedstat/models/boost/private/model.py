@@ -1,4 +1,4 @@
-"""The user's side of private boosting: formula, public descriptions and epsilon in, results out."""
+"""Private boosting: formula, public descriptions and epsilon in, results out."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from typing import Any, ClassVar, Self, TypeAlias
 import numpy as np
 
 from fedstat.errors import FormulaError, ModelError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.formula.contrasts import TREATMENT
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.formula.syntax_tree import TREATMENT, Category, Column
 from fedstat.federation.design.formula.terms import parse_terms, term_columns
-from fedstat.federation.design.formula.tree import Category, Column
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Engine
-from fedstat.federation.rounds.products import Conversation
+from fedstat.federation.protocols.engine import Engine
+from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.boost.learning.learners import BoostFormula, Learner, parse_boost_formula
-from fedstat.models.boost.private.asked import CurvesPlan
 from fedstat.models.boost.private.explain import PrivateBoostPlan
 from fedstat.models.boost.private.protocol import ReleasedCurves, release_curves, sort_sums
-from fedstat.models.boost.private.public import DEPTH, PublicCurve, PublicPart
+from fedstat.models.boost.private.public_curves import DEPTH, PublicCurve, PublicPart
 from fedstat.models.boost.private.results import PrivateBoostResults
-from fedstat.models.boost.private.steps import FAMILY, INSTEAD
-from fedstat.models.boost.vertical.question import curves_apart, find_owners
+from fedstat.models.boost.private.steps import DRY_RUN_STEPS, FAMILY, CurvesPlan
+from fedstat.models.boost.vertical.steps import curves_by_owner, find_owners
 from fedstat.models.checks import check_layout, check_positive, check_whole
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.margins import Bins
-from fedstat.models.copula.request import LARGEST_DELTA, PrivateRelease
+from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.explain import ForecastPlan
 from fedstat.typing import Floats
 
@@ -70,7 +68,7 @@ class PrivateFunctionBoost(PrivateRelease):
     """
 
     _plan: ClassVar[type[ForecastPlan] | None] = PrivateBoostPlan
-    _instead = INSTEAD
+    _instead = DRY_RUN_STEPS
 
     def __init__(
         self,
@@ -84,7 +82,7 @@ class PrivateFunctionBoost(PrivateRelease):
     ) -> None:
         check_layout(type(self).__name__, partition, "vertical")
         self.boost = boost
-        self.curves = curves_apart(partition)
+        self.curves = curves_by_owner(partition)
         held = {client: tuple(own) for client, own in partition.curves.items()}
         self.apart = find_owners(boost, partition.columns, held)
         self.formula = self.apart.formula
@@ -114,7 +112,7 @@ class PrivateFunctionBoost(PrivateRelease):
     def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
         """Make a model from a formula; see :meth:`fedstat.FedFunctionBoost.from_formula`."""
         check_layout(cls.__name__, partition, "vertical")
-        return cls(parse_boost_formula(formula, list(curves_apart(partition))), partition, **settings)
+        return cls(parse_boost_formula(formula, list(curves_by_owner(partition))), partition, **settings)
 
     @property
     def _description(self) -> str:
@@ -179,7 +177,7 @@ class PrivateFunctionBoost(PrivateRelease):
     def _release(self) -> tuple[ReleasedCurves, Ledger]:
         self._check_budgets()
         ledger = self._new_ledger()
-        asking = Conversation(FAMILY, self._session, ledger.at)
+        asking = SecureProductSession(FAMILY, self._session, ledger.at)
         protocol = release_curves(
             asking, self._planned, self._rows, tuple(self.partition.sites), self.partition.n_entities
         )

@@ -1,20 +1,190 @@
-"""The release behind a private boosting: who is complete, then all products with noise, once."""
+"""Private boosting: the noisy release of all products, and a path on it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
+from scipy.linalg import block_diag
+from scipy.stats import chi2
 
+from fedstat.codec import to_json
 from fedstat.errors import EstimationError
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation
-from fedstat.models.boost.private.asked import CurvesPlan
-from fedstat.models.boost.private.path import NoisySums
-from fedstat.models.copula.protocol import FEWEST, SumsByGroup, ask_present, gather_sums
-from fedstat.records import to_json
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.models.boost.learning.boosting import BoostPath, run_path
+from fedstat.models.boost.learning.moments import CurveSums
+from fedstat.models.boost.learning.prepared_learners import PreparedLearners
+from fedstat.models.boost.private.steps import CurvesPlan
+from fedstat.models.copula.protocol import FEWEST, SumsByGroup, gather_sums, request_participation
 from fedstat.typing import Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Boosting on sums with noise: eigenvalues off zero, a ridge, and an end where noise may explain the gain.
+
+FLOOR = 0.05
+"""Share of the entities that eigenvalues of the products of columns have at least."""
+RIDGE = 0.1
+"""Share of the entities that the ridge of a learner is at least."""
+PURE_NOISE = 1.5
+"""By how much the gain of a step has to exceed what noise alone is expected to gain."""
+ENTRY = 0.05
+"""Probability that noise alone lets any step be taken."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NoisySums:
+    """Sums over `n` entities of products of the columns of learners, and with the response, with noise.
+
+    `S` (K, K) and `T` (K, L) are of scores of about unit variance, the first a one; `yy` the sum of squares
+    of the response's scores. `sd` is the deviation of the noise on products of the learners' columns at one
+    institution, `sd_response` (P,) that of each learner's with the response. `starts` (P + 1,) are
+    places, and `owners` (P,) number the institutions.
+    """
+
+    n: int
+    S: Annotated[Floats, "k k"]
+    T: Annotated[Floats, "k l"]
+    yy: float
+    sd: float
+    sd_response: Annotated[Floats, "p"]
+    starts: tuple[int, ...]
+    owners: tuple[int, ...]
+
+    @property
+    def lifted(self) -> Floats:
+        """Products of columns with eigenvalues off zero."""
+        return lift(self.S, FLOOR * self.n)
+
+    @property
+    def df(self) -> Floats:
+        """Degrees of freedom of each learner's fit, (P,)."""
+        S, out = self.lifted, []
+        for (lo, hi), ridge in zip(pairwise(self.starts), self.ridges, strict=True):
+            values = np.linalg.eigvalsh(S[lo:hi, lo:hi])
+            h = values / (values + ridge)
+            out.append(self.T.shape[1] * float((2.0 * h - h**2).sum()))
+        return np.array(out)
+
+    def rsquared(self, coef: Floats) -> float:
+        """Share of the response's squares that coefficients (K, L) explain, by these sums."""
+        S = self.lifted
+        return float((2.0 * (coef * self.T).sum() - (coef * (S @ coef)).sum()) / self.yy)
+
+    def drawn(self, coef: Floats, times: float, random: np.random.Generator) -> tuple[NoisySums, NoisySums]:
+        """Take a fit for the truth: its sums, and these with noise that is so many times as large as here."""
+        S = self.lifted
+        truth = replace(self, S=S, T=S @ coef)
+        place = np.repeat(np.arange(len(self.owners)), np.diff(self.starts))
+        own = np.array(self.owners)[place]
+        alone = (own[:, None] == own) | (place == 0) | (place == 0)[:, None]
+        E = np.triu(random.normal(size=S.shape)) * np.where(alone, 1.0, np.sqrt(2.0)) * self.sd * times
+        E[0, 0] = 0.0
+        E_T = random.normal(size=self.T.shape) * self.sd_response[place][:, None] * times
+        noisy = replace(
+            truth,
+            S=S + E + np.triu(E, 1).T,
+            T=truth.T + E_T,
+            sd=times * self.sd,
+            sd_response=times * self.sd_response,
+        )
+        return truth, noisy
+
+    @property
+    def noise_gains(self) -> tuple[Floats, ...]:
+        """What noise alone lets each learner gain, by direction: times independent chi-squared numbers.
+
+        As many in each direction as the response has columns.
+        """
+        S, out = self.lifted, []
+        for (lo, hi), ridge, sd in zip(pairwise(self.starts), self.ridges, self.sd_response, strict=True):
+            values = np.linalg.eigvalsh(S[lo:hi, lo:hi])
+            h = values / (values + ridge)
+            out.append(sd**2 * h * (2.0 - h) / values)
+        return tuple(out)
+
+    @property
+    def thresholds(self) -> Floats:
+        """Gain that each learner's step has to exceed, (P,)."""
+        return np.array([PURE_NOISE * self.T.shape[1] * w.sum() for w in self.noise_gains])
+
+    @property
+    def entry(self) -> Floats:
+        """Gain of each learner, (P,), that noise alone brings any of them to with a probability of ENTRY.
+
+        Sums of chi-squared numbers by their first two moments (Satterthwaite 1946).
+        """
+        L, P = self.T.shape[1], len(self.owners)
+        out = []
+        for w in self.noise_gains:
+            mean, variance = L * w.sum(), 2.0 * L * (w * w).sum()
+            if variance:
+                quantile = chi2.isf(ENTRY / P, 2.0 * mean**2 / variance)
+                out.append(float(variance / (2.0 * mean) * quantile))
+            else:
+                out.append(0.0)
+        return np.array(out)
+
+    @property
+    def ridges(self) -> Floats:
+        """Ridge of each learner, (P,)."""
+        return np.maximum(RIDGE * self.n, 2.0 * self.sd * np.sqrt(np.diff(self.starts)))
+
+
+def lift(S: Floats, least: float) -> Floats:
+    """Raise the eigenvalues of a symmetric matrix to `least`, which noise may have made negative."""
+    values, U = np.linalg.eigh(S)
+    return np.asarray((U * np.maximum(values, least)) @ U.T)
+
+
+def run_noisy_path(sums: NoisySums, steps: int, nu: float) -> BoostPath:
+    """Take at most so many steps, none after the first that gains less than 1.5 times what noise would.
+
+    And none at all where no learner gains more than noise alone lets any in one of twenty releases.
+    """
+    S = sums.lifted
+    turns, shrunk = [], []
+    for (lo, hi), ridge in zip(pairwise(sums.starts), sums.ridges, strict=True):
+        values, U = np.linalg.eigh(S[lo:hi, lo:hi])
+        turns.append(U / np.sqrt(values))
+        shrunk.append(np.repeat((values / (values + ridge))[:, None], sums.T.shape[1], axis=1))
+    H, starts = np.concatenate(shrunk), np.array(sums.starts, dtype=np.int64)
+    ready = PreparedLearners(block_diag(*turns), np.eye(sums.T.shape[1]), starts, (H,), (), full=False)
+    moments = CurveSums(S, sums.T, np.zeros((0, 0)), np.zeros(0), sums.yy)
+    path = run_path(ready, moments, steps, nu)
+    m = _steps_above(ready, S, sums, path.selected.tolist(), nu)
+    if m < steps:
+        path = run_path(ready, moments, max(m, 1), nu)
+    return (
+        path if m else BoostPath(path.selected[:0], path.risk[:0], path.risk_test[:0], np.zeros_like(sums.T))
+    )
+
+
+def _steps_above(
+    ready: PreparedLearners, S: Floats, sums: NoisySums, selected: Sequence[int], nu: float
+) -> int:
+    """Count the steps before the first whose gain is below its learner's threshold.
+
+    None where no learner gains, to begin with, more than noise alone would let any.
+    """
+    (H,), L = ready.fit, ready.L
+    S, T, thresholds = L.T @ S @ L, L.T @ sums.T, sums.thresholds
+    weights = H * (2.0 - H)
+    if (np.add.reduceat((T * T * weights).sum(axis=1), sums.starts[:-1]) < sums.entry).all():
+        return 0
+    for m, p in enumerate(selected):
+        own = slice(sums.starts[p], sums.starts[p + 1])
+        if float((T[own] ** 2 * weights[own]).sum()) < thresholds[p]:
+            return m
+        T = T - nu * S[:, own] @ (T[own] * H[own])
+    return len(selected)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The release behind a private boosting: who is complete, then all products with noise, once.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,16 +201,16 @@ class ReleasedCurves:
 
 
 def release_curves(
-    asking: Conversation,
+    asking: SecureProductSession,
     plan: CurvesPlan,
     rows: Mapping[str, Ints],
     sites: Sequence[str],
     n_entities: int,
-) -> Rounds[ReleasedCurves]:
+) -> FitProtocol[ReleasedCurves]:
     """Ask for all that boosting takes; `rows` are positions among all entities, `sites` may deal."""
     clients = list(plan.parts)
     asked = {client: to_json(plan.parts[client]) for client in clients}
-    found = yield from ask_present(asking, asked, rows, n_entities)
+    found = yield from request_participation(asking, asked, rows, n_entities)
     entities = {client: found.count(client) for client in clients}
     used, present = found.everywhere()
     n = int(np.count_nonzero(used))

@@ -1,4 +1,4 @@
-"""The published boosting with noise in every step, as a simulation, with what it really costs.
+"""Simulation of the published algorithm with noise in every step, and its privacy cost.
 
 Columns of all institutions are in one place and the noise is that of numpy's generator: nothing is private
 here. In every step the holder of the response shows the others its residuals, in coefficients of a basis,
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import ModelError
-from fedstat.privacy.gaussian import GaussianAccount, epsilon_of
+from fedstat.privacy.gaussian_dp import GaussianAccount, epsilon_of
 from fedstat.typing import Floats
 
 

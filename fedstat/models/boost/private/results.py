@@ -1,4 +1,4 @@
-"""Results of a private boosting: all of it from one release with noise."""
+"""Results of private boosting."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.tables.curves.array import Curve, curves_of
-from fedstat.federation.tables.curves.declared import with_curves
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.tables.curve_columns import with_curves
+from fedstat.federation.tables.curves import Curve, curves_of
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.results import FederatedResults
-from fedstat.inference.summary import ClientBlock, client_sheet, header_sheet
+from fedstat.inference.summary import CoefficientBlock, coefficient_block_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.boost.learning.boosting import BoostPath, explained, first_steps
 from fedstat.models.boost.learning.learners import BoostFormula
-from fedstat.models.boost.private.notes import release_notes
-from fedstat.models.boost.private.path import NoisySums, follow_noisy
-from fedstat.models.boost.private.protocol import ReleasedCurves
-from fedstat.models.boost.private.public import PublicPart
+from fedstat.models.boost.private.explain import release_notes
+from fedstat.models.boost.private.protocol import NoisySums, ReleasedCurves, run_noisy_path
+from fedstat.models.boost.private.public_curves import PublicPart
+from fedstat.models.boost.report.effects import learner_sheet
 from fedstat.models.boost.report.plots import draw_importance, draw_path, draw_surface
-from fedstat.models.boost.report.tables import learner_sheet
 from fedstat.models.checks import check_choice, check_whole
-from fedstat.models.saved import Saveable, SavedLedger
+from fedstat.models.saved import SavedLedger, Serializable
 from fedstat.privacy.zcdp import rho_of_budget
 from fedstat.typing import Floats
 
@@ -71,13 +70,13 @@ class PrivateBoostRecord:
     nu: float
     epsilon: float
     delta: float
-    blocks: tuple[ClientBlock, ...]
+    blocks: tuple[CoefficientBlock, ...]
     notes: tuple[str, ...]
     ledger: SavedLedger | None
 
 
 class PrivateBoostResults(
-    Saveable, FederatedResults, saved_as="fedstat boost private results 1", record=PrivateBoostRecord
+    Serializable, FederatedResults, saved_as="fedstat boost private results 1", record=PrivateBoostRecord
 ):
     """Results of a private boosting, of curves and columns as public descriptions let them be told.
 
@@ -113,7 +112,7 @@ class PrivateBoostResults(
 
     def __init__(self, record: PrivateBoostRecord, ledger: Ledger | None) -> None:
         self._record, self.epsilon, self.delta = record, record.epsilon, record.delta
-        self._path: BoostPath = follow_noisy(record.sums, record.steps, record.nu)
+        self._path: BoostPath = run_noisy_path(record.sums, record.steps, record.nu)
         self.coef, self.mstop = self._path.coef, len(self._path.selected)
         super().__init__(self._estimate(), ledger)
 
@@ -134,7 +133,9 @@ class PrivateBoostResults(
             epsilon=model.epsilon,
             delta=model.delta,
             blocks=tuple(
-                ClientBlock(client, released.plan.width(client), released.n, 1.0 - released.n / len(rows))
+                CoefficientBlock(
+                    client, released.plan.width(client), released.n, 1.0 - released.n / len(rows)
+                )
                 for client, rows in model._rows.items()
             ),
             notes=tuple(release_notes(released, model.delta)),
@@ -199,7 +200,7 @@ class PrivateBoostResults(
             each = []
             for _ in range(DRAWS):
                 truth, noisy = sums.drawn(self.coef, times, random)
-                each.append(truth.rsquared(follow_noisy(noisy, self._record.steps, self._record.nu).coef))
+                each.append(truth.rsquared(run_noisy_path(noisy, self._record.steps, self._record.nu).coef))
             found[epsilon] = float(np.mean(each))
         truth, _ = sums.drawn(self.coef, 0.0, random)
         found[np.inf] = truth.rsquared(self.coef)
@@ -288,7 +289,7 @@ class PrivateBoostResults(
         sheets = [
             header_sheet(f"{self.model_name} results", self._summary_left(), self._summary_right()),
             learner_sheet(self.learners),
-            client_sheet(self.estimate.blocks, kinds),
+            coefficient_block_sheet(self.estimate.blocks, kinds),
         ]
         return SheetSummary(sheets, tuple(self._summary_notes()), "")
 

@@ -1,1 +1,1 @@
-"""Effects, predictions and pictures."""
+"""Effects, predictions, plots and refits from the sums of boosting."""

@@ -10,21 +10,21 @@ import numpy as np
 import pandas as pd
 
 from fedstat.federation.design.block import apply_block
-from fedstat.federation.design.response import build_response
-from fedstat.federation.forecast.invented_rows import coded_names
-from fedstat.federation.tables.curves.array import Curve, curves_of, same_grid
-from fedstat.federation.tables.curves.declared import with_curves
-from fedstat.kernels.boosting.varying import row_tensor
+from fedstat.federation.design.coding import build_response
+from fedstat.federation.dry_run.synthetic_rows import coded_names
+from fedstat.federation.tables.curve_columns import with_curves
+from fedstat.federation.tables.curves import Curve, curves_of, same_grid
+from fedstat.kernels.curves import row_tensor
 from fedstat.models.boost.learning.boosting import BoostPath
 from fedstat.models.boost.learning.columns import all_columns, time_basis
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.varying import basis_along, columns_along, varying_of
-from fedstat.models.boost.report.surfaces import Held
+from fedstat.models.boost.report.effects import SurfaceRecord
 from fedstat.models.checks import check_frame
 from fedstat.typing import Bools, Floats
 
 
-class HeldCurves(Held, Protocol):
+class BoostPredictionRecord(SurfaceRecord, Protocol):
     """What predictions need of a record of results."""
 
     @property
@@ -33,7 +33,7 @@ class HeldCurves(Held, Protocol):
 
 
 def predict_boosted(
-    held: HeldCurves, path: BoostPath, offset: Floats, new: pd.DataFrame
+    held: BoostPredictionRecord, path: BoostPath, offset: Floats, new: pd.DataFrame
 ) -> pd.DataFrame | pd.Series:
     """Offset plus the effects of all learners at the coefficients of a path."""
     whole, frame, Z = new_columns(held, new)
@@ -53,7 +53,7 @@ def predict_boosted(
     return pd.DataFrame(out, index=new.index, columns=pd.Index(held.t, name="t"))
 
 
-def new_columns(held: HeldCurves, new: pd.DataFrame) -> tuple[Bools, pd.DataFrame, Floats]:
+def new_columns(held: BoostPredictionRecord, new: pd.DataFrame) -> tuple[Bools, pd.DataFrame, Floats]:
     """Which of the rows lack nothing, all rows with their curves, and columns of learners of those."""
     check_frame("predict", new, "rows that stay at the sites are asked for nothing by it")
     question = held.basis.agreement.question
@@ -73,7 +73,7 @@ def new_columns(held: HeldCurves, new: pd.DataFrame) -> tuple[Bools, pd.DataFram
 
 
 def compared(
-    held: HeldCurves, offset: Floats, new: pd.DataFrame, predicted: pd.DataFrame | pd.Series
+    held: BoostPredictionRecord, offset: Floats, new: pd.DataFrame, predicted: pd.DataFrame | pd.Series
 ) -> tuple[Floats, Floats, Floats]:
     """Responses of rows that the caller holds, what is predicted for them, and the offset at their points.
 
@@ -95,7 +95,7 @@ def compared(
 
 
 def scores(
-    held: HeldCurves,
+    held: BoostPredictionRecord,
     loss: LossSpec | None,
     offset: Floats,
     new: pd.DataFrame,

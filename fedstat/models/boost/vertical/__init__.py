@@ -1,1 +1,1 @@
-"""Boosting where institutions hold different columns: what each makes of its own, and the exchange."""
+"""Boosting when sites hold different columns: steps and protocol."""

@@ -1,4 +1,4 @@
-"""Who has what, then one exchange: sums of products of all columns, between institutions in shares."""
+"""Vertical boosting: agreement on columns, then one exchange of products of all columns."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstat import records
+from fedstat import codec
 from fedstat.errors import DesignError
-from fedstat.federation.design.by_columns import (
-    BlockDesign,
-    BlockQuestion,
-    Design,
-    Missing,
-    PartlyBlock,
-    ResponseQuestion,
-    design_ask,
-)
+from fedstat.federation.design.block import Partial
+from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.terms import parse_terms, term_columns
-from fedstat.federation.design.observed import Partial
-from fedstat.federation.design.spec import BlockSpec
-from fedstat.federation.message import Ask, Reply
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation, Side
+from fedstat.federation.design.vertical_design import (
+    BlockDesign,
+    BlockRequest,
+    BlockWithPatterns,
+    Design,
+    MissingRule,
+    ResponseRequest,
+    design_request,
+)
+from fedstat.federation.message import Reply, Request
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
 from fedstat.models.boost.learning.learners import INTERCEPT, Learner, check_coded
 from fedstat.models.boost.learning.moments import CurveMoments
-from fedstat.models.boost.vertical.question import CurvesOpened, LearnersApart
-from fedstat.models.boost.vertical.steps import FAMILY
-from fedstat.models.vertical.exchange.protocol import list_sides, mirrored, multiply_apart
+from fedstat.models.boost.vertical.steps import FAMILY, CurvesRequest, VerticalLearners
+from fedstat.models.vertical.exchange.protocol import multiply_between_sites, product_operands, symmetrized
 from fedstat.models.vertical.exchange.steps import BLOCK
 from fedstat.models.vertical.layout import Layout
 from fedstat.typing import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ColumnsAgreed:
+class AgreedDesign:
     """The design, whose columns are those of learners and response.
 
     `widths` (P,) are the columns of each learner in the order of the formula.
@@ -48,7 +47,7 @@ class ColumnsAgreed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MomentsApart:
+class VerticalMoments:
     """Sums by fold, who dealt for whom, and how institutions coded their columns."""
 
     moments: CurveMoments
@@ -57,25 +56,25 @@ class MomentsApart:
 
 
 def agree_columns(
-    apart: LearnersApart,
+    apart: VerticalLearners,
     learners: Sequence[Learner],
     time: Learner | None,
     rows: Mapping[str, Ints],
     n_entities: int,
     session: str,
     *,
-    missing: Missing,
+    missing: MissingRule,
     partial: Partial,
     min_count: int,
-) -> Rounds[ColumnsAgreed]:
+) -> FitProtocol[AgreedDesign]:
     """Agree on entities and columns, and let every institution make its own.
 
     `learners` and `time` have the ends of their bases; the rest is as in
-    :func:`fedstat.federation.design.by_columns.agree_design`. A DesignError tells of entities without a
+    :func:`fedstat.federation.design.vertical_design.agree_design`. A DesignError tells of entities without a
     response, where they are not to be left out, and of an institution that shares none with its holder.
     """
     holder, k2 = apart.holder, 1 if time is None else time.knots + time.degree + 1
-    (reply,) = yield [_ask_response(apart, session)]
+    (reply,) = yield [_request_response(apart, session)]
     has: Bools = next(iter(reply.arrays.values()))
     entities = rows[holder][has]
     _check_entities(apart, n_entities, len(entities), missing)
@@ -83,15 +82,15 @@ def agree_columns(
     asks = [
         one
         for client in apart.clients
-        for one in _ask_blocks(apart, client, use[client], session, partial, min_count)
+        for one in _request_blocks(apart, client, use[client], session, partial, min_count)
     ]
     replies = (yield asks) if asks else []
-    coded: dict[str, PartlyBlock] = {}
+    coded: dict[str, BlockWithPatterns] = {}
     for reply in replies:
         use[reply.site] &= reply.arrays["seen"]
         if reply.text:
             where = f"{reply.site}: what it tells of its columns"
-            coded[reply.site] = records.from_json(PartlyBlock, reply.text, where, defaults=True)
+            coded[reply.site] = codec.from_json(BlockWithPatterns, reply.text, where, defaults=True)
     for client, own in use.items():
         if not own.any():
             raise DesignError(
@@ -108,13 +107,13 @@ def agree_columns(
     widths = tuple(_width(one, coded.get(k)) for one, k in zip(learners, apart.owners, strict=True))
     columns = sum(widths) + 1
     yield [
-        Ask(
+        Request(
             client,
             FAMILY,
             "make_columns",
             {"use": use[client]},
             session,
-            records.to_json(apart.made(client, learners, time, columns)),
+            codec.to_json(apart.made(client, learners, time, columns)),
         )
         for client in apart.clients
     ]
@@ -125,24 +124,24 @@ def agree_columns(
         n_partial = coded[client].n_partial if client in coded else 0
         blocks.append(BlockDesign(client, names, terms, at, n_partial))
     design = Design(apart.formula, holder, entities, has, tuple(blocks), n_entities - len(entities))
-    return ColumnsAgreed(design, widths)
+    return AgreedDesign(design, widths)
 
 
-def _ask_response(apart: LearnersApart, session: str) -> Ask:
+def _request_response(apart: VerticalLearners, session: str) -> Request:
     if apart.boost.functional:
-        text = records.to_json(CurvesOpened((), apart.boost.response))
-        return Ask(apart.holder, FAMILY, "open_curves", {}, session, text)
-    question = ResponseQuestion(apart.formula.response, apart.formula.response_columns)
-    return design_ask(apart.holder, "open_response", session, question)
+        text = codec.to_json(CurvesRequest((), apart.boost.response))
+        return Request(apart.holder, FAMILY, "open_curves", {}, session, text)
+    question = ResponseRequest(apart.formula.response, apart.formula.response_columns)
+    return design_request(apart.holder, "open_response", session, question)
 
 
-def _ask_blocks(
-    apart: LearnersApart, client: str, use: Bools, session: str, partial: Partial, min_count: int
-) -> list[Ask]:
+def _request_blocks(
+    apart: VerticalLearners, client: str, use: Bools, session: str, partial: Partial, min_count: int
+) -> list[Request]:
     """Ask an institution for its columns, and which rows have its curves."""
     terms, curves, out = apart.terms(client), apart.curves(client), []
     if terms.terms:
-        asked = BlockQuestion(
+        asked = BlockRequest(
             client=client,
             terms=terms.terms,
             columns=terms.columns,
@@ -150,13 +149,13 @@ def _ask_blocks(
             min_count=min_count,
             intercept=True,
         )
-        out.append(design_ask(client, "open_block", session, asked, use=use))
+        out.append(design_request(client, "open_block", session, asked, use=use))
     if curves:
-        out.append(Ask(client, FAMILY, "open_curves", {}, session, records.to_json(CurvesOpened(curves))))
+        out.append(Request(client, FAMILY, "open_curves", {}, session, codec.to_json(CurvesRequest(curves))))
     return out
 
 
-def _check_entities(apart: LearnersApart, n_entities: int, n: int, missing: Missing) -> None:
+def _check_entities(apart: VerticalLearners, n_entities: int, n: int, missing: MissingRule) -> None:
     without = n_entities - n
     if without and missing == "raise":
         raise DesignError(
@@ -172,13 +171,13 @@ def _check_entities(apart: LearnersApart, n_entities: int, n: int, missing: Miss
         )
 
 
-def _width(learner: Learner, coded: PartlyBlock | None) -> int:
+def _width(learner: Learner, coded: BlockWithPatterns | None) -> int:
     """Columns of a learner."""
     return learner.width(coded.term_names.count(learner.of) if coded else 0)
 
 
 def _names(
-    apart: LearnersApart, client: str, learners: Sequence[Learner], widths: Sequence[int], k2: int
+    apart: VerticalLearners, client: str, learners: Sequence[Learner], widths: Sequence[int], k2: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of an institution's columns, and what each is made of, as a term."""
     names, terms = [], []
@@ -193,22 +192,22 @@ def _names(
 
 
 def exchange_moments(
-    apart: LearnersApart,
+    apart: VerticalLearners,
     learners: Sequence[Learner],
     widths: Sequence[int],
     layout: Layout,
     code: Ints,
-    conversation: Conversation,
-) -> Rounds[MomentsApart]:
+    conversation: SecureProductSession,
+) -> FitProtocol[VerticalMoments]:
     """Obtain the sums by fold, of which `code` (n,) is that of each entity."""
     F, p = int(code.max()) + 1, layout.p
     with_terms = [client for client in layout.clients if apart.terms(client).terms]
     replies = yield [
         conversation.ask(client, "stage_block", keep=layout.keep[client]) for client in layout.clients
-    ] + [design_ask(client, "release_spec", conversation.session) for client in with_terms]
+    ] + [design_request(client, "release_spec", conversation.session) for client in with_terms]
     staged, specs = replies[: len(layout.clients)], replies[len(layout.clients) :]
     shift, scale = np.concatenate([reply.arrays["units"] for reply in staged], axis=1)
-    sides = list_sides(layout, BLOCK, code, np.ones((F, len(layout.clients)), dtype=np.bool_))
+    sides = product_operands(layout, BLOCK, code, np.ones((F, len(layout.clients)), dtype=np.bool_))
     *summed, points = yield [
         conversation.ask(side.site, "sum_products", code=side.code, groups=F) for side in sides
     ] + [conversation.ask(apart.holder, "sum_points", code=_of_holder(sides, apart.holder), groups=F)]
@@ -217,14 +216,14 @@ def exchange_moments(
     for side, reply in zip(sides, summed, strict=True):
         products[:, 0, side.place] = reply.arrays["sums"]
         products[:, side.place, side.place] = reply.arrays["grams"]
-    dealers = yield from multiply_apart(layout, sides, products, conversation)
-    raw = in_units(mirrored(products)[:, : p + 1, : p + 1], shift, scale)
+    dealers = yield from multiply_between_sites(layout, sides, products, conversation)
+    raw = in_units(symmetrized(products)[:, : p + 1, : p + 1], shift, scale)
     moments = unfold(raw, *places_of(apart, learners, widths, layout), points)
     coded = tuple(BlockSpec.from_json(reply.text) for reply in specs)
-    return MomentsApart(moments, dealers, coded)
+    return VerticalMoments(moments, dealers, coded)
 
 
-def _of_holder(sides: Sequence[Side], holder: str) -> Ints:
+def _of_holder(sides: Sequence[ProductOperand], holder: str) -> Ints:
     (code,) = (side.code for side in sides if side.site == holder)
     return code
 
@@ -237,7 +236,7 @@ def in_units(products: Floats, shift: Floats, scale: Floats) -> Floats:
 
 
 def places_of(
-    apart: LearnersApart, learners: Sequence[Learner], widths: Sequence[int], layout: Layout
+    apart: VerticalLearners, learners: Sequence[Learner], widths: Sequence[int], layout: Layout
 ) -> tuple[Ints, Ints]:
     """Where the columns of all learners, (K,), stand among (1, X), and those of the response."""
     first = {client: place.start for client, place in layout.places(1).items()}

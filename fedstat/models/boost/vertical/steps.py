@@ -1,44 +1,179 @@
-"""What one institution answers for boosting where others hold other columns.
-
-Its learners' columns, and the response in its basis, become one block, which is summed and multiplied as the
-blocks of other families are (:mod:`fedstat.models.vertical.exchange.steps`). Besides, released by fold by the
-holder of the response: `totals`, sums of the response at each of its points, and of its square, (F, G + 1).
-"""
+"""Steps of a site for vertical boosting, and their requests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
-from fedstat import records
-from fedstat.errors import MessageError
+from fedstat import codec
+from fedstat.codec import Minimum
+from fedstat.errors import FormulaError, MessageError
 from fedstat.federation.design.block import CodedBlock
-from fedstat.federation.design.by_columns import block_of, response_of
-from fedstat.federation.design.detail import columns_detail
-from fedstat.federation.design.formula.asked import columns_asked, response_asked, terms_asked
-from fedstat.federation.design.formula.terms import parse_terms
-from fedstat.federation.design.spec import BlockSpec
-from fedstat.federation.door.conduct import in_order
-from fedstat.federation.door.facts import (
+from fedstat.federation.design.coding import BlockSpec
+from fedstat.federation.design.formula.expression import name_expression
+from fedstat.federation.design.formula.facts import column_facts, response_facts, term_facts
+from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_formula
+from fedstat.federation.design.formula.terms import parse_terms, term_columns
+from fedstat.federation.design.vertical_design import block_of, columns_cardinality, response_of
+from fedstat.federation.disclosure.facts import (
     DesignDirections,
-    Entities,
-    FactorAsked,
+    EntityCount,
+    FormulaFactor,
     GroupSums,
     RowCount,
     SummedColumns,
 )
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.tables.bits import ColumnsDetail
-from fedstat.federation.tables.curves.array import curves_of
-from fedstat.models.boost.learning.columns import learner_columns, smooth_asked, time_basis
-from fedstat.models.boost.vertical.question import ColumnsMade, CurvesOpened
-from fedstat.models.vertical.exchange.dither import dithered
-from fedstat.models.vertical.exchange.staged import require_groups, staged_block
+from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.tables.cardinality import ColumnCardinality
+from fedstat.federation.tables.curves import CurveArray, curves_of
+from fedstat.models.boost.learning.columns import learner_columns, smooth_request, time_basis
+from fedstat.models.boost.learning.learners import INTERCEPT, BoostFormula, Learner
+from fedstat.models.vertical.exchange.standardized_columns import dithered, require_groups, staged_block
 from fedstat.models.vertical.exchange.steps import CODE, GROUPS, ExchangeRules, exchange_steps, sum_products
 from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Who has which learner, and what each institution is asked to make of its columns.
+
+
+@dataclass(frozen=True, slots=True)
+class CurvesRequest:
+    """Curves of the right side of which none may have a long gap, or the response, which may have none."""
+
+    curves: tuple[str, ...]
+    response: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerColumnsRequest:
+    """Columns that an institution makes: of its learners, without their constants, and of the response.
+
+    `response` is a curve, or with `number` the response that is open; empty at institutions without it.
+    `columns` are those of all institutions, as rows are held against them.
+    """
+
+    learners: tuple[Learner, ...]
+    response: str
+    number: bool
+    time: Learner | None
+    columns: Annotated[int, Minimum(1)]
+
+    def check(self) -> None:
+        """Require learners besides the intercept, which has no institution."""
+        if any(one.kind == INTERCEPT for one in self.learners):
+            raise MessageError("the question about columns has an intercept")
+
+    @property
+    def curves(self) -> tuple[str, ...]:
+        """Curves that are read."""
+        of_learners = [one.of for one in self.learners if one.of_curve]
+        own = [] if self.number or not self.response else [self.response]
+        return tuple(dict.fromkeys((*of_learners, *own)))
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalLearners:
+    """A formula over institutions with different columns, and the holder of each learner.
+
+    `owners` (P,) are the institutions of the learners, that of the response for the intercept; `formula` has
+    for each institution the columns and curves that it reads.
+    """
+
+    boost: BoostFormula
+    formula: Formula
+    owners: tuple[str, ...]
+
+    @property
+    def holder(self) -> str:
+        """Who has the response."""
+        return str(self.formula.response_client)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Institutions that take part, in the order of the partition."""
+        return tuple(terms.client for terms in self.formula.clients)
+
+    def curves(self, client: str) -> tuple[str, ...]:
+        """Curves of the right side at an institution."""
+        pairs = zip(self.boost.learners, self.owners, strict=True)
+        return tuple(one.of for one, owner in pairs if owner == client and one.of_curve)
+
+    def terms(self, client: str) -> SiteTerms:
+        """Terms of an institution, and the columns that they read, without curves."""
+        (own,) = (terms for terms in self.formula.clients if terms.client == client)
+        written = {name_expression(name).text for name in self.curves(client)}
+        terms = tuple(text for text in own.terms if text not in written)
+        names = dict.fromkeys(name for text in terms for name in term_columns(parse_terms(text).terms[0]))
+        return SiteTerms(client, terms, tuple(names))
+
+    def made(
+        self, client: str, learners: Sequence[Learner], time: Learner | None, columns: int
+    ) -> LearnerColumnsRequest:
+        """Ask an institution for its columns; `learners` are all, with the ends of their bases."""
+        pairs = zip(learners, self.owners, strict=True)
+        own = tuple(one for one, k in pairs if k == client and one.kind != INTERCEPT)
+        holds = client == self.holder
+        response = self.boost.response if holds else ""
+        return LearnerColumnsRequest(
+            own, response, holds and not self.boost.functional, time if holds else None, columns
+        )
+
+
+def curves_by_owner(partition: ClientPartition) -> dict[str, CurveArray]:
+    """Curves of institutions that hold different columns."""
+    return {name: one for own in partition.curves.values() for name, one in own.items()}
+
+
+def find_owners(
+    boost: BoostFormula, columns: Mapping[str, Sequence[str]], curves: Mapping[str, Sequence[str]]
+) -> VerticalLearners:
+    """Find who holds what a formula reads; a FormulaError where a learner needs columns of two.
+
+    `columns` and `curves` are those of each institution, by name.
+    """
+    along = [one.label for one in boost.learners if one.varying]
+    if along:
+        raise FormulaError(
+            f"formula: {along[0]} takes products of its columns with the response at each of its points; "
+            "where institutions hold different columns there are bsignal(), bfpc(), bols(), bbs(), brandom()"
+        )
+    held = {client: (*names, *curves[client]) for client, names in columns.items()}
+    wanted = [name_expression(name).text for name in boost.curves]
+    left = name_expression(boost.response).text if boost.functional else boost.response
+    # A curve is a column of its institution here: who holds what is the same question.
+    parsed = parse_formula(f"{left} ~ {' + '.join((*boost.terms, *wanted))}", held)
+    owner = {term: terms.client for terms in parsed.clients for term in terms.terms}
+    owners = []
+    for one in boost.learners:
+        read = [*([name_expression(one.of).text] if one.of_curve else []), *one.terms]
+        holders = list(dict.fromkeys(owner[term] for term in read)) or [str(parsed.response_client)]
+        if len(holders) > 1:
+            raise FormulaError(
+                f"formula: {one.label} needs what {' and '.join(map(repr, holders))} have; a learner is of "
+                "one institution"
+            )
+        owners += holders
+    at = {terms.client: terms for terms in parsed.clients}
+    clients = (at.get(k, SiteTerms(k, (), ())) for k in columns if k in at or k == parsed.response_client)
+    response = f"{boost.response}(t)" if boost.functional else parsed.response
+    return VerticalLearners(
+        boost, replace(parsed, text=boost.text, response=response, clients=tuple(clients)), tuple(owners)
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# What one institution answers for boosting where others hold other columns.
+#
+# Its learners' columns, and the response in its basis, become one block, which is summed and multiplied as
+# the blocks of other families are (:mod:`fedstat.models.vertical.exchange.steps`). Besides, released by
+# fold by the holder of the response: `totals`, sums of the response at each of its points, and of its
+# square, (F, G + 1).
 
 FAMILY = "boost_vertical"
 RULES = ExchangeRules(remembers=True, flat=True)
@@ -50,9 +185,9 @@ def open_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
 
     A response is to be measured at all of its points.
     """
-    asked = records.from_json(CurvesOpened, text, f"{data.name}: the question about curves")
+    asked = codec.from_json(CurvesRequest, text, f"{data.name}: the question about curves")
     names = (*asked.curves, *([asked.response] if asked.response else []))
-    state.tell(columns_asked(names))
+    state.tell(column_facts(names))
     absent = [name for name in names if name not in data.table.columns]
     if absent or not names:
         raise MessageError(f"{data.name}: has no curve {', '.join(map(repr, absent)) or 'that is asked for'}")
@@ -70,9 +205,9 @@ def make_columns(data: SiteData, state: State, text: str, use: Bools) -> tuple[d
 
     Columns without a value, and constants, stay: they are zero once they are standardised.
     """
-    asked = records.from_json(ColumnsMade, text, f"{data.name}: the columns asked for")
+    asked = codec.from_json(LearnerColumnsRequest, text, f"{data.name}: the columns asked for")
     check_lengths(data.name, use=(use, data.table.n_rows))
-    state.tell(smooth_asked(asked.learners), columns_asked(asked.curves))
+    state.tell(smooth_request(asked.learners), column_facts(asked.curves))
     state.play(asked.curves)
     spec, coded = BlockSpec(data.name), np.empty((int(use.sum()), 0))
     if any(one.terms for one in asked.learners):
@@ -90,7 +225,7 @@ def make_columns(data: SiteData, state: State, text: str, use: Bools) -> tuple[d
         made.append(Y @ time_basis(asked.time, grid))
         state.keep(POINTS, Y, len(Y))
     for label, Z in zip([*(one.label for one in asked.learners), asked.response], made, strict=False):
-        _tell_directions(state, label, Z)
+        _declare_directions(state, label, Z)
     X = np.ascontiguousarray(np.column_stack(made))
     state.keep(WIDTH, asked.columns)
     state.keep("block", CodedBlock(spec, use, X, 0), len(X), columns=X.shape[1])
@@ -98,7 +233,7 @@ def make_columns(data: SiteData, state: State, text: str, use: Bools) -> tuple[d
     return {}, ""
 
 
-def _tell_directions(state: State, label: str, Z: Floats) -> None:
+def _declare_directions(state: State, label: str, Z: Floats) -> None:
     """Tell of the columns of one learner, (n, k), each at a mean square of one: whom they single out."""
     size = np.sqrt((Z * Z).mean(axis=0)) if len(Z) else np.ones(Z.shape[1])
     parts = [Z / np.where(size > 0.0, size, 1.0)]
@@ -106,17 +241,19 @@ def _tell_directions(state: State, label: str, Z: Floats) -> None:
     state.tell(DesignDirections(parts.__iter__, len(Z), names))
 
 
-def _detail(data: SiteData, asked: ColumnsMade, spec: BlockSpec, widths: list[int]) -> ColumnsDetail | None:
+def _detail(
+    data: SiteData, asked: LearnerColumnsRequest, spec: BlockSpec, widths: list[int]
+) -> ColumnCardinality | None:
     """Say which of the columns are made of columns of few values, where the site's owner asks for that."""
     if data.policy.discrete == "any":
         return None
-    factors: list[Sequence[FactorAsked]] = []
+    factors: list[Sequence[FormulaFactor]] = []
     for one, width in zip(asked.learners, widths, strict=False):
-        read = [factor for term in one.terms for factor in terms_asked(parse_terms(term).terms).factors]
+        read = [factor for term in one.terms for factor in term_facts(parse_terms(term).terms).factors]
         factors += [read] * width
     if asked.response:
-        factors += [response_asked(asked.response).factors if asked.number else []] * widths[-1]
-    return columns_detail(data, factors)
+        factors += [response_facts(asked.response).factors if asked.number else []] * widths[-1]
+    return columns_cardinality(data, factors)
 
 
 def sum_products_by_fold(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
@@ -138,20 +275,24 @@ def sum_points(data: SiteData, state: State, code: Ints, groups: Array) -> dict[
     return {"totals": np.array([np.append(rows.sum(axis=0), (rows * rows).sum()) for rows in members])}
 
 
-USE = Declared("presence", "rows that have all that the formula reads here, and a response", dtype="bool")
+USE = ArrayDeclaration(
+    "presence", "rows that have all that the formula reads here, and a response", dtype="bool"
+)
 EXCHANGED = exchange_steps(RULES)
 _SUMS = EXCHANGED["sum_products"]
 STEPS: Mapping[str, Step] = in_order(
     {
         "open_curves": Step(
             open_curves,
-            gives={"seen": Declared("presence", "which rows have the curves", dtype="bool")},
-            text_in=Declared("schema", "curves of the formula"),
+            gives={"seen": ArrayDeclaration("presence", "which rows have the curves", dtype="bool")},
+            text_in=ArrayDeclaration("schema", "curves of the formula"),
         ),
         "make_columns": Step(
             make_columns,
             {"use": USE},
-            text_in=Declared("control", "learners, with the ends of their bases; the basis of the response"),
+            text_in=ArrayDeclaration(
+                "control", "learners, with the ends of their bases; the basis of the response"
+            ),
         ),
         "sum_products": replace(
             _SUMS,
@@ -162,11 +303,11 @@ STEPS: Mapping[str, Step] = in_order(
             sum_points,
             {"code": CODE, "groups": GROUPS},
             {
-                "totals": Declared(
+                "totals": ArrayDeclaration(
                     "aggregate",
                     "sums of the response at its points, and of its square, by fold",
                     2,
-                    behind=(Entities, GroupSums, SummedColumns),
+                    behind=(EntityCount, GroupSums, SummedColumns),
                 )
             },
         ),

@@ -1,1 +1,415 @@
-"""Releases of records that are hardest to tell apart, and how well they are told apart nevertheless."""
+"""Privacy audit: measured distinguishability of neighboring data sets compared with the claim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import combinations_with_replacement
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from scipy.special import chdtr, ndtr, ndtri
+
+from fedstat.errors import ModelError
+from fedstat.federation.disclosure.policy import Budget, Policy
+from fedstat.inference.summary import header_sheet
+from fedstat.inference.tables import Sheet, SheetSummary
+from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.copula.audited_releases import PARTS, ObservedRelease, Releases, WholeSums, WorstPair
+from fedstat.models.copula.correlation import invert_products
+from fedstat.models.copula.model import CopulaSynthesizer
+from fedstat.models.copula.private_release import ROUNDING, PrivateRelease
+from fedstat.models.copula.request import NoisePlan
+from fedstat.plotting import COLORS, axes_for, legend_below, set_headline
+from fedstat.privacy.gaussian_dp import epsilon_of, mu_interval
+from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+from fedstat.progress_line import counted, shows_progress
+from fedstat.typing import Bools, Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# ----------------------------------------------------------------------------------------------------
+# Results of an audit: what it measured beside what is claimed.
+
+ALL = "all together"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AuditResults:
+    """Guesses of which of two records was behind each release, and what is claimed of any guess.
+
+    Attributes
+    ----------
+    view : str
+        Who looks.
+    mu : float
+        Claimed: no test tells two records apart better than N(0, 1) and N(mu, 1).
+    pair_mu : float
+        What the pair of records should show, by the plan.
+    epsilon, delta : float
+        Claimed, of the mu above.
+    first : (R,) array of bool
+        Whether the first record was in.
+    log_ratios : (R, m) array
+        Statistic of each release by its parts, large for the first record.
+    parts : tuple of str
+    faults : tuple of str
+        What is wrong by construction, whatever was guessed.
+    alpha : float
+        With which probability an interval is wrong.
+    evidence : bool
+        Whether the statistic is the best that there is; else nothing follows from a low one.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()[["age", "sex"]].dropna()
+    >>> partition = fs.ClientPartition.from_frame(table, columns={"Registry": ["age"], "Laboratory": ["sex"]})
+    >>> model = fs.CopulaSynthesizer(partition, 3.0, {"age": (20, 80), "sex": [0, 1]})
+    >>> result = fs.audit(model, releases=100, seed=1)
+    >>> result.passed, result.releases, len(result.verdict) > 0, "claim" in result.summary().as_text()
+    (True, 100, True, True)
+    >>> result.mu_low <= result.mu_high, result.epsilon_low <= 3.0, len(result.intervals) > 0
+    (True, True, True)
+    >>> result.roc().columns.tolist(), bool(result.plot().has_data())
+    (['false_positives', 'true_positives'], True)
+    """
+
+    view: str
+    mu: float
+    pair_mu: float
+    epsilon: float
+    delta: float
+    first: Bools
+    log_ratios: Floats
+    parts: tuple[str, ...]
+    faults: tuple[str, ...]
+    alpha: float
+    evidence: bool = True
+
+    @property
+    def releases(self) -> int:
+        """How many releases were made."""
+        return len(self.first)
+
+    @property
+    def intervals(self) -> pd.DataFrame:
+        """What each statistic has shown: right guesses, mu and its interval, and epsilon at least.
+
+        A statistic that is wrong more often than right tells as much as its opposite. Lower ends hold for all
+        rows at once, with a probability of 1 - alpha.
+        """
+        rows = []
+        tests = {ALL: self.log_ratios.sum(axis=1)}
+        if len(self.parts) > 1:
+            tests |= dict(zip(self.parts, self.log_ratios.T, strict=True))
+        each = self.alpha / (2 * len(tests))
+        for name, ratio in tests.items():
+            right = int(np.count_nonzero((ratio > 0.0) == self.first))
+            best = max(right, self.releases - right)
+            low, high = mu_interval(best, self.releases, each)
+            share = best / self.releases
+            estimate = 2.0 * float(ndtri(min(max(share, 0.5), 1.0 - 0.5 / self.releases)))
+            rows.append((name, right, estimate, low, high, epsilon_of(low, self.delta)))
+        return pd.DataFrame(rows, columns=["statistic", "right", "mu", "low", "high", "epsilon_low"])
+
+    @property
+    def mu_low(self) -> float:
+        """Mu is at least this, by the best of the statistics."""
+        return float(self.intervals["low"].max())
+
+    @property
+    def mu_high(self) -> float:
+        """What all statistics together have shown is at most this."""
+        return float(self.intervals["high"].iloc[0])
+
+    @property
+    def epsilon_low(self) -> float:
+        """Epsilon at :attr:`delta` is at least this."""
+        return epsilon_of(self.mu_low, self.delta)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing contradicts the claim."""
+        return not self.faults and self.mu_low <= self.mu
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if not self.passed:
+            better = ("records are told apart better than is claimed",) if self.mu_low > self.mu else ()
+            return "FAILS: " + "; ".join((*self.faults, *better))
+        if not self.evidence:
+            return "no evidence: a weak attack that fails says nothing"
+        if self.mu_high < self.pair_mu:
+            return "holds; less is told apart than the noise of the plan allows"
+        return "holds"
+
+    def roc(self) -> pd.DataFrame:
+        """Return the curve of the statistic of all parts: rates of false and of true positives, ascending."""
+        ratio = self.log_ratios.sum(axis=1)
+        first = self.first[np.argsort(-ratio, kind="stable")]
+        rates = [np.concatenate([[0.0], np.cumsum(some) / max(some.sum(), 1)]) for some in (~first, first)]
+        return pd.DataFrame({"false_positives": rates[0], "true_positives": rates[1]})
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the ROC curve beside the trade-off that is claimed: above it no test may be."""
+        ax = axes_for(ax, 4.8, 5.2)
+        x = np.linspace(0.0, 1.0, 501)
+        claimed = ndtr(ndtri(x) + self.mu)
+        ax.fill_between(x, claimed, 1.0, color="0.9", linewidth=0.0)
+        ax.plot(x, claimed, color="0.2", linewidth=1.4, label=f"claimed: mu {self.mu:.3g}")
+        roc = self.roc()
+        label = f"{self.releases:,} releases: mu {self.mu_low:.2f} to {max(self.mu_high, self.mu_low):.2f}"
+        ax.plot(*(roc["false_positives"], roc["true_positives"]), color=COLORS[1], linewidth=1.6, label=label)
+        ax.plot([0, 1], [0, 1], color="0.6", linewidth=1.0, linestyle="--", label="guessing")
+        ax.set(xlabel="false positives", ylabel="true positives", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        legend_below(ax)
+        set_headline(ax, f"Who was in? As seen by {self.view}")
+        return ax
+
+    def summary(self) -> SheetSummary:
+        """Lay out what is claimed, what was measured, and the verdict.
+
+        Returns
+        -------
+        SheetSummary
+        """
+        left = [
+            ("Who looks", self.view),
+            ("Epsilon", f"{self.epsilon:.3g} at delta {self.delta:g}"),
+            ("mu", f"{self.mu:.3f}"),
+            ("mu of the pair", f"{self.pair_mu:.3f}" if self.evidence else "not known"),
+        ]
+        right = [
+            ("Releases", f"{self.releases:,}"),
+            ("Epsilon", f"at least {self.epsilon_low:.3g}"),
+            ("mu", f"{self.mu_low:.3f} to {max(self.mu_high, self.mu_low):.3f}"),
+            ("Verdict", self.verdict.split(":")[0].split(";")[0]),
+        ]
+        rows = tuple(
+            (name, f"{right:,}", f"{mu:.3f}", f"{low:.3f}", f"{high:.3f}", f"{epsilon:.3g}")
+            for name, right, mu, low, high, epsilon in self.intervals.itertuples(index=False)
+        )
+        headers = ("statistic", "right", "mu", "low", "high", "eps, low")
+        table = Sheet(headers, rows, "lrrrrr", (24, 8, 8, 8, 8, 9), gap=2)
+        head = header_sheet("Audit of a release with noise", left, right)
+        head = replace(head, headers=("Claimed", "", "Measured", ""))
+        return SheetSummary([head, table], list(self._notes()))
+
+    def _notes(self) -> Iterator[str]:
+        yield f"Verdict: {self.verdict}."
+        if not self.evidence:
+            yield (
+                "A demonstration on synthetic tables, of one simple attack. That it guesses badly is no "
+                "evidence of privacy; what is evidence are audits of the release itself, view='coordinator' "
+                "or an institution."
+            )
+        else:
+            yield (
+                "Two records that the plan says are the hardest to hide, each in about half of the releases; "
+                "likelihood ratios of all that is seen. Every release passed the doors of new sites, with "
+                "new keys and a budget for one. The sites hold invented rows; none of yours was asked."
+            )
+        yield (
+            f"Intervals are Clopper and Pearson's, all wrong at once with a probability of at most "
+            f"{self.alpha:g}; mu as of Gaussian noise, which discrete noise of this size is to many digits. "
+            "From below they are proof; that no more was shown proves nothing of other records, of bugs "
+            "elsewhere, or of clocks."
+        )
+        if self.evidence and math.isfinite(self.pair_mu) and self.pair_mu < 0.99 * self.mu:
+            yield (
+                f"The pair should show {self.pair_mu:.3f} of the {self.mu:.3f} that is claimed: what is "
+                "charged is a bound, which no pair attains here."
+            )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Who was in, guessed from a synthetic table alone: a demonstration.
+
+
+def agreement(pair: WorstPair, seen: ObservedRelease, random: np.random.Generator) -> float:
+    """Draw a table of a release, and compare how it agrees with the two records, in standard errors.
+
+    The mean number of columns in which a synthetic row has the bin of the first record, less that of the
+    second.
+    """
+    noise = pair.sums.noise
+    margins = [margin for client in noise.columns for margin in seen.margins[client]]
+    radii = [float(noise.radius(client)) for client in noise.columns]
+    blocks = list(noise.places().values())
+    found = invert_products(seen.sums.products[0] / pair.n, margins, blocks, radii, standardise=False)
+    Z = random.standard_normal((pair.n, len(margins))) @ np.linalg.cholesky(found.correlation).T
+    codes = np.column_stack(
+        [
+            np.searchsorted(margin.thresholds[1:-1], z, side="right")
+            for margin, z in zip(margins, Z.T, strict=True)
+        ]
+    )
+    first, second = ((codes == record).sum(axis=1) for record in pair.records)
+    return float((first - second).mean()) * math.sqrt(pair.n)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Audits: many releases of one of two records, through real doors, and what tells them apart.
+
+TIMES_NOISE = 50.0
+"""How many times the noise on a count the invented entities are: scores are of margins near their truth."""
+FEWEST, MOST = 200, 20_000
+EXACT = 1.0 + 1e-9
+COORDINATOR, TABLE = "coordinator", "table"
+
+
+@shows_progress
+def audit(
+    model: PrivateRelease,
+    view: str = COORDINATOR,
+    releases: int = 2000,
+    *,
+    alpha: float = 1e-4,
+    seed: int | None = None,
+    progress: bool | None = None,
+) -> AuditResults:
+    """Measure from below what a private release tells of one record, and hold it against its claim.
+
+    By the model's columns, bounds and epsilon, the two records are found that are hardest to hide. A fair
+    coin says which of them is in a table of invented rows, of which new sites, with new keys and a budget for
+    one release, release margins and products through their doors; and a likelihood ratio guesses which. No
+    block is missing there. The institutions of the model are asked nothing, and charged nothing.
+
+    Parameters
+    ----------
+    model : CopulaSynthesizer or PrivateCopulaGLM
+        With ``missing="em"`` of one pattern of records, the squares and sums of scores included.
+    view : str
+        Who looks: ``"coordinator"``, at a whole record; an institution, at whose part of a record all others
+        together look, whose own noise hides nothing from them; or ``"table"``, whoever has one synthetic
+        table, which is a demonstration and no evidence.
+    releases : int
+        100 or more; each takes some hundredths of a second, more with many columns.
+    alpha : float
+        Probability with which the intervals may be wrong.
+    seed : int, optional
+        Of the coins; the noise is drawn anew each time.
+    progress : bool, optional
+        Tell how far the computation has come (:func:`fedstat.progress`).
+
+    Returns
+    -------
+    AuditResults
+        ``print(result.summary())``; ``result.passed``; ``result.plot()`` draws the ROC curve beside the
+        claim.
+
+    Raises
+    ------
+    ModelError
+        An argument has no meaning.
+
+    References
+    ----------
+    Dong, J., Roth, A. and Su, W. (2022). Gaussian differential privacy. JRSS B 84, 3-37.
+    Nasr, M. et al. (2023). Tight auditing of differentially private machine learning. USENIX Security.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()[["age", "sex", "chol"]].dropna()
+    >>> held = {"Registry": ["age", "sex"], "Laboratory": ["chol"]}
+    >>> partition = fs.ClientPartition.from_frame(table, columns=held)
+    >>> bounds = {"age": (20, 80), "sex": [0, 1], "chol": (80, 600)}
+    >>> result = fs.audit(fs.CopulaSynthesizer(partition, 3.0, bounds), releases=100, seed=1)
+    >>> result.passed
+    True
+    """
+    came, synthesis = type(model).__name__, isinstance(model, CopulaSynthesizer)
+    if not issubclass(type(model), PrivateRelease):
+        raise ModelError(f"audit: expected a CopulaSynthesizer or PrivateCopulaGLM, received {came}")
+    if isinstance(model, CopulaSynthesizer) and model.mechanism == "published":
+        raise ModelError("audit: mechanism='published' is a simulation, and passes no door")
+    clients = list(model.bounds)
+    check_choice("view", view, (COORDINATOR, *([TABLE] if synthesis else []), *clients))
+    check_whole("releases", releases, 100)
+    if not 0.0 < alpha < 1.0:
+        raise ModelError(f"alpha: expected a number between 0 and 1, received {alpha!r}")
+    if view in clients and len(clients) < 2:
+        raise ModelError("view: there are no others who could look at the only institution")
+    pair = _pair_of(model, view if view in clients else "")
+    making = Releases(pair, Policy(privacy=Budget(model.epsilon, model.delta)), model._family_name)
+    random = np.random.default_rng(seed)
+    first = random.random(releases) < 0.5
+    ratios, seen_noise, short, longest = [], set[bytes](), set[str](), 0.0
+    squares: dict[str, float] = {}
+    for is_first in counted(first.tolist(), "release"):
+        seen = making.make(0 if is_first else 1)
+        if view == TABLE:
+            ratios.append(np.array([agreement(pair, seen, random)]))
+        else:
+            ratios.append(seen.log_ratios(pair))
+        noise = _noise_of(pair, seen, 0 if is_first else 1)
+        seen_noise.add(np.concatenate(list(noise.values())).tobytes())
+        squares = {name: squares.get(name, 0.0) + float(one @ one) for name, one in noise.items()}
+        short.update(seen.short)
+        longest = max(longest, pair.share(seen.margins))
+    faults = []
+    if short:
+        faults.append(f"too little was charged at {', '.join(sorted(short))}")
+    if longest > EXACT:
+        faults.append(f"a row of scores was {100.0 * (math.sqrt(longest) - 1.0):.2g} % longer than may be")
+    for name, found in squares.items():
+        if chdtr(releases * noise[name].size, found) < alpha / len(squares):
+            faults.append(f"noise on {name} is smaller than was charged for")
+    if len(seen_noise) < releases:
+        faults.append(f"{releases - len(seen_noise):,} releases had the noise of another one")
+    parts = PARTS if pair.sums.moments else PARTS[:-1]
+    told = np.array(ratios)
+    cost = pair.sums.site_cost(pair.view) if pair.view else pair.sums.coordinator_cost()
+    return AuditResults(
+        view={COORDINATOR: "the coordinator", TABLE: "who has one table"}.get(view, f"all others at {view}"),
+        mu=pair.claimed,
+        pair_mu=pair.attained,
+        epsilon=epsilon_of_zcdp(cost, model.delta),
+        delta=model.delta,
+        first=first,
+        log_ratios=told if view == TABLE else told[:, : len(parts)],
+        parts=("synthetic table",) if view == TABLE else parts,
+        faults=tuple(faults),
+        alpha=alpha,
+        evidence=view != TABLE,
+    )
+
+
+def _pair_of(model: PrivateRelease, view: str) -> WorstPair:
+    """Plan a release of the model's columns on as many invented entities as its noise needs."""
+    rho = rho_of_budget(model.epsilon, model.delta) * (1 - ROUNDING)
+    of_column = float(NoisePlan.of_column(Fraction(rho), sum(map(len, model.bounds.values()))))
+    n = int(np.clip(math.ceil(TIMES_NOISE / math.sqrt(of_column)), FEWEST, MOST))
+    noise = model._noise_for(n)
+    return WorstPair.of(WholeSums(noise) if isinstance(noise, NoisePlan) else noise, view, n)
+
+
+def _noise_of(pair: WorstPair, seen: ObservedRelease, which: int) -> dict[str, Floats]:
+    """Return the noise of a release by its parts, over its deviation; of those who hide it from who looks."""
+    parts = list[tuple[str, set[str], Floats]]()
+    for (client, kind), counts in seen.counts.items():
+        expected, variance = pair.counts(client, kind)
+        parts.append((f"{kind} of {client}", {client}, (counts - expected[which]) / math.sqrt(variance)))
+    products, totals = (told[which] for told in pair.products(seen.margins))
+    variances, places = np.minimum(*pair.variances()), pair.sums.noise.places()
+    for (a, at), (b, to) in combinations_with_replacement(places.items(), 2):
+        noisy = np.isfinite(variances[at, to])
+        noise = (seen.sums.products[0] - products)[at, to][noisy] / np.sqrt(variances[at, to][noisy])
+        parts.append((f"products of {a}" if a == b else f"products of {a} and {b}", {a, b}, noise))
+    if pair.sums.moments:
+        squares, sums = seen.sums.squares[0] - np.diagonal(products), seen.sums.totals[0] - totals
+        deviation = pair.sums.deviation(0, 1)
+        for client, at in places.items():
+            both = np.concatenate([squares[at], sums[at]]) / deviation
+            parts.append((f"squares and sums of {client}", {client}, both))
+    return {
+        name: noise for name, owners, noise in parts if noise.size and (not pair.view or pair.view in owners)
+    }

@@ -1,1 +1,350 @@
-"""One private step on the score, from released moments: what is shared, what it costs, what is made of it."""
+"""One Newton step on the score of the rows, with a mean that sites can compute jointly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import ceil, log2
+from typing import Annotated
+
+import numpy as np
+from scipy.special import expit
+
+from fedstat.codec import Minimum
+from fedstat.errors import MessageError
+from fedstat.models.copula_glm.design import LARGEST, MeanScore, ScoredResponse
+from fedstat.models.copula_glm.estimation import MomentFit
+from fedstat.typing import Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# The mean of a response as institutions can share it: a polynomial of the sum of their parts.
+#
+# Institution k has a part of the linear predictor, z_k, less its middle and cut to a public half width h_k.
+# The mean is taken for p(w), w = z_1 + ... + z_K: the line itself for the normal family, and a cubic for
+# the logistic one. What the cubic leaves is found under the released law, which has no part in what any
+# entity is charged for.
+#
+# All numbers are integers: w in units of 2^-bits, residuals in units of 2^-(3 bits), so that the cube of w
+# needs no rounding.
+
+CUBE = 3
+MOST_BITS, FEWEST_BITS = 9, 7
+SCORE_PLACES = 10
+"""Binary places of the scores that residuals are multiplied by."""
+SMALLEST_CUBE = 0.03
+"""Smallest size of the cubic's last coefficient: with less, its variable would have too few places."""
+OF_RANGE = 0.1
+"""Weight of the whole range in the fit of the cubic, beside the law of the predictor."""
+GRID = 400
+
+
+def bits_for(n: int, largest: float) -> int:
+    """Return binary places of z at which sums over n residuals times scores up to `largest` fit 62 bits."""
+    left = 62 - SCORE_PLACES - ceil(log2(max(n, 1))) - ceil(log2(largest))
+    return min(left // CUBE, MOST_BITS)
+
+
+@dataclass(frozen=True)
+class SharedMean:
+    """The polynomial ``constant + linear w + square w^2 + cube w^3`` in integers, and ranges of all parts.
+
+    A part of the linear predictor is multiplied by `unit`, to be cut to `halves`, in units of 2^-bits, by
+    institution. `constant` has 3 bits places, `linear` and `square` bits; `cube` is -1, 0 or 1. `low` and
+    `high` are the smallest and largest response, in units of 2^-(3 bits).
+    """
+
+    bits: Annotated[int, Minimum(FEWEST_BITS)]
+    unit: float
+    constant: int
+    linear: int
+    square: int
+    cube: int
+    halves: Mapping[str, int]
+    low: int
+    high: int
+
+    def check(self) -> None:
+        """Require ranges, and numbers that 64 bits hold."""
+        fits = self.bits <= MOST_BITS and 0.0 < self.unit < np.inf and self.cube in (-1, 0, 1)
+        fits = fits and self.low < self.high and bool(self.halves) and min(self.halves.values()) >= 0
+        largest = max(map(abs, (self.constant, self.low, self.high)))
+        widest = max(abs(self.linear), abs(self.square), sum(self.halves.values()))
+        if not fits or largest >= 2**50 or widest >= 2 ** (self.bits + 8):
+            raise MessageError("the mean of a response: expected a polynomial over ranges that 64 bits hold")
+
+    @property
+    def places(self) -> int:
+        """Binary places of residuals."""
+        return CUBE * self.bits
+
+    @property
+    def degree(self) -> int:
+        """3 of a cubic, 1 of a line."""
+        return CUBE if self.cube or self.square else 1
+
+    def part(self, site: str, predictor: Floats) -> Floats:
+        """Cut an institution's part of the linear predictor, less its middle: (n,) in the unit."""
+        half = self.halves[site] / 2.0**self.bits
+        return np.clip(np.nan_to_num(self.unit * predictor), -half, half)
+
+    def encode(self, part: Floats) -> tuple[Ints, Ints]:
+        """Return a part in integers, and its linear term in places of residuals: the finer of the two."""
+        whole = np.rint(np.ldexp(part, self.bits)).astype(np.int64)
+        return whole, np.rint(self.linear * np.ldexp(part, 2 * self.bits)).astype(np.int64)
+
+    def at(self, w: Floats) -> Floats:
+        """Return the polynomial at real numbers, in the unit."""
+        b = self.bits
+        line = np.ldexp(float(self.constant), -self.places) + np.ldexp(float(self.linear), -b) * w
+        return np.asarray(line + np.ldexp(float(self.square), -b) * w**2 + self.cube * w**3)
+
+    def slope(self, w: Floats) -> Floats:
+        """Return its derivative."""
+        b = self.bits
+        return np.asarray(
+            np.ldexp(float(self.linear), -b) + np.ldexp(float(self.square), 1 - b) * w + 3 * self.cube * w**2
+        )
+
+    @cached_property
+    def reach(self) -> float:
+        """Return the largest absolute w."""
+        return float(sum(self.halves.values())) / 2.0**self.bits
+
+    @cached_property
+    def range(self) -> tuple[float, float]:
+        """Smallest and largest mean over all w that there can be, with what rounding of parts adds."""
+        ends = [-self.reach, self.reach]
+        if self.degree == CUBE:
+            turns = np.roots(
+                [3.0 * self.cube, 2.0 * self.square / 2.0**self.bits, self.linear / 2.0**self.bits]
+            )
+            ends += [float(t.real) for t in turns if abs(t.imag) < 1e-9 and abs(t.real) < self.reach]
+        at = self.at(np.array(ends))
+        return float(at.min()) - self.slack, float(at.max()) + self.slack
+
+    @property
+    def slack(self) -> float:
+        """By how much the linear term, which is rounded later than the others, may differ from theirs."""
+        each = abs(self.linear) * 2.0 ** (self.bits - 1) + 1.0
+        return float(np.ldexp(each * (len(self.halves) + 1), -self.places)) + 2.0**-30
+
+    @property
+    def steepest(self) -> float:
+        """Return the largest absolute slope over the range."""
+        turn = [] if not self.cube else [-self.square / 2.0**self.bits / (3.0 * self.cube)]
+        at = np.clip(np.array([-self.reach, self.reach, *turn]), -self.reach, self.reach)
+        return float(np.abs(self.slope(at)).max())
+
+    @property
+    def responses(self) -> tuple[float, float]:
+        """Smallest and largest response."""
+        return float(np.ldexp(float(self.low), -self.places)), float(np.ldexp(float(self.high), -self.places))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSensitivity:
+    """Squares of what one replaced record moves the sums of scores times residuals by.
+
+    `whole` is of the record, `parts` of its part at each institution where the others know all the rest.
+    """
+
+    whole: float
+    parts: Mapping[str, float]
+
+    @classmethod
+    def of(cls, mean: SharedMean, radii: Mapping[str, float], holder: str) -> ScoreSensitivity:
+        """Bound the sums of (1, v_1, ..., v_K) r, of scores with squared lengths up to `radii`.
+
+        Scores and residual of two records move the sum by u v - u' v': its part at others, (1, v_-k), by
+        (r - r')^2 (1 + sum of their R^2), and its own by (|r| + |r'|)^2 R_k^2. Both are convex in (r, r') and
+        in the response, so that the corners of what these can be are the worst: an interval, of which r and
+        r' are no farther apart than the part at the institution can move the mean, and at the holder the
+        response.
+        """
+        low, high = mean.range
+        first, last = mean.responses
+        total = sum(radii.values())
+        whole = [(first - high, last - low)]
+        ends = [(y - high, y - low) for y in (first, last)]
+        parts = {}
+        for site in mean.halves:
+            own = radii.get(site, 0.0)
+            moved = mean.steepest * 2.0 * mean.halves[site] / 2.0**mean.bits + 2.0 * mean.slack
+            at = (whole, last - first + moved) if site == holder else (ends, moved)
+            parts[site] = _worst(*at, own, 1.0 + total - own)
+        return cls(_worst(whole, np.inf, total, 1.0), parts)
+
+
+def _worst(intervals: list[tuple[float, float]], apart: float, own: float, rest: float) -> float:
+    """Return the largest (r - r')^2 rest + (|r| + |r'|)^2 own, of r and r' in one interval, so far apart."""
+    found = []
+    for a, b in intervals:
+        corners = [(a, a), (b, b), (b, max(a, b - apart)), (a, min(b, a + apart))]
+        found += [(r - s) ** 2 * rest + (abs(r) + abs(s)) ** 2 * own for r, s in corners]
+    return max(found)
+
+
+def share_line(
+    bits: int, halves: Mapping[str, float], unit: float, constant: float, largest: float
+) -> SharedMean:
+    """Share a mean ``constant + w``, the linear predictor in a unit, of responses up to `largest`."""
+    whole = {site: ceil(unit * h * 2.0**bits) for site, h in halves.items()}
+    one = 2.0 ** (CUBE * bits)
+    end = ceil(largest * one)
+    return SharedMean(bits, unit, round(constant * one), 2**bits, 0, 0, whole, -end, end)
+
+
+def share_cubic(
+    bits: int, halves: Mapping[str, float], mean: Callable[[Floats], Floats], predictors: Floats
+) -> SharedMean:
+    """Share a mean in [0, 1] of a binary response by a cubic of w, fitted where predictors (N,) lie.
+
+    `mean` is a function of w; beside the law of w, the whole range has a small weight, so that no mean far
+    out makes residuals, and with them the noise, large.
+    """
+    H = sum(halves.values())
+    t = np.linspace(-1.0, 1.0, GRID)
+    counts = np.histogram(np.clip(predictors / H, -1.0, 1.0), np.linspace(-1.0, 1.0, GRID + 1))[0]
+    weight = np.sqrt(counts / len(predictors) + OF_RANGE / GRID)
+    target, powers = mean(H * t), np.vander(t, 4, increasing=True)
+    a = np.linalg.lstsq(powers * weight[:, None], target * weight, rcond=None)[0]
+    if abs(a[3]) < SMALLEST_CUBE:
+        a[3] = np.copysign(SMALLEST_CUBE, a[3])
+        rest = (target - a[3] * t**3) * weight
+        a[:3] = np.linalg.lstsq(powers[:, :3] * weight[:, None], rest, rcond=None)[0]
+    # In the variable whose cube has a coefficient of one.
+    unit = abs(a[3]) ** (1.0 / 3.0) / H
+    scale = unit * H
+    return SharedMean(
+        bits=bits,
+        unit=float(unit),
+        constant=round(a[0] * 2.0 ** (CUBE * bits)),
+        linear=round(a[1] / scale * 2.0**bits),
+        square=round(a[2] / scale**2 * 2.0**bits),
+        cube=int(np.sign(a[3])),
+        halves={site: ceil(unit * h * 2.0**bits) for site, h in halves.items()},
+        low=0,
+        high=2 ** (CUBE * bits),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# One step from released moments on the score of the rows, and its covariance in closed form.
+#
+# U = sum_i v_i (y_i - p(w_i)) + noise has mean n E[v (mu - p)] at the true coefficients where the step
+# begins; of the rows it takes no law of the columns but for what the polynomial leaves, v (mu - p). With H
+# the derivative of E[v mu] by the coefficients under the released law,
+#
+#     b_1 = b_0 + H^-1 (U / n - E[v (mu - p)]),    cov = H^-1 (V / n + sigma^2 I / n^2) H^-T.
+#
+# So the copula matters where it gives a derivative and a small remainder, and no longer for what is
+# estimated.
+
+OF_STEP = Fraction(1, 2)
+"""Share of the budget for the step; the rest is for the release before it."""
+WIDE = {"Binomial": 3.5, "Gaussian": 2.5}
+"""Half width of a part of the linear predictor, in its deviations under the released law, by family."""
+LEAST = 1e-3
+"""Smallest half width, in units of the linear predictor."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreStepStart:
+    """Where a step begins: coefficients (p + 1,), the middle of each institution's part, the shared mean."""
+
+    params: Floats
+    middles: Mapping[str, float]
+    mean: SharedMean
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreStep:
+    """Coefficients after a step (p + 1,), and the parts of their covariance (p + 1, p + 1).
+
+    `remainder` is by how much the law of the columns moved the coefficients through what the polynomial
+    leaves, in sampling errors (root mean square).
+    """
+
+    params: Floats
+    sampling: Floats
+    noise: Floats
+    remainder: float
+
+    @property
+    def covariance(self) -> Floats:
+        """Covariance of the coefficients."""
+        return self.sampling + self.noise
+
+
+def plan_score(fit: MomentFit, holder: str, n: int, length: float) -> ScoreStepStart:
+    """Choose ranges and polynomial from what was released; `length` is the largest of a row of scores."""
+    response, b = fit.release.response, fit.root.params
+    parts = _parts_of(fit)
+    wide = WIDE[response.family]
+    middles = {site: float(part.mean()) for site, part in parts.items()}
+    halves = {site: max(wide * float(part.std()), LEAST) for site, part in parts.items()}
+    middles.setdefault(holder, 0.0)
+    halves.setdefault(holder, 0.0)
+    offset = float(b[0]) + sum(middles.values())
+    if response.has_scale:
+        unit, largest = 1.0 / response.spread, LARGEST[response.family]
+        constant = (offset - response.center) * unit
+        bits = bits_for(n, length * (largest + abs(constant) + unit * sum(halves.values())))
+        return ScoreStepStart(b, middles, share_line(bits, halves, unit, constant, largest))
+    w = np.sum(
+        [np.clip(part - middles[site], -halves[site], halves[site]) for site, part in parts.items()], axis=0
+    )
+    bits = bits_for(n, 2.0 * length)
+    return ScoreStepStart(b, middles, share_cubic(bits, halves, lambda t: expit(offset + t), w))
+
+
+def take_step(fit: MomentFit, asked: ScoreStepStart, sums: Floats, n: int, deviation: float) -> ScoreStep:
+    """Take the step that sums (p + 1,) of n rows with noise say, intercept first."""
+    law, response, root = fit.law, fit.release.response, fit.root
+    V = np.column_stack([np.ones(len(law.scores)), law.scores])
+    X = np.column_stack([np.ones(len(V)), law.values])
+    eta = X @ root.params
+    found = _mean_of(response, eta, root.scale)
+    w = np.sum([asked.mean.part(s, part - asked.middles[s]) for s, part in _parts_of(fit).items()], axis=0)
+    left = found.mean - asked.mean.at(w)
+    remainder = V.T @ left / len(V)
+    # Derivatives of E[v mu] by coefficients of columns of one spread, so that the inverse is a good one.
+    units = np.where(X.std(axis=0) > 0.0, X.std(axis=0), 1.0)
+    Hi = np.linalg.inv((V * found.slope[:, None]).T @ (X / units) / len(V)) / units[:, None]
+    spread = _variance_of(response, eta, root.scale, found.mean) + left**2
+    inner = (V * spread[:, None]).T @ V / len(V) - np.outer(remainder, remainder)
+    sampling = Hi @ inner @ Hi.T / n
+    moved = Hi @ remainder / np.sqrt(np.diag(sampling))
+    return ScoreStep(
+        params=root.params + Hi @ (sums / n - remainder),
+        sampling=sampling,
+        noise=(deviation / n) ** 2 * Hi @ Hi.T,
+        remainder=float(np.sqrt(np.mean(moved**2))),
+    )
+
+
+def _parts_of(fit: MomentFit) -> dict[str, Floats]:
+    """Return each institution's part of the linear predictor at the points of the law: (N,) each."""
+    design, b = fit.law.design, fit.root.params[1:]
+    return {
+        client: fit.law.values[:, block] @ b[block]
+        for client, block in zip(design.clients, design.blocks, strict=True)
+    }
+
+
+def _mean_of(response: ScoredResponse, eta: Floats, scale: float) -> MeanScore:
+    """Mean of the response as it is summed, 0 or 1 or the score, and its derivative."""
+    found = response.mean(eta, scale)
+    if response.has_scale:
+        return found
+    # Scores of a binary response are -1 and 1.
+    return MeanScore((found.mean + 1.0) / 2.0, found.slope / 2.0, found.by_scale)
+
+
+def _variance_of(response: ScoredResponse, eta: Floats, scale: float, mean: Floats) -> Floats:
+    """Variance of the response as it is summed."""
+    if response.has_scale:
+        return response.mean(eta, scale, 2).mean - mean**2
+    return mean * (1.0 - mean)

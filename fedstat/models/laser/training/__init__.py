@@ -1,1 +1,188 @@
-"""Training of split networks: batches, networks, heads, and what each site answers."""
+"""Training options: methods, tasks, and which networks each head combines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from fedstat.errors import ModelError
+from fedstat.kernels.split_networks import subsets_within
+from fedstat.models.laser.networks import Optimizer
+from fedstat.models.laser.request import OutcomeReply
+from fedstat.models.laser.scoring import ScoreCounts
+from fedstat.typing import Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Which networks and heads a method trains, and over which sets of institutions each head predicts.
+
+Method: TypeAlias = Literal["laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"]
+HeadLayout: TypeAlias = Literal["one", "client"]
+METHODS: Mapping[str, str] = {
+    "laser": "one network an institution, heads over all sets of institutions",
+    "local": "each institution by itself",
+    "standard": "one network over all institutions; an entity that one lacks is guessed",
+    "ensemble": "each institution by itself, and a vote",
+    "combinatorial": "a network for every set of institutions",
+    "vfedtrans": "each institution by itself, with a joint representation that it learned",
+}
+MOST_COMBINED = 8
+"""Institutions of which every set has networks of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prediction from the networks `members`, by the head number `head`, for entities that `clients` have.
+
+    `members` are numbers of networks, and `clients` a set: bits of institutions.
+    """
+
+    head: int
+    members: tuple[int, ...]
+    clients: int
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkAssembly:
+    """Networks by the institution that has each, heads, and tasks."""
+
+    networks: tuple[int, ...]
+    heads: int
+    tasks: tuple[Task, ...]
+
+    def at(self, client: int) -> list[int]:
+        """Numbers of an institution's networks."""
+        return [i for i, owner in enumerate(self.networks) if owner == client]
+
+    def of_set(self, clients: int) -> list[int]:
+        """Numbers of the tasks of a set of institutions."""
+        return [t for t, task in enumerate(self.tasks) if task.clients == clients]
+
+    def predicting(self, clients: int) -> list[int]:
+        """Numbers of the tasks that predict for an entity of a set of sites: its own, or those within."""
+        within = (t for t, task in enumerate(self.tasks) if task.clients & clients == task.clients)
+        return self.of_set(clients) or list(within)
+
+    @property
+    def members(self) -> Bools:
+        """Which networks are in which task, (tasks, networks)."""
+        out = np.zeros((len(self.tasks), len(self.networks)), dtype=np.bool_)
+        for t, task in enumerate(self.tasks):
+            out[t, list(task.members)] = True
+        return out
+
+    @property
+    def head_of(self) -> Ints:
+        """Head of every task."""
+        return np.array([task.head for task in self.tasks], dtype=np.int64)
+
+
+def members_of(clients: int) -> list[int]:
+    """Institutions in a set."""
+    return [k for k in range(clients.bit_length()) if clients >> k & 1]
+
+
+def moved(clients: int, to: Sequence[int]) -> int:
+    """Write a set for other places `to` (K,) of the institutions."""
+    return sum(1 << to[k] for k in members_of(clients))
+
+
+def assemble(method: Method, K: int, heads: HeadLayout) -> NetworkAssembly:
+    """Say which networks and heads a method has for K institutions; a ModelError where it has none."""
+    every, one_each = (1 << K) - 1, tuple(range(K))
+    match method:
+        case "laser" if heads == "one":
+            tasks = [Task(0, tuple(members_of(s)), s) for s in subsets_within(every)]
+            return NetworkAssembly(one_each, 1, tuple(tasks))
+        case "laser":
+            tasks = [Task(k, tuple(members_of(s)), s) for s in subsets_within(every) for k in members_of(s)]
+            return NetworkAssembly(one_each, K, tuple(tasks))
+        case "standard":
+            return NetworkAssembly(one_each, 1, (Task(0, one_each, every),))
+        case "combinatorial":
+            if K > MOST_COMBINED:
+                raise ModelError(
+                    f"method='combinatorial' trains a network for each of {every:,} sets of institutions; "
+                    f"expected {MOST_COMBINED} institutions at most. Use method='laser'"
+                )
+            networks: list[int] = []
+            tasks = []
+            for head, s in enumerate(subsets_within(every)):
+                own = members_of(s)
+                tasks.append(Task(head, tuple(range(len(networks), len(networks) + len(own))), s))
+                networks += own
+            return NetworkAssembly(tuple(networks), len(tasks), tuple(tasks))
+        case "local" | "ensemble" | "vfedtrans":
+            return NetworkAssembly(one_each, K, tuple(Task(k, (k,), 1 << k) for k in range(K)))
+    raise ModelError(f"method: expected one of {', '.join(map(repr, get_args(Method)))}, received {method!r}")
+
+
+def table_of_weights(
+    assembly: NetworkAssembly, seen: Sequence[int], drawn: Sequence[Mapping[int, float]]
+) -> Floats:
+    """Weight of every task for every pattern of institutions, (patterns, tasks).
+
+    `drawn` are the sets that stand for all, by pattern, with their weights. The heads of a set share its.
+    """
+    weights = np.zeros((len(seen), len(assembly.tasks)))
+    for s in {s for sets in drawn for s in sets}:
+        tasks = assembly.of_set(s)
+        for g, sets in enumerate(drawn):
+            weights[g, tasks] = sets.get(s, 0.0) / max(len(tasks), 1)
+    return weights
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a training is asked to be, and what it comes to.
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How networks are trained: layers, batches, epochs, Adam; and what is random.
+
+    Nothing is learned from the entities `validation`, which choose among epochs, and `calibration`;
+    `masked` as in the fit, and `vote`: predictions of a set are the votes of its institutions. `raw`: see
+    :class:`NetworksRequest`. With `transfer` institutions learn a joint representation first. `modules` are
+    names by institution.
+    """
+
+    hidden: tuple[int, ...]
+    width: int
+    head_hidden: tuple[int, ...]
+    batch_size: int
+    epochs: int
+    optimiser: Optimizer
+    seed: int
+    masked: bool
+    entities: Ints
+    validation: Ints
+    calibration: Ints
+    vote: bool
+    raw: bool = False
+    transfer: bool = False
+    modules: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingFit:
+    """Parameters of every institution's networks (m, q), and of the heads (H, q); units of columns; losses.
+
+    `history` has the mean loss of every epoch, and that of the entities held back, nan without any; `epoch`
+    is the one whose networks are taken; `scores` are those of the entities to calibrate by. `distilled` are
+    parameters by institution of the networks (1, q) that learned the `joint` columns of a representation.
+    """
+
+    networks: dict[str, Floats]
+    heads: Floats
+    shift: dict[str, Floats]
+    scale: dict[str, Floats]
+    outcome: OutcomeReply
+    mean: float
+    sd: float
+    history: Floats
+    epoch: int
+    scores: ScoreCounts | None
+    distilled: dict[str, Floats] = field(default_factory=dict)
+    joint: int = 0

@@ -1,4 +1,4 @@
-"""One block of columns at one institution, measured on factors of its own that the clusters move.
+"""A block of columns at one site, measured on factors that depend on the cluster.
 
 Given its cluster k a row has factors eta ~ N(mu_k, I) of Q dimensions. Posteriors of the clusters come from
 outside; the rest of an EM step is at home.
@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedstat.errors import ModelError
-from fedstat.kernels.mixtures.group_prox import shrink_means
+from fedstat.kernels.penalized.group_prox import shrink_means
 from fedstat.typing import Array, Bools, Floats, Ints
 
 BEGINNING = 25

@@ -1,4 +1,4 @@
-"""Continuous columns on normal factors: E-step by Woodbury's identity, M-step closed but for one root."""
+"""Continuous columns on normal factors: E step by the Woodbury identity, closed M step."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from fedstat.errors import ModelError
-from fedstat.kernels.mixtures.gaussian import FactorPosterior, factor_moments, factor_posterior
-from fedstat.kernels.mixtures.group_prox import shrink_rows
-from fedstat.kernels.mixtures.nodes import normal_nodes
+from fedstat.kernels.latent_factors import FactorPosterior, factor_moments, factor_posterior, normal_nodes
+from fedstat.kernels.penalized.group_prox import shrink_rows
 from fedstat.models.m2sem.modality.base import BEGINNING, Modality
 from fedstat.typing import Array, Bools, Floats, Ints
 

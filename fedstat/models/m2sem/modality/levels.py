@@ -1,4 +1,4 @@
-"""Categorical columns of one kind and number of levels: parameters, logs of probabilities, a Newton step."""
+"""Categorical columns of one kind and number of levels: parameters and log probabilities."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import expit
 
-from fedstat.kernels.mixtures.group_prox import proximal_newton
-from fedstat.kernels.mixtures.nominal import nominal_derivatives, nominal_table
-from fedstat.kernels.mixtures.ordinal import ordinal_derivatives, ordinal_table
+from fedstat.kernels.item_responses import (
+    nominal_derivatives,
+    nominal_table,
+    ordinal_derivatives,
+    ordinal_table,
+)
+from fedstat.kernels.penalized.group_prox import proximal_newton
 from fedstat.typing import Bools, Floats, Ints
 
 HALVINGS = 12

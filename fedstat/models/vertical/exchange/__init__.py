@@ -1,1 +1,1 @@
-"""Sums of products of columns of several institutions: one exchange, by missing pattern or by fold."""
+"""The exchange of sums of products between sites with different columns."""

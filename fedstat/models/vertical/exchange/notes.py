@@ -1,13 +1,17 @@
-"""The sentences on sums by missing pattern: what was merged, what it cost, what gives it back."""
+"""Notes on merged patterns and dither, and a check whether linear predictors can be solved for."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from fedstat.federation.tables.bits import EXACT
-from fedstat.models.vertical.exchange.patterns import CostOfBits, PatternExchange
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.tables.cardinality import EXACT
+from fedstat.models.vertical.exchange.patterns import CardinalityCost, PatternExchange
 from fedstat.models.vertical.layout import Layout
+
+# ----------------------------------------------------------------------------------------------------
+# The sentences on sums by missing pattern: what was merged, what it cost, what gives it back.
 
 DITHERED = (
     "Every value moved by up to half a hundredth of its column's standard deviation before it was summed, by "
@@ -21,7 +25,7 @@ def merge_notes(exchange: PatternExchange) -> Iterator[str]:
     plan = exchange.plan
     if exchange.columns and exchange.lost:
         yield (
-            f"Patterns with few entities are not released: {values_aside(exchange.lost)} count as missing in "
+            f"Patterns with few entities are not released: {values_left_out(exchange.lost)} count as missing in "
             f"{plan.moved + plan.trimmed:,} entities that have them, and {plan.left_out:,} that would lack "
             "everything are left out."
         )
@@ -31,15 +35,15 @@ def merge_notes(exchange: PatternExchange) -> Iterator[str]:
             f"institution that has them, and {plan.left_out:,} that would lack everything are left out."
         )
     if exchange.by_bits is not None and exchange.by_bits.lost:
-        yield cost_of_merging(exchange.by_bits)
+        yield merging_cost_note(exchange.by_bits)
 
 
-def values_aside(lost: Mapping[str, int]) -> str:
+def values_left_out(lost: Mapping[str, int]) -> str:
     """List values that count as missing."""
     return "values of " + ", ".join(f"{what}: {m:,}" for what, m in lost.items())
 
 
-def who_dithers(layout: Layout) -> list[str]:
+def dithering_sites(layout: Layout) -> list[str]:
     """Sites whose columns are dithered before they are summed, as far as they told it."""
     details = [*zip(layout.clients, layout.details, strict=False), (layout.active, layout.response_detail)]
     return list(dict.fromkeys(site for site, detail in details if detail and detail.carried < EXACT))
@@ -47,17 +51,17 @@ def who_dithers(layout: Layout) -> list[str]:
 
 def noise_added(layout: Layout | None) -> str:
     """Say in a word what was spent on privacy: dither is no noise of differential privacy."""
-    dithers = layout is not None and who_dithers(layout)
+    dithers = layout is not None and dithering_sites(layout)
     return "none (columns are dithered)" if dithers else "none (no noise is added)"
 
 
 def dither_notes(layout: Layout) -> Iterator[str]:
     """Say whose columns were dithered."""
-    if sites := who_dithers(layout):
+    if sites := dithering_sites(layout):
         yield DITHERED.format(sites=", ".join(sites))
 
 
-def cost_of_merging(cost: CostOfBits) -> str:
+def merging_cost_note(cost: CardinalityCost) -> str:
     """Say what it cost that columns of few values are not determined by the sums, and what gives it back."""
     lost = ", ".join(f"{m:,} at {client}" for client, m in cost.lost.items())
     exact = f' rounding = "dither" at {", ".join(cost.exact)} (a part of them);' if cost.exact else ""
@@ -100,3 +104,46 @@ def dealer_notes(
                 f"{site} has no part in this model, and deals as a third for two others: it is told how "
                 "many entities both have, by missing pattern."
             )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Count in bits of what whoever holds linear predictors of many rounds could solve for.
+
+MANTISSA_BITS = 53
+"""Of a number that passes, and at most of a value in a column; a column of two values has one."""
+PREDICTOR_STEP = "linear_predictor"
+
+
+def rounds_of_predictors(ledger: Ledger, clients: Sequence[str]) -> int:
+    """Most linear predictors of the same entities that one of the institutions released, masked or not."""
+    given = [one.sender for one in ledger.entries if one.array == PREDICTOR_STEP and one.kind == "per entity"]
+    return max((given.count(client) for client in clients), default=0)
+
+
+def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[str]) -> Iterator[str]:
+    """Say what so many numbers for each entity tell of so many columns of all institutions together.
+
+    Those of earlier analyses count as well, as far as these sites state them.
+    """
+    stated = {} if ledger.receipt is None else ledger.receipt.statements
+    so_far = max([numbers, *(stated[site].vectors for site in sites if site in stated)])
+    earlier = f", {so_far - numbers:,} of them in other analyses," if so_far > numbers else ""
+    held, unknown, numbers = so_far * MANTISSA_BITS, columns * MANTISSA_BITS, so_far
+    yield (
+        f"What the coordinator and the response holder could solve for: {numbers:,} numbers for every "
+        f"entity{earlier} are {held:,} bits, against at most {unknown:,} of the {columns} columns "
+        f"({MANTISSA_BITS} a number, 1 where a column has two values). {_verdict(numbers, columns)} Masks hide an "
+        "institution's part of one round and not of many."
+    )
+
+
+def _verdict(numbers: int, columns: int) -> str:
+    if numbers >= columns:
+        return (
+            "That is enough for the rows of ALL institutions, masked or not: take them as disclosed. Fits of "
+            "the normal family from sums that are exchanged once have no value per entity."
+        )
+    return (
+        f"That is too few for {columns} columns of many values, and enough for "
+        f"{'all' if numbers * MANTISSA_BITS >= columns else numbers * MANTISSA_BITS} of them if they have two."
+    )

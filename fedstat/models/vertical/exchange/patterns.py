@@ -1,26 +1,30 @@
-"""The exchange by missing pattern: everything after it happens at the coordinator.
-
-Patterns with few entities are never released: their entities count as missing at an institution that has
-them, or are left out (:mod:`fedstat.models.vertical.merges`).
-"""
+"""The exchange by missing pattern, and the patterns that later fits of a partition reuse."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation
-from fedstat.federation.tables.bits import EXACT
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.vertical.exchange.protocol import exchange_grams, stage
+from fedstat.federation.design.formula.terms import parse_terms, term_columns
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.federation.tables.cardinality import EXACT
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.vertical.exchange.protocol import exchange_grams, standardize_columns
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vertical.merges import LARGEST_SHARE, MergePlan, Rule, plan_merges
 from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vertical.pattern_merging import LARGEST_SHARE, MergePlan, PatternRule, plan_merges
 from fedstat.typing import Bools, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# The exchange by missing pattern: everything after it happens at the coordinator.
+#
+# Patterns with few entities are never released: their entities count as missing at an institution that has
+# them, or are left out (:mod:`fedstat.models.vertical.pattern_merging`).
 
 NORMAL = DistributionSpec("Gaussian", "Identity")
 
@@ -43,13 +47,13 @@ class PatternExchange:
     released: Mapping[str, Bools]
     numbers: Mapping[str, int]
     smallest: int
-    by_bits: CostOfBits | None = None
+    by_bits: CardinalityCost | None = None
     columns: Mapping[str, Bools] = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class CostOfBits:
+class CardinalityCost:
     """What merging cost because sums were judged by the bits of columns of few values.
 
     `lost` are entities that count as missing for it, by institution that has them; `short` how many more
@@ -67,7 +71,8 @@ class CostOfBits:
 class SmallPatterns:
     """Which missing patterns are too small to be released, and what is done about them.
 
-    A pattern needs `min_count` entities, and :func:`~fedstat.models.vertical.merges.least_entities`; at most
+    A pattern needs `min_count` entities, and :func:`~fedstat.models.vertical.pattern_merging.min_entities`;
+    at most
     a share `max_moved` of all may count as missing, or be left out, because theirs has fewer: by default 5 %,
     or any share where owners have sums judged by bits. `otherwise` ends the error with what else the family
     offers.
@@ -79,15 +84,15 @@ class SmallPatterns:
 
 
 def exchange_patterns(
-    layout: Layout, small: SmallPatterns, conversation: Conversation
-) -> Rounds[PatternExchange]:
+    layout: Layout, small: SmallPatterns, conversation: SecureProductSession
+) -> FitProtocol[PatternExchange]:
     """Obtain the moments of a fit by missing pattern.
 
     An EstimationError where too many entities have a pattern with too few, or those of an institution all
     have; a ModelError where there is nobody to deal for two institutions.
     """
     parts, unit = layout.units, layout.unit
-    rule = Rule(small.min_count, layout.sizes, layout.details, layout.response_detail, parts)
+    rule = PatternRule(small.min_count, layout.sizes, layout.details, layout.response_detail, parts)
     share = small.max_moved
     if share is None:
         share = 1.0 if rule.in_bits else LARGEST_SHARE
@@ -101,12 +106,12 @@ def exchange_patterns(
         )
     # Sites sum over the coarser patterns in the first place: finer sums never exist, and no difference of
     # two releases shows the few.
-    cost = cost_of_bits(layout, rule, plan)
+    cost = cardinality_cost(layout, rule, plan)
     code, lost = plan.target[layout.code], values_lost(layout, plan)
     released, columns = released_values(layout, plan, code)
     # Means over entities that count as missing would tell of these, beside the sums over all others.
     layout, code = layout.narrowed(code >= 0, released, columns or None), code[code >= 0]
-    units = yield from stage(layout, NORMAL, conversation)
+    units = yield from standardize_columns(layout, NORMAL, conversation)
     grams = yield from exchange_grams(layout, units, code, parts.any_of(plan.patterns), conversation)
     moments = PatternMoments(
         clients=layout.clients,
@@ -156,7 +161,7 @@ def released_values(layout: Layout, plan: MergePlan, code: Ints) -> tuple[dict[s
     return released, columns
 
 
-def cost_of_bits(layout: Layout, rule: Rule, plan: MergePlan) -> CostOfBits | None:
+def cardinality_cost(layout: Layout, rule: PatternRule, plan: MergePlan) -> CardinalityCost | None:
     """Compare a plan with the one that would hold if columns of few values were as others."""
     if not rule.in_bits:
         return None
@@ -179,7 +184,7 @@ def cost_of_bits(layout: Layout, rule: Rule, plan: MergePlan) -> CostOfBits | No
     sites = {k: d for k, d in details.items() if d is not None and d.levelled}
     if layout.response_detail is not None and layout.response_detail.levelled:
         sites[layout.active] = layout.response_detail
-    return CostOfBits(
+    return CardinalityCost(
         {k: m for k, m in zip(layout.clients, lost, strict=True) if m > 0},
         short,
         tuple(sites),
@@ -201,3 +206,77 @@ def count_numbers(layout: Layout, seen: Bools) -> dict[str, int]:
         if site == layout.active and site in layout.clients and own is not widths[-1]:
             counts[site] -= int(own.sum())  # products of block and response are counted twice
     return counts
+
+
+# ----------------------------------------------------------------------------------------------------
+# One division of the entities for all fits of a partition whose sites remember every answer.
+
+
+def reuse_patterns(
+    layout: Layout, partition: ClientPartition, *, complete: bool = False, partly: bool = False
+) -> Layout:
+    """Leave out of a fit what earlier fits of the partition set aside; `complete`: whole entities only.
+
+    Where single values of an entity were set aside it counts as missing at that institution, unless entities
+    take part `partly`.
+    """
+    entities, division = _entities(layout, partition), partition.division
+    shown = {k: division.seen(k, entities[layout.kept[k]]) for k in layout.clients}
+    has = {}
+    for k in layout.clients:
+        own: Bools = ~division.without_values(k, _read(layout, k), entities[layout.kept[k]])
+        if k in layout.has or (partly and not own.all()):
+            has[k] = layout.has[k] & own if k in layout.has else own
+            own = np.asarray(has[k].any(axis=1, keepdims=True))
+        shown[k] = shown[k] & own.all(axis=1)
+    used = ~np.isin(entities, division.left_out)
+    if complete:
+        for k in layout.clients:
+            used[layout.kept[k][~shown[k]]] = False
+        shown = {k: used[layout.kept[k]] for k in layout.clients}
+    aside = sum(int(np.count_nonzero(~own)) for own in shown.values())
+    return replace(layout.narrowed(used, shown, has or None), aside=aside)
+
+
+def remember_patterns(
+    layout: Layout,
+    partition: ClientPartition,
+    plan: MergePlan,
+    released: Mapping[str, Bools],
+    columns: Mapping[str, Bools],
+) -> None:
+    """Let later fits set aside what a plan of merges did, where a site holds them against it.
+
+    `released` tells which of the entities that an institution brought count as seen, and `columns` with which
+    columns those of which it has some.
+    """
+    if all(site.policy.remember != "all" for site in partition.sites.values()) or layout.filled:
+        return
+    entities = _entities(layout, partition)
+    without = {k: entities[layout.kept[k][~released[k]]] for k in layout.clients}
+    gone = plan.target[layout.code] < 0
+    partition.division.set_aside(without, entities[gone])
+    for k, seen in columns.items():
+        aside = layout.has[k] & ~seen & released[k][:, None]
+        for read, lost in zip(_read(layout, k), aside.T, strict=True):
+            partition.division.set_values_aside(k, read, entities[layout.kept[k][lost]])
+
+
+def reused_pattern_notes(layout: Layout) -> Iterator[str]:
+    """Say of a fit how many records it left out because an earlier one had."""
+    if layout.aside:
+        yield (
+            f"{layout.aside:,} records count as missing, as in an earlier fit of this partition that merged "
+            "small missing patterns: sums that brought them back would differ from the earlier ones by few."
+        )
+
+
+def _read(layout: Layout, client: str) -> list[tuple[str, ...]]:
+    """Columns of the institution's table that each of its design columns reads."""
+    terms = layout.terms[layout.places()[client]]
+    return [term_columns(parse_terms(term).terms[0]) for term in terms]
+
+
+def _entities(layout: Layout, partition: ClientPartition) -> Ints:
+    """Positions of the entities of a fit among those of the partition: (n,)."""
+    return partition.rows[layout.active][layout.response_keep]

@@ -1,7 +1,8 @@
-"""The exchange of sums of products: what is asked of every institution, and how the answers are put together.
+"""The exchange of sums of products: requests to every site, and assembly of the replies.
 
 Every institution releases sums of its own columns and their products; products with another's come from
-secure multiplication (:mod:`fedstat.federation.rounds.products`), of which each shows masked numbers only.
+secure multiplication (:mod:`fedstat.federation.protocols.secure_products`), of which each shows masked
+numbers only.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from fedstat.federation.message import Ask
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation, Side
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.models.vertical.exchange.staged import UNTOLD
+from fedstat.federation.message import Request
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.vertical.exchange.standardized_columns import UNRELEASED
 from fedstat.models.vertical.exchange.steps import BLOCK, RESPONSE
 from fedstat.models.vertical.layout import Layout
 from fedstat.typing import Bools, Floats, Ints
@@ -29,7 +30,7 @@ def dealing_sites(layout: Layout) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Units:
+class ColumnScales:
     """Means and standard deviations of columns, (p,), and of the response.
 
     `constant` is the part of the log-likelihood per entity that no coefficient changes, `shape` (p,) the mean
@@ -52,7 +53,7 @@ class Grams:
     """
 
     products: Floats
-    units: Units
+    units: ColumnScales
     dealers: Mapping[tuple[str, str], str]
 
     def total(self, folds: Bools | None = None) -> Floats:
@@ -61,18 +62,20 @@ class Grams:
         return np.asarray(chosen.sum(axis=0))
 
 
-def stage(layout: Layout, distribution: DistributionSpec, conversation: Conversation) -> Rounds[Units]:
+def standardize_columns(
+    layout: Layout, distribution: DistributionSpec, conversation: SecureProductSession
+) -> FitProtocol[ColumnScales]:
     """Choose the entities of a fit, and standardise the columns."""
-    replies = yield [_stage_ask(layout, k, conversation) for k in layout.clients] + [
+    replies = yield [_stage_request(layout, k, conversation) for k in layout.clients] + [
         conversation.ask(layout.active, "stage_response", distribution.to_json(), keep=layout.response_keep)
     ]
     shift, scale, *shape = np.concatenate([reply.arrays["units"] for reply in replies[:-1]], axis=1)
     mean, sd, constant = replies[-1].arrays["moments"].tolist()
-    told = np.where(shape[0] == UNTOLD, np.nan, shape[0]) if shape else None
-    return Units(shift, scale, mean, sd, constant, told)
+    told = np.where(shape[0] == UNRELEASED, np.nan, shape[0]) if shape else None
+    return ColumnScales(shift, scale, mean, sd, constant, told)
 
 
-def _stage_ask(layout: Layout, client: str, conversation: Conversation) -> Ask:
+def _stage_request(layout: Layout, client: str, conversation: SecureProductSession) -> Request:
     """Ask an institution to stage its block; it is told which entities it lacks where means stand for them.
 
     And which columns count as seen where entities take part with some of them.
@@ -86,8 +89,8 @@ def _stage_ask(layout: Layout, client: str, conversation: Conversation) -> Ask:
 
 
 def exchange_grams(
-    layout: Layout, units: Units, code: Ints, shown: Bools, conversation: Conversation
-) -> Rounds[Grams]:
+    layout: Layout, units: ColumnScales, code: Ints, shown: Bools, conversation: SecureProductSession
+) -> FitProtocol[Grams]:
     """Obtain the sums of products by fold or missing pattern, of columns that :func:`stage` standardised.
 
     `code` (n,) is the group of each entity, -1 of those that are left out; `shown` (groups, K) tells which
@@ -97,12 +100,12 @@ def exchange_grams(
     groups, p, last = len(shown), layout.p, layout.p + 1
     products = np.zeros((groups, p + 2, p + 2))
     products[:, 0, 0] = np.bincount(code[code >= 0], layout.relative[code >= 0], minlength=groups)
-    sides = list_sides(layout, BLOCK, code, shown)
-    response = Side(layout.active, RESPONSE, slice(last, last + 1), np.arange(layout.n), code)
+    sides = product_operands(layout, BLOCK, code, shown)
+    response = ProductOperand(layout.active, RESPONSE, slice(last, last + 1), np.arange(layout.n), code)
     own = [side for side in sides if side.site == layout.active]
     *replies, of_response = yield (
         [conversation.ask(s.site, "sum_products", code=s.code, groups=groups) for s in sides]
-        + [own_ask(layout, s, groups, conversation) for s in own]
+        + [own_request(layout, s, groups, conversation) for s in own]
         + [conversation.ask(layout.active, "sum_response", code=code, groups=groups)]
     )
     for side, reply in zip(sides, replies, strict=False):
@@ -111,17 +114,19 @@ def exchange_grams(
     for side in own:
         products[:, side.place, last] = replies[-1].arrays["products"]
     products[:, 0, last], products[:, last, last] = of_response.arrays["sums"]
-    dealers = yield from multiply_apart(layout, [*sides, response], products, conversation)
-    return Grams(layout.counted * mirrored(products), units, dealers)
+    dealers = yield from multiply_between_sites(layout, [*sides, response], products, conversation)
+    return Grams(layout.counted * symmetrized(products), units, dealers)
 
 
-def own_ask(layout: Layout, side: Side, groups: int, conversation: Conversation) -> Ask:
+def own_request(
+    layout: Layout, side: ProductOperand, groups: int, conversation: SecureProductSession
+) -> Request:
     """Ask the holder of the response for its products with a block of its own, which may lack entities."""
     rows: dict[str, Any] = {} if len(side.rows) == layout.n else {"rows": side.rows}
     return conversation.ask(side.site, "sum_with_response", code=side.code, groups=groups, **rows)
 
 
-def list_sides(layout: Layout, columns: str, code: Ints, shown: Bools) -> list[Side]:
+def product_operands(layout: Layout, columns: str, code: Ints, shown: Bools) -> list[ProductOperand]:
     """Let every institution take part with the entities of the groups in which its columns count as seen."""
     sides = []
     for (client, place), seen in zip(layout.places(1).items(), shown.T, strict=True):
@@ -130,13 +135,13 @@ def list_sides(layout: Layout, columns: str, code: Ints, shown: Bools) -> list[S
         # Groups in which the columns do not count as seen are left out here, so that nothing of them is
         # summed.
         shown_code = np.where((own >= 0) & seen[own], own, -1)
-        sides.append(Side(client, columns, place, rows, shown_code, layout.own(client)))
+        sides.append(ProductOperand(client, columns, place, rows, shown_code, layout.own(client)))
     return sides
 
 
-def multiply_apart(
-    layout: Layout, sides: list[Side], products: Floats, conversation: Conversation
-) -> Rounds[dict[tuple[str, str], str]]:
+def multiply_between_sites(
+    layout: Layout, sides: list[ProductOperand], products: Floats, conversation: SecureProductSession
+) -> FitProtocol[dict[tuple[str, str], str]]:
     """Enter the products of columns of any two institutions above the diagonal; return who dealt."""
     apart = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]
     # Where no entity has both, the product is zero, and a round of it would tell nothing.
@@ -147,7 +152,7 @@ def multiply_apart(
     return {(min(one.a.site, one.b.site), max(one.a.site, one.b.site)): one.dealer for one in multiplied}
 
 
-def mirrored(products: Floats) -> Floats:
+def symmetrized(products: Floats) -> Floats:
     """Copy what stands above the diagonal of each matrix below it."""
     upper = np.triu(products)
     return np.asarray(upper + np.triu(products, 1).transpose(0, 2, 1))

@@ -1,8 +1,9 @@
-"""Steps of the exchange of sums of products, by missing pattern or by fold.
+"""Site steps of the exchange of sums of products, by missing pattern or by fold.
 
 Columns and response are standardised at their institution, over its entities of the fit. Released are means
 and standard deviations, sums of columns, and sums of products of the institution's own columns by group;
-products with another institution's columns are the matter of :mod:`fedstat.federation.rounds.product_steps`.
+products with another institution's columns are the matter of
+:mod:`fedstat.federation.protocols.product_steps`.
 """
 
 from __future__ import annotations
@@ -15,26 +16,32 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstat.errors import MessageError
-from fedstat.federation.design.by_columns import block_of, offset_of, response_of
-from fedstat.federation.door.facts import DivisionOfRows, Entities, GroupSums, LeftOut, SummedColumns
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.rounds.product_steps import Part, check_positions, product_steps
-from fedstat.kernels.glm.specification import DistributionSpec
-from fedstat.kernels.rows import column_sums, gram
+from fedstat.federation.design.vertical_design import block_of, offset_of, response_of
+from fedstat.federation.disclosure.facts import (
+    EntityCount,
+    ExcludedEntities,
+    GroupSums,
+    RowGroups,
+    SummedColumns,
+)
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.protocols.product_steps import ProductPart, check_positions, product_steps
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.row_products import column_sums, gram
 from fedstat.models.checks import check_response
-from fedstat.models.vertical.exchange.dither import dithered
-from fedstat.models.vertical.exchange.staged import (
-    StagedBlock,
-    StagedResponse,
+from fedstat.models.vertical.exchange.standardized_columns import (
+    StandardizedBlock,
+    StandardizedResponse,
     by_case,
     detail_of,
+    dithered,
     require_groups,
     signed_squares,
     spread,
     staged_block,
     staged_response,
-    standardise_block,
+    standardize_block,
 )
 from fedstat.models.vertical.moments import number_patterns
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -42,8 +49,8 @@ from fedstat.typing import Array, Bools, Floats, Ints
 BLOCK, RESPONSE = "block", "response"
 SUMMED, RESPONSES = "rows summed", "responses summed"
 """Under which names doors remember what they have summed."""
-ColumnsOf: TypeAlias = Callable[[SiteData, State, str], Floats]
-WeightsOf: TypeAlias = Callable[[SiteData, State], tuple[Floats | None, int]]
+ColumnSource: TypeAlias = Callable[[SiteData, State, str], Floats]
+WeightSource: TypeAlias = Callable[[SiteData, State], tuple[Floats | None, int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,8 +70,8 @@ class ExchangeRules:
 
     remembers: bool
     fills: bool = False
-    columns: Mapping[str, ColumnsOf] = field(default_factory=dict)
-    weights: Mapping[str, WeightsOf] = field(default_factory=dict)
+    columns: Mapping[str, ColumnSource] = field(default_factory=dict)
+    weights: Mapping[str, WeightSource] = field(default_factory=dict)
     times: Mapping[str, int] = field(default_factory=dict)
     of_response: frozenset[str] = frozenset()
     constant: Callable[[DistributionSpec, Floats], float] = lambda distribution, y: 0.0
@@ -72,9 +79,9 @@ class ExchangeRules:
     flat: bool = False
     weighted: bool = False
 
-    def division(self, place: str, code: Ints, rows: Ints) -> DivisionOfRows:
+    def division(self, place: str, code: Ints, rows: Ints) -> RowGroups:
         """Say how rows of the table are divided; within a session it counts if the family's doors say so."""
-        return DivisionOfRows(place if self.remembers else "", code, rows)
+        return RowGroups(place if self.remembers else "", code, rows)
 
     def times_there(self, which: str) -> int:
         """How often the entities stand below one another in columns that are called so."""
@@ -97,8 +104,8 @@ def stage_block(
 ) -> dict[str, Array]:
     """Standardise the columns of the entities of a fit; release their means and standard deviations.
 
-    The arrays are those of :func:`~fedstat.models.vertical.exchange.staged.standardise_block`, and `weights`
-    that the entities have by the data, with which their products are summed.
+    The arrays are those of :func:`~fedstat.models.vertical.exchange.standardized_columns.standardize_block`,
+    and `weights` that the entities have by the data, with which their products are summed.
     """
     block = block_of(state)
     check_lengths(data.name, keep=(keep, len(block.X)))
@@ -110,8 +117,8 @@ def stage_block(
         # Of a column the means are over groups of rows that have the same columns.
         code[keep] = number_patterns(seen)[1]
         count = int(seen.sum(axis=0).min())
-    state.tell(Entities(count), rules.division(SUMMED, code, np.flatnonzero(block.seen)))
-    staged = standardise_block(data, state, keep, rows, 0 if n is None else int(n), seen, rules.flat)
+    state.tell(EntityCount(count), rules.division(SUMMED, code, np.flatnonzero(block.seen)))
+    staged = standardize_block(data, state, keep, rows, 0 if n is None else int(n), seen, rules.flat)
     if weights is not None:
         check_lengths(data.name, weights=(weights, len(staged.X)))
         if not (weights > 0.0).all():
@@ -133,12 +140,12 @@ def stage_response(
     opened = response_of(state)
     check_lengths(data.name, keep=(keep, len(opened)))
     y, distribution = np.ascontiguousarray(opened[keep], dtype=np.float64), DistributionSpec.from_json(text)
-    state.tell(Entities(len(y)), rules.division(RESPONSES, np.where(keep, 0, -1), np.arange(len(keep))))
+    state.tell(EntityCount(len(y)), rules.division(RESPONSES, np.where(keep, 0, -1), np.arange(len(keep))))
     check_response(data.name, distribution.name, y)
     if distribution.name == "Gaussian":  # others have linear predictors of every entity, and no such sums
         y = (moved_response(data, opened) - offset_of(state))[keep]
     mean, sd, rows = float(y.mean()), float(y.std()), np.flatnonzero(keep)
-    staged = StagedResponse(y, distribution, mean, sd, rows, detail_of(state, "response"))
+    staged = StandardizedResponse(y, distribution, mean, sd, rows, detail_of(state, "response"))
     weights = state.look_at("response weights") if "response weights" in state else None
     if weights is not None:
         staged.case = weights[keep] / weights[keep].mean()
@@ -210,7 +217,7 @@ def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dic
     y = staged.standardised
     check_lengths(data.name, code=(code, len(y)))
     require_groups(data.name, code, G, 2)
-    state.tell(staged.groups(code), left_out(code), DivisionOfRows("", code, staged.rows))
+    state.tell(staged.groups(code), left_out(code), RowGroups("", code, staged.rows))
     here, case = code >= 0, by_case(staged.case, len(y))
     sums = [np.bincount(code[here], (case * v)[here], minlength=G) for v in (y, y * y)]
     return {"sums": np.array(sums)}
@@ -225,8 +232,10 @@ def columns_of(
     units``. They are None for these two, which are standardised.
     """
     if which in (BLOCK, RESPONSE):
-        own: StagedBlock | StagedResponse = staged_block(state) if which == BLOCK else staged_response(state)
-        X, case = own.X if isinstance(own, StagedBlock) else own.standardised[:, None], own.case
+        own: StandardizedBlock | StandardizedResponse = (
+            staged_block(state) if which == BLOCK else staged_response(state)
+        )
+        X, case = own.X if isinstance(own, StandardizedBlock) else own.standardised[:, None], own.case
         # A product of two institutions' columns has the root of the weight from either.
         return X if case is None else X * np.sqrt(case)[:, None], None
     name, _, whom = which.partition(":")
@@ -244,26 +253,26 @@ def table_rows(rules: ExchangeRules, state: State, which: str) -> Ints:
     if rules.are_of_response(which):
         rows = staged_response(state).rows
     else:
-        staged: StagedBlock = state.look_at("staged block")
+        staged: StandardizedBlock = state.look_at("staged block")
         rows = staged.table_rows
     return np.tile(rows, rules.times_there(which))
 
 
-def left_out(code: Ints) -> LeftOut:
+def left_out(code: Ints) -> ExcludedEntities:
     """Tell of entities in no group: the means are over all that take part, and would tell of a few."""
-    return LeftOut(int(np.count_nonzero(code < 0)))
+    return ExcludedEntities(int(np.count_nonzero(code < 0)))
 
 
-def behind_product(
+def facts_behind_product(
     rules: ExchangeRules,
     data: SiteData,
     state: State,
-    part: Part,
+    part: ProductPart,
     rows: Ints,
     group: Ints,
     both: Bools,
     marks: Array,
-) -> tuple[tuple[GroupSums, GroupSums, DivisionOfRows], Callable[[], None]]:
+) -> tuple[tuple[GroupSums, GroupSums, RowGroups], Callable[[], None]]:
     """Tell what the products of some rows by group rest on; one of the columns may be the response.
 
     They are sums over the rows of which `both` institutions have records, also where means are filled in.
@@ -278,7 +287,7 @@ def behind_product(
     of_response = rules.are_of_response(part.columns)
     own = staged_response(state) if of_response else state.look_at("staged block")
     columns_summed = own.summed(group[both], rows[both])
-    summed = GroupSums(group[both], summed=columns_summed), DivisionOfRows("", group[both], of_table[both])
+    summed = GroupSums(group[both], summed=columns_summed), RowGroups("", group[both], of_table[both])
     each = part.product.columns_a * part.product.columns_b
     columns = part.product.columns_a + part.product.columns_b - 1
     require_groups(data.name, group, part.product.groups, each, columns)
@@ -293,7 +302,7 @@ def behind_product(
         own.beside.add(f"{part.columns} {part.number}", each, group[both])
     if of_response:
         return (staged_response(state).groups(group, rows, columns), *summed), enter
-    staged: StagedBlock = state.look_at("staged block")  # the opened columns are of its rows
+    staged: StandardizedBlock = state.look_at("staged block")  # the opened columns are of its rows
     code = spread(group, rows, len(staged.X))
     weights, times = None, 1
     if part.columns in rules.weights:
@@ -305,21 +314,23 @@ def _nothing() -> None:
     """Enter nothing."""
 
 
-SEEN = Declared(
+SEEN = ArrayDeclaration(
     "presence", "which columns count as seen, of each entity that takes part", 2, optional=True, dtype="bool"
 )
-CODE = Declared("presence", "fold or missing pattern of each entity", dtype="int64")
-GROUPS = Declared("control", "number of folds or missing patterns", 0)
-TAKEN = (Entities, DivisionOfRows)
-KEEP = Declared("presence", "which of the institution's entities take part", dtype="bool")
-ROWS = Declared(
+CODE = ArrayDeclaration("presence", "fold or missing pattern of each entity", dtype="int64")
+GROUPS = ArrayDeclaration("control", "number of folds or missing patterns", 0)
+ENTITY_FACTS = (EntityCount, RowGroups)
+INCLUDED = ArrayDeclaration("presence", "which of the institution's entities take part", dtype="bool")
+ROWS = ArrayDeclaration(
     "presence", "positions of the block's entities among those of the response", dtype="int64", optional=True
 )
 
 
-def _summed(what: str, axes: int, behind: tuple[type, ...] = (*TAKEN, GroupSums, LeftOut)) -> Declared:
+def _summed(
+    what: str, axes: int, behind: tuple[type, ...] = (*ENTITY_FACTS, GroupSums, ExcludedEntities)
+) -> ArrayDeclaration:
     """Declare sums over the entities of each fold or pattern."""
-    return Declared("aggregate", f"{what} by fold or pattern", axes, behind=behind)
+    return ArrayDeclaration("aggregate", f"{what} by fold or pattern", axes, behind=behind)
 
 
 EXCHANGE_ORDER: Mapping[str, str] = {
@@ -333,21 +344,23 @@ EXCHANGE_ORDER: Mapping[str, str] = {
 
 def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family exchange sums of products."""
-    n = Declared("control", "number of entities, where means fill in", 0, optional=True)
+    n = ArrayDeclaration("control", "number of entities, where means fill in", 0, optional=True)
     filled = {"rows": ROWS, "n": n} if rules.fills else {}
     what = "means, standard deviations" + (", signed squares" if rules.shapes else "")
-    units = Declared("aggregate", f"{what} of the columns", 2, behind=TAKEN)
-    weights = Declared("per entity", "weights of the entities", optional=True, weighs="weights")
-    taken = {"keep": KEEP, "seen": SEEN, **({"weights": weights} if rules.weighted else {}), **filled}
-    moments = Declared("aggregate", "mean and standard deviation of the response, a constant", behind=TAKEN)
+    units = ArrayDeclaration("aggregate", f"{what} of the columns", 2, behind=ENTITY_FACTS)
+    weights = ArrayDeclaration("per entity", "weights of the entities", optional=True, weighs="weights")
+    taken = {"keep": INCLUDED, "seen": SEEN, **({"weights": weights} if rules.weighted else {}), **filled}
+    moments = ArrayDeclaration(
+        "aggregate", "mean and standard deviation of the response, a constant", behind=ENTITY_FACTS
+    )
     grouped = {"code": CODE, "groups": GROUPS}
     return {
         "stage_block": Step(partial(stage_block, rules), taken, {"units": units}),
         "stage_response": Step(
             partial(stage_response, rules),
-            {"keep": KEEP},
+            {"keep": INCLUDED},
             {"moments": moments},
-            Declared("control", "family of the response"),
+            ArrayDeclaration("control", "family of the response"),
         ),
         "sum_products": Step(
             partial(sum_products, rules),
@@ -360,7 +373,7 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
         "sum_with_response": Step(
             sum_with_response,
             {**grouped, "rows": ROWS},
-            {"products": _summed("sums of products with the response", 2, (Entities, GroupSums))},
+            {"products": _summed("sums of products with the response", 2, (EntityCount, GroupSums))},
         ),
         "sum_response": Step(
             sum_response, grouped, {"sums": _summed("sums of the response and its square", 2)}
@@ -368,7 +381,7 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
         **product_steps(
             partial(columns_of, rules),
             partial(table_rows, rules),
-            partial(behind_product, rules),
+            partial(facts_behind_product, rules),
             fills=rules.fills,
         ),
     }

@@ -1,1 +1,1 @@
-"""Linear predictors of new entities: what is asked, of whom, and how the answers are put together."""
+"""Predictions for new entities of sites with different columns."""

@@ -1,27 +1,83 @@
-"""Linear predictors of new entities from the blocks that they have.
-
-An entity that lacks a block has the mean of that block's linear predictor in its place: its expectation,
-where blocks are independent between institutions.
-"""
+"""Linear predictors of new entities from the blocks that they have, coded as in the fit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
-from fedstat.federation.account.ledger import Ledger
-from fedstat.federation.design.by_columns import design_ask, told_columns
-from fedstat.federation.design.spec import BlockSpec
-from fedstat.federation.forecast.invented_entities import invent_entities
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.coding import BlockSpec, coded_columns, read_terms
+from fedstat.federation.design.formula.parse import SiteTerms
+from fedstat.federation.design.formula.syntax_tree import iter_transforms
+from fedstat.federation.design.vertical_design import design_request, observed_columns
+from fedstat.federation.dry_run.synthetic_columns import synthetic_entity_sites
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.products import Conversation
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.checks import check_layout
 from fedstat.models.consent import FurtherAnalysis
+from fedstat.models.vertical.model import VerticalModel
 from fedstat.typing import Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# The coding of columns and response of a fit, for the entities of a prediction.
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseSource:
+    """Where the response of a fit was: its holder, the left side of the formula, the columns it reads."""
+
+    client: str
+    text: str
+    columns: tuple[str, ...]
+
+
+def released_specs(model: VerticalModel, clients: tuple[str, ...]) -> dict[str, str]:
+    """Ask the sites of a fit how they coded their columns; those that it left out are left out here too."""
+    # A smaller model from the moments of a larger one has the session of that, and asks for nothing twice.
+    unknown = [k for k in clients if k not in model._codings]
+
+    def protocol() -> FitProtocol[dict[str, str]]:
+        replies = yield [design_request(k, "release_spec", model._session) for k in unknown]
+        return {reply.site: reply.text for reply in replies}
+
+    if unknown:
+        model._codings.update(model.engine.run(protocol(), model._new_ledger()))
+    terms = {part.client: part for part in model.formula.clients}
+    return {k: store_coded(model._codings[k], terms[k]) for k in clients}
+
+
+def store_coded(spec: str, terms: SiteTerms) -> str:
+    """Keep the coding of some of the terms of an institution."""
+    whole = BlockSpec.from_json(spec)
+    if whole.terms == terms.terms:
+        return spec
+    parsed = read_terms(terms.terms, terms.columns)
+    transforms = {t.text for term in parsed for factor in term for t in iter_transforms(factor.tree)}
+    columns = [(n, t) for n, t in zip(whole.names, whole.term_names, strict=True) if t in terms.terms]
+    kinds = {name: whole.kinds[name] for name in terms.columns}
+    coded = coded_columns(parsed, kinds)
+    return replace(
+        whole,
+        terms=terms.terms,
+        columns=terms.columns,
+        names=tuple(name for name, _ in columns),
+        term_names=tuple(term for _, term in columns),
+        kinds=kinds,
+        levels={name: whole.levels[name] for name in coded},
+        state={text: state for text, state in whole.state.items() if text in transforms},
+        means={name: mean for name, mean in whole.means.items() if name in terms.columns},
+    ).to_json()
+
+
+# ----------------------------------------------------------------------------------------------------
+# Linear predictors of new entities from the blocks that they have.
+#
+# An entity that lacks a block has the mean of that block's linear predictor in its place: its expectation,
+# where blocks are independent between institutions.
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +148,7 @@ def prediction_analysis(
         call,
         f"{response} ~ {' + '.join(terms) or 1}",
         str(distribution),
-        partial(invent_entities, partition.rows),
+        partial(synthetic_entity_sites, partition.rows),
         {k: spec.columns for k, spec in specs.items()},
     )
 
@@ -104,38 +160,38 @@ def open_blocks(
     family: str,
     *,
     partly: bool = False,
-) -> Rounds[OpenedBlocks]:
+) -> FitProtocol[OpenedBlocks]:
     """Code the columns of some institutions as in the fit.
 
     Entities with some of an institution's columns count as missing there, unless they may take part `partly`.
     A DesignError where an institution's columns cannot be coded so.
     """
-    asking = Conversation(family, partition._new_session(), None)
+    asking = SecureProductSession(family, partition._new_session(), None)
     missing = np.ones((partition.n_entities, len(blocks.clients)), dtype=bool)
     if not asked:
         return OpenedBlocks(missing, {}, asking.session)
     partial = "drop" if partition.partial == "condition" and not partly else partition.partial
     opened = yield [
-        design_ask(k, "open_new_block", asking.session, {"spec": blocks.specs[k], "partial": partial})
+        design_request(k, "open_new_block", asking.session, {"spec": blocks.specs[k], "partial": partial})
         for k in asked
     ]
     rows = {k: partition.rows[k][r.arrays["seen"]] for k, r in zip(asked, opened, strict=True)}
     for k in asked:
         missing[rows[k], blocks.clients.index(k)] = False
-    told = {k: told_columns(reply) for k, reply in zip(asked, opened, strict=True)}
+    told = {k: observed_columns(reply) for k, reply in zip(asked, opened, strict=True)}
     has = {k: columns for k, columns in told.items() if columns is not None}
     return OpenedBlocks(missing, rows, asking.session, has)
 
 
 def predict_blocks(
     blocks: FittedBlocks, asked: Sequence[str], partition: ClientPartition, family: str
-) -> Rounds[PredictedBlocks]:
+) -> FitProtocol[PredictedBlocks]:
     """Add up the linear predictors of some institutions; a DesignError as in :func:`open_blocks`."""
     linear = np.full(partition.n_entities, blocks.mean)
     opened = yield from open_blocks(blocks, asked, partition, family)
     if not asked:
         return PredictedBlocks(linear, opened)
-    asking = Conversation(family, opened.session, None)
+    asking = SecureProductSession(family, opened.session, None)
     replies = yield [asking.ask(k, "predict_block", beta=blocks.beta[k]) for k in asked]
     for k, reply in zip(asked, replies, strict=True):
         # `mean` has every block at its average: a block that is there stands in the place of it.
@@ -150,14 +206,14 @@ def project_blocks(
     family: str,
     factor: Floats,
     of: Sequence[str],
-) -> Rounds[tuple[PredictedBlocks, Floats]]:
+) -> FitProtocol[tuple[PredictedBlocks, Floats]]:
     """Beside linear predictors ask for projections of the rows, (1, x), on a factor (p + 1, r).
 
     `of` (p,) names the institution of each column. What an entity lacks counts as zero.
     """
     found = yield from predict_blocks(blocks, asked, partition, family)
     rows = {k: factor[1:][np.array(of) == k] for k in asked}
-    to = Conversation(family, found.opened.session, None)
+    to = SecureProductSession(family, found.opened.session, None)
     replies = yield [to.ask(k, "project_block", mu=np.zeros(len(rows[k])), factor=rows[k]) for k in asked]
     out = np.tile(factor[0], (len(found.linear), 1))
     for k, reply in zip(asked, replies, strict=True):

@@ -1,4 +1,4 @@
-"""Steps of an institution that has entities to predict, or their response."""
+"""Site steps of a prediction: linear predictors and projections of new entities."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedstat.federation.design.by_columns import block_of
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.kernels.rows import row_dots
-from fedstat.models.vertical.prediction import judging
+from fedstat.federation.design.vertical_design import block_of
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.kernels.row_products import row_dots
+from fedstat.models.vertical.prediction import evaluation
 from fedstat.typing import Array, Floats
 
 
@@ -26,24 +26,26 @@ def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> d
     return {"projection": (block_of(state).X - mu) @ factor}
 
 
-PREDICTOR = Declared("per entity", "linear predictor x'beta of the institution's block", maskable=True)
-STEPS: Mapping[str, Step] = {
+PREDICTOR = ArrayDeclaration(
+    "per entity", "linear predictor x'beta of the institution's block", maskable=True
+)
+LINEAR_PREDICTOR_STEPS: Mapping[str, Step] = {
     "predict_block": Step(
         predict_block,
-        {"beta": Declared("aggregate", "coefficients", dtype="float64")},
+        {"beta": ArrayDeclaration("aggregate", "coefficients", dtype="float64")},
         {"linear_predictor": PREDICTOR},
     ),
     "project_block": Step(
         project_block,
         {
-            "mu": Declared("aggregate", "means"),
-            "factor": Declared("aggregate", "factor of the covariance of the estimates", 2),
+            "mu": ArrayDeclaration("aggregate", "means"),
+            "factor": ArrayDeclaration("aggregate", "factor of the covariance of the estimates", 2),
         },
         {
-            "projection": Declared(
+            "projection": ArrayDeclaration(
                 "raw columns", "columns projected on the covariance of the estimates", 2, maskable=True
             )
         },
     ),
-    **judging.STEPS,
+    **evaluation.EVALUATION_STEPS,
 }

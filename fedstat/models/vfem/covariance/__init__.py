@@ -1,1 +1,1 @@
-"""The covariance of the estimates: observed, expected and robust information, supplemented EM."""
+"""The covariance of the estimates of VFEM: protocols and site steps."""

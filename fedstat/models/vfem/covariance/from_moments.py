@@ -1,34 +1,174 @@
-"""Covariance of (a, s2, beta, mu) from moments: observed, expected, supplemented EM.
-
-The profile likelihood of :mod:`fedstat.models.vertical.likelihood` has Sigma_1..Sigma_K maximised
-out, so the inverse of its information is the covariance with every nuisance parameter accounted for.
-"""
+"""The covariance of the estimates from moments: observed, expected, supplemented EM."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 from scipy.linalg import block_diag
 
 from fedstat.errors import NotAvailableError
-from fedstat.inference.covariance import symmetrise
-from fedstat.models.vertical.covariance import in_units, information_inverse
-from fedstat.models.vertical.fit import MomentsFit
-from fedstat.models.vertical.law.covariance import law_covariance
-from fedstat.models.vertical.law.fit import LawFit
-from fedstat.models.vertical.law.pairs import Between, fit_between
-from fedstat.models.vertical.likelihood import Standard, block_covariance, residuals
+from fedstat.inference.covariance import symmetrize
+from fedstat.models.vertical.fit import MomentsFit, covariance_in_units, information_inverse
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit, estimates_covariance, in_psi
+from fedstat.models.vertical.joint_normal.likelihood import (
+    centred_sums,
+    differentiate_joint_normal,
+    joint_normal_covariance,
+    observed,
+)
+from fedstat.models.vertical.joint_normal.sparse_pairs import Between, fit_joint_model
+from fedstat.models.vertical.likelihood import StandardizedMoments, block_covariance, residuals
 from fedstat.models.vertical.moments import PatternMoments
-from fedstat.models.vfem.covariance.law_sem import sem_of_law
-from fedstat.models.vfem.covariance.moments_em import EMPoint, centred, em_step, expected_gram
-from fedstat.models.vfem.covariance.psi import Covariance
+from fedstat.models.vfem.covariance.information import PsiCovariance
 from fedstat.models.vfem.covariance.sem_protocol import SEMPoint, complete_information, solve_sem, to_psi
-from fedstat.typing import Floats
+from fedstat.typing import Array, Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Supplemented EM where columns are free to depend between institutions: the Jacobian by complex steps.
+
+JOINT_COMPLEX_STEP = 1e-30
+
+
+def joint_normal_sem(fit: JointNormalFit) -> tuple[Floats, float]:
+    """Covariance as :func:`~fedstat.models.vertical.joint_normal.fit.estimates_covariance` has it, and its
+    asymmetry.
+
+    A NotAvailableError where pairs of institutions have no covariance of their own: the M-step is not in
+    closed form then. An EstimationError where the map does not contract.
+    """
+    if not fit.moves.edges.all():
+        raise NotAvailableError(
+            "cov_type='sem' needs a covariance of every two institutions, and some share too few entities; "
+            "use cov_type='observed'"
+        )
+    moments, point = fit.moments, fit.point
+    i, j = fit.moves.entries
+    theta = np.concatenate([[point.a, point.s2], point.beta, point.mu, point.Q[i, j]])
+    rows = []
+    for place in range(len(theta)):
+        moved = theta.astype(complex)
+        moved[place] += 1j * JOINT_COMPLEX_STEP
+        rows.append(joint_em_map(moments, moved).imag / JOINT_COMPLEX_STEP)
+    V, asymmetry = symmetrize(solve_sem(joint_complete_information(fit), np.array(rows)))
+    return in_psi(fit, V), asymmetry
+
+
+def joint_complete_information(fit: JointNormalFit) -> Floats:
+    """Information of complete data, of which nothing but the number of entities is needed."""
+    moments = fit.moments
+    every = np.ones((1, len(moments.names)), dtype=bool)
+    n = moments.n.sum(keepdims=True)
+    grams = np.zeros((1, *moments.grams.shape[1:]))
+    grams[:, 0, 0] = n
+    whole = replace(moments, seen=every, n=n, grams=grams)
+    return differentiate_joint_normal(whole, fit.point, fit.moves, expected=True).information
+
+
+def joint_em_map(moments: PatternMoments, theta: Array) -> Array:
+    """One EM step of (a, s2, beta, mu, vech Q), real or complex."""
+    P = len(moments.names)
+    a, s2, beta, mu = theta[0], theta[1], theta[2 : 2 + P], theta[2 + P : 2 + 2 * P]
+    i, j = np.triu_indices(P)
+    Q = np.zeros((P, P), dtype=theta.dtype)
+    Q[i, j] = Q[j, i] = theta[2 + 2 * P :]
+    cov = joint_normal_covariance(np.linalg.inv(Q), beta, s2)
+    mean, cov = joint_em_step(moments, np.append(mu, a), cov)
+    Q = np.linalg.inv(cov[:-1, :-1])
+    beta = Q @ cov[:-1, -1]
+    s2 = cov[-1, -1] - beta @ cov[:-1, -1]
+    return np.concatenate([[mean[-1], s2], beta, mean[:-1], Q[i, j]])
+
+
+def joint_em_step(moments: PatternMoments, mean: Array, cov: Array) -> tuple[Array, Array]:
+    """EM of a normal law in its gradient form, from the sums of what each pattern sees."""
+    seen = observed(moments)
+    both = seen[:, :, None] & seen[:, None, :]
+    K = np.linalg.inv(np.where(both, cov, np.eye(len(cov)))) * both
+    d, D = centred_sums(moments, mean)
+    move = cov @ np.matmul(K, d[:, :, None]).sum(axis=0)[:, 0] / moments.nobs
+    inner = (np.matmul(np.matmul(K, D), K) - moments.n[:, None, None] * K).sum(axis=0)
+    return mean + move, cov + cov @ inner @ cov / moments.nobs - np.outer(move, move)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The exact EM map of VFEM from moments.
+#
+# What is missing stands at its conditional expectation mu_k + w_k z_i, w_k = Sigma_k beta_k and z_i = r_i /
+# v_g (TWFL (4)), which is linear in what is seen: the expected Gram matrix of (1, x, y) follows from those
+# of the patterns. The M-step is a regression and the blocks' own moments (TWFL (5), (6)).
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EMPoint:
+    """Parameters of standardised columns; complex where derivatives are taken by a complex step.
+
+    Intercept at the origin, residual variance, beta and mu (P,), and the block diagonal Sigma (P, P).
+    """
+
+    beta0: complex
+    s2: complex
+    beta: Array
+    mu: Array
+    Sigma: Array
+
+
+def expected_gram(standard: StandardizedMoments, at: EMPoint) -> Array:
+    """Return the expected sum of (1, x, y)(1, x, y)' given what is seen, (P + 2, P + 2)."""
+    moments, missing = standard.moments, standard.missing
+    w = at.Sigma @ at.beta
+    v = at.s2 + missing @ ((at.beta * w) @ standard.member)
+    absent = ~moments.seen
+    weights = np.empty((len(v), standard.P + 2), dtype=v.dtype)
+    weights[:, 0] = -at.beta0 - missing @ ((at.mu * at.beta) @ standard.member)
+    weights[:, 1:-1], weights[:, -1] = -at.beta, 1.0
+    sums = np.matmul(moments.grams.astype(v.dtype), weights[:, :, None])[:, :, 0]
+    squares = np.sum(weights * sums, axis=1)
+    mean, slope = np.zeros_like(weights), np.zeros_like(weights)
+    mean[:, 1:-1], slope[:, 1:-1] = absent * at.mu, absent * w / v[:, None]
+    seen = moments.grams.sum(axis=0)
+    mixed = mean.T @ (moments.grams[:, 0] + sums[:, :1] * slope) + slope.T @ sums
+    T = seen + mixed + mixed.T
+    T += (mean * moments.n[:, None]).T @ mean + (slope * (squares - moments.n * v)[:, None]).T @ slope
+    T[1:-1, 1:-1] += at.Sigma * (moments.nobs - standard.count)
+    return np.asarray(T)
+
+
+def block_m_step(standard: StandardizedMoments, T: Array) -> EMPoint:
+    """M-step from an expected Gram matrix."""
+    n = standard.moments.nobs
+    coefficients = np.linalg.solve(T[:-1, :-1], T[:-1, -1])
+    mu = T[0, 1:-1] / n
+    return EMPoint(
+        coefficients[0],
+        (T[-1, -1] - T[-1, :-1] @ coefficients) / n,
+        coefficients[1:],
+        mu,
+        (T[1:-1, 1:-1] / n - np.outer(mu, mu)) * standard.within,
+    )
+
+
+def block_em_step(standard: StandardizedMoments, at: EMPoint) -> EMPoint:
+    """One iteration of the exact EM algorithm."""
+    return block_m_step(standard, expected_gram(standard, at))
+
+
+def centered_moments(T: Array, mu: Floats) -> Floats:
+    """Take the expected sum of (1, x - mu)(1, x - mu)' from that of (1, x, y)(1, x, y)'."""
+    shift = np.eye(len(mu) + 1)
+    shift[1:, 0] = -mu
+    return np.asarray(shift @ T[:-1, :-1] @ shift.T, dtype=np.float64)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Covariance of (a, s2, beta, mu) from moments: observed, expected, supplemented EM.
+#
+# The profile likelihood of :mod:`fedstat.models.vertical.likelihood` has Sigma_1..Sigma_K maximised out, so
+# the inverse of its information is the covariance with every nuisance parameter accounted for.
 
 CovType: TypeAlias = Literal["observed", "expected", "sem", "robust", "none"]
-HOW = "moments"
+FROM_MOMENTS = "moments"
 COMPLEX_STEP = 1e-30
 
 
@@ -52,13 +192,13 @@ class MomentsOptions:
 
 def estimate_from_moments(
     moments: PatternMoments, asked: MomentsOptions
-) -> tuple[MomentsFit | LawFit, Covariance | None]:
+) -> tuple[MomentsFit | JointNormalFit, PsiCovariance | None]:
     """Maximum likelihood estimates and their covariance."""
-    found = fit_between(moments, asked.between, asked.maxiter)
+    found = fit_joint_model(moments, asked.between, asked.maxiter)
     return found, None if asked.cov_type == "none" else moments_covariance(found, asked.cov_type)
 
 
-def moments_covariance(fit: MomentsFit | LawFit, cov_type: CovType = "observed") -> Covariance:
+def moments_covariance(fit: MomentsFit | JointNormalFit, cov_type: CovType = "observed") -> PsiCovariance:
     """Covariance of (a, s2, beta_1, mu_1, beta_2, mu_2, ...) in the units of the data, after convergence.
 
     "observed" inverts the observed information; "expected" that of data missing completely at random, where
@@ -67,25 +207,25 @@ def moments_covariance(fit: MomentsFit | LawFit, cov_type: CovType = "observed")
     """
     check_cov_type(cov_type)
     expected = cov_type == "expected"
-    if isinstance(fit, LawFit):
+    if isinstance(fit, JointNormalFit):
         return free_covariance(fit, cov_type)
     if cov_type == "sem":
         return sem_covariance(fit)
-    return Covariance(information_inverse(fit, expected=expected), "none" if expected else HOW)
+    return PsiCovariance(information_inverse(fit, expected=expected), "none" if expected else FROM_MOMENTS)
 
 
-def free_covariance(fit: LawFit, cov_type: CovType) -> Covariance:
+def free_covariance(fit: JointNormalFit, cov_type: CovType) -> PsiCovariance:
     """Covariance under a law that is free between sites; the concentration of the columns comes last."""
     if cov_type == "sem":
-        V, asymmetry = sem_of_law(fit)
-        return Covariance(V, HOW, asymmetry=asymmetry)
-    return Covariance(law_covariance(fit, expected=cov_type == "expected"), HOW)
+        V, asymmetry = joint_normal_sem(fit)
+        return PsiCovariance(V, FROM_MOMENTS, asymmetry=asymmetry)
+    return PsiCovariance(estimates_covariance(fit, expected=cov_type == "expected"), FROM_MOMENTS)
 
 
 # ---- supplemented EM -------------------------------------------------------------------------
 
 
-def sem_covariance(fit: MomentsFit) -> Covariance:
+def sem_covariance(fit: MomentsFit) -> PsiCovariance:
     """Supplemented EM (Meng and Rubin 1991), V = I_oc^-1 (I - DM)^-1.
 
     The Jacobian DM of the exact EM map is taken by complex steps, without the error of a difference. Raises
@@ -95,15 +235,17 @@ def sem_covariance(fit: MomentsFit) -> Covariance:
     Sigma = block_covariance(standard, fit.point, residuals(standard, fit.point))
     at = EMPoint(fit.point.b, np.exp(fit.point.log_s2), fit.point.beta, fit.point.mu, Sigma)
     centre = split(moments, at)
-    complete = complete_information(centre, centred(expected_gram(standard, at), at.mu), int(moments.nobs))
+    complete = complete_information(
+        centre, centered_moments(expected_gram(standard, at), at.mu), int(moments.nobs)
+    )
     V = solve_sem(complete, em_jacobian(standard, at))
     psi = np.zeros((2 + 2 * standard.P, len(V)))
     psi[:, : len(psi)] = to_psi(centre, [np.ones(p) for p in moments.sizes])
-    cov, asymmetry = symmetrise(psi @ V @ psi.T)
-    return Covariance(in_units(moments, cov), HOW, asymmetry=asymmetry)
+    cov, asymmetry = symmetrize(psi @ V @ psi.T)
+    return PsiCovariance(covariance_in_units(moments, cov), FROM_MOMENTS, asymmetry=asymmetry)
 
 
-def em_jacobian(standard: Standard, at: EMPoint) -> Floats:
+def em_jacobian(standard: StandardizedMoments, at: EMPoint) -> Floats:
     """Return d M_j / d theta_i at (i, j), theta = (beta0, s2, beta_1, mu_1, ..., vech Sigma_1, ...)."""
     moments = standard.moments
     theta = split(moments, at).pack()
@@ -112,7 +254,7 @@ def em_jacobian(standard: Standard, at: EMPoint) -> Floats:
         moved = theta.astype(complex)
         # Im f(x + ih) / h has no difference in which digits could cancel, so that h may be tiny.
         moved[i] += 1j * COMPLEX_STEP
-        image = em_step(standard, join(SEMPoint.unpack(moved, moments.sizes)))
+        image = block_em_step(standard, join(SEMPoint.unpack(moved, moments.sizes)))
         rows.append(split(moments, image).pack().imag / COMPLEX_STEP)
     return np.array(rows)
 

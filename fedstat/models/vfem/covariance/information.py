@@ -1,20 +1,4 @@
-"""The observed information of psi = (a, s2, beta, mu) with every Sigma_k eliminated, from the sites' sums.
-
-The likelihood of y depends on an entity through the mean m and the variance v of its linear predictor. With
-normal errors its derivatives are
-
-    h = -L_mm = 1/v,    -L_mv = z/v,    kappa = -L_vv = z^2/v - 1/(2 v^2),    e = -L_v = (1/v - z^2)/2
-
-with z = L_m = r/v; for another distribution they come from the response holder, and all below holds as it
-stands, without the residual variance. With h_k the sum over the entities that k lacks of -L_mv dm + kappa dv,
-C_jk the sum of kappa over those that both lack, and per site (J, j, N) from
-:class:`~fedstat.models.vfem.covariance.elimination.Elimination`, the information of psi is
-
-    H - h N h' - h j' - j h' - J + (h N + j) C (I + N C)^-1 (h N + j)'
-
-the Woodbury form of the Schur complement. Its inverse is the covariance of psi with every nuisance parameter
-accounted for.
-"""
+"""The observed information of (a, s2, beta, mu), and the layout of its parameters."""
 
 from __future__ import annotations
 
@@ -26,11 +10,105 @@ from itertools import pairwise
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.inference.covariance import invert_information, nearest_psd, symmetrise
+from fedstat.inference.covariance import invert_information, nearest_psd, symmetrize
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vfem.covariance.psi import SCALE, Places
-from fedstat.models.vfem.moments.cross_products import CrossProducts
+from fedstat.models.vfem.covariance.cross_products import CrossProducts
 from fedstat.typing import Array, Floats
+
+# ----------------------------------------------------------------------------------------------------
+# The covariance of psi = (a, s2, beta_1, mu_1, beta_2, mu_2, ...), and where each parameter stands in it.
+
+SCALE_INDEX = 1
+"""Place of the residual variance, which only a normal response has."""
+
+
+@dataclass(frozen=True, slots=True)
+class PsiCovariance:
+    """Covariance of psi, (2 + 2p, 2 + 2p); of a response that is not normal t_1, ..., t_K follow.
+
+    `how` says where cross-products came from, `size` and `error` the rows and the relative error of a sketch,
+    `moved` how far the products went, relatively, to be positive semi-definite, and `dealers` who dealt for
+    secure ones; `left_out` counts the pairs of institutions with too few common entities to be asked.
+    `asymmetry` is that of supplemented EM before it was made symmetric.
+    """
+
+    psi: Floats
+    how: str = "none"
+    size: int = 0
+    error: float = 0.0
+    moved: float = 0.0
+    asymmetry: float = 0.0
+    dealers: str = ""
+    left_out: int = 0
+
+    @classmethod
+    def of(cls, psi: Floats, products: CrossProducts, moved: float, asymmetry: float = 0.0) -> PsiCovariance:
+        """Put a covariance together with where its cross-products came from."""
+        return cls(
+            psi,
+            how=products.how,
+            size=products.size,
+            error=products.error,
+            moved=moved,
+            asymmetry=asymmetry,
+            dealers=products.dealers,
+            left_out=products.left_out,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterLayout:
+    """Where each institution's beta and mu stand in psi."""
+
+    sizes: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """Length of psi."""
+        return 2 + 2 * sum(self.sizes)
+
+    def start(self, k: int) -> int:
+        """First place of institution k."""
+        return 2 + 2 * sum(self.sizes[:k])
+
+    def beta(self, k: int) -> slice:
+        """Places of beta_k."""
+        return slice(self.start(k), self.start(k) + self.sizes[k])
+
+    def mu(self, k: int) -> slice:
+        """Places of mu_k."""
+        return slice(self.start(k) + self.sizes[k], self.start(k) + 2 * self.sizes[k])
+
+    def both(self, k: int) -> slice:
+        """Places of (beta_k, mu_k)."""
+        return slice(self.start(k), self.start(k) + 2 * self.sizes[k])
+
+
+def psi_names(clients: Sequence[str], names: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Name each place of psi, for messages."""
+    out = ["Intercept", "residual variance"]
+    for k in clients:
+        out += [f"{name} ({k})" for name in names[k]] + [f"mean of {name} ({k})" for name in names[k]]
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------
+# The observed information of psi = (a, s2, beta, mu) with every Sigma_k eliminated, from the sites' sums.
+#
+# The likelihood of y depends on an entity through the mean m and the variance v of its linear predictor.
+# With normal errors its derivatives are
+#
+#     h = -L_mm = 1/v,    -L_mv = z/v,    kappa = -L_vv = z^2/v - 1/(2 v^2),    e = -L_v = (1/v - z^2)/2
+#
+# with z = L_m = r/v; for another distribution they come from the response holder, and all below holds as it
+# stands, without the residual variance. With h_k the sum over the entities that k lacks of -L_mv dm + kappa
+# dv, C_jk the sum of kappa over those that both lack, and per site (J, j, N) from
+# :class:`~fedstat.models.vfem.covariance.steps.SigmaElimination`, the information of psi is
+#
+#     H - h N h' - h j' - j h' - J + (h N + j) C (I + N C)^-1 (h N + j)'
+#
+# the Woodbury form of the Schur complement. Its inverse is the covariance of psi with every nuisance
+# parameter accounted for.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +150,9 @@ class InformationSums:
     scale: ScaleSums | None = None
 
     @cached_property
-    def places(self) -> Places:
+    def places(self) -> ParameterLayout:
         """Where each institution's parameters stand in psi."""
-        return Places(tuple(len(part["beta"]) for part in self.parts))
+        return ParameterLayout(tuple(len(part["beta"]) for part in self.parts))
 
     @cached_property
     def missing(self) -> Floats:
@@ -87,9 +165,9 @@ class InformationSums:
         return 1.0 - self.missing
 
 
-def assemble(within: Sequence[Floats], between: Mapping[tuple[int, int], Floats]) -> Floats:
+def assemble_information(within: Sequence[Floats], between: Mapping[tuple[int, int], Floats]) -> Floats:
     """Put a symmetric matrix together from blocks within institutions and, for j < k, between them."""
-    places = block_places(within)
+    places = block_slices(within)
     whole = np.zeros((places[-1].stop, places[-1].stop))
     for here, block in zip(places, within, strict=True):
         whole[here, here] = block
@@ -98,7 +176,7 @@ def assemble(within: Sequence[Floats], between: Mapping[tuple[int, int], Floats]
     return whole
 
 
-def block_places(within: Sequence[Floats]) -> list[slice]:
+def block_slices(within: Sequence[Floats]) -> list[slice]:
     """Where each of the diagonal blocks stands."""
     return [slice(a, b) for a, b in pairwise(np.cumsum([0, *[len(block) for block in within]]).tolist())]
 
@@ -111,7 +189,7 @@ def project(within: Sequence[Floats], products: CrossProducts) -> tuple[dict[tup
     """
     if not products.blocks:
         return {}, 0.0
-    whole, places = assemble(within, products.blocks), block_places(within)
+    whole, places = assemble_information(within, products.blocks), block_slices(within)
     # At unit diagonal, so that the distance does not depend on the units of the columns.
     root = np.sqrt(np.maximum(np.diag(whole), np.finfo(float).tiny))
     near, moved = nearest_psd(whole / np.outer(root, root))
@@ -143,10 +221,10 @@ def hessian(at: InformationSums, cross: Mapping[tuple[int, int], Floats]) -> Flo
 
 def fill_scale(H: Floats, at: InformationSums, scale: ScaleSums) -> None:
     """Enter the row of a scale that is no variance, above the diagonal of H."""
-    H[0, SCALE], H[SCALE, SCALE] = scale.m.sum(), scale.r.sum()
+    H[0, SCALE_INDEX], H[SCALE_INDEX, SCALE_INDEX] = scale.m.sum(), scale.r.sum()
     for k, (part, own) in enumerate(zip(at.parts, scale.by_client, strict=True)):
-        H[SCALE, at.places.beta(k)] = own + 2.0 * part["w"] * (at.missing[:, k] @ scale.v)
-        H[SCALE, at.places.mu(k)] = -part["beta"] * (at.seen[:, k] @ scale.m)
+        H[SCALE_INDEX, at.places.beta(k)] = own + 2.0 * part["w"] * (at.missing[:, k] @ scale.v)
+        H[SCALE_INDEX, at.places.mu(k)] = -part["beta"] * (at.seen[:, k] @ scale.m)
 
 
 def fill_pair(H: Floats, pair: tuple[int, int], at: InformationSums, uu: Floats) -> None:
@@ -170,7 +248,7 @@ def fill_pair(H: Floats, pair: tuple[int, int], at: InformationSums, uu: Floats)
 
 
 @dataclass(frozen=True, slots=True)
-class Eliminated:
+class ProfiledInformation:
     """The information of psi without Sigma, and the weights Q (2 + 2p, K) of Sigma's projected scores in it.
 
     For tau_k = beta_k'(Sigma_k - Sigma_k0) beta_k: given psi its mean moves by -slope' psi, and its
@@ -184,7 +262,7 @@ class Eliminated:
     share: Floats
 
 
-def eliminate(at: InformationSums, H: Floats) -> Eliminated:
+def profile_out_sigma(at: InformationSums, H: Floats) -> ProfiledInformation:
     """Schur complement of Sigma_1..Sigma_K; see the module's docstring."""
     places, mis, seen, sums = at.places, at.missing, at.seen, at.curvatures
     K = len(at.parts)
@@ -208,11 +286,11 @@ def eliminate(at: InformationSums, H: Floats) -> Eliminated:
     P = h * N + j
     information = H - (h * N) @ h.T - h @ j.T - j @ h.T - J + P @ R @ P.T
     M = np.linalg.inv(np.eye(K) + C * N)
-    return Eliminated(symmetrise(information)[0], h - P @ R, P @ M, N[:, None] * M, np.asarray(M))
+    return ProfiledInformation(symmetrize(information)[0], h - P @ R, P @ M, N[:, None] * M, np.asarray(M))
 
 
-def joint_covariance(
-    at: InformationSums, eliminated: Eliminated, names: list[str], meat: Floats | None = None
+def psi_covariance(
+    at: InformationSums, eliminated: ProfiledInformation, names: list[str], meat: Floats | None = None
 ) -> Floats:
     """Covariance of (psi, t) without a residual variance, whose place is zero, or has another scale.
 
@@ -220,7 +298,7 @@ def joint_covariance(
     Robust where there is `meat`, the sum of products of the scores of psi and of the t_k given psi.
     """
     places, K, d = at.places, len(at.parts), at.places.total
-    rest = np.arange(d) if at.scale is not None else np.delete(np.arange(d), SCALE)
+    rest = np.arange(d) if at.scale is not None else np.delete(np.arange(d), SCALE_INDEX)
     V = np.zeros((d, d))
     try:
         V[np.ix_(rest, rest)] = invert_information(
@@ -232,7 +310,7 @@ def joint_covariance(
         ) from error
     along = -eliminated.slope
     if at.scale is None:
-        along[SCALE] = 0.0
+        along[SCALE_INDEX] = 0.0
     for k, part in enumerate(at.parts):
         along[places.beta(k), k] += 2.0 * part["w"]
     moves = np.vstack([np.eye(d), along.T])

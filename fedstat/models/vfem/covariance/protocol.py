@@ -1,47 +1,210 @@
-"""The covariance of the estimates from the observed information, as a protocol: who is asked what.
-
-One round for the institutions' sums (before it, where the response is not normal, one for the response
-holder's curvatures), cross-products between institutions, and for the robust covariance products of the
-scores.
-"""
+"""The protocol for the covariance of the estimates, from observed information and scores."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from fedstat.federation.rounds.engine import Rounds
+from fedstat.errors import EstimationError
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.key_agreement import agree_keys
+from fedstat.federation.protocols.secure_products import ProductOperand
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd
-from fedstat.models.vfem.blocks.request import BLOCK, SQUARES
-from fedstat.models.vfem.covariance.glm_scores import glm_score_products
+from fedstat.models.vertical.exchange.protocol import dealing_sites
+from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.pattern_merging import min_entities
+from fedstat.models.vfem.covariance.cross_products import (
+    CrossProductOptions,
+    CrossProducts,
+    ProductRequest,
+    cross_products,
+    product_session,
+)
 from fedstat.models.vfem.covariance.information import (
-    Eliminated,
     InformationSums,
     PatternCurvatures,
+    ProfiledInformation,
+    PsiCovariance,
     ScaleSums,
-    assemble,
+    assemble_information,
     effective_score_map,
-    eliminate,
     hessian,
-    joint_covariance,
+    profile_out_sigma,
     project,
+    psi_covariance,
+    psi_names,
+    score_of_spreads,
 )
-from fedstat.models.vfem.covariance.psi import Covariance, psi_names
-from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration, split
+from fedstat.models.vfem.covariance.score_steps import (
+    BESIDE_SHARES,
+    PARTS,
+    RESPONSE_OF_SCORES,
+    RESPONSE_OF_SQUARES,
+    SCORE_SQUARES,
+    SHARED,
+    TIMES,
+)
+from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration, split_by_site
+from fedstat.models.vfem.iteration.messages import BLOCK, SQUARES
 from fedstat.models.vfem.iteration.protocol import EMIteration
-from fedstat.models.vfem.iteration.state import Iteration
-from fedstat.models.vfem.moments.cross_products import (
-    CrossOptions,
-    CrossProducts,
-    StagedColumns,
-    cross_products,
-)
+from fedstat.models.vfem.iteration.state import IterationState
 from fedstat.typing import Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Products of effective scores where the response is not normal, as a protocol: who is asked what.
+#
+# Where a fit sends columns openly, or nobody can deal, institutions are told derivatives of the
+# log-likelihood; elsewhere these stay at the response holder, and all products are secure
+# (:mod:`fedstat.models.vfem.covariance.score_steps`).
+
+STACKED = max(TIMES.values())
+
+
+def glm_score_products(
+    iteration: QuasiNewtonIteration,
+    options: CrossProductOptions,
+    sums: InformationSums,
+    eliminated: ProfiledInformation,
+) -> FitProtocol[Floats]:
+    """Sum over entities of the products of the effective scores of psi, and of the t_k given psi."""
+    openly = iteration.dealers is None or options.how == "exact"
+    whole = yield from (request_unmasked_scores if openly else request_secure_scores)(iteration, options)
+    scores = np.vstack([effective_score_map(sums, eliminated.Q), score_of_spreads(sums, eliminated.share)])
+    return delta_method(nearest_psd(whole)[0], scores)
+
+
+def request_unmasked_scores(
+    iteration: QuasiNewtonIteration, options: CrossProductOptions
+) -> FitProtocol[Floats]:
+    """Tell every institution the derivatives of its entities."""
+    lay = iteration.layout
+    (reply,) = yield [iteration.ask(lay.active, "glm_derivatives_openly")]
+    derivatives = reply.arrays["derivatives"]
+    replies = yield [
+        iteration.ask(k, "glm_scores_openly")
+        if k == lay.active
+        else iteration.ask(k, "glm_scores_openly", derivatives=derivatives[:, lay.rows[k]])
+        for k in lay.clients
+    ]
+    own = yield from request_response_scores(iteration, [])
+    within = [reply.arrays["gram"] for reply in replies]
+    staged = ProductRequest("scores", tuple(len(gram) for gram in within))
+    products = yield from cross_products(lay, iteration.session, staged, options)
+    K = len(within)
+    last = {(k, K): reply.arrays["with_response"] for k, reply in enumerate(replies)}
+    return assemble_information([*within, own["gram"][: 2 + K, : 2 + K]], {**products.blocks, **last})
+
+
+def request_response_scores(
+    iteration: QuasiNewtonIteration, told: Sequence[str]
+) -> FitProtocol[dict[str, Floats]]:
+    """Ask the response holder for products of its own, and what hides derivatives from some institutions."""
+    lay = iteration.layout
+    text = json.dumps([list(lay.clients), list(told)])
+    (reply,) = yield [iteration.ask(lay.active, "glm_response_scores", text, missing=lay.missing)]
+    return dict(reply.arrays)
+
+
+def request_secure_scores(
+    iteration: QuasiNewtonIteration, options: CrossProductOptions
+) -> FitProtocol[Floats]:
+    """Multiply in secret: nobody sees more of the derivatives than sums."""
+    lay, sites, active = iteration.layout, dealing_sites(iteration.layout), iteration.layout.active
+    remote, K = [k for k in lay.clients if k != active], len(lay.clients)
+    widths = {k: 2 * p + 1 for k, p in zip(lay.clients, lay.sizes, strict=True)}
+    yield from agree_keys(sites, iteration.session)
+    own = yield from request_response_scores(iteration, remote)
+    boxes = dict(zip(remote, split_by_site(own), strict=True))
+    yield [
+        iteration.ask(k, "glm_scores", json.dumps([active, remote[:i], k == remote[-1]]), shown=boxes[k])
+        for i, k in enumerate(remote)
+    ]
+    q = len(own["gram"])
+    pairs: list[tuple[ProductOperand, ProductOperand]] = []
+    for k in remote:
+        squares = widths[k] * (widths[k] + 1) // 2
+        if len(lay.rows[k]) < min_entities(squares, options.min_count):
+            raise EstimationError(
+                f"cov_type='robust': {len(lay.rows[k])} entities of '{k}' are too few for products of the "
+                f"scores of its {widths[k] // 2} columns; use cov_type='observed', or fewer columns"
+            )
+        pairs.append(
+            (
+                score_operand(lay, active, RESPONSE_OF_SQUARES, 1),
+                score_operand(lay, k, SCORE_SQUARES, squares),
+            )
+        )
+        pairs.append(
+            (
+                score_operand(lay, active, f"{RESPONSE_OF_SCORES}:{k}", q),
+                score_operand(lay, k, PARTS, widths[k]),
+            )
+        )
+    together = [
+        (j, k)
+        for j, k in combinations(remote, 2)
+        if len(np.intersect1d(lay.rows[j], lay.rows[k], assume_unique=True))
+        >= min_entities(widths[j] + widths[k] - 1, options.min_count)
+    ]
+    for j, k in together:
+        pairs.append(
+            (
+                score_operand(lay, j, SHARED, widths[j]),
+                score_operand(lay, k, f"{BESIDE_SHARES}:{j}", widths[k]),
+            )
+        )
+    asking = product_session(iteration.session, options.at)
+    found = yield from asking.multiply(pairs, sites, 1, STACKED * lay.n)
+    products = [one.products[0] for one in found]
+    within, between = dict[str, Floats](), dict[tuple[int, int], Floats]()
+    place = {k: j for j, k in enumerate(lay.clients)}
+    if active in place:
+        within[active] = own["gram"][2 + K :, 2 + K :]
+        between[place[active], K] = own["gram"][2 + K :, : 2 + K]
+    for i, k in enumerate(remote):
+        within[k] = symmetric(products[2 * i][0], widths[k])
+        with_response = products[2 * i + 1].T
+        between[place[k], K] = with_response[:, : 2 + K]
+        if active in place:
+            first, second = sorted((place[active], place[k]))
+            block = with_response[:, 2 + K :]
+            between[first, second] = block if first == place[k] else block.T
+    for (j, k), one in zip(together, products[2 * len(remote) :], strict=True):
+        between[place[j], place[k]] = one
+    return assemble_information([*[within[k] for k in lay.clients], own["gram"][: 2 + K, : 2 + K]], between)
+
+
+def score_operand(layout: Layout, site: str, columns: str, width: int) -> ProductOperand:
+    """Say of which entities stacked columns are: one position for each time that an entity stands there."""
+    own = (
+        np.arange(layout.n)
+        if columns.startswith((RESPONSE_OF_SCORES, RESPONSE_OF_SQUARES))
+        else layout.rows[site]
+    )
+    times = TIMES[columns.partition(":")[0]]
+    rows = np.concatenate([own + layout.n * place for place in range(times)])
+    return ProductOperand(site, columns, slice(0, width), rows, np.zeros_like(rows))
+
+
+def symmetric(upper: Floats, width: int) -> Floats:
+    """Return the symmetric matrix with this upper triangle."""
+    out = np.zeros((width, width))
+    out[np.triu_indices(width)] = upper
+    return np.asarray(out + np.triu(out, 1).T)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The covariance of the estimates from the observed information, as a protocol: who is asked what.
+#
+# One round for the institutions' sums (before it, where the response is not normal, one for the response
+# holder's curvatures), cross-products between institutions, and for the robust covariance products of the
+# scores.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +213,15 @@ class CovarianceOptions:
 
     cov_type: str
     names: Mapping[str, tuple[str, ...]]
-    cross: CrossOptions
+    cross: CrossProductOptions
 
 
-def ask_information(
-    iteration: Iteration, step: str, curvatures: PatternCurvatures, weights: Mapping[str, Mapping[str, Any]]
-) -> Rounds[InformationSums]:
+def request_information(
+    iteration: IterationState,
+    step: str,
+    curvatures: PatternCurvatures,
+    weights: Mapping[str, Mapping[str, Any]],
+) -> FitProtocol[InformationSums]:
     """Ask every institution for its sums, given what tells it of the weights of its entities."""
     lay, seen, asks = iteration.layout, ~iteration.layout.missing, []
     for j, k in enumerate(lay.clients):
@@ -68,17 +234,17 @@ def ask_information(
 
 
 def eliminate_sigmas(
-    iteration: Iteration, sums: InformationSums, options: CovarianceOptions
-) -> Rounds[tuple[Eliminated, CrossProducts, float]]:
+    iteration: IterationState, sums: InformationSums, options: CovarianceOptions
+) -> FitProtocol[tuple[ProfiledInformation, CrossProducts, float]]:
     """Obtain the cross-products, and assemble the information; returned with them, and how far they moved."""
     grams = [part["gram"] for part in sums.parts]
-    wanted = StagedColumns("information", tuple(len(gram) for gram in grams))
+    wanted = ProductRequest("information", tuple(len(gram) for gram in grams))
     products = yield from cross_products(iteration.layout, iteration.session, wanted, options.cross)
     blocks, moved = project(grams, products)
-    return eliminate(sums, hessian(sums, blocks)), products, moved
+    return profile_out_sigma(sums, hessian(sums, blocks)), products, moved
 
 
-def information_covariance(iteration: EMIteration, options: CovarianceOptions) -> Rounds[Covariance]:
+def information_covariance(iteration: EMIteration, options: CovarianceOptions) -> FitProtocol[PsiCovariance]:
     """Invert the observed information, or with ``options.cross.how = "none"`` its "expected" form.
 
     Robust: with the products of the scores between two such inverses.
@@ -87,41 +253,43 @@ def information_covariance(iteration: EMIteration, options: CovarianceOptions) -
     curvatures = PatternCurvatures.of_normal(lay.counts, at.v, at.z1, at.z2)
     inverse_v = 1.0 / at.v[lay.code]
     weights = {k: {"inverse_v": inverse_v[lay.rows[k]]} for k in lay.clients}
-    sums = yield from ask_information(iteration, "information", curvatures, weights)
+    sums = yield from request_information(iteration, "information", curvatures, weights)
     eliminated, products, moved = yield from eliminate_sigmas(iteration, sums, options)
     cov = invert_information(eliminated.information, psi_names(lay.clients, options.names))
     if options.cov_type == "robust":
         meat = yield from score_products(iteration, options.cross, sums, eliminated)
         cov = cov @ meat @ cov
-    return Covariance.of(cov, products, moved)
+    return PsiCovariance.of(cov, products, moved)
 
 
-def glm_covariance(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> Rounds[Covariance]:
+def glm_covariance(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> FitProtocol[PsiCovariance]:
     """Invert the observed information of (a, beta, mu, Sigma) at the accepted point, and of log alpha.
 
     Robust: with the products of the scores between two such inverses. Returns that of
     (a, 0 or log alpha, beta_1, mu_1, ..., beta_K, mu_K, t_1, ..., t_K).
     """
-    sums = yield from (ask_sealed if iteration.dealers is not None else ask_openly)(iteration)
+    sums = yield from (request_sealed_sums if iteration.dealers is not None else request_unmasked_sums)(
+        iteration
+    )
     if iteration.estimates_alpha:
-        scale = yield from ask_scale(iteration)
+        scale = yield from request_scale(iteration)
         sums = replace(sums, scale=scale)
     eliminated, products, moved = yield from eliminate_sigmas(iteration, sums, options)
     meat = None
     if options.cov_type == "robust":
         meat = yield from glm_score_products(iteration, options.cross, sums, eliminated)
-    joint = joint_covariance(sums, eliminated, psi_names(iteration.layout.clients, options.names), meat)
-    return Covariance.of(joint, products, moved)
+    joint = psi_covariance(sums, eliminated, psi_names(iteration.layout.clients, options.names), meat)
+    return PsiCovariance.of(joint, products, moved)
 
 
-def ask_scale(iteration: QuasiNewtonIteration) -> Rounds[ScaleSums]:
+def request_scale(iteration: QuasiNewtonIteration) -> FitProtocol[ScaleSums]:
     """Ask for the information on log alpha, and on it and the other parameters."""
     lay, remote = iteration.layout, list(iteration.dealers or ())
     ask = partial(iteration.ask, lay.active, "glm_scale_curvature", json.dumps(remote))
     (reply,) = yield [ask(patterns=len(lay.counts))]
     arrays, told = reply.arrays, dict[str, dict[str, Any]]()
     if remote:
-        told = {k: {"shown": box} for k, box in zip(remote, split(arrays), strict=True)}
+        told = {k: {"shown": box} for k, box in zip(remote, split_by_site(arrays), strict=True)}
     else:
         told = {k: {"cross": arrays["cross"][lay.rows[k]]} for k in lay.clients if k != lay.active}
     replies = yield [iteration.ask(k, "glm_scale_information", **told.get(k, {})) for k in lay.clients]
@@ -129,17 +297,17 @@ def ask_scale(iteration: QuasiNewtonIteration) -> Rounds[ScaleSums]:
     return ScaleSums(m, v, r, [reply.arrays["by_scale"] for reply in replies])
 
 
-def ask_openly(iteration: QuasiNewtonIteration) -> Rounds[InformationSums]:
+def request_unmasked_sums(iteration: QuasiNewtonIteration) -> FitProtocol[InformationSums]:
     """Send the curvatures of every entity, where nobody can deal for sums with them."""
     lay = iteration.layout
     (reply,) = yield [iteration.ask(lay.active, "glm_curvature_openly", patterns=len(lay.counts))]
     curvatures = PatternCurvatures(*reply.arrays["sums"].T)
     weights = {name: reply.arrays[name] for name in ("h", "cross")}
     own = {k: {name: w[lay.rows[k]] for name, w in weights.items()} for k in lay.clients if k != lay.active}
-    return (yield from ask_information(iteration, "glm_information", curvatures, own))
+    return (yield from request_information(iteration, "glm_information", curvatures, own))
 
 
-def ask_sealed(iteration: QuasiNewtonIteration) -> Rounds[InformationSums]:
+def request_sealed_sums(iteration: QuasiNewtonIteration) -> FitProtocol[InformationSums]:
     """Seal sums with the curvatures, and send those of entities that two institutions or more have.
 
     They are sent as well where an institution alone has so few entities that sums over these would tell as
@@ -152,7 +320,7 @@ def ask_sealed(iteration: QuasiNewtonIteration) -> Rounds[InformationSums]:
     (reply,) = yield [iteration.ask(lay.active, "glm_curvature", text, missing=lay.missing, each=each)]
     arrays = reply.arrays
     curvatures = PatternCurvatures(*arrays["sums"].T)
-    boxes, own = iter(split(arrays)), dict[str, dict[str, Any]]()
+    boxes, own = iter(split_by_site(arrays)), dict[str, dict[str, Any]]()
     for k in remote:
         shown = [next(boxes) for _ in range(len(lay.clients) + (k in squares))]
         own[k] = {
@@ -161,12 +329,15 @@ def ask_sealed(iteration: QuasiNewtonIteration) -> Rounds[InformationSums]:
             "shown": np.concatenate(shown),
             "lengths": np.array([len(one) for one in shown]),
         }
-    return (yield from ask_information(iteration, "glm_information", curvatures, own))
+    return (yield from request_information(iteration, "glm_information", curvatures, own))
 
 
 def score_products(
-    iteration: EMIteration, options: CrossOptions, sums: InformationSums, eliminated: Eliminated
-) -> Rounds[Floats]:
+    iteration: EMIteration,
+    options: CrossProductOptions,
+    sums: InformationSums,
+    eliminated: ProfiledInformation,
+) -> FitProtocol[Floats]:
     """Sum over entities of the products of the effective scores of psi."""
     lay = iteration.layout
     *clients, response = yield [
@@ -174,9 +345,9 @@ def score_products(
         iteration.ask(lay.active, "response_products", missing=lay.missing),
     ]
     within = [reply.arrays["gram"] for reply in clients]
-    wanted = StagedColumns("scores", tuple(len(gram) for gram in within))
+    wanted = ProductRequest("scores", tuple(len(gram) for gram in within))
     products = yield from cross_products(lay, iteration.session, wanted, options)
     # The response holder stands last, as an institution whose products with all others are known exactly.
     last = {(k, len(clients)): reply.arrays["with_response"] for k, reply in enumerate(clients)}
-    whole = assemble([*within, response.arrays["gram"]], {**products.blocks, **last})
+    whole = assemble_information([*within, response.arrays["gram"]], {**products.blocks, **last})
     return delta_method(nearest_psd(whole)[0], effective_score_map(sums, eliminated.Q))

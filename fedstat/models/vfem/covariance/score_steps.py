@@ -1,25 +1,57 @@
-"""An institution's part of every entity's effective score, for the robust covariance.
-
-Effective means that the estimation of Sigma_k is accounted for. The score of entity i is ``z_i C_i + V_i``,
-z = L_m the derivative of the log-likelihood by the linear predictor, which stays at the response holder where
-the response is not normal; C and V are of the institution's own columns and parameters.
-"""
+"""Site steps for products of effective scores, for the robust covariance."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hmac
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step
-from fedstat.models.vfem.blocks.client import Client, Theta, client_of
-from fedstat.models.vfem.blocks.declare import aggregate
-from fedstat.models.vfem.blocks.kept import weighted_sums
-from fedstat.models.vfem.blocks.response import active_of
-from fedstat.models.vfem.covariance.elimination import Elimination, units
-from fedstat.typing import Array, Bools, Floats
+from fedstat.errors import MessageError, SecurityError
+from fedstat.federation.crypto.envelopes import SealedChannel
+from fedstat.federation.crypto.product_checks import MARK, keyed_digest
+from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.protocols.key_agreement import keys_of
+from fedstat.federation.protocols.product_steps import as_bytes
+from fedstat.federation.protocols.running_sums import SHOWN
+from fedstat.federation.tables.table import entities_of
+from fedstat.kernels.glm.negative_binomial import BY_R
+from fedstat.kernels.glm.quadrature import BY_M, BY_V
+from fedstat.models.vertical.exchange.standardized_columns import StandardizedResponse, detail_of
+from fedstat.models.vfem.covariance.steps import SigmaElimination, units
+from fedstat.models.vfem.iteration.glm_steps import (
+    SEALED_SUMS,
+    GLMBlockState,
+    glm_block_state_of,
+    glm_response_of,
+    seal_all,
+)
+from fedstat.models.vfem.iteration.messages import (
+    declare_sums,
+    declare_weighted_sums,
+    safe_weighted_sums,
+    safe_weights,
+)
+from fedstat.models.vfem.iteration.site_state import (
+    BlockParameters,
+    BlockState,
+    GLMResponse,
+    block_state_of,
+    normal_response_of,
+)
+from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# An institution's part of every entity's effective score, for the robust covariance.
+#
+# Effective means that the estimation of Sigma_k is accounted for. The score of entity i is ``z_i C_i +
+# V_i``, z = L_m the derivative of the log-likelihood by the linear predictor, which stays at the response
+# holder where the response is not normal; C and V are of the institution's own columns and parameters.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,10 +62,10 @@ class ScoreParts:
     V: Floats
 
     @classmethod
-    def of(cls, state: State, block: Client, theta: Theta) -> ScoreParts:
+    def of(cls, state: State, block: BlockState, theta: BlockParameters) -> ScoreParts:
         """Take the scores apart, in the units of the data."""
         absent = "Sigma was not eliminated; ask 'information' first"
-        elimination = state.use("vfem elimination", Elimination, absent)
+        elimination = state.use("vfem elimination", SigmaElimination, absent)
         U, p, scale = block.staged["U"], len(theta.mu), units(block)
         Y = np.asarray(np.linalg.solve(elimination.T, U.T).T, dtype=np.float64)
         along = quadratic(Y, elimination.b * elimination.inverse)
@@ -59,39 +91,294 @@ def scores(data: SiteData, state: State) -> dict[str, Array]:
 
     Released: ``gram`` F'F and ``with_response`` F'[z, -e, -e by absent institution], e = (1/v - z^2)/2.
     """
-    client = client_of(state)
+    client = block_state_of(state)
     F = ScoreParts.of(state, client, client.estimate).scores(client.z)
     client.staged["scores"] = F
     minus_e = -0.5 * (client.staged["weights"] - client.z**2)
     return local_products(data, client, np.column_stack([client.z, minus_e]), minus_e)
 
 
-def local_products(data: SiteData, client: Client, of_response: Floats, by_v: Floats) -> dict[str, Array]:
+def local_products(data: SiteData, client: BlockState, of_response: Floats, by_v: Floats) -> dict[str, Array]:
     """Multiply the staged scores F with themselves, with the scores of (a, scale), (n_k, 2), and with L_v.
 
     Released: ``gram`` F'F and ``with_response`` (2p + 1, 2 + K), with L_v by absent institution.
     """
     F = client.staged["scores"]
-    absent = weighted_sums(F, by_v, ~client.staged["others"], data.min_count)[1:]
+    absent = safe_weighted_sums(F, by_v, ~client.staged["others"], data.min_count)[1:]
     return {"gram": F.T @ F, "with_response": np.column_stack([F.T @ of_response, absent.T])}
 
 
 def response_products(data: SiteData, state: State, missing: Bools) -> dict[str, Array]:
     """Products of the response holder's part of the scores; (G, K), which sites miss in each pattern."""
-    active = active_of(state)
+    active = normal_response_of(state)
     z, inverse_v = active.z, 1.0 / active.v[active.code]
     minus_e = -0.5 * (inverse_v - z * z)
     F = np.column_stack([z, minus_e, minus_e[:, None] * missing[active.code]])
     return {"gram": F.T @ F}
 
 
-LOCAL: Mapping[str, Declared] = {
-    "gram": aggregate("products of the scores within the block", 2),
-    "with_response": aggregate("products of the scores with those of the response", 2),
+LOCAL: Mapping[str, ArrayDeclaration] = {
+    "gram": declare_sums("products of the scores within the block", 2),
+    "with_response": declare_sums("products of the scores with those of the response", 2),
 }
-RESPONSE: Mapping[str, Declared] = {"gram": aggregate("products of the scores of the response", 2)}
-MISSING = Declared("presence", "missing patterns", 2)
-STEPS: Mapping[str, Step] = {
+RESPONSE: Mapping[str, ArrayDeclaration] = {"gram": declare_sums("products of the scores of the response", 2)}
+MISSING = ArrayDeclaration("presence", "missing patterns", 2)
+SCORE_STEPS: Mapping[str, Step] = {
     "scores": Step(scores, gives=LOCAL),
     "response_products": Step(response_products, {"missing": MISSING}, RESPONSE),
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Products of effective scores where derivatives of the likelihood stay at the response holder.
+#
+# The score of entity i at institution k is ``z_i C_i + V_i`` (:class:`ScoreParts`), z known to the response
+# holder H, C and V to k. What leaves are sums over entities, each by one secure product of stacked columns:
+#
+#     within k:   sum z^2 CC' + z (CV' + VC') + VV'    H [z^2; z; 1],   k [CC'; CV' + VC'; VV']
+#     H and k:    sum R (z C + V)'                     H [z R; R],      k [C; V]
+#     j and k:    sum (z C_j + V_j)(z C_k + V_k)'      j [s C; d2 C + d1 V; d1 C + V; s V],
+#                                                      k [(a2 C + a1 V)/s; C; V; a1 C/s]
+#
+# For the last H splits z (of length one at most, C grows instead) and z^2 at random: j is told d1 = z - a1
+# and d2 = z^2 - a2, k the normal numbers a1 and a2 of standard deviation s. Either alone moves the odds of
+# any two values of one z by less than one percent; both together have z, so that j and k must not collude.
+# The numbers are drawn from the site's secret and z: the same fit gives the same, and repeating it averages
+# nothing out.
+
+SPREAD = 2.0**12
+"""s: standard deviation of the numbers that hide z, of which none is larger than one."""
+ITEM_OF_RESPONSE = "vfem response scores"
+PARTS, SCORE_SQUARES, SHARED, BESIDE_SHARES = "score parts", "score squares", "scores shared", "scores beside"
+RESPONSE_OF_SCORES, RESPONSE_OF_SQUARES = "response scores", "response squares"
+TIMES = {
+    PARTS: 2,
+    SCORE_SQUARES: 3,
+    SHARED: 4,
+    BESIDE_SHARES: 4,
+    RESPONSE_OF_SCORES: 2,
+    RESPONSE_OF_SQUARES: 3,
+}
+"""How often the entities stand below one another in the columns called so."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResponseScores:
+    """What the response holder multiplies: z, L_v and the scores of its own parameters (n,), (n, q).
+
+    `clients` are those of the fit, `missing` (n, K) which of them lack each entity; `least` entities a sum
+    over some of them has to rest on. `own` (n, 2 p + 1) are scores of its own block, zero where it has none.
+    """
+
+    z: Floats
+    by_scale: Floats
+    by_v: Floats
+    clients: Sequence[str]
+    missing: Bools
+    least: int
+    own: Floats
+
+    def rows(self, client: str) -> Ints:
+        """Entities that an institution has, among those of the fit."""
+        return np.flatnonzero(~self.missing[:, self.clients.index(client)])
+
+    def columns(self, client: str) -> Floats:
+        """Return R (n, 2 + K + 2p + 1): z, score of the scale, L_v by absent institution, the own block."""
+        absent, rows = np.zeros(self.missing.shape), self.rows(client)
+        # Sums over the few that an institution has and another lacks would tell of these.
+        kept = safe_weights(self.by_v[rows], self.missing[rows], self.least)[1:]
+        absent[rows] = np.column_stack(kept)
+        return np.column_stack([self.z, self.by_scale, absent, self.own])
+
+    def gram(self) -> Floats:
+        """Return R'R over all entities."""
+        absent = self.by_v[:, None] * self.missing
+        R = np.column_stack([self.z, self.by_scale, absent, self.own])
+        return R.T @ R
+
+
+def glm_scores_unmasked(data: SiteData, state: State, derivatives: Floats | None = None) -> dict[str, Array]:
+    """Stage the effective scores from derivatives of the institution's entities, (3, n_k).
+
+    The response holder has them, see :func:`first_derivatives`. Released are the local products, as those
+    of a normal response.
+    """
+    client = glm_block_state_of(state)
+    block = client.block
+    if derivatives is None:
+        derivatives = first_derivatives(glm_response_of(state))[:, block.rows]
+    check_lengths(data.name, derivatives=(derivatives.T, block.n_seen))
+    z, by_v, by_scale = derivatives
+    state.tell(block.weights(z, "residuals"))
+    block.staged["scores"] = ScoreParts.of(state, block, client.accepted).scores(z)
+    return local_products(data, block, np.column_stack([z, by_scale]), by_v)
+
+
+def glm_derivatives_unmasked(data: SiteData, state: State) -> dict[str, Array]:
+    """Release derivatives of every entity, which tell its response, where a fit sends columns openly."""
+    return {"derivatives": first_derivatives(glm_response_of(state))}
+
+
+def first_derivatives(response: GLMResponse) -> Floats:
+    """Return L_m, L_v, and L_r where alpha is estimated, else zeros: (3, n)."""
+    terms = response.terms
+    by_scale = terms[BY_R] if response.estimates_alpha else np.zeros(terms.shape[1])
+    return np.array([terms[BY_M], terms[BY_V], by_scale])
+
+
+def glm_response_scores(
+    data: SiteData, state: State, text: str, missing: Bools
+) -> tuple[dict[str, Array], str]:
+    """Stage the response holder's columns, release their products, and seal what hides z from the sites.
+
+    `text` lists the sites of the fit and, of these, those that are told of z; `missing` (G, K) says which
+    sites miss in each pattern. Released: ``gram`` R'R, and ``shown``, of the ``lengths``, for each of them.
+    """
+    response = glm_response_of(state)
+    clients, told = json.loads(text)
+    check_lengths(data.name, clients=(missing.T, len(clients)))
+    if int(response.code.max()) >= len(missing):
+        raise MessageError(f"{data.name}: expected the missing patterns of the fit")
+    z, by_v, by_scale = first_derivatives(response)
+    own = np.zeros((len(z), 0))
+    if data.name in clients:
+        client = glm_block_state_of(state)
+        F = ScoreParts.of(state, client.block, client.accepted).scores(z[client.block.rows])
+        own = np.zeros((len(z), F.shape[1]))
+        own[client.block.rows] = F
+    held = ResponseScores(z, by_scale, by_v, clients, missing[response.code], data.min_count, own)
+    for name in clients:
+        state.tell(ExternalWeights(z[held.rows(name)] ** 2, "squared residuals"))
+    state.keep(ITEM_OF_RESPONSE, held, len(z))
+    state.keep("staged response", response_for_products(state, response), len(z))
+    return {"gram": held.gram()} | seal_all(shares(data, state, held, response, told)), ""
+
+
+def response_for_products(state: State, response: GLMResponse) -> StandardizedResponse:
+    """Say of which rows the response holder's columns are, as for an exchange of moments."""
+    y = response.y
+    detail = detail_of(state, "response")
+    return StandardizedResponse(y, response.spec, float(y.mean()), float(y.std()), response.rows, detail)
+
+
+def shares(
+    data: SiteData, state: State, held: ResponseScores, response: GLMResponse, told: Sequence[str]
+) -> list[Array]:
+    """Seal for each institution the unit of z, z less a mask that later ones are told, and earlier masks."""
+    if not told:
+        return []
+    keys, entities = keys_of(state), entities_of(data.table)[response.rows]
+    unit = 2.0 ** np.ceil(np.log2(max(float(np.abs(held.z).max()), np.finfo(float).tiny)))
+    scaled = np.array([held.z / unit, (held.z / unit) ** 2])
+    masks = {client: mask_of(data, client, held.z) for client in told[:-1]}
+    boxes = []
+    for place, client in enumerate(told):
+        rows = held.rows(client)
+        parts = [masks[other][:, rows] for other in told[:place]]
+        if client in masks:
+            parts.insert(0, (scaled - masks[client])[:, rows])
+        marked = keyed_digest(keys.secret(client, "marks scores"), "rows", entities[rows].tobytes())
+        content = marked + np.array([unit]).tobytes() + b"".join(part.tobytes() for part in parts)
+        boxes.append(as_bytes(SealedChannel(keys, client, "scores").seal(content)))
+    return boxes
+
+
+def mask_of(data: SiteData, client: str, z: Floats) -> Floats:
+    """Draw a1 and a2 of all entities, (2, n), from the site's secret and z."""
+    secret = data.trust.identity.secret("masks of scores")
+    drawn = hmac.digest(secret, client.encode() + b"\0" + z.tobytes(), "sha256")
+    rng = np.random.default_rng(int.from_bytes(drawn, "big"))
+    return SPREAD * rng.standard_normal((2, len(z)))
+
+
+def glm_scores(data: SiteData, state: State, text: str, shown: Array) -> tuple[dict[str, Array], str]:
+    """Stage the columns of which products make those of the effective scores; nothing leaves.
+
+    `text` names the response holder, the institutions before this one, and says whether others come after it;
+    `shown` is what the response holder sealed.
+    """
+    holder, before, last = json.loads(text)
+    client = glm_block_state_of(state)
+    block, parts = client.block, ScoreParts.of(state, client.block, client.accepted)
+    unit, numbers = open_shares(data, state, client, holder, shown)
+    if numbers.shape != (len(before) + (not last), 2, block.n_seen):
+        raise MessageError(f"{data.name}: expected other numbers of '{holder}'")
+    C, V = parts.C, parts.V
+    i, j = np.triu_indices(C.shape[1])
+    squares = [C[:, i] * C[:, j], C[:, i] * V[:, j] + V[:, i] * C[:, j], V[:, i] * V[:, j]]
+    block.staged |= {PARTS: np.vstack([C, V]), SCORE_SQUARES: np.vstack(squares)}
+    C = unit * C
+    if not last:
+        d1, d2 = numbers[0][:, :, None]
+        block.staged[SHARED] = np.vstack([SPREAD * C, d2 * C + d1 * V, d1 * C + V, SPREAD * V])
+    for other, mask in zip(before, numbers[len(numbers) - len(before) :], strict=True):
+        a1, a2 = mask[:, :, None] / SPREAD
+        block.staged[f"{BESIDE_SHARES}:{other}"] = np.vstack([a2 * C + a1 * V, C, V, a1 * C])
+    return {}, ""
+
+
+def open_shares(
+    data: SiteData, state: State, client: GLMBlockState, holder: str, shown: Array
+) -> tuple[float, Floats]:
+    """Open what the response holder sealed: the unit of z, and numbers of the own entities (q, 2, n_k)."""
+    keys, block = keys_of(state), client.block
+    content = SealedChannel(keys, holder, "scores").open(shown.tobytes())
+    entities = entities_of(data.table)[block.table_rows]
+    marked = keyed_digest(keys.secret(holder, "marks scores"), "rows", entities.tobytes())
+    if not hmac.compare_digest(content[:MARK], marked):
+        raise SecurityError(
+            f"{data.name}: the entities of this fit are not the same, in the same order, as at '{holder}'; "
+            "nothing of it was used. Align the sites again"
+        )
+    numbers = np.frombuffer(content[MARK:])
+    return float(numbers[0]), numbers[1:].reshape(-1, 2, block.n_seen)
+
+
+def staged_scores(name: str, data: SiteData, state: State, of: str = "") -> Floats:
+    """Columns of an institution that are multiplied."""
+    found = glm_block_state_of(state).block.staged.get(f"{name}:{of}" if of else name)
+    if found is None:
+        raise MessageError(f"{data.name}: has no columns '{name}' in this session")
+    return found
+
+
+def response_scores(data: SiteData, state: State, of: str) -> Floats:
+    """[z R; R], for products with an institution."""
+    held = response_of_scores(state)
+    R = held.columns(of)
+    return np.vstack([held.z[:, None] * R, R])
+
+
+def response_squares(data: SiteData, state: State, of: str = "") -> Floats:
+    """[z^2; z; 1]."""
+    z = response_of_scores(state).z
+    return np.concatenate([z**2, z, np.ones_like(z)])[:, None]
+
+
+def response_of_scores(state: State) -> ResponseScores:
+    """Return what was staged of the response."""
+    return state.use(ITEM_OF_RESPONSE, ResponseScores, "ask 'glm_response_scores' first")
+
+
+SCORE_COLUMNS: Mapping[str, Callable[..., Floats]] = {
+    **{name: partial(staged_scores, name) for name in (PARTS, SCORE_SQUARES, SHARED, BESIDE_SHARES)},
+    RESPONSE_OF_SCORES: response_scores,
+    RESPONSE_OF_SQUARES: response_squares,
+}
+DERIVATIVES = ArrayDeclaration("per entity", "first derivatives of the log-likelihood", 2)
+WHICH = ArrayDeclaration("control", "institutions of the fit, and who is told")
+GLM_SCORE_STEPS: Mapping[str, Step] = {
+    "glm_scores_openly": Step(
+        glm_scores_unmasked,
+        {"derivatives": replace(DERIVATIVES, optional=True, weighs="residuals")},
+        {name: replace(one, behind=(EntityCount, ExternalWeights)) for name, one in LOCAL.items()},
+    ),
+    "glm_derivatives_openly": Step(glm_derivatives_unmasked, gives={"derivatives": DERIVATIVES}),
+    "glm_response_scores": Step(
+        glm_response_scores,
+        {"missing": MISSING},
+        {"gram": declare_weighted_sums("products of the scores of the response", 2), **SEALED_SUMS},
+        WHICH,
+    ),
+    "glm_scores": Step(glm_scores, {"shown": SHOWN}, text_in=WHICH),
 }

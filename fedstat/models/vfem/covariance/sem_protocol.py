@@ -1,4 +1,4 @@
-"""Supplemented EM (Meng and Rubin 1991): covariance from the Jacobian of the exact EM map.
+"""The protocol of supplemented EM (Meng and Rubin 1991), from the Jacobian of the EM map.
 
 V = I_oc^-1 (I - DM)^-1 with I_oc the expected complete-data information and DM the Jacobian of the map
 theta -> M(theta), by central differences, two evaluations for every parameter: (beta0, s2, beta, mu) and
@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstat.errors import EstimationError
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.inference.covariance import delta_method, symmetrise
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.covariance import delta_method, symmetrize
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vfem.covariance.information import block_places, project
-from fedstat.models.vfem.covariance.psi import Covariance, Places
+from fedstat.models.vfem.covariance.cross_products import CrossProductOptions, ProductRequest, cross_products
+from fedstat.models.vfem.covariance.information import ParameterLayout, PsiCovariance, block_slices, project
 from fedstat.models.vfem.iteration.protocol import EMIteration
-from fedstat.models.vfem.moments.cross_products import CrossOptions, StagedColumns, cross_products
 from fedstat.typing import Array, Floats
 
 DIFFERENCE = 1e-4
@@ -47,7 +46,7 @@ class SEMPoint:
     @staticmethod
     def unpack(theta: Array, sizes: tuple[int, ...]) -> SEMPoint:
         """Read :meth:`pack`."""
-        places, clients = Places(sizes), range(len(sizes))
+        places, clients = ParameterLayout(sizes), range(len(sizes))
         at, Sigma = places.total, []
         for p in sizes:
             i, j = np.tril_indices(p)
@@ -76,7 +75,7 @@ class EvaluatedSEM:
 
 
 @dataclass(frozen=True, slots=True)
-class EMMap:
+class ExactEMMap:
     """What stays fixed between evaluations of the exact EM map.
 
     Per institution the sums of its columns by presence of the others (1 + K, p_k), and their cross-products
@@ -101,9 +100,9 @@ class EMMap:
     @property
     def places(self) -> list[slice]:
         """Where each institution's columns stand behind the constant."""
-        return block_places([np.ones(1), *self.S2])[1:]
+        return block_slices([np.ones(1), *self.S2])[1:]
 
-    def evaluate(self, point: SEMPoint) -> Rounds[tuple[SEMPoint, Floats]]:
+    def evaluate(self, point: SEMPoint) -> FitProtocol[tuple[SEMPoint, Floats]]:
         """Return the image of a point, and E sum (1, u)(1, u)' there, u = x - mu."""
         lay, ask = self.layout, self.iteration.ask
         eta = yield from self.predict(point)
@@ -119,7 +118,7 @@ class EMMap:
         P = self.expected_gram(at)
         return self.image(at, P), P
 
-    def predict(self, point: SEMPoint) -> Rounds[Floats]:
+    def predict(self, point: SEMPoint) -> FitProtocol[Floats]:
         """Sum of the institutions' linear predictors about their means: (n,)."""
         lay, ask = self.layout, self.iteration.ask
         replies = yield [
@@ -133,7 +132,7 @@ class EMMap:
             eta[slice(None) if self.iteration.masked else lay.rows[name]] += part
         return eta
 
-    def ask_sums(self, point: SEMPoint, z: Floats, sums: Floats) -> Rounds[list[Mapping[str, Array]]]:
+    def ask_sums(self, point: SEMPoint, z: Floats, sums: Floats) -> FitProtocol[list[Mapping[str, Array]]]:
         """Each institution's part of the expected cross-products: residuals z (n,), their sums by pattern."""
         lay, ask = self.layout, self.iteration.ask
         replies = yield [
@@ -207,7 +206,7 @@ class EMMap:
 def complete_information(point: SEMPoint, P: Floats, n: int) -> Floats:
     """Return the expected complete-data information of :meth:`SEMPoint.pack` at the estimate."""
     sizes = tuple(len(b) for b in point.beta)
-    places = Places(sizes)
+    places = ParameterLayout(sizes)
     theta = point.pack()
     info = np.zeros((len(theta), len(theta)))
     mu = np.concatenate(point.mu)
@@ -233,7 +232,7 @@ def complete_information(point: SEMPoint, P: Floats, n: int) -> Floats:
 
 def to_psi(point: SEMPoint, scales: list[Floats]) -> Floats:
     """Jacobian of psi = (a, s2, beta, mu) in the units of the data by (beta0, s2, beta, mu)."""
-    places = Places(tuple(len(b) for b in point.beta))
+    places = ParameterLayout(tuple(len(b) for b in point.beta))
     A = np.eye(places.total)
     for k, scale in enumerate(scales):
         A[0, places.beta(k)], A[0, places.mu(k)] = point.mu[k], point.beta[k]
@@ -243,8 +242,8 @@ def to_psi(point: SEMPoint, scales: list[Floats]) -> Floats:
 
 
 def sem_covariance(
-    iteration: EMIteration, options: CrossOptions, fit_a: float, fit_s2: float
-) -> Rounds[Covariance]:
+    iteration: EMIteration, options: CrossProductOptions, fit_a: float, fit_s2: float
+) -> FitProtocol[PsiCovariance]:
     """Covariance of psi by supplemented EM, at the estimates a and s2 of a fit that has converged.
 
     Raises EstimationError where the EM map does not contract, so that no covariance follows from it.
@@ -255,27 +254,27 @@ def sem_covariance(
         iteration.ask(k, "sem_constants", others=seen[lay.code[lay.rows[k]]]) for k in lay.clients
     ]
     parts = [reply.arrays for reply in replies]
-    wanted = StagedColumns("columns", tuple(len(part["S2"]) for part in parts))
+    wanted = ProductRequest("columns", tuple(len(part["S2"]) for part in parts))
     products = yield from cross_products(lay, iteration.session, wanted, options)
     blocks, moved = project([part["S2"] for part in parts], products)
-    em = EMMap(iteration, [p["s1"] for p in parts], [p["S2"] for p in parts], blocks)
+    em = ExactEMMap(iteration, [p["s1"] for p in parts], [p["S2"] for p in parts], blocks)
     beta, mu = [p["beta"] for p in parts], [p["mu"] for p in parts]
     beta0 = fit_a - sum(float(m @ b) for m, b in zip(mu, beta, strict=True))
     centre = SEMPoint(beta0, fit_s2, beta, mu, [p["Sigma"] for p in parts])
-    P, DM = yield from iteration.hide(differentiate(em, centre))
+    P, DM = yield from iteration.hide(differentiate_em_map(em, centre))
     V = solve_sem(complete_information(centre, P, lay.n), DM)
-    A = np.zeros((Places(em.sizes).total, len(V)))
+    A = np.zeros((ParameterLayout(em.sizes).total, len(V)))
     A[:, : A.shape[0]] = to_psi(centre, [p["scale"] for p in parts])
-    symmetric, asymmetry = symmetrise(A @ V @ A.T)
-    return Covariance.of(symmetric, products, moved, asymmetry)
+    symmetric, asymmetry = symmetrize(A @ V @ A.T)
+    return PsiCovariance.of(symmetric, products, moved, asymmetry)
 
 
-def differentiate(em: EMMap, centre: SEMPoint) -> Rounds[tuple[Floats, Floats]]:
+def differentiate_em_map(em: ExactEMMap, centre: SEMPoint) -> FitProtocol[tuple[Floats, Floats]]:
     """Return E sum (1, u)(1, u)' at a point, and d M_j / d theta_i at (i, j), by central differences."""
     _, P = yield from em.evaluate(centre)
     theta = centre.pack()
     size = np.full(len(theta), DIFFERENCE)
-    places = Places(em.sizes)
+    places = ParameterLayout(em.sizes)
     root = np.sqrt(centre.s2)
     size[0], size[1] = DIFFERENCE * root, DIFFERENCE * centre.s2
     for k in range(len(em.sizes)):

@@ -1,34 +1,121 @@
-"""An institution's sums for the information on the estimates.
-
-Sigma_k enters the likelihood of y only through t_k = beta_k'Sigma_k beta_k, so each institution can eliminate
-its own Sigma_k, up to a K by K system at the coordinator (:mod:`fedstat.models.vfem.covariance.information`).
-Everything that is released here is in the units of the data.
-"""
+"""Site steps for the information on the estimates, and for the supplemented EM algorithm."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.linalg import cho_factor, eigh
 
-from fedstat.errors import MessageError
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths
-from fedstat.federation.rounds.running_steps import SHOWN, open_sums
+from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.protocols.running_sums import SHOWN, open_sums
+from fedstat.kernels.glm.negative_binomial import BY_MR, BY_RR, BY_VR
 from fedstat.kernels.glm.quadrature import BY_MM, BY_MV
-from fedstat.kernels.rows import column_sums, gram
-from fedstat.models.vfem.blocks.client import Client, Theta, client_of
-from fedstat.models.vfem.blocks.declare import weighted
-from fedstat.models.vfem.blocks.kept import kept_weights, weighted_sums
-from fedstat.models.vfem.blocks.request import BLOCK, SQUARES
-from fedstat.models.vfem.covariance.elimination import (
-    eliminate_sigma,
-    units,
+from fedstat.kernels.row_products import column_sums, gram, row_dots
+from fedstat.models.vfem.iteration.glm_steps import (
+    CURVATURES,
+    SEALED_SUMS,
+    GLMBlockState,
+    glm_block_state_of,
+    glm_response_of,
+    seal_all,
+    seal_of,
 )
-from fedstat.models.vfem.iteration.glm_response_steps import glm_response_of
-from fedstat.models.vfem.iteration.glm_steps import GLMClient, glm_client
+from fedstat.models.vfem.iteration.messages import (
+    BLOCK,
+    SQUARES,
+    declare_sums,
+    declare_weighted_sums,
+    safe_weighted_sums,
+    safe_weights,
+)
+from fedstat.models.vfem.iteration.site_state import BlockParameters, BlockState, GLMResponse, block_state_of
+from fedstat.models.vfem.iteration.steps import m_step
 from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# The elimination of a block's covariance from the information at its institution.
+
+MIN_EIGENVALUE = 1e-10
+"""Curvature per entity in a direction of Sigma_k, in units of the estimate, below which it counts as none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SigmaElimination:
+    """The negative Hessian of the block's likelihood in Sigma_k, made diagonal.
+
+    With Sigma = T T' and the local scatter T diag(s) T', a symmetric perturbation T D T' has the quadratic
+    form ``n_k sum_ij D_ij^2 (s_i + s_j - 1) / 2``; `inverse` (p, p) is ``2 / (n_k (s_i + s_j - 1))``,
+    `b` (p, p) = T'beta beta'T the direction in which Sigma_k enters v, and `L` (2p, p, p) the coupling of
+    Sigma_k with each of (beta_k, mu_k).
+    """
+
+    T: Floats
+    inverse: Floats
+    b: Floats
+    L: Floats
+
+    @property
+    def lost(self) -> Floats:
+        """L G^-1 L', (2p, 2p)."""
+        return np.asarray(np.einsum("aij,ij,bij->ab", self.L, self.inverse, self.L, optimize=True))
+
+    @property
+    def coupling(self) -> Floats:
+        """L G^-1 b, (2p,)."""
+        return np.asarray(np.einsum("aij,ij,ij->a", self.L, self.inverse, self.b))
+
+    @property
+    def curvature(self) -> float:
+        """B' G^-1 b."""
+        return float(np.sum(self.b * self.inverse * self.b))
+
+
+def local_scatter(client: BlockState, mu: Floats) -> tuple[Floats, Floats]:
+    """Mean of (x - mu) and of (x - mu)(x - mu)' over the rows that the institution has."""
+    n = client.n_seen
+    mean = client.s1 / n
+    d = mean - mu
+    return d, client.S2 / n - np.outer(mean, mean) + np.outer(d, d)
+
+
+def eliminate_sigma(client: BlockState, theta: BlockParameters, e: float) -> SigmaElimination:
+    """Prepare the elimination of Sigma_k; `e` is the sum of (1/v - z^2)/2 over missing entities.
+
+    Raises EstimationError when the information on Sigma_k is not positive.
+    """
+    n = client.n_seen
+    d, S = local_scatter(client, theta.mu)
+    s, V = eigh(S, theta.Sigma)
+    T = theta.Sigma @ V
+    curvature = 0.5 * n * (s[:, None] + s - 1.0)
+    if (np.abs(curvature) < MIN_EIGENVALUE * n).any():
+        raise EstimationError("a block's covariance is not determined by the entities that have it")
+    beta = T.T @ theta.beta
+    precision_d = np.linalg.solve(theta.Sigma, d)
+    along_beta = np.einsum("i,aj->aij", 2.0 * e * beta, T)
+    along_mu = np.einsum("ai,j->aij", n * V, T.T @ precision_d)
+    L = np.concatenate([along_beta, along_mu])
+    symmetric = 0.5 * (L + L.transpose(0, 2, 1))
+    return SigmaElimination(T, 1.0 / curvature, np.outer(beta, beta), symmetric)
+
+
+def units(client: BlockState) -> Floats:
+    """Factors that take derivatives by (beta, mu) of standardised columns to the units of the data."""
+    return np.concatenate([client.scale, 1.0 / client.scale])
+
+
+# ----------------------------------------------------------------------------------------------------
+# An institution's sums for the information on the estimates.
+#
+# Sigma_k enters the likelihood of y only through t_k = beta_k'Sigma_k beta_k, so each institution can
+# eliminate its own Sigma_k, up to a K by K system at the coordinator
+# (:mod:`fedstat.models.vfem.covariance.information`). Everything that is released here is in the units of
+# the data.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +135,7 @@ class WeightedRows:
     @classmethod
     def of(cls, U: Floats, h: Floats, cross: Floats, others: Bools, least: int) -> WeightedRows:
         """Sum rows of which all is known."""
-        by_h, by_cross = weighted_sums(U, h, others, least), weighted_sums(U, cross, ~others, least)
+        by_h, by_cross = safe_weighted_sums(U, h, others, least), safe_weighted_sums(U, cross, ~others, least)
         return cls(h, others, gram(U, h), by_h, by_cross)
 
 
@@ -56,7 +143,7 @@ def information(
     data: SiteData, state: State, inverse_v: Floats, others: Bools, sums: Floats
 ) -> dict[str, Array]:
     """Local sums of the information of a normal response, where -L_mm = 1/v and -L_mv = z/v; see above."""
-    client = client_of(state)
+    client = block_state_of(state)
     check_lengths(data.name, inverse_v=(inverse_v, client.n_seen), others=(others, client.n_seen))
     state.tell(client.weights(inverse_v, "weights"), client.weights(client.z * inverse_v, "residuals"))
     U = client.X - client.estimate.mu
@@ -82,7 +169,7 @@ def glm_information(
     sums of the columns by absent institution, sealed in `shown`, of these `lengths`. Where nobody can deal,
     `h` and `cross`, -L_mv, are those of all entities; the response holder has them.
     """
-    client = glm_client(state)
+    client = glm_block_state_of(state)
     block, theta = client.block, client.accepted
     U = block.X - theta.mu
     if h is None:
@@ -102,12 +189,14 @@ def glm_information(
         if len(boxes) > others.shape[1]:
             h = np.where(others.sum(axis=1) == 1, float(alone), h)
         state.tell(block.weights(h, "weights"))
-        rows = sealed_rows(data, state, client, WeightedRows.of(U, h, 0.0 * h, others, data.min_count), boxes)
+        rows = sealed_weighted_rows(
+            data, state, client, WeightedRows.of(U, h, 0.0 * h, others, data.min_count), boxes
+        )
     return sum_information(state, block, theta, rows, sums)
 
 
-def sealed_rows(
-    data: SiteData, state: State, client: GLMClient, rows: WeightedRows, boxes: Sequence[Array]
+def sealed_weighted_rows(
+    data: SiteData, state: State, client: GLMBlockState, rows: WeightedRows, boxes: Sequence[Array]
 ) -> WeightedRows:
     """Put the response holder's sums in the place of those of rows of which it keeps what they weigh.
 
@@ -128,13 +217,13 @@ def sealed_rows(
     missed = S - np.outer(first, mu) - np.outer(mu, first) + n * np.outer(mu, mu) - gram(U, h * alone)
     of_alone = first - n * mu - column_sums(U, h * alone)
     # They are in the sum over all rows, and in that of a group where too few others are outside of it.
-    kept = kept_weights(h, rows.others, data.min_count)
+    kept = safe_weights(h, rows.others, data.min_count)
     whole = np.array([bool(w[alone].any()) for w in kept])[:, None]
     return replace(rows, gram=rows.gram + missed, by_h=rows.by_h + whole * of_alone, by_cross=by_cross)
 
 
 def sum_information(
-    state: State, client: Client, theta: Theta, rows: WeightedRows, totals: Floats
+    state: State, client: BlockState, theta: BlockParameters, rows: WeightedRows, totals: Floats
 ) -> dict[str, Array]:
     """Eliminate Sigma_k from the information, and stage the weighted columns for products with others.
 
@@ -171,51 +260,232 @@ def sum_information(
     }
 
 
-OTHERS = Declared("presence", "which institutions have each entity", 2, dtype="bool")
-INFORMATION: Mapping[str, Declared] = {
-    "beta": weighted("coefficients"),
-    "w": weighted("covariance of the block with its linear predictor"),
-    "own": weighted("information on the block's coefficients and means", 2),
-    "gram": weighted("weighted cross-products within the block", 2),
-    "by_v": weighted("weighted sums of the columns, by presence of other institutions", 2),
-    "by_z": weighted("products of columns and residuals, by absence of other institutions", 2),
-    "J": weighted("information lost to the block's covariance", 2),
-    "j": weighted("information lost to the block's covariance"),
-    "N": weighted("information lost to the block's covariance", 0),
+OTHER_SITES = ArrayDeclaration("presence", "which institutions have each entity", 2, dtype="bool")
+INFORMATION: Mapping[str, ArrayDeclaration] = {
+    "beta": declare_weighted_sums("coefficients"),
+    "w": declare_weighted_sums("covariance of the block with its linear predictor"),
+    "own": declare_weighted_sums("information on the block's coefficients and means", 2),
+    "gram": declare_weighted_sums("weighted cross-products within the block", 2),
+    "by_v": declare_weighted_sums("weighted sums of the columns, by presence of other institutions", 2),
+    "by_z": declare_weighted_sums("products of columns and residuals, by absence of other institutions", 2),
+    "J": declare_weighted_sums("information lost to the block's covariance", 2),
+    "j": declare_weighted_sums("information lost to the block's covariance"),
+    "N": declare_weighted_sums("information lost to the block's covariance", 0),
 }
-STEPS: Mapping[str, Step] = {
+INFORMATION_STEPS: Mapping[str, Step] = {
     "information": Step(
         information,
         {
-            "inverse_v": Declared(
+            "inverse_v": ArrayDeclaration(
                 "control", "1/v of the institution's entities, by missing pattern", weighs="weights"
             ),
-            "others": OTHERS,
-            "sums": Declared("aggregate", "sums over entities of 1/v and z^2"),
+            "others": OTHER_SITES,
+            "sums": ArrayDeclaration("aggregate", "sums over entities of 1/v and z^2"),
         },
         INFORMATION,
     ),
     "glm_information": Step(
         glm_information,
         {
-            "h": Declared(
+            "h": ArrayDeclaration(
                 "per entity",
                 "curvature of the log-likelihood by the linear predictor",
                 optional=True,
                 weighs="weights",
             ),
-            "cross": Declared(
+            "cross": ArrayDeclaration(
                 "per entity", "mixed derivative of the log-likelihood", optional=True, weighs="weights"
             ),
-            "alone": Declared("aggregate", "mean curvature of entities that no other has", 0, optional=True),
+            "alone": ArrayDeclaration(
+                "aggregate", "mean curvature of entities that no other has", 0, optional=True
+            ),
             "shown": replace(SHOWN, optional=True),
-            "lengths": Declared("control", "bytes of each round", dtype="int64", optional=True),
-            "others": OTHERS,
-            "sums": Declared("aggregate", "sums of derivatives of the log-likelihood"),
+            "lengths": ArrayDeclaration("control", "bytes of each round", dtype="int64", optional=True),
+            "others": OTHER_SITES,
+            "sums": ArrayDeclaration("aggregate", "sums of derivatives of the log-likelihood"),
         },
         {
             **INFORMATION,
-            "by_z": weighted("weighted sums of the columns, by absence of other institutions", 2),
+            "by_z": declare_weighted_sums(
+                "weighted sums of the columns, by absence of other institutions", 2
+            ),
+        },
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Information on the alpha of a negative binomial response, beside that on the other parameters.
+#
+# In log alpha, r: the response holder has -L_mr, -L_vr and -L_rr, and every institution learns the sums of
+# its columns with -L_mr, sealed; where nobody can deal, -L_mr is sent.
+
+
+def count_response(data: SiteData, state: State) -> GLMResponse:
+    """Return the response, which has to be negative binomial."""
+    response = glm_response_of(state)
+    if response.spec.alpha is None:
+        raise MessageError(f"{data.name}: the response of this fit has no alpha")
+    return response
+
+
+def glm_scale_curvature(
+    data: SiteData, state: State, text: str, patterns: Array
+) -> tuple[dict[str, Array], str]:
+    """Release ``sums`` (G, 3) of -L_mr, -L_vr and -L_rr by pattern, and seal what shows sites their sums.
+
+    `text` lists these; where it lists none ``cross``, -L_mr of every entity, is released.
+    """
+    response, clients = count_response(data, state), json.loads(text)
+    if int(response.code.max()) >= int(patterns):
+        raise MessageError(f"{data.name}: expected the number of missing patterns")
+    sums = response.by_pattern(-response.terms[[BY_MR, BY_VR, BY_RR]], int(patterns))
+    cross = -response.terms[BY_MR]
+    if not clients:
+        return {"sums": sums, "cross": cross}, ""
+    return {"sums": sums} | seal_all(seal_of(data, state, BLOCK, k, cross) for k in clients), ""
+
+
+def glm_scale_information(
+    data: SiteData, state: State, shown: Array | None = None, cross: Floats | None = None
+) -> dict[str, Array]:
+    """Release the sums of the columns, less their means, with -L_mr of the institution's entities: (p,)."""
+    client = glm_block_state_of(state)
+    block, mu = client.block, client.accepted.mu
+    if shown is not None:
+        sums = open_sums(state, BLOCK, shown)
+        return {"by_scale": (sums[1:] - sums[0] * mu) * block.scale}
+    if cross is None:
+        cross = -count_response(data, state).terms[BY_MR][block.rows]
+    check_lengths(data.name, cross=(cross, block.n_seen))
+    state.tell(block.weights(cross, "weights"))
+    return {"by_scale": column_sums(block.X - mu, cross) * block.scale}
+
+
+MIXED_DERIVATIVE = ArrayDeclaration("per entity", "mixed derivative of the log-likelihood", optional=True)
+SCALE_STEPS: Mapping[str, Step] = {
+    "glm_scale_curvature": Step(
+        glm_scale_curvature,
+        {"patterns": ArrayDeclaration("control", "number of missing patterns", 0)},
+        {"sums": CURVATURES, "cross": MIXED_DERIVATIVE, **SEALED_SUMS},
+        text_in=ArrayDeclaration("control", "which institutions learn sums"),
+    ),
+    "glm_scale_information": Step(
+        glm_scale_information,
+        {"shown": replace(SHOWN, optional=True), "cross": replace(MIXED_DERIVATIVE, weighs="weights")},
+        # Where the weights are sealed, the response holder has judged them.
+        {"by_scale": declare_sums("weighted sums of the columns")},
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# An institution's part of the supplemented EM algorithm.
+#
+# The exact EM map is evaluated at points near the estimate, in standardised columns; nothing of the
+# institution's own fit changes.
+
+
+def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
+    """Release the estimates and the sums that the EM map needs once; `others` (n_k, K) have each entity.
+
+    beta, mu, Sigma of standardised columns; ``scale``; ``s1`` sums of the columns, over all rows and over
+    those that each other institution has; ``S2`` their cross-products.
+    """
+    client = block_state_of(state)
+    theta = client.estimate
+    check_lengths(data.name, others=(others, client.n_seen))
+    client.staged["others"] = others
+    sums = safe_weighted_sums(client.X, np.ones(client.n_seen), others, data.min_count)
+    return {
+        "beta": theta.beta,
+        "mu": theta.mu,
+        "Sigma": theta.Sigma,
+        "scale": client.scale,
+        "s1": sums,
+        "S2": client.S2,
+    }
+
+
+def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[str, Array]:
+    """Centred linear predictor at another point."""
+    client = block_state_of(state)
+    check_lengths(data.name, beta=(beta, len(client.scale)), mu=(mu, len(client.scale)))
+    return {"linear_predictor": client.pad(row_dots(client.X, beta) - float(mu @ beta))}
+
+
+def em_sums(
+    data: SiteData,
+    state: State,
+    z: Floats,
+    missing: Floats,
+    s2: Array,
+    beta: Floats,
+    mu: Floats,
+    Sigma: Floats,
+) -> dict[str, Array]:
+    """Local part of the exact M-step at another point.
+
+    Released: ``gradient`` of s2 Q by beta; ``mu`` and ``Sigma``, TWFL (6); ``u_z``, sums of (x - mu) z over
+    the entities that each other institution lacks, (K, p).
+    """
+    client = block_state_of(state)
+    p = len(client.scale)
+    check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3), beta=(beta, p), mu=(mu, p))
+    state.tell(client.weights(z, "residuals"))
+    theta = BlockParameters(beta, mu, Sigma)
+    factor = cho_factor(Sigma, lower=True)
+    image, direction, _ = m_step(client, theta, factor, z, missing, float(s2))
+    u_z = safe_weighted_sums(client.X - mu, z, ~client.staged["others"], data.min_count)[1:]
+    # The coordinator solves for beta at all institutions at once, from the gradients behind their directions.
+    gradient = client.n * image.Sigma @ direction if not client.eta else direction * client.n / client.eta
+    return {"gradient": gradient, "mu": image.mu, "Sigma": image.Sigma, "u_z": u_z}
+
+
+SEM_STEPS: Mapping[str, Step] = {
+    "sem_constants": Step(
+        constants,
+        {"others": ArrayDeclaration("presence", "which institutions have each entity", 2, dtype="bool")},
+        {
+            "beta": declare_sums("coefficients of standardised columns"),
+            "mu": declare_sums("means of standardised columns"),
+            "Sigma": declare_sums("covariance of standardised columns", 2),
+            "scale": declare_sums("standard deviations of the columns"),
+            "s1": declare_sums("sums of the columns, by presence of other institutions", 2),
+            "S2": declare_sums("cross-products within the block", 2),
+        },
+    ),
+    "sem_predictor": Step(
+        predictor,
+        {
+            "beta": ArrayDeclaration("aggregate", "coefficients near the estimate"),
+            "mu": ArrayDeclaration("aggregate", "means near the estimate"),
+        },
+        {
+            "linear_predictor": ArrayDeclaration(
+                "per entity", "linear predictor x'beta of the institution's block", maskable=True
+            )
+        },
+    ),
+    "sem_sums": Step(
+        em_sums,
+        {
+            "z": ArrayDeclaration("per entity", "standardised residual of the response", weighs="residuals"),
+            "missing": ArrayDeclaration(
+                "aggregate", "sums of z, z^2 and 1/v over entities the institution lacks"
+            ),
+            "s2": ArrayDeclaration("aggregate", "residual variance", 0),
+            "beta": ArrayDeclaration("aggregate", "coefficients near the estimate"),
+            "mu": ArrayDeclaration("aggregate", "means near the estimate"),
+            "Sigma": ArrayDeclaration("aggregate", "covariance near the estimate", 2),
+        },
+        {
+            "gradient": declare_weighted_sums("gradient by the coefficients"),
+            "mu": declare_weighted_sums("means after the M-step"),
+            "Sigma": declare_weighted_sums("covariance after the M-step", 2),
+            "u_z": declare_weighted_sums(
+                "products of columns and residuals, by absence of other institutions", 2
+            ),
         },
     ),
 }

@@ -1,1 +1,1 @@
-"""The maximisation by rounds of messages: steps of the sites, and the protocols that ask them."""
+"""The iterations of VFEM: messages, state, protocols and site steps."""

@@ -1,4 +1,4 @@
-"""VFEM where the response is not normal, as a protocol: who is asked what, and when it ends.
+"""The protocol of the quasi-Newton iterations of VFEM for a response that is not normal.
 
 The observed-data likelihood is maximised by a quasi-Newton method of which every institution keeps its own
 part (:mod:`fedstat.models.vfem.iteration.quasi_newton`). One iteration is two round trips to the
@@ -18,18 +18,17 @@ from typing import Any
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
-from fedstat.federation.rounds.engine import Rounds
-from fedstat.federation.rounds.key_agreement import agree_keys
-from fedstat.federation.rounds.products import Conversation
-from fedstat.federation.rounds.running_sums import Opening, RunningSums
-from fedstat.kernels.glm.specification import DistributionSpec
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.key_agreement import agree_keys
+from fedstat.federation.protocols.running_sums import ColumnOpening, RunningSums
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.vertical.exchange.protocol import dealing_sites
-from fedstat.models.vertical.merges import least_entities
-from fedstat.models.vfem.blocks.glm_distribution import ALPHAS
-from fedstat.models.vfem.blocks.request import BLOCK, FAMILY, SQUARES
-from fedstat.models.vfem.iteration.fit import VFEMFit
-from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights, quasi_newton
-from fedstat.models.vfem.iteration.state import Iteration
+from fedstat.models.vertical.pattern_merging import min_entities
+from fedstat.models.vfem.iteration.distributions import ALPHAS
+from fedstat.models.vfem.iteration.messages import BLOCK, FAMILY, SQUARES
+from fedstat.models.vfem.iteration.quasi_newton import DirectionWeights, QuasiNewtonMemory, quasi_newton
+from fedstat.models.vfem.iteration.state import IterationState, VFEMFit
 from fedstat.typing import Array, Bools, Floats
 
 SUFFICIENT = 1e-4
@@ -90,7 +89,7 @@ class GLMPoint:
 
 
 @dataclass(slots=True)
-class QuasiNewtonIteration(Iteration):
+class QuasiNewtonIteration(IterationState):
     """Steps of a quasi-Newton method, for a response that is not normal.
 
     The intercept belongs to no institution: `memory` is the coordinator's own part of the method. `edges`
@@ -107,24 +106,24 @@ class QuasiNewtonIteration(Iteration):
     estimates_alpha: bool = False
     min_count: int = 5
     dealers: dict[str, str] | None = None
-    openings: Sequence[Opening] = ()
+    openings: Sequence[ColumnOpening] = ()
     mean: float = 0.0
     null: float = 0.0
-    memory: Memory = field(init=False)
+    memory: QuasiNewtonMemory = field(init=False)
     point: GLMPoint = field(init=False)
-    weights: Weights = field(init=False)
+    weights: DirectionWeights = field(init=False)
     slope: float = 0.0
     first_information: float = 0.0
     at_the_edge: bool = False
     edges: int = 0
 
-    def maximise(self) -> Rounds[VFEMFit]:
+    def maximise(self) -> FitProtocol[VFEMFit]:
         """Maximise the observed-data likelihood."""
         # Under keys of all sites, which those of the masks take the place of.
         yield from self._open()
         return (yield from self.hide(self._whole()))
 
-    def _open(self) -> Rounds[None]:
+    def _open(self) -> FitProtocol[None]:
         """Open the fit at every site, and the columns for sums with what stays at the response holder."""
         lay, options = self.layout, self.options
         sites, sums = dealing_sites(lay), self._running()
@@ -147,9 +146,11 @@ class QuasiNewtonIteration(Iteration):
 
     def _running(self) -> RunningSums:
         lay = self.layout
-        return RunningSums(Conversation(FAMILY, self.session, self.at), lay.active, self._openings(), lay.n)
+        return RunningSums(
+            SecureProductSession(FAMILY, self.session, self.at), lay.active, self._openings(), lay.n
+        )
 
-    def _openings(self) -> list[Opening]:
+    def _openings(self) -> list[ColumnOpening]:
         """Say what all institutions but the response holder open for sums with what it keeps."""
         lay, openings = self.layout, []
         for k, p in zip(lay.clients, lay.sizes, strict=True):
@@ -158,11 +159,11 @@ class QuasiNewtonIteration(Iteration):
             rows = lay.rows[k]
             # Beside those of every iteration, the covariance needs one for each client that may lack them.
             rounds = self.options.maxiter + 1 + (len(lay.clients) + self.estimates_alpha) * self.curved
-            openings.append(Opening(k, BLOCK, 1 + p, np.arange(len(rows)), rows, rounds))
+            openings.append(ColumnOpening(k, BLOCK, 1 + p, np.arange(len(rows)), rows, rounds))
             alone = np.flatnonzero(self.alone(k)[lay.code[rows]])
             width = (p + 1) * (p + 2) // 2
-            if self.curved and len(alone) >= least_entities(width, self.min_count):
-                openings.append(Opening(k, SQUARES, width, alone, rows[alone], 1))
+            if self.curved and len(alone) >= min_entities(width, self.min_count):
+                openings.append(ColumnOpening(k, SQUARES, width, alone, rows[alone], 1))
         return openings
 
     @property
@@ -175,10 +176,10 @@ class QuasiNewtonIteration(Iteration):
         seen = ~self.layout.missing
         return np.asarray(seen[:, self.layout.clients.index(client)] & (seen.sum(axis=1) == 1))
 
-    def start(self) -> Rounds[None]:
+    def start(self) -> FitProtocol[None]:
         """Evaluate coefficients of zero."""
         lay = self.layout
-        self.memory = Memory(self.options.memory)
+        self.memory = QuasiNewtonMemory(self.options.memory)
         # At coefficients of zero the maximum over the intercept is known.
         own = self.distribution.make().link(np.array([self.mean]))
         if self.estimates_alpha:
@@ -190,7 +191,7 @@ class QuasiNewtonIteration(Iteration):
 
     def _evaluate(
         self, at: Floats, weights: Sequence[Mapping[str, Any]], length: float, needed: float = -np.inf
-    ) -> Rounds[GLMPoint | None]:
+    ) -> FitProtocol[GLMPoint | None]:
         """Evaluate the likelihood along the direction; None where the point is not admissible.
 
         None as well where the log-likelihood is below the one needed; `at` are the coordinator's own
@@ -229,7 +230,7 @@ class QuasiNewtonIteration(Iteration):
             return None
         shown: dict[str, Array] = {}
         if self.dealers:
-            shown = dict(zip(self.dealers, split(told), strict=True))
+            shown = dict(zip(self.dealers, split_by_site(told), strict=True))
         return GLMPoint(
             own=at,
             log_likelihood=float(told["log_likelihood"]) + of_blocks,
@@ -239,7 +240,7 @@ class QuasiNewtonIteration(Iteration):
             of_alpha=told.get("of_alpha", np.zeros(0)),
         )
 
-    def _residuals(self) -> Rounds[dict[str, dict[str, Any]]]:
+    def _residuals(self) -> FitProtocol[dict[str, dict[str, Any]]]:
         """Tell every institution the sums of its columns: sealed, or where nobody can deal by the numbers."""
         lay = self.layout
         if self.dealers is not None:
@@ -247,7 +248,7 @@ class QuasiNewtonIteration(Iteration):
         (reply,) = yield [self.ask(lay.active, "glm_residuals")]
         return {k: {"z": reply.arrays["z"][lay.rows[k]]} for k in lay.clients if k != lay.active}
 
-    def take(self) -> Rounds[None]:
+    def take(self) -> FitProtocol[None]:
         """Accept the evaluated point: ask for products of scores, and combine the next direction."""
         lay, at = self.layout, self.point
         self.memory.take(at.own, at.score)
@@ -278,7 +279,7 @@ class QuasiNewtonIteration(Iteration):
     def _scale(self, score: Floats) -> Floats:
         return np.asarray(score / self.point.informations)
 
-    def move(self) -> Rounds[bool]:
+    def move(self) -> FitProtocol[bool]:
         """Go along the direction until the log-likelihood has risen enough; False where it does not."""
         weights = {"of_steps": self.weights.steps, "of_scores": self.weights.scores}
         own = self.memory.direction(self.weights, self._scale)
@@ -304,7 +305,7 @@ class QuasiNewtonIteration(Iteration):
         collapsed = self.point.information < COLLAPSE * self.first_information
         return bool(collapsed or self.edges >= MOST_EDGES)
 
-    def climb(self) -> Rounds[None]:
+    def climb(self) -> FitProtocol[None]:
         """Go on to a stationary point of the observed-data likelihood.
 
         Raises EstimationError where the likelihood has no maximum.
@@ -322,7 +323,7 @@ class QuasiNewtonIteration(Iteration):
                 self.reason = "no step raises the log-likelihood"
                 return
 
-    def estimate(self) -> Rounds[VFEMFit]:
+    def estimate(self) -> FitProtocol[VFEMFit]:
         """Collect the estimates of the accepted point."""
         by_client = yield from self.ask_estimates("glm_estimates")
         distribution = self.distribution
@@ -341,7 +342,7 @@ class QuasiNewtonIteration(Iteration):
         )
 
 
-def split(arrays: Mapping[str, Array]) -> list[Array]:
+def split_by_site(arrays: Mapping[str, Array]) -> list[Array]:
     """Take the sealed messages of an answer apart; none where nothing was sealed."""
     if "shown" not in arrays:
         return []

@@ -1,37 +1,349 @@
-"""Steps of an institution in the iterations of VFEM where the response is not normal.
-
-The linear predictor of entity i given what is seen of it is normal with mean and variance
-
-    m_i = b + sum_{k seen} x_i^k' beta_k + sum_{k missing} mu_k' beta_k,
-    v_i = sum_{k missing} beta_k' Sigma_k beta_k.
-
-The response holder turns m_i and v_i into the likelihood and its derivatives L_m and L_v; the score of
-(beta_k, mu_k, Sigma_k) is a sum over the institution's own rows, of which it learns no more than that sum.
-Columns are standardised at their institution.
-"""
+"""Site steps of the quasi-Newton iterations of VFEM for a response that is not normal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import MessageError
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths, check_room
-from fedstat.federation.rounds.product_steps import check_positions
-from fedstat.federation.rounds.running_steps import SHOWN, open_sums, running_steps
-from fedstat.kernels.glm.quadrature import BY_M
-from fedstat.kernels.rows import column_sums, row_dots
-from fedstat.models.vfem.blocks.client import ITEM, MOST_STEPS_KEPT, OPENING, Client, Theta, stage_client
-from fedstat.models.vfem.blocks.declare import aggregate
-from fedstat.models.vfem.blocks.request import BLOCK, SQUARES
-from fedstat.models.vfem.iteration.glm_response_steps import glm_response_of, rows_of_numbers
-from fedstat.models.vfem.iteration.m_step import block_log_likelihood
-from fedstat.models.vfem.iteration.quasi_newton import Memory, Weights
+from fedstat.federation.crypto.secure_product import CHECK
+from fedstat.federation.design.vertical_design import offset_of
+from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights, GroupSums
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.protocols.product_steps import check_positions
+from fedstat.federation.protocols.running_sums import SHOWN, open_sums, running_steps, seal_sums, taken_of
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.negative_binomial import BY_R
+from fedstat.kernels.glm.quadrature import (
+    BY_M,
+    BY_MM,
+    BY_MV,
+    BY_V,
+    BY_VV,
+    LARGEST_MEAN,
+    LARGEST_VARIANCE,
+    LOG_P,
+    marginal_mean,
+)
+from fedstat.kernels.row_products import column_sums, row_dots
+from fedstat.models.checks import check_response
+from fedstat.models.vfem.iteration.distributions import (
+    ALPHAS,
+    kernel_of,
+    marginal_moments,
+    null_log_likelihood,
+    null_with_offset,
+    observed_likelihood,
+)
+from fedstat.models.vfem.iteration.messages import BLOCK, SQUARES, declare_sums, safe_weights
+from fedstat.models.vfem.iteration.quasi_newton import DirectionWeights, QuasiNewtonMemory
+from fedstat.models.vfem.iteration.site_state import (
+    BLOCK_OPENING,
+    BLOCK_STATE_ITEM,
+    MOST_STEPS_KEPT,
+    RESPONSE_OPENING,
+    BlockParameters,
+    BlockState,
+    GLMResponse,
+    choose_response,
+    stage_block_state,
+)
+from fedstat.models.vfem.iteration.steps import block_log_likelihood
 from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of the response holder in the iterations of VFEM where the response is not normal.
+#
+# Released while iterating: sums by missing pattern and scalars. Derivatives of the log-likelihood per entity
+# stay here: what every institution needs of them, the sums of its columns times these, it learns alone, by
+# :mod:`fedstat.federation.protocols.running_sums`. Only where nobody can deal for that are they sent.
+
+
+def glm_response_of(state: State) -> GLMResponse:
+    """Return this fit's response, or say that the fit was not started here."""
+    return state.use(
+        "vfem glm response", GLMResponse, "this fit was not started here; ask 'glm_start_response' first"
+    )
+
+
+def rows_of_numbers(state: State) -> Ints:
+    """Rows of the table that the entities of this fit are, (n,)."""
+    return glm_response_of(state).rows
+
+
+def glm_start_response(
+    data: SiteData, state: State, text: str, keep: Bools, code: Ints, estimated: Array | None = None
+) -> tuple[dict[str, Array], str]:
+    """Choose the entities of a fit; release the mean of their response, and its log-likelihood under that.
+
+    `text` names family and link; `keep` and `code` are those of :func:`choose_response`; where alpha is
+    `estimated` the log-likelihood is the largest over it.
+    """
+    spec, y = DistributionSpec.from_json(text), choose_response(data, state, keep, code)
+    check_response(data.name, spec.name, y)
+    opened, alpha_too = offset_of(state), estimated is not None
+    offset = opened if isinstance(opened, float) else opened[keep]
+    response = GLMResponse(y, code, spec, np.flatnonzero(keep), estimates_alpha=alpha_too, offset=offset)
+    state.keep("vfem glm response", response, len(y))
+    if isinstance(offset, float):
+        return {"null": np.array([y.mean(), null_log_likelihood(spec, y, alpha_too)])}, ""
+    state.tell(ExternalWeights(offset - np.median(offset), "deviations of offsets from their median"))
+    return {"null": np.array(null_with_offset(spec, y, offset, alpha_too))}, ""
+
+
+def glm_evaluate(
+    data: SiteData,
+    state: State,
+    text: str,
+    predictor: Floats,
+    centre: Floats,
+    spread: Floats,
+    lowest: Array | None = None,
+    alpha: Array | None = None,
+) -> tuple[dict[str, Array], str]:
+    """Evaluate the likelihood of the response given what is seen of each entity.
+
+    `predictor` (n,) is the intercept plus the institutions' linear predictors of the blocks that an entity
+    has; `centre` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the institutions that
+    miss in each pattern. `text` names the columns whose institutions learn their sums with L_m; `alpha` is
+    that of a negative binomial response, where it is estimated. Released:
+    ``inside``, which is 0, and nothing else comes, when a linear predictor is too large to compute with;
+    ``log_likelihood``, and unless it is below `lowest`: ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by
+    pattern, ``of_alpha`` (2,) of its score and the squares, and ``shown``, of the ``lengths`` (K,), for each
+    institution.
+    """
+    response = glm_response_of(state)
+    if alpha is not None:
+        response.spec = with_alpha(data.name, response.spec, float(alpha))
+    G = len(centre)
+    check_lengths(data.name, predictor=(predictor, len(response.y)), spread=(spread, G))
+    if int(response.code.max()) >= G or (spread < 0.0).any():
+        raise MessageError(f"{data.name}: array 'spread' must be a variance for each missing pattern")
+    m, v = predictor + centre[response.code] + response.offset, spread[response.code]
+    # Out there the integral needs ever more nodes, and no data lie there.
+    if np.abs(m).max() > LARGEST_MEAN or v.max() > LARGEST_VARIANCE:
+        return {"inside": np.array(0)}, ""
+    # Predictors that differ at few entities would make the likelihood tell the responses of these.
+    state.tell(ExternalWeights(m - np.median(m), "deviations of linear predictors from their median"))
+    response.m, response.v = m, v
+    terms = observed_likelihood(response.spec, response.y, m, v)
+    if not np.isfinite(terms).all():
+        return {"inside": np.array(0)}, ""
+    response.terms = terms
+    log_likelihood = np.array(terms[LOG_P].sum())
+    told = {"inside": np.array(1), "log_likelihood": log_likelihood}
+    # Of a point that is not accepted nothing else is said.
+    if lowest is not None and not log_likelihood >= lowest:
+        return told, ""
+    # The likelihood is log-concave in m; below zero there is rounding alone.
+    z, h = terms[BY_M], np.maximum(-terms[BY_MM], 0.0)
+    told["sums"] = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
+    if alpha is not None:
+        told["of_alpha"] = np.array([terms[BY_R].sum(), terms[BY_R] @ terms[BY_R]])
+    sealed = (seal_of(data, state, columns, k, z) for columns, k in json.loads(text or "[]"))
+    return told | seal_all(sealed), ""
+
+
+def with_alpha(site: str, spec: DistributionSpec, alpha: float) -> DistributionSpec:
+    """Return the negative binomial with this alpha, as if a stranger had chosen it."""
+    if spec.alpha is None or not ALPHAS[0] <= np.log(max(alpha, 1e-300)) <= ALPHAS[1]:
+        raise MessageError(f"{site}: array 'alpha' is not that of a negative binomial response")
+    return replace(spec, alpha=alpha)
+
+
+def seal_of(data: SiteData, state: State, columns: str, client: str, values: Floats) -> Array:
+    """Seal the sums of columns that an institution opened with some numbers, (n,) of all entities."""
+    taken = taken_of(state, columns, client, rows_of_numbers(state))
+    return seal_sums(data, state, taken, values[taken.rows])
+
+
+def seal_all(boxes: Iterable[Array]) -> dict[str, Array]:
+    """Put sealed messages one after the other; nothing where there are none."""
+    shown = list(boxes)
+    if not shown:
+        return {}
+    return {"shown": np.concatenate(shown), "lengths": np.array([len(one) for one in shown])}
+
+
+def glm_residuals(data: SiteData, state: State) -> dict[str, Array]:
+    """Release the derivatives L_m of every entity, which tell its response, where nobody can deal."""
+    return {"z": glm_response_of(state).terms[BY_M]}
+
+
+def glm_curvature(
+    data: SiteData, state: State, text: str, missing: Bools, each: Bools
+) -> tuple[dict[str, Array], str]:
+    """Release what the observed information needs of the last evaluation.
+
+    `missing` (G, K) tells which institution misses in which pattern, `each` (G,) of which patterns curvatures
+    leave one by one; `text` lists the institutions that learn sums, of block and of squares. Released:
+    ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by missing pattern; ``h`` -L_mm per entity, and
+    ``shown``, of the ``lengths``: by institution, sums of the block with -L_mv by absent institution, and of
+    the squares with -L_mm.
+    """
+    response = glm_response_of(state)
+    told = {"sums": sum_curvatures(data, response, len(missing))}
+    h, cross = np.maximum(-response.terms[BY_MM], 0.0), -response.terms[BY_MV]
+    told["h"] = np.where(each[response.code], h, 0.0)
+    asked, boxes = json.loads(text), []
+    for client in asked[BLOCK]:
+        rows = taken_of(state, BLOCK, client, response.rows).rows
+        kept = safe_weights(cross[rows], missing[response.code[rows]], data.min_count)[1:]
+        for weights in kept:
+            values = np.zeros(len(cross))
+            values[rows] = weights
+            boxes.append(seal_of(data, state, BLOCK, client, values))
+        if client in asked[SQUARES]:
+            taken = taken_of(state, SQUARES, client, response.rows)
+            # As many sums as entities would give the curvatures away.
+            state.tell(GroupSums(np.zeros_like(taken.rows), taken.part.product.columns_a - CHECK))
+            boxes.append(seal_sums(data, state, taken, h[taken.rows]))
+    return told | seal_all(boxes), ""
+
+
+def glm_curvature_openly(data: SiteData, state: State, patterns: Array) -> dict[str, Array]:
+    """Release -L_mm and -L_mv of every entity, and ``sums`` as above, where nobody can deal."""
+    response = glm_response_of(state)
+    h, cross = np.maximum(-response.terms[BY_MM], 0.0), -response.terms[BY_MV]
+    return {"h": h, "cross": cross, "sums": sum_curvatures(data, response, int(patterns))}
+
+
+def sum_curvatures(data: SiteData, response: GLMResponse, patterns: int) -> Floats:
+    """Sum derivatives by pattern: (G, 5)."""
+    if int(response.code.max()) >= patterns:
+        raise MessageError(f"{data.name}: expected the number of missing patterns")
+    terms = response.terms
+    h = np.maximum(-terms[BY_MM], 0.0)
+    return response.by_pattern(
+        np.array([h, -terms[BY_MV], -terms[BY_VV], -terms[BY_V], terms[BY_M]]), patterns
+    )
+
+
+def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
+    """Release fitted means and residuals, one per entity, to a coordinator at this institution."""
+    response = glm_response_of(state)
+    mean = marginal_mean(kernel_of(response.spec), response.m, response.v)[0]
+    return {"fitted": mean, "residuals": response.y - mean}
+
+
+def glm_pearson(data: SiteData, state: State) -> dict[str, Array]:
+    """Release the sum of squared residuals of a count over their variance given what is seen, and of squares.
+
+    ``pearson`` (2,): Pearson's statistic, and the sum of its squared terms.
+    """
+    response = glm_response_of(state)
+    mean, variance = marginal_moments(response.spec, response.m, response.v)
+    terms = (response.y - mean) ** 2 / variance
+    state.tell(ExternalWeights(terms, "squared residuals"))
+    return {"pearson": np.array([terms.sum(), terms @ terms])}
+
+
+SEALED_SUMS = {
+    "shown": replace(SHOWN, optional=True, behind=(EntityCount, ExternalWeights)),
+    "lengths": ArrayDeclaration("control", "bytes of each sealed message", dtype="int64", optional=True),
+}
+CURVATURE = ArrayDeclaration("per entity", "curvature of the log-likelihood by the linear predictor")
+CURVATURES = declare_sums("sums of derivatives of the log-likelihood by pattern", 2)
+GLM_RESPONSE_STEPS: Mapping[str, Step] = {
+    "glm_start_response": Step(
+        glm_start_response,
+        {
+            **RESPONSE_OPENING,
+            "estimated": ArrayDeclaration("control", "whether alpha is estimated", 0, optional=True),
+        },
+        {"null": declare_sums("mean of the response, and its log-likelihood under that mean")},
+        text_in=ArrayDeclaration("control", "family and link"),
+    ),
+    "glm_evaluate": Step(
+        glm_evaluate,
+        {
+            "predictor": ArrayDeclaration(
+                "per entity", "sum of the institutions' linear predictors", weighs=""
+            ),
+            "centre": ArrayDeclaration("control", "means of missing linear predictors, by pattern"),
+            "spread": ArrayDeclaration("control", "variances of missing linear predictors, by pattern"),
+            "lowest": ArrayDeclaration(
+                "control", "likelihood below which nothing else is said", 0, optional=True
+            ),
+            "alpha": ArrayDeclaration(
+                "aggregate", "overdispersion of the negative binomial", 0, optional=True
+            ),
+        },
+        {
+            "inside": ArrayDeclaration("control", "whether the point is admissible", 0),
+            "sums": ArrayDeclaration(
+                "aggregate",
+                "sums of derivatives of the log-likelihood by pattern",
+                2,
+                optional=True,
+                behind=(EntityCount,),
+            ),
+            "of_alpha": ArrayDeclaration(
+                "aggregate", "score of alpha, and its square", optional=True, behind=(EntityCount,)
+            ),
+            "log_likelihood": ArrayDeclaration("control", "log-likelihood", 0, optional=True),
+            **SEALED_SUMS,
+        },
+        text_in=ArrayDeclaration("control", "which institutions learn sums"),
+    ),
+    "glm_residuals": Step(
+        glm_residuals,
+        gives={
+            "z": ArrayDeclaration("per entity", "derivative of the log-likelihood by the linear predictor")
+        },
+    ),
+    "glm_curvature": Step(
+        glm_curvature,
+        {
+            "missing": ArrayDeclaration("presence", "which institutions miss in each pattern", 2),
+            "each": ArrayDeclaration("control", "patterns whose curvatures leave one by one", dtype="bool"),
+        },
+        {"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
+        text_in=ArrayDeclaration("control", "which institutions learn sums"),
+    ),
+    "glm_curvature_openly": Step(
+        glm_curvature_openly,
+        {"patterns": ArrayDeclaration("control", "number of missing patterns", 0)},
+        {
+            "h": CURVATURE,
+            "cross": ArrayDeclaration("per entity", "mixed derivative of the log-likelihood"),
+            "sums": CURVATURES,
+        },
+    ),
+    "glm_pearson": Step(
+        glm_pearson,
+        gives={
+            "pearson": ArrayDeclaration(
+                "aggregate", "Pearson's statistic of the counts", behind=(EntityCount, ExternalWeights)
+            )
+        },
+    ),
+    "glm_fitted": Step(
+        glm_fitted,
+        gives={
+            "fitted": ArrayDeclaration("per entity", "fitted means"),
+            "residuals": ArrayDeclaration("per entity", "residuals"),
+        },
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of an institution in the iterations of VFEM where the response is not normal.
+#
+# The linear predictor of entity i given what is seen of it is normal with mean and variance
+#
+#     m_i = b + sum_{k seen} x_i^k' beta_k + sum_{k missing} mu_k' beta_k,
+#     v_i = sum_{k missing} beta_k' Sigma_k beta_k.
+#
+# The response holder turns m_i and v_i into the likelihood and its derivatives L_m and L_v; the score of
+# (beta_k, mu_k, Sigma_k) is a sum over the institution's own rows, of which it learns no more than that
+# sum. Columns are standardised at their institution.
 
 NOT_STARTED = "this fit was not started here; ask 'glm_start' first"
 RIDGE = 1e-10
@@ -39,7 +351,7 @@ RIDGE = 1e-10
 
 
 @dataclass(slots=True)
-class GLMClient:
+class GLMBlockState:
     """One institution's block during a fit, and its part of the quasi-Newton method.
 
     `memory` has its latest steps in (beta, mu, Sigma), written out as one vector; `trial` is the point that
@@ -47,14 +359,14 @@ class GLMClient:
     zero, and on mu.
     """
 
-    block: Client
-    memory: Memory
-    trial: Theta
+    block: BlockState
+    memory: QuasiNewtonMemory
+    trial: BlockParameters
     inverses: tuple[Floats, Floats] | None = None
     scored: int = 0
 
     @property
-    def accepted(self) -> Theta:
+    def accepted(self) -> BlockParameters:
         """The point at which the score was taken last."""
         return unpack(self.memory.point, len(self.trial.mu))
 
@@ -68,21 +380,21 @@ class GLMClient:
         return np.hstack([by_beta, by_mu, 2.0 / self.block.n_seen * by_Sigma.reshape(len(scores), -1)])
 
 
-def pack(theta: Theta) -> Floats:
+def pack(theta: BlockParameters) -> Floats:
     """Write (beta, mu, Sigma) as one vector."""
     return np.concatenate([theta.beta, theta.mu, theta.Sigma.ravel()])
 
 
-def unpack(vector: Floats, p: int) -> Theta:
+def unpack(vector: Floats, p: int) -> BlockParameters:
     """Read what :func:`pack` wrote; Sigma stays symmetric to the bit."""
     Sigma = vector[2 * p :].reshape(p, p)
-    return Theta(vector[:p], vector[p : 2 * p], 0.5 * (Sigma + Sigma.T))
+    return BlockParameters(vector[:p], vector[p : 2 * p], 0.5 * (Sigma + Sigma.T))
 
 
-def glm_client(state: State) -> GLMClient:
+def glm_block_state_of(state: State) -> GLMBlockState:
     """Return this fit's institution, or say that the fit was not started here."""
-    client = state.use(ITEM, GLMClient, NOT_STARTED)
-    if not isinstance(client, GLMClient):  # a fit by another algorithm was
+    client = state.use(BLOCK_STATE_ITEM, GLMBlockState, NOT_STARTED)
+    if not isinstance(client, GLMBlockState):  # a fit by another algorithm was
         raise MessageError(f"{state.site}: {NOT_STARTED}")
     return client
 
@@ -90,14 +402,18 @@ def glm_client(state: State) -> GLMClient:
 def glm_start(
     data: SiteData, state: State, keep: Bools, rows: Ints, n: Array, filled: Array, memory: Array
 ) -> dict[str, Array]:
-    """Standardise the block (see :func:`stage_client`), and begin at coefficients of zero; nothing leaves."""
+    """Standardise the block (see :func:`stage_block_state`), and begin at coefficients of zero; nothing
+    leaves.
+    """
     if not 1 <= int(memory) <= MOST_STEPS_KEPT:
         raise MessageError(f"{data.name}: expected 1 to {MOST_STEPS_KEPT} steps to remember")
-    block = stage_client(data, state, keep, rows, int(n), bool(filled), memory=0)
-    check_room(data.name, int(n), block.X.size)
+    block = stage_block_state(data, state, keep, rows, int(n), bool(filled), memory=0)
+    check_allocation(data.name, int(n), block.X.size)
     block.padded = True
     first = block.first_point()
-    state.keep(ITEM, GLMClient(block, Memory(int(memory), pack(first)), first), len(rows))
+    state.keep(
+        BLOCK_STATE_ITEM, GLMBlockState(block, QuasiNewtonMemory(int(memory), pack(first)), first), len(rows)
+    )
     return {}
 
 
@@ -114,9 +430,10 @@ def glm_score(
     `missing` (4,) are the sums of L_m, L_v, -L_mm and L_v^2 over entities that the institution lacks, `h`
     that of -L_mm over those that it has. Of L_m at these it learns the sums with its columns, which `shown`
     brings; where nobody can deal, z (n_k,) is L_m itself, and the response holder has it. Released: ``sy``
-    S'[Y, g] and ``yhy`` [Y, g]'H[Y, g]; see :class:`~fedstat.models.vfem.iteration.quasi_newton.Memory`.
+    S'[Y, g] and ``yhy`` [Y, g]'H[Y, g]; see
+    :class:`~fedstat.models.vfem.iteration.quasi_newton.QuasiNewtonMemory`.
     """
-    client = glm_client(state)
+    client = glm_block_state_of(state)
     block = client.block
     check_lengths(data.name, missing=(missing, 4))
     if shown is not None:
@@ -133,7 +450,9 @@ def glm_score(
     return {"sy": sy, "yhy": yhy}
 
 
-def local_inverses(block: Client, theta: Theta, h: float, missing: Floats) -> tuple[Floats, Floats]:
+def local_inverses(
+    block: BlockState, theta: BlockParameters, h: float, missing: Floats
+) -> tuple[Floats, Floats]:
     """Inverse local information on beta and on mu, with the mean weight for every row; see :func:`glm_score`.
 
     Whatever stands here shapes the way and not its end; the weights of single rows tell of their response.
@@ -147,7 +466,7 @@ def local_inverses(block: Client, theta: Theta, h: float, missing: Floats) -> tu
     return np.linalg.inv(P), np.linalg.inv(M)
 
 
-def local_score(block: Client, theta: Theta, by_beta: Floats, missing: Floats) -> Floats:
+def local_score(block: BlockState, theta: BlockParameters, by_beta: Floats, missing: Floats) -> Floats:
     """Score of (beta, mu, Sigma) of standardised columns, from the columns' sums with L_m (p,)."""
     beta, mu, Sigma, n = theta.beta, theta.mu, theta.Sigma, block.n_seen
     z_mis, lv_mis = missing[:2]
@@ -171,13 +490,13 @@ def glm_move(
     linear predictor of all n entities, zero where the institution lacks them; ``centre`` mu'beta and
     ``spread`` beta'Sigma beta; the log-likelihood of the block less its maximum; the largest change.
     """
-    client = glm_client(state)
+    client = glm_block_state_of(state)
     kept, p = len(client.memory.steps), len(client.trial.mu)
     check_lengths(data.name, of_steps=(of_steps, kept), of_scores=(of_scores, kept + 1))
     # A length of zero must give the accepted point to the bit.
     move = np.zeros_like(client.memory.point)
     if length != 0.0:
-        weights = Weights(of_steps, of_scores)
+        weights = DirectionWeights(of_steps, of_scores)
         move = float(length) * client.memory.direction(weights, client.scale_scores)
     theta = unpack(client.memory.point + move, p)
     try:
@@ -197,7 +516,7 @@ def glm_move(
 
 def glm_estimates(data: SiteData, state: State) -> dict[str, Array]:
     """Release the estimates of the accepted point, in the units of the data."""
-    client = glm_client(state)
+    client = glm_block_state_of(state)
     block, theta = client.block, client.accepted
     beta = theta.beta / block.scale
     return {
@@ -213,7 +532,7 @@ def columns_opened(data: SiteData, state: State, which: str, only: Ints) -> tupl
 
     With their rows of the table. What follows a blank in the name tells openings apart.
     """
-    block = glm_client(state).block
+    block = glm_block_state_of(state).block
     X = block.X
     check_positions(data.name, only, len(X))
     X = X[only]
@@ -227,20 +546,24 @@ def columns_opened(data: SiteData, state: State, which: str, only: Ints) -> tupl
     return np.hstack(parts), block.table_rows[only]
 
 
-def _inner(what: str) -> Declared:
-    return Declared("control", what, 2, maskable=True)
+def _inner(what: str) -> ArrayDeclaration:
+    return ArrayDeclaration("control", what, 2, maskable=True)
 
 
-STEPS: Mapping[str, Step] = {
+GLM_STEPS: Mapping[str, Step] = {
     **running_steps(columns_opened, rows_of_numbers),
-    "glm_start": Step(glm_start, {**OPENING, "memory": Declared("control", "steps that are remembered", 0)}),
+    "glm_start": Step(
+        glm_start, {**BLOCK_OPENING, "memory": ArrayDeclaration("control", "steps that are remembered", 0)}
+    ),
     "glm_score": Step(
         glm_score,
         {
-            "missing": Declared("aggregate", "sums of derivatives over entities that the institution lacks"),
-            "h": Declared("aggregate", "sum of curvatures over those that it has", 0),
+            "missing": ArrayDeclaration(
+                "aggregate", "sums of derivatives over entities that the institution lacks"
+            ),
+            "h": ArrayDeclaration("aggregate", "sum of curvatures over those that it has", 0),
             "shown": replace(SHOWN, optional=True),
-            "z": Declared(
+            "z": ArrayDeclaration(
                 "per entity",
                 "derivative of the log-likelihood by the linear predictor",
                 optional=True,
@@ -252,31 +575,31 @@ STEPS: Mapping[str, Step] = {
     "glm_move": Step(
         glm_move,
         {
-            "of_steps": Declared("control", "coefficients of a direction"),
-            "of_scores": Declared("control", "coefficients of a direction"),
-            "length": Declared("control", "step length", 0),
+            "of_steps": ArrayDeclaration("control", "coefficients of a direction"),
+            "of_scores": ArrayDeclaration("control", "coefficients of a direction"),
+            "length": ArrayDeclaration("control", "step length", 0),
         },
         {
-            "inside": Declared("control", "whether the point is admissible", 0),
-            "linear_predictor": Declared(
+            "inside": ArrayDeclaration("control", "whether the point is admissible", 0),
+            "linear_predictor": ArrayDeclaration(
                 "per entity",
                 "linear predictor x'beta of the institution's block",
                 maskable=True,
                 optional=True,
             ),
-            "centre": Declared("control", "product mu'beta", 0, optional=True),
-            "spread": Declared("control", "product beta'Sigma beta", 0, optional=True),
-            "log_likelihood": Declared("control", "log-likelihood", 0, maskable=True, optional=True),
-            "change": Declared("control", "largest change of a parameter", 0, optional=True),
+            "centre": ArrayDeclaration("control", "product mu'beta", 0, optional=True),
+            "spread": ArrayDeclaration("control", "product beta'Sigma beta", 0, optional=True),
+            "log_likelihood": ArrayDeclaration("control", "log-likelihood", 0, maskable=True, optional=True),
+            "change": ArrayDeclaration("control", "largest change of a parameter", 0, optional=True),
         },
     ),
     "glm_estimates": Step(
         glm_estimates,
         gives={
-            "beta": aggregate("coefficients"),
-            "mu": aggregate("means"),
-            "shift": aggregate("product of the columns' means and the coefficients", 0),
-            "t": aggregate("variance of the block's linear predictor", 0),
+            "beta": declare_sums("coefficients"),
+            "mu": declare_sums("means"),
+            "shift": declare_sums("product of the columns' means and the coefficients", 0),
+            "t": declare_sums("variance of the block's linear predictor", 0),
         },
     ),
 }

@@ -1,18 +1,8 @@
-"""The VFEM iteration as a protocol: who is asked what, and when it ends.
-
-One iteration is one round trip: up, per institution, the linear predictors of its entities and a few
-scalars; down, their standardised residuals z and three sums over the entities it lacks. Between the two
-stands one question to the active institution, answered in place where the coordinator sits there.
-
-Of linear predictors, likelihoods, scores and products of moves only sums over institutions enter. With
-:attr:`IterationOptions.masked` the institutions hide their own parts of them: linear predictors then go out
-over all entities of the fit, zero where an institution lacks them. What that does not hide is said in
-:mod:`fedstat.models.vfem.statements.exposure`.
-"""
+"""The protocol of the EM iterations of VFEM for a normal response."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,22 +10,187 @@ import numpy as np
 
 from fedstat.errors import EstimationError
 from fedstat.federation.message import Reply
-from fedstat.federation.rounds.engine import Rounds
+from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.anderson import anderson_weights, one_hot
+from fedstat.kernels.row_products import add_at, weighted_rows
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vfem.iteration.client_points import Points
-from fedstat.models.vfem.iteration.fit import VFEMFit
-from fedstat.models.vfem.iteration.options import SMALLEST_MEMORY
-from fedstat.models.vfem.iteration.response_points import EvaluatedResponse, ResponsePoints
-from fedstat.models.vfem.iteration.state import Iteration
+from fedstat.models.vfem.iteration.state import SMALLEST_MEMORY, IterationState, VFEMFit
 from fedstat.typing import Floats
+
+# ----------------------------------------------------------------------------------------------------
+# The coordinator's account of the institutions' points that may be mixed.
+
+
+@dataclass(slots=True)
+class SitePoints:
+    """What the coordinator knows of the points that may be mixed.
+
+    Of linear predictors it needs the sum over institutions only; those of the points stand in a ring of rows,
+    `predictors` (memory + 2, n), of which `newest` is the latest; `padded` where they come for all entities.
+    Per institution `centres` (q, q) are products mu'beta of its points, `spreads` (q, q, q) beta'Sigma beta.
+    """
+
+    predictors: Floats
+    padded: bool
+    newest: int = -1
+    centres: list[Floats] = field(default_factory=list)
+    spreads: list[Floats] = field(default_factory=list)
+
+    def take(self, layout: Layout, replies: Sequence[Reply]) -> None:
+        """Enter the newest point of every institution."""
+        self.newest = (self.newest + 1) % len(self.predictors)
+        total = self.predictors[self.newest]
+        total[:] = 0.0
+        for client, reply in zip(layout.clients, replies, strict=True):
+            part = reply.arrays["linear_predictor"]
+            if self.padded:
+                total += part
+            else:
+                add_at(total, layout.rows[client], part)
+        self.centres = [reply.arrays["centres"] for reply in replies]
+        self.spreads = [reply.arrays["spreads"] for reply in replies]
+
+    def mixed(self, weights: Floats, layout: Layout) -> tuple[Floats, Floats]:
+        """Return eta (n,), the sum of centred linear predictors, and t (K,) at a mixture of the points."""
+        # The newest weight goes to the newest row; rows of forgotten points weigh nothing.
+        ring = np.zeros(len(self.predictors))
+        ring[(self.newest - np.arange(len(weights))[::-1]) % len(ring)] = weights
+        differences = np.append(weights[:-1], 1.0)  # from the newest point
+        centre = np.array([differences @ B @ differences for B in self.centres])
+        eta = weighted_rows(self.predictors, ring, ~layout.missing @ centre, layout.code)
+        t = np.array([differences @ (B @ differences) @ differences for B in self.spreads])
+        return eta, t
+
+
+# ----------------------------------------------------------------------------------------------------
+# The coordinator's own parameters (a, s2), and the points of them that may be mixed.
+
+VANISHING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedResponse:
+    """An evaluated point: a, s2, and by pattern v and the sums of z and z^2."""
+
+    a: float
+    s2: float
+    v: Floats
+    z1: Floats
+    z2: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseStep:
+    """One M-step of (a, s2): from where, to where, and the full move of the centred intercept."""
+
+    at: Floats
+    image: Floats
+    a_move: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseScore:
+    """Likelihood of the response at a point, the squared score norm, and the largest relative change."""
+
+    log_likelihood: float
+    score2: float
+    change: float
+
+
+@dataclass(slots=True)
+class ResponsePoints:
+    """Points (a, s2), aligned with those of the institutions.
+
+    `counts` (G,) are the entities of each pattern, `memory` the earlier points that may be mixed; mean and
+    variance of the response, `moments` (2,), are the first point.
+    """
+
+    counts: Floats
+    memory: int
+    moments: Floats
+    points: list[Floats] = field(default_factory=list)
+    evaluated: list[ResponseStep | None] = field(default_factory=list)
+    base: ResponseStep | None = None
+    current: Floats | None = None
+    reference: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.points, self.evaluated = [self.moments], [None]
+
+    def mixed(self, weights: Floats) -> tuple[float, float]:
+        """Mix the points to one (a, s2)."""
+        a, s2 = np.tensordot(weights, self.points, 1)
+        return float(a), float(s2)
+
+    def vanishing(self, s2: float, v: Floats) -> bool:
+        """Whether a variance is zero or below."""
+        return bool(s2 <= VANISHING * self.moments[1] or (v <= 0.0).any())
+
+    def score(self, at: EvaluatedResponse) -> ResponseScore:
+        """Evaluate the likelihood and its score at (a, s2)."""
+        n, a, s2 = self.counts.sum(), at.a, at.s2
+        # v z^2 is r^2 / v, r the residual.
+        log_likelihood = -0.5 * np.sum(self.counts * np.log(2.0 * np.pi * at.v) + at.v * at.z2)
+        a_move, s2_move = self._moves(at)
+        score2 = n * (a_move**2 / s2 + 0.5 * (s2_move / s2) ** 2)
+        change = np.inf
+        if self.current is not None:
+            change = max(abs(a - self.current[0]) / np.sqrt(s2), abs(s2 - self.current[1]) / s2)
+        self.current = np.array([a, s2])
+        return ResponseScore(float(log_likelihood), float(score2), float(change))
+
+    def _moves(self, at: EvaluatedResponse) -> tuple[float, float]:
+        n, s2 = self.counts.sum(), at.s2
+        # Expected squared errors: (s2 z)^2 of what is known of each, and s2 (v - s2) / v of what is not.
+        new = s2 * s2 * at.z2.sum() / n + np.sum(self.counts * (at.v - s2) * s2 / at.v) / n
+        return float(s2 * at.z1.sum() / n), float(new - s2)
+
+    def take(self, evaluated: EvaluatedResponse, omega: float, recentring: float) -> Floats:
+        """Enter the M-step of an evaluated point, and return the products of its move with the others.
+
+        `omega` is the length of the step of the regression; `recentring` how far the centred intercept goes
+        along with the means of the institutions' blocks.
+        """
+        a_move, s2_move = self._moves(evaluated)
+        at = np.array([evaluated.a, evaluated.s2])
+        image = at + np.array([omega * a_move + recentring, s2_move])
+        self.points.append(image)
+        self.evaluated.append(ResponseStep(at, image, a_move))
+        if self.evaluated[0] is None or len(self.points) > self.memory + 1:
+            del self.points[0], self.evaluated[0]
+        self.reference = self.reference or evaluated.s2
+        n = self.counts.sum()
+        # The complete-data information of (a, s2), held fixed as that of the institutions is.
+        metric = np.array([n / self.reference, 0.5 * n / self.reference**2])
+        moves = [e.image - e.at for e in self.evaluated if e is not None]
+        return np.array([np.sum(moves[-1] * metric * move) for move in moves])
+
+    def shorten(self, point: int, omega: float, recentring: float) -> None:
+        """Go back to an evaluated point (-1: that of the last call), and leave it by a shorter step."""
+        self.base = base = self.evaluated[point] if point >= 0 else self.base
+        assert base is not None
+        self.points = [np.array([base.at[0] + omega * base.a_move + recentring, base.image[1]])]
+        self.evaluated, self.current, self.reference = [None], base.at, 0.0
+
+
+# ----------------------------------------------------------------------------------------------------
+# The VFEM iteration as a protocol: who is asked what, and when it ends.
+#
+# One iteration is one round trip: up, per institution, the linear predictors of its entities and a few
+# scalars; down, their standardised residuals z and three sums over the entities it lacks. Between the two
+# stands one question to the active institution, answered in place where the coordinator sits there.
+#
+# Of linear predictors, likelihoods, scores and products of moves only sums over institutions enter. With
+# :attr:`IterationOptions.masked` the institutions hide their own parts of them: linear predictors then go out
+# over all entities of the fit, zero where an institution lacks them. What that does not hide is said in
+# :mod:`fedstat.models.vfem.disclosure_notes`.
 
 ASCENT_TOLERANCE = 1e-12
 SMALLEST_STEP = 2.0**-20
 
 
 @dataclass(slots=True)
-class EMIteration(Iteration):
+class EMIteration(IterationState):
     """Accelerated steps of EM, for a normal response, from coefficients of zero or `first` by institution.
 
     `gram` holds the inner products of the moves that may be mixed, `weights` those of the next mixture;
@@ -44,7 +199,7 @@ class EMIteration(Iteration):
     """
 
     first: Mapping[str, Floats] | None = None
-    points: Points = field(init=False)
+    points: SitePoints = field(init=False)
     response: ResponsePoints = field(init=False)
     latest: EvaluatedResponse = field(init=False)
     gram: Floats = field(default_factory=lambda: np.empty((0, 0)))
@@ -57,7 +212,7 @@ class EMIteration(Iteration):
 
     # ---- rounds ------------------------------------------------------------------------------
 
-    def start(self) -> Rounds[None]:
+    def start(self) -> FitProtocol[None]:
         """Open the fit at every site."""
         lay = self.layout
         memory = self.options.memory if self.options.acceleration else SMALLEST_MEMORY
@@ -69,18 +224,18 @@ class EMIteration(Iteration):
         response = self.ask(lay.active, "start_response", keep=lay.response_keep, code=lay.code)
         *replies, reply = yield [*asks, response]
         self.response = ResponsePoints(lay.counts, memory, reply.arrays["moments"])
-        self.points = Points(np.zeros((memory + 2, lay.n)), self.masked)
+        self.points = SitePoints(np.zeros((memory + 2, lay.n)), self.masked)
         self.points.take(lay, replies)
         if self.options.step == "gradient":
             yield from self._set_rate([r.arrays["eigenvalues"] for r in replies])
 
-    def _set_rate(self, eigenvalues: list[Floats]) -> Rounds[None]:
+    def _set_rate(self, eigenvalues: list[Floats]) -> FitProtocol[None]:
         ends = np.array(eigenvalues)
         # The step by which gradient ascent on a quadratic contracts fastest.
         eta = self.options.learning_rate or 2.0 / (ends[:, 0].min() + ends[:, 1].max())
         yield [self.ask(k, "set_rate", eta=eta) for k in self.layout.clients]
 
-    def evaluate(self) -> Rounds[list[Reply] | None]:
+    def evaluate(self) -> FitProtocol[list[Reply] | None]:
         """Ask for likelihood and score at the mixed point; None when it is not admissible."""
         lay = self.layout
         eta, t = self.points.mixed(self.weights, lay)
@@ -166,7 +321,7 @@ class EMIteration(Iteration):
         """Leave an inadmissible mixture for the plain step from the last accepted point."""
         self.weights, self.move = one_hot(self.accepted, len(self.gram)), "plain"
 
-    def shorten(self) -> Rounds[None]:
+    def shorten(self) -> FitProtocol[None]:
         """Halve the step from the last accepted point, at every site."""
         self.omega /= 2.0
         lay = self.layout
@@ -182,7 +337,7 @@ class EMIteration(Iteration):
         # Products with moves of another length do not compare: the history begins anew.
         self.gram, self.weights, self.move, self.accepted = np.empty((0, 0)), np.ones(1), "shortened", -1
 
-    def climb(self) -> Rounds[None]:
+    def climb(self) -> FitProtocol[None]:
         """Go on to a stationary point of the observed-data likelihood."""
         failures = 0
         for _ in range(self.options.maxiter):
@@ -191,7 +346,7 @@ class EMIteration(Iteration):
                 failures += 1
                 # A mixture may overshoot; where the plain step does so too, a variance goes to zero.
                 if failures > 2:
-                    raise EstimationError(vanishing_message(self.layout))
+                    raise EstimationError(vanishing_residual_message(self.layout))
                 self.plain()
                 continue
             failures = 0
@@ -201,7 +356,7 @@ class EMIteration(Iteration):
             if self.choose() == "shorten":
                 yield from self.shorten()
 
-    def estimate(self) -> Rounds[VFEMFit]:
+    def estimate(self) -> FitProtocol[VFEMFit]:
         """Collect the estimates of the last evaluated point."""
         by_client = yield from self.ask_estimates("estimates")
         return self.make_fit(
@@ -213,7 +368,7 @@ class EMIteration(Iteration):
         )
 
 
-def vanishing_message(layout: Layout) -> str:
+def vanishing_residual_message(layout: Layout) -> str:
     """Say why an iteration has nowhere to go."""
     complete = int(layout.counts[~layout.missing.any(axis=1)].sum())
     return (

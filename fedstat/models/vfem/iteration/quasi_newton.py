@@ -1,4 +1,4 @@
-"""Limited-memory quasi-Newton steps in which every party keeps its own part of the parameters.
+"""Limited-memory quasi-Newton steps with parameters that stay distributed over the sites.
 
 The two-loop recursion of L-BFGS (Nocedal 1980, doi:10.1090/S0025-5718-1980-0572855-7) forms its direction
 from the steps s_j, the changes of the score y_j and the score g. All that it needs to know of them are
@@ -20,11 +20,11 @@ from fedstat.typing import Floats
 Scaling: TypeAlias = Callable[[Floats], Floats]
 """Multiply scores, (r, d), by H, a positive definite inverse of the party's own information."""
 
-FLAT = 1e-12
+MIN_CURVATURE = 1e-12
 
 
 @dataclass(slots=True)
-class Memory:
+class QuasiNewtonMemory:
     """One party's part of the latest steps and of the changes of the score that they made.
 
     `size` steps are kept; `point` and `score` (d,) are the accepted point and the score there, empty before
@@ -51,7 +51,7 @@ class Memory:
         S = np.array(self.steps).reshape(len(self.steps), len(self.score))
         return S @ Y.T, Y @ scaling(Y).T
 
-    def direction(self, weights: Weights, scaling: Scaling) -> Floats:
+    def direction(self, weights: DirectionWeights, scaling: Scaling) -> Floats:
         """Combine the party's part of the direction."""
         combined = weights.scores @ np.array([*self.changes, self.score])
         out: Floats = scaling(combined[None, :])[0]
@@ -61,14 +61,14 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class DirectionWeights:
     """Coefficients of a direction: of the steps (q,), and of H times changes and score (q + 1,)."""
 
     steps: Floats
     scores: Floats
 
 
-def quasi_newton(sy: Floats, yhy: Floats) -> tuple[Weights, float]:
+def quasi_newton(sy: Floats, yhy: Floats) -> tuple[DirectionWeights, float]:
     """Combine a direction of ascent from inner products, and the slope of the log-likelihood along it.
 
     `sy` (q, q + 1) and `yhy` (q + 1, q + 1) are sums over the parties of :meth:`Memory.products`.
@@ -76,7 +76,7 @@ def quasi_newton(sy: Floats, yhy: Floats) -> tuple[Weights, float]:
     q = len(sy)
     curvature, length = np.diag(sy[:, :q]), np.diag(yhy)[:q]
     # A step along which the score hardly changed would make the direction infinite.
-    use = [j for j in range(q) if curvature[j] > FLAT * length[j] > 0.0]
+    use = [j for j in range(q) if curvature[j] > MIN_CURVATURE * length[j] > 0.0]
     scores, steps, alpha = np.zeros(q + 1), np.zeros(q), np.zeros(q)
     scores[q] = 1.0
     for j in reversed(use):
@@ -87,4 +87,4 @@ def quasi_newton(sy: Floats, yhy: Floats) -> tuple[Weights, float]:
         scores *= curvature[use[-1]] / length[use[-1]]
     for j in use:
         steps[j] += alpha[j] - (yhy[j] @ scores + sy[:, j] @ steps) / curvature[j]
-    return Weights(steps, scores), float(yhy[q] @ scores + sy[:, q] @ steps)
+    return DirectionWeights(steps, scores), float(yhy[q] @ scores + sy[:, q] @ steps)

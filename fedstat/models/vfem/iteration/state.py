@@ -1,25 +1,185 @@
-"""The state of an iteration at the coordinator, whatever the distribution of the response."""
+"""Options, state, progress and estimates of the iterations of VFEM."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from fedstat.federation.message import Ask
-from fedstat.federation.rounds.engine import Fit, Rounds
-from fedstat.federation.rounds.masked_sums import masked
+import numpy as np
+
+from fedstat.federation.message import Request
+from fedstat.federation.protocols.engine import Fit, FitProtocol
+from fedstat.federation.protocols.masked_sums import masked_protocol
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit
+from fedstat.models.vertical.joint_normal.sparse_pairs import Between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.newton import TraceRow
-from fedstat.models.vfem.blocks.request import ask
-from fedstat.models.vfem.iteration.fit import VFEMFit
-from fedstat.models.vfem.iteration.options import IterationOptions
-from fedstat.typing import Array
+from fedstat.models.vfem.iteration.distributions import NORMAL
+from fedstat.models.vfem.iteration.messages import vfem_request
+from fedstat.progress_line import ProgressLine
+from fedstat.typing import Array, Bools, Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Options of the iterative exchange.
+
+SMALLEST_MEMORY = 2
+"""A mixed and a plain step may be rejected in turn, and the point before them is still wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationOptions:
+    """Options of the maximisation; see :meth:`fedstat.VFEMRegression.fit`.
+
+    `step`, `acceleration` and `learning_rate` belong to a normal response.
+    """
+
+    step: Literal["gradient", "local-newton"] = "local-newton"
+    acceleration: Literal["anderson"] | None = "anderson"
+    memory: int = 8
+    learning_rate: float | None = None
+    maxiter: int = 5000
+    tol_score: float = 1e-8
+    tol_change: float = 1e-6
+    masked: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        check_choice("masked", self.masked, (True, False))
+        check_choice("step", self.step, ("gradient", "local-newton"))
+        check_choice("acceleration", self.acceleration, ("anderson", None))
+        check_whole("memory", self.memory, 1)
+        check_whole("maxiter", self.maxiter, 1)
+        check_positive("tol_score", self.tol_score)
+        check_positive("tol_change", self.tol_change)
+        if self.learning_rate is not None:
+            check_positive("learning_rate", self.learning_rate)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Estimates of all institutions where the maximisation ended, whatever the distribution of the response.
+
+
+@dataclass(frozen=True, slots=True)
+class NormalModel:
+    """Mean (P + 1,) and covariance (P + 1, P + 1) of the columns, site by site, and the response.
+
+    `edges` (P, P) are the entries of the columns' concentration that were not fixed at zero, `between` tells
+    whether those of two sites were.
+    """
+
+    mean: Floats
+    cov: Floats
+    edges: Bools
+    between: Between = "free"
+
+
+@dataclass(frozen=True, slots=True)
+class VFEMFit:
+    """Maximum likelihood estimates, in the units of the data.
+
+    a is the mean of the linear predictor, beta0 + sum_k mu_k'beta_k; s2 the residual variance, 1 where the
+    response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k go by institution.
+    `response_moments` (2,) are mean and variance of a normal response, `null` the log-likelihood of the
+    intercept alone for another one. `reason` says why the iteration ended. `law` is that of columns and
+    response where blocks are not independent between institutions, or entities have parts of them.
+    `estimates_alpha`: that of a negative binomial distribution. `dispersion` of counts are Pearson's
+    statistic per entity, and its standard error.
+    """
+
+    a: float
+    s2: float
+    beta: Mapping[str, Floats]
+    mu: Mapping[str, Floats]
+    t: Mapping[str, float]
+    log_likelihood: float
+    trace: tuple[TraceRow, ...]
+    converged: bool
+    reason: str
+    distribution: DistributionSpec = NORMAL
+    response_moments: Floats | None = None
+    null: float | None = None
+    law: NormalModel | None = None
+    estimates_alpha: bool = False
+    dispersion: tuple[float, float] | None = None
+
+    @property
+    def beta0(self) -> float:
+        """Intercept at the origin."""
+        return self.a - sum(float(self.mu[k] @ self.beta[k]) for k in self.beta)
+
+    def same_family(self, other: VFEMFit) -> bool:
+        """Whether two fits have one distribution of the response, but for an alpha that both estimated."""
+        if not (self.estimates_alpha and other.estimates_alpha):
+            return self.estimates_alpha == other.estimates_alpha and self.distribution == other.distribution
+        return replace(self.distribution, alpha=other.distribution.alpha) == other.distribution
+
+
+def fit_by_site(found: MomentsFit | JointNormalFit, between: Between = "free") -> VFEMFit:
+    """Return estimates from moments as the iterative exchange does; `between` is of a law of all columns."""
+    moments, law = found.moments, None
+    if isinstance(found, JointNormalFit):
+        law = NormalModel(np.append(found.mu, found.a), found.cov, found.moves.edges, between)
+    places = {c: moments.places(k) for k, c in enumerate(moments.clients)}
+    return VFEMFit(
+        a=found.a,
+        s2=found.s2,
+        beta={c: found.beta[here] for c, here in places.items()},
+        mu={c: found.mu[here] for c, here in places.items()},
+        t={c: float(t) for c, t in zip(moments.clients, found.t, strict=True)},
+        log_likelihood=found.log_likelihood,
+        trace=found.trace,
+        converged=found.converged,
+        reason=found.reason,
+        response_moments=moments.response_moments,
+        law=law,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# A line that tells how far an iteration has come.
+
+WINDOW = 10
+
+
+class Progress(ProgressLine):
+    """Write one line per iteration: log-likelihood, relative score, and the time that is left.
+
+    The time left is read off the rate at which the score fell over the last iterations.
+    """
+
+    def __init__(self, options: IterationOptions) -> None:
+        super().__init__("iteration")
+        self._target = options.tol_score
+        self._rows: list[TraceRow] = []
+
+    def __call__(self, row: TraceRow) -> None:
+        """Write the line of one evaluation."""
+        self._rows.append(row)
+        note = f"log-likelihood {row.log_likelihood:.6f}  relative score {row.score:.1e}"
+        self.step(row.iteration, note, self.seconds_left())
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the score reaches its tolerance at the present rate; None while unknown."""
+        rows = self._rows[-WINDOW:]
+        if len(rows) < 3:
+            return None
+        fall = np.log(rows[0].score / rows[-1].score)
+        if fall <= 0.0 or rows[-1].score <= self._target:
+            return None if fall <= 0.0 else 0.0
+        return float(np.log(rows[-1].score / self._target) * (rows[-1].seconds - rows[0].seconds) / fall)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The state of an iteration at the coordinator, whatever the distribution of the response.
 
 
 @dataclass(slots=True)
-class Iteration:
+class IterationState:
     """Where an iteration stands: evaluations so far, and whether it has ended.
 
     `report` is told every evaluation. An algorithm says how it starts, how it goes on, and how it collects
@@ -35,23 +195,23 @@ class Iteration:
     converged: bool = False
     reason: str = "the largest number of iterations was reached"
 
-    def start(self) -> Rounds[None]:
+    def start(self) -> FitProtocol[None]:
         """Open the fit at every site, with its first point."""
         raise NotImplementedError
 
-    def climb(self) -> Rounds[None]:
+    def climb(self) -> FitProtocol[None]:
         """Go on to a stationary point of the observed-data likelihood."""
         raise NotImplementedError
 
-    def estimate(self) -> Rounds[VFEMFit]:
+    def estimate(self) -> FitProtocol[VFEMFit]:
         """Collect the estimates where the iteration ended."""
         raise NotImplementedError
 
-    def maximise(self) -> Rounds[VFEMFit]:
+    def maximise(self) -> FitProtocol[VFEMFit]:
         """Maximise the observed-data likelihood."""
         return self.hide(self._whole())
 
-    def _whole(self) -> Rounds[VFEMFit]:
+    def _whole(self) -> FitProtocol[VFEMFit]:
         yield from self.start()
         yield from self.climb()
         return (yield from self.estimate())
@@ -61,20 +221,20 @@ class Iteration:
         """Whether institutions hide their parts of sums; a single institution's part is the sum."""
         return self.options.masked and len(self.layout.clients) > 1
 
-    def hide(self, protocol: Rounds[Fit]) -> Rounds[Fit]:
+    def hide(self, protocol: FitProtocol[Fit]) -> FitProtocol[Fit]:
         """Run rounds in which all institutions are asked alike, under masks where they are wanted."""
-        return masked(protocol, self.layout.clients, self.session) if self.masked else protocol
+        return masked_protocol(protocol, self.layout.clients, self.session) if self.masked else protocol
 
-    def ask(self, site: str, step: str, text: str = "", **arrays: object) -> Ask:
+    def ask(self, site: str, step: str, text: str = "", **arrays: object) -> Request:
         """Address one step of this fit."""
-        return ask(site, step, self.session, text, **arrays)
+        return vfem_request(site, step, self.session, text, **arrays)
 
     def opening(self, client: str) -> dict[str, Any]:
         """Tell an institution which rows of its block take part, and where they stand."""
         lay = self.layout
         return {"keep": lay.keep[client], "rows": lay.kept[client], "n": lay.n, "filled": lay.filled}
 
-    def ask_estimates(self, step: str) -> Rounds[dict[str, Mapping[str, Array]]]:
+    def ask_estimates(self, step: str) -> FitProtocol[dict[str, Mapping[str, Array]]]:
         """Ask every institution for its estimates."""
         replies = yield [self.ask(k, step) for k in self.layout.clients]
         return {k: reply.arrays for k, reply in zip(self.layout.clients, replies, strict=True)}

@@ -1,49 +1,164 @@
-"""Steps of an institution in the iterations of VFEM with a normal response.
-
-Notation of Tang, Wang, Feng and Li (TWFL): an institution k holds x_i^k in R^{p_k} for n_k of n entities,
-beta_k, mu_k and Sigma_k; the active institution holds y_i, a and s2. Columns are standardised at their
-institution once; the maximum likelihood estimate moves along with them.
-
-Released while iterating: one linear predictor per entity, scalars of the iteration, and at the end the
-estimates. Under `z`, the other direction, stands (y_i - E[y_i | seen blocks]) / v_g(i).
-
-Of linear predictors, log-likelihoods, squared scores, products of moves and recentrings only sums over
-institutions are needed, and masks may hide each institution's own. Needed by institution, and clear, are the
-scalars of its points (mu'beta and beta'Sigma beta, which weigh by missing pattern), its largest change, and
-whether a point is admissible.
-"""
+"""Site steps of the EM iterations of VFEM: local M-steps, and steps of the response holder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import numpy as np
-from scipy.linalg import cho_factor
+from scipy.linalg import cho_factor, cho_solve
 
-from fedstat.federation.door.state import SiteData, State
-from fedstat.federation.message import Declared, Step, check_lengths, check_room
-from fedstat.kernels.rows import row_dots
-from fedstat.models.vfem.blocks.client import (
-    OPENING,
-    Client,
+from fedstat.errors import EstimationError
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.kernels.row_products import column_sums, row_dots, standardized_residuals
+from fedstat.models.vfem.iteration.messages import declare_sums
+from fedstat.models.vfem.iteration.site_state import (
+    BLOCK_OPENING,
+    RESPONSE_OPENING,
+    BlockParameters,
+    BlockState,
     EvaluatedPoint,
-    Theta,
-    client_of,
-    stage_client,
-)
-from fedstat.models.vfem.blocks.declare import aggregate
-from fedstat.models.vfem.iteration.m_step import (
-    block_log_likelihood,
-    largest_change,
-    m_step,
-    mix,
-    move_products,
-    recentring,
-    remember,
-    set_first_point,
-    whiten_move,
+    NormalResponse,
+    block_state_of,
+    choose_response,
+    normal_response_of,
+    stage_block_state,
 )
 from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# The local M-step of VFEM: from a point to its image, and what tells how good the point was.
+
+
+def extrapolate(points: list[BlockParameters], weights: Floats) -> BlockParameters:
+    """Affine combination of points."""
+    return BlockParameters(
+        np.tensordot(weights, [p.beta for p in points], 1),
+        np.tensordot(weights, [p.mu for p in points], 1),
+        np.tensordot(weights, [p.Sigma for p in points], 1),
+    )
+
+
+def set_first_point(client: BlockState, theta: BlockParameters) -> None:
+    """Forget the history and start it at theta."""
+    client.points, client.evaluated = [theta], [None]
+    client.root = None
+
+
+def recentring(old: BlockParameters, new: BlockParameters) -> Array:
+    """By how much the centred intercept moves with the means, (mu_new - mu_old)'beta_new."""
+    return np.array((new.mu - old.mu) @ new.beta)
+
+
+def m_step(
+    client: BlockState,
+    theta: BlockParameters,
+    factor: tuple[Floats, bool],
+    z: Floats,
+    missing: Floats,
+    s2: float,
+) -> tuple[BlockParameters, Floats, float]:
+    """Local M-step: TWFL (6) for mu_k and Sigma_k, gradient (8) or local Newton for beta_k.
+
+    Returns the image, the direction of beta (p,) before it is shortened, and the squared norm of the score in
+    the complete-data information.
+    """
+    n, n_seen = client.n, client.n_seen
+    beta, mu, Sigma = theta.beta, theta.mu, theta.Sigma
+    w = Sigma @ beta
+    z_mis, z2_mis, h_mis = missing
+    n_mis = n - n_seen
+    # Gradient of s2 times the expected complete-data log-likelihood: seen rows, then missing ones.
+    g = s2 * (column_sums(client.X, z) - mu * z.sum() + w * (z2_mis - h_mis))
+    # TWFL (6): missing rows stand at their conditional mean, mu + w z.
+    mu_new = mu + (client.s1 - n_seen * mu + w * z_mis) / n
+    d = mu - mu_new
+    cross = np.outer(d, w) * z_mis + np.outer(client.s1, mu_new) * -1.0
+    scatter = client.S2 + n_seen * np.outer(mu_new, mu_new) + cross + cross.T
+    # Their conditional covariance is Sigma - ww'/v: missing rows bring it along.
+    scatter += n_mis * (Sigma + np.outer(d, d)) + np.outer(w, w) * (z2_mis - h_mis)
+    Sigma_new = scatter / n
+    # Without a rate Newton's step, with the Hessian n Sigma of this block: blocks are independent.
+    direction = client.eta / n * g if client.eta else np.linalg.solve(n * Sigma_new, g)
+    # Moves are scores times the inverse complete-data information: no derivative is needed.
+    R = cho_solve(factor, Sigma_new - Sigma)
+    score2 = (
+        g @ cho_solve(factor, g) / (n * s2)
+        + n * (mu_new - mu) @ cho_solve(factor, mu_new - mu)
+        + 0.5 * n * np.sum(R * R.T)
+    )
+    return BlockParameters(beta + client.omega * direction, mu_new, Sigma_new), direction, float(score2)
+
+
+def block_log_likelihood(client: BlockState, theta: BlockParameters, factor: tuple[Floats, bool]) -> float:
+    """Log-likelihood of the seen rows at (mu, Sigma) less its unrestricted maximum."""
+    n = client.n_seen
+    d = client.s1 / n - theta.mu
+    S = client.S2 / n - np.outer(client.s1, client.s1) / n**2 + np.outer(d, d)
+    log_det = 2.0 * np.log(np.diag(factor[0])).sum()
+    p = len(theta.mu)
+    return float(-0.5 * n * (log_det + np.trace(cho_solve(factor, S)) - client.log_det - p))
+
+
+def largest_change(old: BlockParameters | None, new: BlockParameters, s2: float) -> float:
+    """Largest change of any parameter, of standardised columns and relative to the residual deviation."""
+    if old is None:
+        return float("1e300")
+    return float(
+        max(
+            np.abs(new.beta - old.beta).max() / np.sqrt(s2),
+            np.abs(new.mu - old.mu).max(),
+            np.abs(new.Sigma - old.Sigma).max(),
+        )
+    )
+
+
+def whiten_move(client: BlockState, theta: BlockParameters, image: BlockParameters, s2: float) -> Floats:
+    """Return image - theta in coordinates in which the complete-data information is the identity.
+
+    The coordinates stay those of the history's first point, so that products of moves are comparable.
+    """
+    if client.root is None:
+        client.root, client.s2_reference = np.linalg.inv(np.linalg.cholesky(theta.Sigma)), s2
+    W, n = client.root, client.n
+    return np.concatenate(
+        [
+            np.sqrt(n / client.s2_reference) * np.linalg.solve(W.T, image.beta - theta.beta),
+            np.sqrt(n) * (W @ (image.mu - theta.mu)),
+            np.sqrt(n / 2.0) * (W @ (image.Sigma - theta.Sigma) @ W.T).ravel(),
+        ]
+    )
+
+
+def remember_m_step(client: BlockState, evaluated: EvaluatedPoint) -> None:
+    """Append an image to the points; the first, bare point and those beyond the memory are dropped."""
+    client.points.append(evaluated.image)
+    client.evaluated.append(evaluated)
+    if client.evaluated[0] is None or len(client.points) > client.memory + 1:
+        del client.points[0], client.evaluated[0]
+
+
+def move_products(client: BlockState) -> Floats:
+    """Inner products of the newest move with every move that is remembered."""
+    newest = client.evaluated[-1]
+    assert newest is not None
+    return np.array([newest.move @ e.move for e in client.evaluated if e is not None])
+
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of an institution in the iterations of VFEM with a normal response.
+#
+# Notation of Tang, Wang, Feng and Li (TWFL): an institution k holds x_i^k in R^{p_k} for n_k of n entities,
+# beta_k, mu_k and Sigma_k; the active institution holds y_i, a and s2. Columns are standardised at their
+# institution once; the maximum likelihood estimate moves along with them.
+#
+# Released while iterating: one linear predictor per entity, scalars of the iteration, and at the end the
+# estimates. Under `z`, the other direction, stands (y_i - E[y_i | seen blocks]) / v_g(i).
+#
+# Of linear predictors, log-likelihoods, squared scores, products of moves and recentrings only sums over
+# institutions are needed, and masks may hide each institution's own. Needed by institution, and clear, are
+# the scalars of its points (mu'beta and beta'Sigma beta, which weigh by missing pattern), its largest
+# change, and whether a point is admissible.
 
 
 def start(
@@ -59,21 +174,22 @@ def start(
 ) -> dict[str, Array]:
     """Standardise the block and set the first point.
 
-    `keep`, `rows`, `n` and `filled` are those of :func:`stage_client`; `memory` earlier points may be mixed;
+    `keep`, `rows`, `n` and `filled` are those of :func:`stage_block_state`; `memory` earlier points may be
+    mixed;
     `padded` linear predictors go out for all n entities, zero where the institution lacks them, since only so
     can they be added up under masks; `beta` (p,) are starting coefficients in the units of the data.
     Released: the first linear predictor and scalars, and the extreme eigenvalues of the local covariance.
     """
-    client = stage_client(data, state, keep, rows, int(n), bool(filled), int(memory))
+    client = stage_block_state(data, state, keep, rows, int(n), bool(filled), int(memory))
     if padded:
-        check_room(data.name, int(n), client.X.size)
+        check_allocation(data.name, int(n), client.X.size)
     client.padded = bool(padded)
     first = client.first_point(None if beta is None else np.asarray(beta, dtype=float) * client.scale)
     set_first_point(client, first)
     return describe_points(client) | {"eigenvalues": np.linalg.eigvalsh(first.Sigma)[[0, -1]]}
 
 
-def describe_points(client: Client) -> dict[str, Array]:
+def describe_points(client: BlockState) -> dict[str, Array]:
     """Return the newest linear predictor, and the scalars for any mixture of the points.
 
     For weights c over the points the coordinator needs mu'beta and t = beta'Sigma beta of the mixed
@@ -92,7 +208,7 @@ def describe_points(client: Client) -> dict[str, Array]:
     }
 
 
-def step(
+def take_step(
     data: SiteData,
     state: State,
     weights: Floats,
@@ -112,7 +228,7 @@ def step(
     the M-step's linear predictor and its scalars, the log-likelihood of the block less its maximum, the
     squared score norm, the largest change, and the products of the newest move with the earlier ones.
     """
-    client = client_of(state)
+    client = block_state_of(state)
     check_lengths(data.name, z=(z, client.n_seen), missing=(missing, 3))
     state.tell(client.weights(z, "residuals"))
     if forget:
@@ -120,7 +236,7 @@ def step(
     # Another institution may find the point inadmissible: this evaluation is then taken back.
     client.previous = list(client.points), list(client.evaluated)
     client.omega = float(omega)
-    theta = mix(client.points, weights)
+    theta = extrapolate(client.points, weights)
     try:
         # Weights of both signs may mix covariances to a matrix that is none.
         factor = cho_factor(theta.Sigma, lower=True)
@@ -129,7 +245,9 @@ def step(
     change = largest_change(client.current, theta, float(s2))
     client.current, client.z = theta, z
     image, direction, score2 = m_step(client, theta, factor, z, missing, float(s2))
-    remember(client, EvaluatedPoint(theta, image, direction, whiten_move(client, theta, image, float(s2))))
+    remember_m_step(
+        client, EvaluatedPoint(theta, image, direction, whiten_move(client, theta, image, float(s2)))
+    )
     return describe_points(client) | {
         "inside": np.array(1),
         "log_likelihood": np.array(block_log_likelihood(client, theta, factor)),
@@ -142,25 +260,25 @@ def step(
 
 def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[str, Array]:
     """Go back to an evaluated point, -1 for that of the last call, and leave it by a shorter step of beta."""
-    client = client_of(state)
+    client = block_state_of(state)
     client.base = base = client.evaluated[int(point)] if point >= 0 else client.base
     assert base is not None
     client.current = base.at
     beta = base.at.beta + float(omega) * base.direction
-    image = Theta(beta, base.image.mu, base.image.Sigma)
+    image = BlockParameters(beta, base.image.mu, base.image.Sigma)
     set_first_point(client, image)
     return describe_points(client) | {"recentring": recentring(base.at, image)}
 
 
 def set_rate(data: SiteData, state: State, eta: Array) -> dict[str, Array]:
     """Choose the gradient M-step, TWFL (8), with rate eta."""
-    client_of(state).eta = float(eta)
+    block_state_of(state).eta = float(eta)
     return {}
 
 
 def estimates(data: SiteData, state: State) -> dict[str, Array]:
     """Release the estimates of the last evaluated point, in the units of the data."""
-    client = client_of(state)
+    client = block_state_of(state)
     theta = client.estimate
     return {
         "beta": theta.beta / client.scale,
@@ -169,63 +287,143 @@ def estimates(data: SiteData, state: State) -> dict[str, Array]:
     }
 
 
-POINTS: Mapping[str, Declared] = {
-    "linear_predictor": Declared(
+POINTS: Mapping[str, ArrayDeclaration] = {
+    "linear_predictor": ArrayDeclaration(
         "per entity", "linear predictor x'beta of the institution's block", maskable=True, optional=True
     ),
-    "centres": Declared("control", "products mu'beta of the points", 2, optional=True),
-    "spreads": Declared("control", "products beta'Sigma beta of the points", 3, optional=True),
+    "centres": ArrayDeclaration("control", "products mu'beta of the points", 2, optional=True),
+    "spreads": ArrayDeclaration("control", "products beta'Sigma beta of the points", 3, optional=True),
 }
-ITERATION: Mapping[str, Declared] = {
-    "inside": Declared("control", "whether the point is admissible", 0),
-    "log_likelihood": Declared("control", "log-likelihood", 0, maskable=True, optional=True, wide=True),
-    "score2": Declared("control", "squared score norm", 0, maskable=True, optional=True, wide=True),
-    "change": Declared("control", "largest change of a parameter", 0, optional=True),
-    "products": Declared("control", "inner products of moves", maskable=True, optional=True, wide=True),
+ITERATION: Mapping[str, ArrayDeclaration] = {
+    "inside": ArrayDeclaration("control", "whether the point is admissible", 0),
+    "log_likelihood": ArrayDeclaration(
+        "control", "log-likelihood", 0, maskable=True, optional=True, wide=True
+    ),
+    "score2": ArrayDeclaration("control", "squared score norm", 0, maskable=True, optional=True, wide=True),
+    "change": ArrayDeclaration("control", "largest change of a parameter", 0, optional=True),
+    "products": ArrayDeclaration(
+        "control", "inner products of moves", maskable=True, optional=True, wide=True
+    ),
 }
-RECENTRING = Declared("control", "move of the centred intercept", 0, maskable=True, optional=True)
+RECENTRING = ArrayDeclaration("control", "move of the centred intercept", 0, maskable=True, optional=True)
 
-STEPS: Mapping[str, Step] = {
+ITERATION_STEPS: Mapping[str, Step] = {
     "start": Step(
         start,
         {
-            **OPENING,
-            "memory": Declared("control", "memory of the acceleration", 0),
-            "padded": Declared("control", "whether linear predictors have zeros for missing entities", 0),
-            "beta": Declared("control", "starting coefficients", optional=True),
+            **BLOCK_OPENING,
+            "memory": ArrayDeclaration("control", "memory of the acceleration", 0),
+            "padded": ArrayDeclaration(
+                "control", "whether linear predictors have zeros for missing entities", 0
+            ),
+            "beta": ArrayDeclaration("control", "starting coefficients", optional=True),
         },
         {
             **POINTS,
-            "eigenvalues": aggregate("extreme eigenvalues of the local covariance"),
+            "eigenvalues": declare_sums("extreme eigenvalues of the local covariance"),
         },
     ),
-    "set_rate": Step(set_rate, {"eta": Declared("control", "learning rate", 0)}),
+    "set_rate": Step(set_rate, {"eta": ArrayDeclaration("control", "learning rate", 0)}),
     "step": Step(
-        step,
+        take_step,
         {
-            "weights": Declared("control", "weights of the points"),
-            "z": Declared("per entity", "standardised residual of the response", weighs="residuals"),
-            "missing": Declared("aggregate", "sums of z, z^2 and 1/v over entities the institution lacks"),
-            "s2": Declared("aggregate", "residual variance", 0),
-            "omega": Declared("control", "step length", 0),
-            "forget": Declared("control", "whether to forget the previous evaluation", 0),
+            "weights": ArrayDeclaration("control", "weights of the points"),
+            "z": ArrayDeclaration("per entity", "standardised residual of the response", weighs="residuals"),
+            "missing": ArrayDeclaration(
+                "aggregate", "sums of z, z^2 and 1/v over entities the institution lacks"
+            ),
+            "s2": ArrayDeclaration("aggregate", "residual variance", 0),
+            "omega": ArrayDeclaration("control", "step length", 0),
+            "forget": ArrayDeclaration("control", "whether to forget the previous evaluation", 0),
         },
         {**POINTS, **ITERATION, "recentring": RECENTRING},
     ),
     "shorten": Step(
         shorten,
         {
-            "point": Declared("control", "point to return to", 0),
-            "omega": Declared("control", "step length", 0),
+            "point": ArrayDeclaration("control", "point to return to", 0),
+            "omega": ArrayDeclaration("control", "step length", 0),
         },
         {**POINTS, "recentring": RECENTRING},
     ),
     "estimates": Step(
         estimates,
         gives={
-            "beta": aggregate("coefficients"),
-            "mu": aggregate("means"),
-            "t": aggregate("variance of the block's linear predictor", 0),
+            "beta": declare_sums("coefficients"),
+            "mu": declare_sums("means"),
+            "t": declare_sums("variance of the block's linear predictor", 0),
+        },
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of the response holder in the iterations of VFEM: its start, residuals, fitted values.
+#
+# Released while iterating: one standardised residual per entity, sums by missing pattern and scalars. Where
+# the coordinator sits at this institution nothing of it leaves, but for the residuals that the institutions
+# are sent.
+
+
+def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dict[str, Array]:
+    """Choose the entities of a fit, as :func:`choose_response`; release mean and variance of the response."""
+    y = choose_response(data, state, keep, code)
+    state.keep("vfem active", NormalResponse(y, code), len(y))
+    if y.var() <= 0.0:
+        raise EstimationError(
+            f"{data.name}: the response is constant among the {len(y)} entities of this fit"
+        )
+    return {"moments": np.array([y.mean(), y.var()])}
+
+
+def residuals(
+    data: SiteData, state: State, a: Array, s2: Array, eta: Floats, t_missing: Floats
+) -> dict[str, Array]:
+    """E-step of the response: z_i = (y_i - a - eta_i) / v_g(i).
+
+    eta (n,) is the sum of the institutions' centred linear predictors over the blocks that an entity has,
+    `t_missing` (G,) that of t_k over the institutions that miss in each pattern; v is s2 more.
+    """
+    active = normal_response_of(state)
+    patterns = int(active.code.max()) + 1
+    check_lengths(data.name, eta=(eta, len(active.y)), t_missing=(t_missing, patterns))
+    active.a, active.eta, active.v = float(a), eta, float(s2) + t_missing
+    active.z, z1, z2 = standardized_residuals(active.y, eta, active.code, active.a, active.v)
+    return {"z": active.z, "z1": z1, "z2": z2}
+
+
+def fitted(data: SiteData, state: State) -> dict[str, Array]:
+    """Release fitted values and residuals, one per entity, to a coordinator at this institution."""
+    active = normal_response_of(state)
+    values = active.a + active.eta
+    return {"fitted": values, "residuals": active.y - values}
+
+
+RESPONSE_STEPS: Mapping[str, Step] = {
+    "start_response": Step(
+        start_response,
+        RESPONSE_OPENING,
+        {"moments": declare_sums("mean and variance of the response")},
+    ),
+    "residuals": Step(
+        residuals,
+        {
+            "a": ArrayDeclaration("aggregate", "centred intercept", 0),
+            "s2": ArrayDeclaration("aggregate", "residual variance", 0),
+            "eta": ArrayDeclaration("per entity", "sum of the institutions' linear predictors", weighs=""),
+            "t_missing": ArrayDeclaration("control", "variance of missing linear predictors, by pattern"),
+        },
+        {
+            "z": ArrayDeclaration("per entity", "standardised residual of the response"),
+            "z1": declare_sums("sum of z by pattern"),
+            "z2": declare_sums("sum of z^2 by pattern"),
+        },
+    ),
+    "fitted": Step(
+        fitted,
+        gives={
+            "fitted": ArrayDeclaration("per entity", "fitted values"),
+            "residuals": ArrayDeclaration("per entity", "residuals"),
         },
     ),
 }

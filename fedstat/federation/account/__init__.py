@@ -1,1 +1,0 @@
-"""The account of what passed: ledger, chain, receipt and its verification."""

@@ -1,0 +1,1 @@
+"""Audit: the event log, the ledgers, the receipt of a run and its verification."""

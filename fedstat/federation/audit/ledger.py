@@ -1,0 +1,172 @@
+"""The coordinator's ledger of a run, and its account of the whole session."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Self, get_args
+
+import pandas as pd
+
+from fedstat.federation.audit.event_log import (
+    COORDINATOR,
+    TEXT,
+    AbsentSite,
+    Entry,
+    refusal_entry,
+    reply_entries,
+    request_entries,
+)
+from fedstat.federation.message import ArrayKind, Reply, Request, Step
+
+if TYPE_CHECKING:
+    from fedstat.federation.audit.receipt import Receipt
+
+LEDGER_COLUMNS = tuple(part.name for part in fields(Entry) if part.name not in ("family", "rule"))
+"""Columns of a ledger that is shown."""
+
+
+class CoordinatorLog:
+    """The coordinator's own entries of all that it carried in one session.
+
+    The ledgers of all runs of one model share it: a copy of it is the same account.
+    """
+
+    def __init__(self) -> None:
+        self._passed: list[Entry] = []
+        self._asks: Counter[str] = Counter()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    @property
+    def passed(self) -> tuple[Entry, ...]:
+        """All entries so far."""
+        return tuple(self._passed)
+
+    def enter(self, ask: Request, step: Step | None, outcome: Reply | Exception) -> list[Entry]:
+        """Enter a question, and its answer or refusal; a step that is not installed has nothing to enter."""
+        self._asks[ask.site] += 1
+        number = self._asks[ask.site]
+        entries = [] if step is None else [entry for entry, _ in request_entries(ask, step, number)]
+        if isinstance(outcome, Exception):
+            entries.append(refusal_entry(ask, outcome, number))
+        elif step is not None:
+            entries += [entry for entry, _ in reply_entries(ask, step, outcome, number)]
+        self._passed += entries
+        return entries
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Every array that left one institution for another, in order.
+
+    `entries` are in order, and `rounds` are counted.
+
+    Parameters
+    ----------
+    at : str or None
+        The institution at which the coordinator sits: what passes between the two is not a release
+        and is not entered. What the coordinator sends to the others leaves that institution.
+    account : CoordinatorLog
+        The same and more, entry by entry as the sites' own chains have it; the ledgers of one model share it.
+    receipt : Receipt or None
+        The sites' signed statements on a run, once it has ended.
+    setting : str
+        What to say of where the sites were; empty where each was in a process of its own.
+    absent : tuple of AbsentSite
+        Sites without which the run was begun anew; what they and the others released before is entered as
+        well.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> ledger = fs.GLORE.from_formula("num > 0 ~ age", partition).fit().ledger
+    >>> ledger.bytes > 0, ledger.rounds > 0, list(ledger.kinds_by_client())
+    (True, True, ['coordinator', 'Cleveland', 'Hungary', 'Long Beach', 'Switzerland'])
+    >>> ledger.to_frame().columns[:3].tolist(), len(ledger.releases()) > 0
+    (['round', 'sender', 'receiver'], True)
+    >>> copied = fs.results.Ledger()
+    >>> copied.begin_round()
+    >>> copied.enter(ledger.entries[:1])
+    >>> len(copied.to_frame())
+    1
+    """
+
+    at: str | None = None
+    entries: list[Entry] = field(default_factory=list)
+    rounds: int = 0
+    account: CoordinatorLog = field(default_factory=CoordinatorLog, repr=False, compare=False)
+    receipt: Receipt | None = field(default=None, repr=False, compare=False)
+    setting: str = field(default="", repr=False, compare=False)
+    absent: tuple[AbsentSite, ...] = field(default=(), repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        where = f", coordinator at {self.at!r}" if self.at else ""
+        return (
+            f"<Ledger: {self.rounds:,} rounds, {len(self.entries):,} arrays, {self.bytes:,} bytes{where}; "
+            "see .releases()>"
+        )
+
+    def begin_round(self) -> None:
+        """Start a round trip between institutions."""
+        self.rounds += 1
+
+    def enter(self, entries: Iterable[Entry]) -> None:
+        """Enter what passed in the present round, texts after arrays."""
+        ordered = sorted(entries, key=lambda entry: entry.array == TEXT)
+        self.entries += [entry.in_round(self.rounds) for entry in ordered]
+
+    def _goes_on_in(self, later: Ledger) -> Ledger:
+        """Return a later ledger that begins with all of this one; the account is the later one's."""
+        entries = [entry.in_round(entry.round + self.rounds) for entry in later.entries]
+        return replace(
+            later,
+            entries=[*self.entries, *entries],
+            rounds=self.rounds + later.rounds,
+            absent=(*self.absent, *later.absent),
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that left an institution, either way."""
+        return sum(entry.bytes for entry in self.entries)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per array that passed."""
+        rows = [[getattr(entry, name) for name in LEDGER_COLUMNS] for entry in self.entries]
+        return pd.DataFrame(rows, columns=list(LEDGER_COLUMNS))
+
+    def releases(self) -> pd.DataFrame:
+        """List what left each institution, array by array.
+
+        Returns
+        -------
+        DataFrame
+            One row per institution, receiver, step and array: kind, meaning, number of messages, largest
+            shape, bytes in all, and the entities behind one message.
+        """
+        frame = self.to_frame()
+        if self.at is not None:
+            frame["sender"] = frame["sender"].replace(COORDINATOR, self.at)
+            frame["receiver"] = frame["receiver"].replace(COORDINATOR, self.at)
+        keys = ["sender", "receiver", "step", "array", "kind", "what", "masked"]
+        grouped = frame.groupby(keys, sort=False, observed=True)
+        table = grouped.agg(
+            messages=("round", "size"),
+            shape=("shape", "max"),
+            bytes=("bytes", "sum"),
+            entities=("entities", "max"),
+        )
+        return table.reset_index()
+
+    def kinds_by_client(self) -> dict[str, tuple[str, ...]]:
+        """Kinds of values that left each institution, most disclosing last."""
+        order = get_args(ArrayKind)
+        seen: dict[str, set[str]] = {}
+        for entry in self.entries:
+            sender = self.at if entry.sender == COORDINATOR and self.at is not None else entry.sender
+            seen.setdefault(sender, set()).add(entry.kind)
+        return {site: tuple(k for k in order if k in kinds) for site, kinds in seen.items()}

@@ -1,0 +1,721 @@
+"""A site's ledger on disk: its lines, appending and reading, and recovery after a declared loss."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import numpy as np
+
+from fedstat.codec import Minimum, from_json, from_plain, to_json, to_plain
+from fedstat.errors import EngineError, SecurityError
+from fedstat.federation.audit.budget_charges import RHO_PATTERN, Charge
+from fedstat.federation.audit.checkpoints import (
+    Nanoseconds,
+    SignedCheckpoint,
+    digest_with_line,
+    first_ledger_digest,
+    utc_text,
+)
+from fedstat.federation.audit.event_log import (
+    ChainLink,
+    PlanDecision,
+    SessionChain,
+    SiteLedger,
+    canonical_json,
+    read_link,
+)
+from fedstat.federation.crypto.keys import Identity, PublicIdentity
+from fedstat.federation.files import (
+    lock_file,
+    open_regular,
+    read_arrays,
+    read_private,
+    write_atomic,
+    write_private,
+)
+from fedstat.typing import Array
+
+# ----------------------------------------------------------------------------------------------------
+# The lines of a site's account at rest, and their reading.
+#
+# Every line is one JSON object in canonical form. The digest of a line is of all lines before as well, and
+# the last of those that were written at once has ``"signed"``: when, and the site's signature over that
+# digest. Lines after the last signature are what a crash cut, and their answer has not left.
+
+LEDGER_FILENAME, CHECKPOINT_FILENAME, SECRET_FILENAME, ANSWERED_FILENAME = (
+    "ledger.jsonl",
+    "ledger.head",
+    "ledger.key",
+    "answered.npz",
+)
+SIGNATURE_FIELD = b'"signed":{'
+"""Stands in no line but as the name of its signature: within a text its quotes are escaped."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerBegunLine:
+    """The account was begun, with a secret that has this SHA-256."""
+
+    begun: Nanoseconds
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpenedLine:
+    """A session was opened, over records that were read at a time; empty where every answer reads them."""
+
+    session: str
+    ordinal: Annotated[int, Minimum(1)]
+    previous: str
+    as_of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsUsedLine:
+    """Columns that were in play in any session, and most entities behind an answer."""
+
+    columns: list[str]
+    entities: Annotated[int, Minimum(0)]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalsLine:
+    """So many questions of one who asks were refused because of the rows."""
+
+    asker: str
+    refused: Annotated[int, Minimum(0)]
+
+
+@dataclass(frozen=True, slots=True)
+class OneTimeAnswerLine:
+    """What is answered once was answered."""
+
+    spent: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedRowsLine:
+    """SHA-256 of the file of rows behind earlier answers, empty for none, and how many rows there were."""
+
+    answered: str = ""
+    rows: Annotated[int, Minimum(0)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DisputedLine:
+    """The account was found not to hold what the site signed: why."""
+
+    disputed: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossDeclaredLine:
+    """The owner declared that the account before was lost: when and why, and where what was left of it is."""
+
+    lost: Nanoseconds
+    reason: str
+    aside: str
+
+
+@dataclass(slots=True)
+class LedgerReading:
+    """What the lines of an account have told so far; `heads` are by number of lines, of those signed."""
+
+    site: str
+    keys: PublicIdentity
+    secret: bytes
+    account: SiteLedger = field(init=False)
+    digest: bytes = field(init=False)
+    lines: int = 0
+    lost: tuple[int, ...] = ()
+    answered: ReleasedRowsLine = ReleasedRowsLine()
+    heads: dict[int, SignedCheckpoint] = field(default_factory=dict)
+    _chains: dict[int, SessionChain] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.account, self.digest = SiteLedger(self.secret), first_ledger_digest(self.keys)
+
+    @property
+    def head(self) -> SignedCheckpoint:
+        """The newest."""
+        return self.heads[self.lines]
+
+    def take(self, text: bytes) -> None:
+        """Take one more line; some error, where it is not one that belongs here."""
+        line = json.loads(text)
+        signed = line.pop("signed", None)
+        self.digest, self.lines = digest_with_line(self.digest, canonical_json(line)), self.lines + 1
+        _LINE_READERS[next(name for name in _LINE_READERS if name in line)](self, line)
+        if signed is not None:
+            head = SignedCheckpoint(
+                self.lines, self.digest.hex(), signed["time"], self.lost, signed["signature"]
+            )
+            self.heads[self.lines] = head
+
+    def first_unsigned(self) -> int:
+        """Line of the first signature that is not the site's; 0 where the newest is: it stands for all."""
+        if self.lines in self.heads and self.head.is_of(self.keys):
+            return 0
+        return next((number for number, head in self.heads.items() if not head.is_of(self.keys)), self.lines)
+
+    def _begin(self, line: dict[str, Any]) -> None:
+        begun = from_plain(LedgerBegunLine, line, LEDGER_FILENAME, SecurityError)
+        if self.lines != 1 or begun.secret != hashlib.sha256(self.secret).hexdigest():
+            raise ValueError("begun")
+
+    def _open(self, line: dict[str, Any]) -> None:
+        opened = from_plain(SessionOpenedLine, line, LEDGER_FILENAME, SecurityError, defaults=True)
+        chain = self._chains[opened.ordinal] = self.account.open(self.site, self.keys, opened.session)
+        if (chain.ordinal, chain.previous) != (opened.ordinal, opened.previous):
+            raise ValueError("session")
+        chain.as_of = opened.as_of
+
+    def _enter(self, line: dict[str, Any]) -> None:
+        chain = self._chains[line["ordinal"]]
+        chain.restore(read_link(line["entry"]), line["mark"])
+        if line.get("head", chain.head) != chain.head:
+            raise ValueError("head")
+
+    def _note(self, line: dict[str, Any]) -> None:
+        noted = from_plain(ColumnsUsedLine, line, LEDGER_FILENAME, SecurityError)
+        self.account.note(set(noted.columns), noted.entities)
+
+    def _refuse(self, line: dict[str, Any]) -> None:
+        refusals = from_plain(RefusalsLine, line, LEDGER_FILENAME, SecurityError)
+        self.account.refusals[refusals.asker] = refusals.refused
+
+    def _spend(self, line: dict[str, Any]) -> None:
+        self.account.spent.add(from_plain(OneTimeAnswerLine, line, LEDGER_FILENAME, SecurityError).spent)
+
+    def _charge(self, line: dict[str, Any]) -> None:
+        charge = from_plain(Charge, line, LEDGER_FILENAME, SecurityError)
+        if not RHO_PATTERN.fullmatch(charge.rho):
+            raise ValueError("charged")
+        self.account.charges.take(charge)
+
+    def _decide(self, line: dict[str, Any]) -> None:
+        self.account.decide(from_plain(PlanDecision, line, LEDGER_FILENAME, SecurityError))
+
+    def _remember(self, line: dict[str, Any]) -> None:
+        self.answered = from_plain(ReleasedRowsLine, line, LEDGER_FILENAME, SecurityError)
+
+    def _dispute(self, line: dict[str, Any]) -> None:
+        self.account.disputed = from_plain(DisputedLine, line, LEDGER_FILENAME, SecurityError).disputed
+
+    def _lose(self, line: dict[str, Any]) -> None:
+        loss = from_plain(LossDeclaredLine, line, LEDGER_FILENAME, SecurityError)
+        self.lost = (*self.lost, loss.lost)
+        self.account.disputed = ""
+        self.account.losses.append((utc_text(loss.lost), loss.reason))
+
+
+_LINE_READERS: Mapping[str, Any] = {
+    "entry": LedgerReading._enter,
+    "session": LedgerReading._open,
+    "columns": LedgerReading._note,
+    "spent": LedgerReading._spend,
+    "refused": LedgerReading._refuse,
+    "verdict": LedgerReading._decide,
+    "charged": LedgerReading._charge,
+    "answered": LedgerReading._remember,
+    "begun": LedgerReading._begin,
+    "disputed": LedgerReading._dispute,
+    "lost": LedgerReading._lose,
+}
+"""How a line is taken, by the field that tells its kind."""
+
+
+def complete_lines(content: bytes) -> list[bytes]:
+    """Split an account into its lines, without those after the last signature."""
+    lines = content.split(b"\n")[:-1]
+    while lines and SIGNATURE_FIELD not in lines[-1]:
+        lines.pop()
+    return lines
+
+
+def read_lines(folder: Path, site: str, keys: PublicIdentity, secret: bytes) -> LedgerReading:
+    """Read an account, and hold every line against chain and signatures.
+
+    SecurityError names a line that is not what was written, or was written under other keys.
+    """
+    reading, path = LedgerReading(site, keys, secret), folder / LEDGER_FILENAME
+    with open_regular(path) as file:
+        lines = complete_lines(file.read())
+    for number, text in enumerate(lines, 1):
+        try:
+            reading.take(text)
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            StopIteration,
+            RecursionError,
+            SecurityError,
+        ):
+            raise altered_line_error(path, number) from None
+    if wrong := reading.first_unsigned():
+        raise altered_line_error(path, wrong)
+    return reading
+
+
+def altered_line_error(path: Path, number: int) -> SecurityError:
+    """Error about a line."""
+    return SecurityError(
+        f"'{path}', line {number}: not what this site wrote with the keys that it has now. "
+        f"{recovery_hint(path.parent)}"
+    )
+
+
+def recovery_hint(folder: Path) -> str:
+    """Say how a site goes on whose account is not whole."""
+    return (
+        "Nothing is answered until its owner puts the files back as they were, or declares the loss, which "
+        f"the others are told: fedstat site declare-loss {folder} --reason TEXT"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# A site's account on disk: appended to before anything leaves, and gone on with after a restart.
+#
+# ::
+#
+#     ledger.jsonl    one line per session opened, per entry of its chain, and per change of what was in play
+#     ledger.head     the newest signed head (mode 0600): a ledger that lacks it was cut
+#     ledger.key      secret from which the keys of all commitments are drawn, for its owner alone (mode 0600)
+#     answered.npz    the rows behind earlier answers, so that a restart does not forget them (mode 0600)
+#
+# The account is begun with the site's folder. From then on a file that is absent, cut, altered or put back
+# is a refusal to serve, and so is a file of earlier answers that is not the one which the ledger names: an
+# answer could otherwise be asked for again over a few rows less. Only what a crash can do is mended: lines
+# without a signature at the end, whose answer has not left, and a head that is older than the ledger.
+
+ANSWERED_NEXT = "answered.next"
+HistoryCheck: TypeAlias = Callable[[Mapping[str, Array], int], str]
+"""Says why earlier answers over so many rows cannot be held against new ones; empty where they can."""
+SECRET_BYTES, MAX_CHECKPOINT_BYTES = 32, 2048
+LOCK_TIMEOUT = 10.0
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+class LedgerFile:
+    """The file that a site's entries are appended to; EngineError where another process serves the site.
+
+    A process that is about to end is waited for, `patience` seconds. A ledger that is absent, or no plain
+    file, is a SecurityError.
+    """
+
+    def __init__(self, folder: str | Path, patience: float = LOCK_TIMEOUT) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / LEDGER_FILENAME
+        try:
+            self._file = open(os.open(self.path, os.O_RDWR | os.O_APPEND | NO_FOLLOW), "ab", 0)  # noqa: SIM115
+        except OSError:
+            raise missing_file_error(self.path) from None
+        self._broken: OSError | None = None
+        self.followed: Callable[[], None] = lambda: None
+        """Called after every line."""
+        until = time.monotonic() + patience
+        while not lock_file(self._file):
+            if time.monotonic() > until:
+                self._file.close()
+                raise EngineError(
+                    f"another process serves the site in '{folder}'; stop it first: two would write two "
+                    "histories of one site"
+                )
+            time.sleep(0.05)
+        self.found = self.stamp()
+
+    def stamp(self) -> tuple[int, int]:
+        """Size of the file, and when it was changed last, which nobody sets who writes to files."""
+        now = os.fstat(self._file.fileno())
+        return now.st_size, now.st_ctime_ns
+
+    def go_on(self, identity: Identity, reading: LedgerReading) -> None:
+        """Take up an account that was read, and sign what comes."""
+        self._identity, self._read_as = identity, (reading.site, reading.keys, reading.secret)
+        self._lines, self._digest, self.lost = reading.lines, reading.digest, reading.lost
+        self._size = self.path.stat().st_size
+        if reading.lines:
+            self._show(reading.head)
+
+    @property
+    def broken(self) -> str:
+        """Why nothing can be written any more; empty where it can."""
+        return "" if self._broken is None else str(self._broken.strerror or self._broken)
+
+    def close(self) -> None:
+        """Let another process write."""
+        self._file.close()
+
+    def opened(self, chain: SessionChain) -> None:
+        """Append that a session was opened."""
+        self.append([to_plain(SessionOpenedLine(chain.session, chain.ordinal, chain.previous, chain.as_of))])
+
+    def entered(self, chain: SessionChain, links: Sequence[tuple[ChainLink, str]]) -> None:
+        """Append entries, with the head of the chain after the last of them."""
+        lines: list[dict[str, Any]] = [
+            {"ordinal": chain.ordinal, "entry": link.signed, "mark": mark} for link, mark in links
+        ]
+        lines[-1]["head"] = chain.head
+        self.append(lines)
+
+    def noted(self, columns: set[str], entities: int) -> None:
+        """Append what was in play."""
+        self.append([to_plain(ColumnsUsedLine(sorted(columns), entities))])
+
+    def spent(self, once: str) -> None:
+        """Append that something was answered that is answered once."""
+        self.append([to_plain(OneTimeAnswerLine(once))])
+
+    def refused(self, asker: str, count: int) -> None:
+        """Append how many refusals one who asks has had."""
+        self.append([to_plain(RefusalsLine(asker, count))])
+
+    def decided(self, decision: PlanDecision) -> None:
+        """Append what the owner decided about a plan."""
+        self.append([to_plain(decision)])
+
+    def charged(self, charges: Sequence[Charge]) -> None:
+        """Append charges to the privacy budget, all or none."""
+        self.append([to_plain(charge) for charge in charges])
+
+    def disputed(self, why: str) -> None:
+        """Append that the account does not hold what the site signed."""
+        self.append([to_plain(DisputedLine(why))])
+
+    def answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:
+        """Replace the rows behind earlier answers.
+
+        The ledger names the new file before it takes the place of the old one: whenever a crash comes, one of
+        the two is what the ledger names.
+        """
+        content = io.BytesIO()
+        np.savez_compressed(content, **dict(arrays))  # type: ignore[arg-type]
+        try:
+            write_atomic(self.folder / ANSWERED_NEXT, content.getvalue())
+        except OSError as error:
+            self._broken = error
+            raise self._full(error) from error
+        self.append([to_plain(ReleasedRowsLine(hashlib.sha256(content.getvalue()).hexdigest(), n_rows))])
+        (self.folder / ANSWERED_NEXT).replace(self.folder / ANSWERED_FILENAME)
+
+    def holds(self, head: SignedCheckpoint) -> bool:
+        """Whether the account, as it is on disk now, had this head."""
+        try:
+            now = read_lines(self.folder, *self._read_as)
+        except (SecurityError, OSError):
+            return False
+        found = now.heads.get(head.lines)
+        return found is not None and found.digest == head.digest
+
+    def append(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Write lines, the last of them signed, and the new head beside."""
+        # After a line that may be cut no other is whole: what went wrong first is told until a new start.
+        if self._broken is not None:
+            raise self._full(self._broken) from self._broken
+        self._check_untouched()
+        digest = self._digest
+        for line in lines:
+            digest = digest_with_line(digest, canonical_json(line))
+        # A clock that was set back does not make a head older than the one before.
+        now = max(time.time_ns(), self.head.time + 1 if self._lines else 0)
+        head = SignedCheckpoint(self._lines + len(lines), digest.hex(), now, self.lost).sign(self._identity)
+        signed = {**lines[-1], "signed": {"time": now, "signature": head.signature}}
+        content = "".join(canonical_json(line) + "\n" for line in [*lines[:-1], signed]).encode()
+        try:
+            if self._file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._file.fileno())
+            self._lines, self._digest, self._size = head.lines, digest, self._size + len(content)
+            self._show(head)
+            self.followed()
+        except OSError as error:
+            self._broken = error
+            raise self._full(error) from error
+
+    def _show(self, head: SignedCheckpoint) -> None:
+        """Write the head in the place of the last: not waited for, since an older one is mended."""
+        self.head = head
+        flags = os.O_WRONLY | os.O_CREAT | NO_FOLLOW
+        with open(os.open(self.folder / CHECKPOINT_FILENAME, flags, 0o600), "wb", 0) as file:
+            file.write(to_json(head).encode().ljust(MAX_CHECKPOINT_BYTES))
+
+    def _check_untouched(self) -> None:
+        """Refuse to go on where somebody else wrote, cut or exchanged the file since the last line."""
+        held = os.fstat(self._file.fileno())
+        found = self.path.stat() if self.path.exists() else None
+        if found is None or (found.st_ino, found.st_size) != (held.st_ino, self._size):
+            raise SecurityError(
+                f"'{self.path}' was changed while the site was served, and not by it. {recovery_hint(self.folder)}"
+            )
+
+    def _full(self, error: OSError) -> EngineError:
+        return EngineError(
+            f"the ledger in the site's folder cannot be written ({error.strerror}), and nothing leaves that "
+            "is not written down; its owner makes room and starts the site again"
+        )
+
+
+def begin_ledger(folder: str | Path, identity: Identity) -> None:
+    """Begin the account of a site that has answered nothing yet; FileExistsError where there is one."""
+    begin_ledger_file(Path(folder), identity).close()
+
+
+def begin_ledger_file(folder: Path, identity: Identity) -> LedgerFile:
+    """Begin an account, and keep its file open."""
+    write_private(folder / LEDGER_FILENAME, b"")
+    if not (folder / SECRET_FILENAME).exists():
+        write_private(folder / SECRET_FILENAME, secrets.token_bytes(SECRET_BYTES))
+    store, secret = LedgerFile(folder), _secret(folder)
+    store.go_on(identity, LedgerReading("", identity.public, secret))
+    store.append([to_plain(LedgerBegunLine(time.time_ns(), hashlib.sha256(secret).hexdigest()))])
+    return store
+
+
+def open_ledger(
+    folder: str | Path,
+    site: str,
+    identity: Identity,
+    fits: HistoryCheck | None = None,
+    patience: float = LOCK_TIMEOUT,
+) -> SiteLedger:
+    """Open a site's account, and go on with it.
+
+    Another process that serves the site is an EngineError; an account that is not whole, or was written under
+    other keys, or remembers answers over records among which those there are cannot be known again (`fits`),
+    a SecurityError.
+    """
+    store, reading = open_ledger_file(folder, site, identity, patience)
+    account = reading.account
+    try:
+        account.check_undisputed(site)
+        account.recalled = read_answered_rows(store.folder, reading.answered)
+        if account.recalled and fits is not None and (why := fits(account.recalled, reading.answered.rows)):
+            raise SecurityError(f"{site}: {why}")
+    except SecurityError as error:
+        store.close()
+        raise SecurityError(f"{error}. {recovery_hint(store.folder)}") from error
+    account.store = store
+    return account
+
+
+def open_ledger_file(
+    folder: str | Path, site: str, identity: Identity, patience: float = LOCK_TIMEOUT
+) -> tuple[LedgerFile, LedgerReading]:
+    """Open the file of an account whose lines are whole, and read it."""
+    store = LedgerFile(folder, patience)
+    try:
+        _drop_unsigned_lines(store.path)
+        reading = _read_checked(store.folder, site, identity.public)
+    except SecurityError:
+        store.close()
+        raise
+    store.go_on(identity, reading)
+    return store, reading
+
+
+def read_ledger(folder: str | Path, site: str, keys: PublicIdentity) -> SiteLedger:
+    """Read a site's account, and hold it against its chains, its signatures and the head beside it.
+
+    SecurityError where it is absent or cut, or a line is not what was written under these keys.
+    """
+    return _read_checked(Path(folder), site, keys).account
+
+
+def _read_checked(folder: Path, site: str, keys: PublicIdentity) -> LedgerReading:
+    if not (folder / LEDGER_FILENAME).exists():
+        raise missing_file_error(folder / LEDGER_FILENAME)
+    # The head first: a site that serves meanwhile writes it last, and what is read then has it.
+    head = _read_checkpoint(folder, keys)
+    reading = read_lines(folder, site, keys, _secret(folder))
+    if head.lines not in reading.heads or reading.heads[head.lines].digest != head.digest:
+        raise SecurityError(
+            f"'{folder / LEDGER_FILENAME}' ends before what this site wrote last: it was cut, or put back to an "
+            f"earlier state. {recovery_hint(folder)}"
+        )
+    return reading
+
+
+def _read_checkpoint(folder: Path, keys: PublicIdentity) -> SignedCheckpoint:
+    path = folder / CHECKPOINT_FILENAME
+    try:
+        head = from_json(
+            SignedCheckpoint, read_private(path, MAX_CHECKPOINT_BYTES), f"'{path}'", SecurityError
+        )
+    except FileNotFoundError:
+        raise missing_file_error(path) from None
+    if not head.is_of(keys):
+        raise SecurityError(f"'{path}' is not signed with the keys of this site. {recovery_hint(folder)}")
+    return head
+
+
+def missing_file_error(path: Path) -> SecurityError:
+    """Error about a file without which an account is not whole."""
+    return SecurityError(
+        f"'{path}' is absent: it was removed, or is that of an earlier version. {recovery_hint(path.parent)}"
+    )
+
+
+def _drop_unsigned_lines(path: Path) -> None:
+    """Drop lines whose signature was not written: their answer has not left."""
+    content = path.read_bytes()
+    whole = sum(len(line) + 1 for line in complete_lines(content))
+    if 0 < whole < len(content):
+        os.truncate(path, whole)
+
+
+def read_answered_rows(folder: Path, named: ReleasedRowsLine) -> dict[str, Array]:
+    """Read the rows behind earlier answers, which have to be those that the ledger names."""
+    path = folder / ANSWERED_FILENAME
+    if not named.answered:
+        if path.exists():
+            raise SecurityError(f"'{path}' is not from this site, which remembers no answers")
+        return {}
+    for place in (folder / ANSWERED_NEXT, path):
+        content = read_private(place) if place.exists() else b""
+        if hashlib.sha256(content).hexdigest() == named.answered:
+            kept = read_arrays(content)
+            place.replace(path)
+            return kept
+    raise SecurityError(
+        f"'{path}' is {'altered' if path.exists() else 'absent'}: what this site has answered is not known "
+        "any more, and a difference of two answers could disclose a few rows"
+    )
+
+
+def row_count_problem(then: int, now: int) -> str:
+    """Say that earlier answers were over another number of rows; empty where they were not."""
+    if then == now:
+        return ""
+    return (
+        f"there are {now:,} records, and earlier answers were over {then:,}: they cannot be held against "
+        "new ones, and a difference of two answers could disclose a few rows"
+    )
+
+
+def _secret(folder: Path) -> bytes:
+    """Read the secret of the commitments."""
+    path = folder / SECRET_FILENAME
+    if not path.exists():
+        raise missing_file_error(path)
+    content = read_private(path)
+    if len(content) != SECRET_BYTES:
+        raise SecurityError(f"'{path}' does not hold {SECRET_BYTES} bytes. {recovery_hint(folder)}")
+    return content
+
+
+# ----------------------------------------------------------------------------------------------------
+# The way back for a site whose account is not whole: its owner declares the loss, in the account itself.
+#
+# What was lost cannot be held against new answers: two that differ by a few rows may then both leave. This
+# is for the owner to weigh, and for the others to know: the times of all declarations go with every
+# statement of the site.
+
+NO_BUDGET = Fraction(0)
+LOST_CHARGES = "all that may have been charged before the account was lost"
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredLoss:
+    """What was declared: why the account was not whole, and the files that were set aside, and where.
+
+    Answers that are `forgotten` are not held against new ones any more; `charged` says whether the whole
+    privacy budget counts as spent, since nobody knows what was.
+    """
+
+    found: str
+    forgotten: bool
+    aside: Path
+    files: tuple[str, ...]
+    charged: bool = False
+
+
+def record_declared_loss(
+    folder: str | Path,
+    site: str,
+    identity: Identity,
+    reason: str,
+    fits: HistoryCheck,
+    whole: Fraction = NO_BUDGET,
+) -> DeclaredLoss:
+    """Declare that what a site has answered is not all known any more.
+
+    An account whose lines are whole is gone on with; any other is set aside and begun anew. Earlier answers
+    are remembered where their file is the one that the ledger names, and its rows `fits` those there are now.
+    Where charges to a privacy budget may be among what was lost, the `whole` of it is charged. EngineError
+    where a process serves the site.
+    """
+    folder, forgotten, files, charged = Path(folder), True, list[str](), False
+    aside = _new_folder(folder)
+    try:
+        store, reading = open_ledger_file(folder, site, identity)
+    except SecurityError as error:
+        # The secret as well: it was in the hands of whoever altered the rest.
+        found, files = (
+            str(error),
+            _set_aside(
+                folder,
+                aside,
+                (LEDGER_FILENAME, CHECKPOINT_FILENAME, ANSWERED_FILENAME, ANSWERED_NEXT, SECRET_FILENAME),
+            ),
+        )
+        store, charged = begin_ledger_file(folder, identity), whole > 0
+    else:
+        problem = _history_problem(folder, reading, fits)
+        found, forgotten = reading.account.disputed or problem, bool(problem)
+        if forgotten:
+            files = _set_aside(folder, aside, (ANSWERED_FILENAME, ANSWERED_NEXT))
+            store.append([to_plain(ReleasedRowsLine())])
+    if charged:
+        store.charged([Charge(time.time_ns(), str(whole), LOST_CHARGES, "", secrets.token_hex(32))])
+    _append_declaration(store, reason, aside.name if files else "")
+    return DeclaredLoss(
+        found or "nothing is amiss with the files themselves", forgotten, aside, tuple(files), charged
+    )
+
+
+def _history_problem(folder: Path, reading: LedgerReading, fits: HistoryCheck) -> str:
+    """Say why earlier answers cannot be held against new ones; empty where they can."""
+    try:
+        kept = read_answered_rows(folder, reading.answered)
+    except SecurityError as error:
+        return str(error)
+    return fits(kept, reading.answered.rows) if kept else ""
+
+
+def _append_declaration(store: LedgerFile, reason: str, aside: str) -> None:
+    # Not before any head that was signed here: the heads of others are forgiven up to this time.
+    now = max(time.time_ns(), store.head.time + 1)
+    store.lost = (*store.lost, now)
+    line: dict[str, Any] = to_plain(LossDeclaredLine(now, reason, aside))
+    store.append([line])
+    store.close()
+
+
+def _new_folder(folder: Path) -> Path:
+    stamp = utc_text(time.time_ns()).replace(":", "").replace("-", "")
+    return next(
+        place for number in range(1, 1000) if not (place := folder / f"lost-{stamp}-{number}").exists()
+    )
+
+
+def _set_aside(folder: Path, aside: Path, names: tuple[str, ...]) -> list[str]:
+    """Move what is there of some files into a folder of their own, for whoever looks into what happened."""
+    there = [name for name in names if (folder / name).exists() or (folder / name).is_symlink()]
+    if there:
+        aside.mkdir(mode=0o700)
+    for name in there:
+        (folder / name).rename(aside / name)
+    return there

@@ -1,0 +1,334 @@
+"""The receipt of a run: the coordinator's ledger and the signed statement of each site.
+
+It holds names, shapes and counts, and no values of the data. Whoever has the fingerprints of the sites' keys
+can check it, see :func:`fedstat.verify_receipt`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import pandas as pd
+
+from fedstat.codec import Minimum, from_plain, to_plain
+from fedstat.errors import ReceiptError
+from fedstat.federation.audit.budget_charges import BudgetSpent
+from fedstat.federation.audit.checkpoints import SignedCheckpoint, utc_text
+from fedstat.federation.audit.event_log import (
+    CHARGED_FIELD,
+    LINK_FIELDS,
+    REFUSAL,
+    AbsentSite,
+    ChainLink,
+    Entry,
+    NumbersReleased,
+    canonical_json,
+    read_entry,
+    read_link,
+)
+from fedstat.federation.audit.release_counts import (
+    Exposure,
+    SiteReleaseCounts,
+    compare_site_counts,
+    exposure_table,
+    exposure_warning,
+)
+from fedstat.federation.crypto.keys import PublicIdentity
+
+RECEIPT_FORMAT = "fedstat receipt 1"
+STATEMENT_FORMAT = "fedstat statement 1"
+RECEIPT_CAVEAT = (
+    "Counting is a necessary check and no proof of privacy: one number can disclose a value, and many "
+    "dependent ones may not. Not counted: texts, names, levels, counts, sums with noise, and who has a "
+    "record."
+)
+LOSS_CAVEAT = (
+    "{site}: its owner declared on {time} that its account was lost; what it answered before may not "
+    "be known there, and is not held against new answers."
+)
+STATEMENT_DEFAULTS: Mapping[str, Any] = {
+    "account": None,
+    "privacy": None,
+    "version": "",
+    "families": [],
+    "as_of": "",
+}
+"""Parts of a statement that not every site has; what is absent is not signed."""
+UTC_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+Natural: TypeAlias = Annotated[int, Minimum(0)]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteStatement:
+    """What one site says, and signs, of a session.
+
+    `ordinal` is the session's place among those that the site opened, from 1, and `previous` the head of the
+    one before, as it was then (empty for the first); `head` is the digest of the last entry. `coordinator` is
+    the digest of the coordinator's ledger as it was shown to the site: later changes of it are found.
+    `vectors` are the numbers for each entity that have left, of all sessions.
+    `earlier` to `entities` are those of :class:`~fedstat.federation.audit.release_counts.SiteReleaseCounts`.
+    `account`
+    is the head of the site's whole account at rest, where it has one; `privacy` how its privacy budget
+    stands, where it has one, over all sessions; `version` is that of fedstat there, and `families` what it
+    had installed, empty from before these were told; `as_of` is when its records were read, empty where every
+    answer reads them. The signature (Ed25519) is over all but the entries, for which `head` stands.
+    """
+
+    site: str
+    session: str
+    keys: PublicIdentity
+    ordinal: Annotated[int, Minimum(1)]
+    previous: str
+    head: str
+    coordinator: str
+    earlier: Mapping[int, Natural]
+    earlier_received: Natural
+    columns: Natural
+    entities: Natural
+    other_sessions: Natural
+    entries: tuple[ChainLink, ...]
+    signature: str = ""
+    account: SignedCheckpoint | None = None
+    vectors: Natural = 0
+    privacy: BudgetSpent | None = None
+    version: str = ""
+    families: tuple[str, ...] = ()
+    as_of: str = ""
+
+    @property
+    def counts(self) -> SiteReleaseCounts:
+        """Numbers that left and came in, against values in play."""
+        tally = NumbersReleased().add(self.entries)
+        earlier = self.earlier, self.earlier_received
+        return SiteReleaseCounts(
+            self.site, tally.released, tally.received, *earlier, self.columns, self.entities
+        )
+
+    def signed(self) -> dict[str, Any]:
+        """List what the signature is over."""
+        plain: dict[str, Any] = to_plain(replace(self, entries=()))
+        del plain["entries"], plain["signature"]
+        for name in STATEMENT_DEFAULTS:
+            if not plain[name]:
+                del plain[name]
+        return {"format": STATEMENT_FORMAT, "count": len(self.entries)} | plain
+
+    def to_dict(self) -> dict[str, Any]:
+        """Take it apart for JSON."""
+        rows = [link.signed for link in self.entries]
+        return {"signed": self.signed(), "entries": rows, "signature": self.signature}
+
+    @classmethod
+    def from_dict(cls, content: Any, where: str) -> SiteStatement:
+        """Rebuild what :meth:`to_dict` took apart; ReceiptError where it is no such thing."""
+        try:
+            entries = tuple(map(read_link, content["entries"]))
+            plain = {
+                **STATEMENT_DEFAULTS,
+                **content["signed"],
+                "entries": [],
+                "signature": content["signature"],
+            }
+            if (plain.pop("format"), plain.pop("count")) != (STATEMENT_FORMAT, len(entries)):
+                raise ValueError("count")
+            if plain["as_of"] and not UTC_PATTERN.fullmatch(plain["as_of"]):
+                raise ValueError("time")
+        except (LookupError, TypeError, ValueError) as error:
+            raise ReceiptError(f"{where}: malformed ({error})") from error
+        return replace(from_plain(cls, plain, where, ReceiptError), entries=entries)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Receipt:
+    """What passed in one session until the run ended: the coordinator's ledger and the sites' statements.
+
+    Parameters
+    ----------
+    session : str
+    at : str or None
+        The site at which the coordinator sat.
+    passed : tuple of Entry
+        The coordinator's ledger: all that it carried in the session, in order.
+    statements : mapping of str to Statement
+        By site.
+    absent : tuple of AbsentSite
+        Sites that were lost in earlier sessions of the run, and have no statement; the others sign it.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> receipt = fs.GLORE.from_formula("num > 0 ~ age", partition).fit().receipt()
+    >>> receipt.sites().index.tolist() == list(partition.clients), len(receipt.to_frame()) > 0
+    (True, True)
+    >>> receipt.alarm, receipt.budgets, receipt.losses
+    ('', [], [])
+    >>> receipt.released.columns.tolist()[:2], len(receipt.lines) > 0
+    (['about', 'in the hands of'], True)
+    >>> receipt.save("fit.json")
+    >>> again = fs.results.Receipt.load("fit.json")
+    >>> fs.results.Receipt.from_json(again.to_json()).to_json() == receipt.to_json()
+    True
+    """
+
+    session: str
+    at: str | None
+    passed: tuple[Entry, ...]
+    statements: Mapping[str, SiteStatement]
+    absent: tuple[AbsentSite, ...] = ()
+
+    @property
+    def lines(self) -> list[Exposure]:
+        """Numbers that left against values in play; see :mod:`fedstat.federation.audit.release_counts`."""
+        return compare_site_counts([one.counts for one in self.statements.values()], self.at)
+
+    @property
+    def released(self) -> pd.DataFrame:
+        """Released numbers against unknown values, by whose they are and who has them.
+
+        Returns
+        -------
+        DataFrame
+            ``about``, ``in the hands of``, ``this session`` and ``other sessions`` (distinct numbers; all
+            fits of one model are one session), ``equations`` (their sum), ``unknowns`` (entities times
+            columns in play), ``ratio``, ``bits a value`` (53 for each number that leaves exactly),
+            ``verdict``.
+        """
+        return exposure_table(self.lines)
+
+    @property
+    def alarm(self) -> str:
+        """One sentence where as many numbers as unknowns left an institution; else empty."""
+        return exposure_warning(self.lines)
+
+    @property
+    def losses(self) -> list[str]:
+        """One sentence for each time that a site's owner declared an account lost."""
+        return [
+            LOSS_CAVEAT.format(site=site, time=utc_text(time))
+            for site, one in self.statements.items()
+            if one.account is not None
+            for time in one.account.lost
+        ]
+
+    @property
+    def budgets(self) -> list[str]:
+        """One sentence for each site with a privacy budget: how much of it is charged, over all sessions."""
+        return [
+            f"{site}: of its privacy budget {one.privacy}, over all sessions."
+            for site, one in self.statements.items()
+            if one.privacy is not None
+        ]
+
+    def to_json(self) -> str:
+        """Canonical JSON: keys sorted, no spaces, one final newline."""
+        content = {
+            "format": RECEIPT_FORMAT,
+            "fields": list(LINK_FIELDS),
+            "session": self.session,
+            "at": self.at,
+            "passed": [entry.signed for entry in self.passed],
+            "statements": {site: one.to_dict() for site, one in self.statements.items()},
+            **absent_sites_json(self.absent),
+        }
+        return canonical_json(content) + "\n"
+
+    @classmethod
+    def from_json(cls, content: str) -> Receipt:
+        """Read what :meth:`to_json` wrote; this does not verify it.
+
+        Raises
+        ------
+        ReceiptError
+            The text is no receipt, or not in canonical form.
+        """
+        where = "not a receipt, or damaged"
+        try:
+            plain = json.loads(content)
+            head = {"session": plain["session"], "at": plain["at"], "passed": [], "statements": {}}
+            head["absent"] = plain.get("absent", [])
+            receipt = replace(
+                from_plain(cls, head, where, ReceiptError),
+                passed=tuple(map(read_entry, plain["passed"])),
+                statements={
+                    site: SiteStatement.from_dict(one, where) for site, one in plain["statements"].items()
+                },
+            )
+            same = receipt.to_json() == content
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ReceiptError(f"{where} ({type(error).__name__})") from error
+        if not same:
+            raise ReceiptError(
+                "not a receipt in canonical form: a field was added, removed or written in another way"
+            )
+        return receipt
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Receipt:
+        """Read a file; this does not verify it, see :func:`fedstat.verify_receipt`."""
+        return cls.from_json(Path(path).read_bytes().decode("utf-8", errors="replace"))
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per entry of the sites' own chains, in their order."""
+        rows = [{"site": site, **link.named} for site, one in self.statements.items() for link in one.entries]
+        return pd.DataFrame(rows, columns=["site", *LINK_FIELDS, CHARGED_FIELD])
+
+    def sites(self) -> pd.DataFrame:
+        """One row per site: entries, refusals, place of the session, head, version, fingerprint.
+
+        Where a site reads its records once, and not for every answer, also the time at which it did.
+        """
+        read = {"records as of": [one.as_of for one in self.statements.values()]}
+        return pd.DataFrame(
+            {
+                "entries": [len(one.entries) for one in self.statements.values()],
+                "refusals": [
+                    sum(link.entry.kind == REFUSAL for link in one.entries)
+                    for one in self.statements.values()
+                ],
+                "session no.": [one.ordinal for one in self.statements.values()],
+                "head": [one.head[:16] for one in self.statements.values()],
+                "fedstat": [one.version for one in self.statements.values()],
+                "key": [one.keys.fingerprint[:19] for one in self.statements.values()],
+                **(read if any(read["records as of"]) else {}),
+            },
+            index=pd.Index(list(self.statements), name="site"),
+        )
+
+    def __str__(self) -> str:
+        n_sites = len(self.statements)
+        head = f"Receipt of session {self.session}: {n_sites} sites, {len(self.passed):,} entries"
+        tables = [self.sites().to_string(), self.released.to_string(index=False)]
+        told = [*filter(None, [self.alarm]), *self.budgets, *self.losses, *map(str, self.absent)]
+        return "\n\n".join([head, *tables, RECEIPT_CAVEAT, *told])
+
+    def __repr__(self) -> str:
+        return f"<Receipt of session {self.session}: {', '.join(self.statements)}>"
+
+    def _repr_html_(self) -> str:
+        head = f"<p>Receipt of session {escape(self.session)}</p>"
+        tables = self.sites().to_html() + self.released.to_html(index=False)
+        told = [RECEIPT_CAVEAT, self.alarm, *self.budgets, *self.losses, *map(str, self.absent)]
+        return f"{head}{tables}<p>{escape(' '.join(told))}</p>"
+
+
+def absent_sites_json(absent: Sequence[AbsentSite]) -> dict[str, Any]:
+    """Sites that were lost, for JSON; nothing where none was."""
+    return {"absent": to_plain(tuple(absent))} if absent else {}
+
+
+def coordinator_digest(at: str | None, passed: Sequence[Entry], absent: Sequence[AbsentSite] = ()) -> str:
+    """SHA-256 of the coordinator's ledger."""
+    content = {"at": at, "passed": [entry.signed for entry in passed], **absent_sites_json(absent)}
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()

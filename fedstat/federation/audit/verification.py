@@ -1,0 +1,239 @@
+"""Verification of a receipt: signatures, digests and agreement between coordinator and sites."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from pathlib import Path
+
+from fedstat.errors import ReceiptError
+from fedstat.federation.audit.event_log import (
+    COORDINATOR,
+    SIGNED_FIELDS,
+    TEXT,
+    ChainLink,
+    Entry,
+    canonical_json,
+    extended_digest,
+    genesis_digest,
+)
+from fedstat.federation.audit.receipt import Receipt, SiteStatement, coordinator_digest
+from fedstat.federation.audit.release_counts import counts_as_equation
+from fedstat.federation.crypto.keys import normalize_fingerprint
+
+MAX_PROBLEMS_SHOWN = 20
+_UTC_PATTERN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found: all is well where there are no problems.
+
+    Parameters
+    ----------
+    session : str
+        Empty where the file could not be read.
+    sites : tuple of str
+    entries : int
+        Entries in all chains.
+    problems : tuple of str
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> receipt = fs.GLORE.from_formula("num > 0 ~ age", partition).fit().receipt()
+    >>> found = fs.verify_receipt(receipt, partition.fingerprints)
+    >>> found.ok, len(found.problems)
+    (True, 0)
+    """
+
+    session: str
+    sites: tuple[str, ...]
+    entries: int
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        if self.ok:
+            return (
+                f"Receipt of session {self.session} verified: {len(self.sites)} sites signed "
+                f"{self.entries:,} entries, and the coordinator's ledger is the same"
+            )
+        told = list(self.problems[:MAX_PROBLEMS_SHOWN])
+        if len(self.problems) > MAX_PROBLEMS_SHOWN:
+            told.append(f"and {len(self.problems) - MAX_PROBLEMS_SHOWN} more")
+        return "\n".join(["The receipt does NOT verify:", *(f"  * {problem}" for problem in told)])
+
+    __repr__ = __str__
+
+
+def verify_receipt(
+    receipt: Receipt | str | Path, keys: Mapping[str, str], *, strict: bool = True
+) -> Verification:
+    """Check a receipt against the fingerprints of the sites' keys.
+
+    It finds any change of a field, an entry that was removed, added, moved or repeated, a chain cut short, a
+    statement by another key or of another session, a site that is missing, and every difference between the
+    coordinator's ledger and a site's. It cannot find what a site and the coordinator leave out together, nor
+    what did not pass a site's door.
+
+    Parameters
+    ----------
+    receipt : Receipt or path
+        What ``result.receipt()`` gives, or the file that its ``save`` wrote.
+    keys : mapping of str to str
+        Fingerprint of every site of the partition, as the sites told them (not the coordinator):
+        ``partition.fingerprints``, or on paper. Spaces, colons and case do not matter.
+    strict : bool
+        Whether to raise where something is wrong, so that no script goes on by mistake.
+
+    Returns
+    -------
+    Verification
+        With ``ok`` and ``problems``; it can be printed.
+
+    Raises
+    ------
+    ReceiptError
+        Something is wrong, and what; not with ``strict=False``.
+    OSError
+        The file cannot be read.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fs.GLORE.from_formula("num > 0 ~ age", partition).fit().receipt().save("fit.json")
+    >>> fs.verify_receipt("fit.json", partition.fingerprints).ok
+    True
+    """
+    try:
+        found = (
+            Receipt.from_json(receipt.to_json()) if isinstance(receipt, Receipt) else Receipt.load(receipt)
+        )
+    except ReceiptError as error:
+        report = Verification("", (), 0, (str(error),))
+    else:
+        entries = sum(len(one.entries) for one in found.statements.values())
+        report = Verification(found.session, tuple(found.statements), entries, tuple(_problems(found, keys)))
+    if strict and not report.ok:
+        raise ReceiptError(str(report))
+    return report
+
+
+def _problems(receipt: Receipt, keys: Mapping[str, str]) -> list[str]:
+    problems = [
+        f"{site}: there is no statement of this site" for site in keys if site not in receipt.statements
+    ]
+    if receipt.at is not None and receipt.at not in receipt.statements:
+        problems.append(f"the coordinator is said to sit at '{receipt.at}', which has no statement")
+    digest = coordinator_digest(receipt.at, receipt.passed, receipt.absent)
+    for site, statement in receipt.statements.items():
+        if site not in keys:
+            problems.append(f"{site}: no fingerprint was given for this site")
+            continue
+        problems += _statement_problems(receipt.session, site, statement, keys[site], digest)
+        carried = [entry for entry in receipt.passed if site in (entry.sender, entry.receiver)]
+        problems += [f"{site}: {what}" for what in _differences(carried, statement.entries)]
+    known = {COORDINATOR, *receipt.statements}
+    if any({entry.sender, entry.receiver} - known for entry in receipt.passed):
+        problems.append("the coordinator's ledger has entries of a site without a statement")
+    return problems
+
+
+def _statement_problems(
+    session: str, site: str, statement: SiteStatement, fingerprint: str, digest: str
+) -> list[str]:
+    """Look for what is wrong with a site's statement by itself."""
+    problems = []
+    if statement.site != site:
+        problems.append(f"the statement is that of '{statement.site}'")
+    if statement.session != session:
+        problems.append(f"the statement is on another session, '{statement.session}'")
+    if statement.keys.digest.hex() != normalize_fingerprint(fingerprint):
+        problems.append("the statement is by another key than the one whose fingerprint was given")
+    if not _is_signed(statement):
+        problems.append("the signature is wrong: the statement was changed after the site signed it")
+    if statement.account is not None and not statement.account.is_of(statement.keys):
+        problems.append("the head of the site's account is not one that it signed")
+    if statement.coordinator != digest:
+        problems.append("the site signed another ledger of the coordinator than the one in the receipt")
+    first = genesis_digest(
+        statement.site, statement.keys, statement.session, statement.ordinal, statement.previous
+    )
+    for link in statement.entries:
+        first = extended_digest(first, link)
+    if first.hex() != statement.head:
+        problems.append("the chain is broken: an entry was changed, removed, added, moved or cut off")
+    return [f"{site}: {problem}" for problem in [*problems, *_entry_problems(statement)]]
+
+
+def _is_signed(statement: SiteStatement) -> bool:
+    try:
+        signature = bytes.fromhex(statement.signature)
+    except ValueError:
+        return False
+    # other digits for the same bytes would be another text of the same receipt
+    return signature.hex() == statement.signature and statement.keys.has_signed(
+        canonical_json(statement.signed()).encode(), signature
+    )
+
+
+def _entry_problems(statement: SiteStatement) -> list[str]:
+    """Look for what a site cannot have entered, whoever signed it."""
+    problems = []
+    times = [link.time for link in statement.entries]
+    if not all(_UTC_PATTERN.fullmatch(time) for time in times) or any(b < a for a, b in pairwise(times)):
+        problems.append("the times of the entries are malformed, or run backwards")
+    if any(not _is_possible(link, statement.site) for link in statement.entries):
+        problems.append("an entry has an impossible round, shape or number of equations")
+    rounds = [link.entry.round for link in statement.entries]
+    if any(b < a for a, b in pairwise(rounds)):
+        problems.append("the rounds run backwards")
+    return problems
+
+
+def _is_possible(link: ChainLink, site: str) -> bool:
+    entry = link.entry
+    outward = (entry.sender, entry.receiver) == (site, COORDINATOR)
+    if not outward and (entry.sender, entry.receiver) != (COORDINATOR, site):
+        return False
+    most = math.prod(entry.shape) if entry.shape or entry.array != TEXT else 0
+    return entry.round > 0 and link.numbers <= (most if counts_as_equation(entry.kind, outward) else 0)
+
+
+def _differences(carried: list[Entry], entries: tuple[ChainLink, ...]) -> list[str]:
+    """Where the coordinator's ledger and a site's part, up to the first entry that only one of them has."""
+    problems = []
+    if len(carried) != len(entries):
+        problems.append(
+            f"the coordinator's ledger has {len(carried):,} entries with this site, its own {len(entries):,}"
+        )
+    for place, (ours, link) in enumerate(zip_longest(carried, entries), 1):
+        theirs = None if link is None else link.entry
+        if ours != theirs:
+            where = ours or theirs
+            assert where is not None
+            problems.append(
+                f"entry {place} ({where.step}, {where.array or where.kind}) is not the same in the "
+                f"coordinator's ledger and in the site's own: {_differing_fields(ours, theirs)}"
+            )
+            break
+    return problems
+
+
+def _differing_fields(ours: Entry | None, theirs: Entry | None) -> str:
+    """Name the fields in which two entries differ."""
+    if ours is None or theirs is None:
+        return "only one of them has it"
+    return ", ".join(
+        name for name, a, b in zip(SIGNED_FIELDS, ours.signed, theirs.signed, strict=True) if a != b
+    )

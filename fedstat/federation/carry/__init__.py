@@ -1,1 +1,0 @@
-"""Sites in other processes: doors at a distance, folders, journals."""

@@ -1,0 +1,408 @@
+"""Secure multiplication: the product ``X_a' X_b`` of two sites' columns, once or repeatedly."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.errors import EstimationError, MessageError, ModelError, SecurityError
+from fedstat.federation.crypto.keys import LARGEST_STREAM, WORD_BYTES, keystream
+from fedstat.federation.crypto.keys import encode_parts as join
+from fedstat.kernels import ring
+from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# The product ``X_a' X_b`` of two sites' columns, of which each shows nothing but masked numbers.
+#
+# Site A holds X_a (n, p), site B holds X_b (n, q), with the rows aligned. The coordinator obtains ``X_a'
+# X_b`` summed over the rows of each group (each missing pattern), and nothing else; neither site obtains
+# anything. All arithmetic is in Z_2^64 on fixed-point numbers, so that the result is the product of the
+# encoded columns to the last bit. With matrix triples (Beaver 1991; Mohassel and Zhang 2017, section IV):
+#
+# ====  =====================  ======================================================================
+# step  who                    what
+# ====  =====================  ======================================================================
+# 0     dealer to A            a seed, from which A expands U (n, p) and Z_a (groups, p, q)
+# 0     dealer to B            a seed, from which B expands V (n, q); and ``Z_b = U'V - Z_a`` (:func:`deal`)
+# 1     A to B                 ``E = X_a - U`` (:func:`open_a`), and the seed of a mask R (groups, p, q)
+# 1     B to A                 ``F = X_b - V`` (:func:`open_b`)
+# 2     A to coordinator       ``X_a'F + Z_a + R`` (:func:`share_a`)
+# 2     B to coordinator       ``E'V + Z_b - R`` (:func:`share_b`)
+# 3     coordinator            the sum of the two shares: ``X_a'(X_b - V) + (X_a - U)'V + U'V = X_a'X_b``
+# ====  =====================  ======================================================================
+#
+# A diagonal weight needs no protocol: the site that knows W multiplies its own columns by it and encodes
+# these; a weight that is constant within the groups is applied to the result.
+#
+# **Adversary.** Semi-honest: every party follows the protocol and may keep and analyse what it sees.
+#
+# * The dealer must collude with neither A nor B: ``F + V`` is X_b, and ``E + U`` is X_a. It is the
+#   coordinator or a third site. E and F must therefore travel sealed: a dealer that carries them and can
+#   read them has both.
+# * A and B each see uniform numbers that are independent of the other's columns. The coordinator sees two
+#   shares that are uniform but for their sum; R keeps it so where the coordinator is the dealer, who could
+#   otherwise remove Z_a and hold q equations ``X_a'V`` about every column of A.
+# * The RESULT is not protected from who may see it. The coordinator together with B knows ``X_a'X_b`` and
+# X_b,
+#   which determine X_a in a group with no more rows than X_b has independent columns: the smallest group that
+#   is released has to be well above the number of columns.
+# * n, p, q, the groups of the rows and the names of the columns are known to all. A site that departs
+#   from the protocol can choose its columns at will, and so spoil the result or select rows, as it can
+#   in any computation of a product; it learns of the other's columns only with the help of the coordinator.
+#
+# Every seed serves ONE product: two openings with the same U differ by the difference of the data. What is
+# expanded is therefore a hash of the dealer's seed and of all that was agreed on
+# (:meth:`MatrixProduct.digest`,
+# :func:`bind_seed`): the same seed under another number, session or division of the rows gives another U, and
+# who was told other groups than the rest obtains noise. The sites compare the digest as well, and a keyed
+# one of the entities in their rows, which a coordinator may have aligned otherwise. Uniform means: expanded
+# by ChaCha20 (RFC 8439), hence indistinguishable from uniform as long as that cipher holds.
+#
+# References
+# ----------
+# Beaver, D. (1991). Efficient multiparty protocols using circuit randomization. CRYPTO '91, 420-432.
+# De Cock, M., Dowsley, R., Nascimento, A. and Newman, S. (2015). Fast, privacy preserving linear regression
+# over distributed datasets based on pre-distributed data. AISec, 3-14.
+# Gascon, A. et al. (2017). Privacy-preserving distributed linear regression on high-dimensional data.
+# Proceedings on Privacy Enhancing Technologies 2017(4), 345-364.
+# Mohassel, P. and Zhang, Y. (2017). SecureML: a system for scalable privacy-preserving machine learning.
+# IEEE Symposium on Security and Privacy, 19-38.
+# Nir, Y. and Langley, A. (2018). ChaCha20 and Poly1305 for IETF protocols. RFC 8439.
+
+SEED_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixProduct:
+    """What the two sites, the dealer and the coordinator agree on before a row is read.
+
+    `rows` are aligned: the entities that both sites have. `columns_a` and `columns_b` are p and q; products
+    are summed separately over each of `groups` groups of rows. ModelError where a number makes no sense, or
+    the rows are too many for one stream.
+    """
+
+    client_a: str
+    client_b: str
+    rows: int
+    columns_a: int
+    columns_b: int
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        where = f"product of {self.client_a} and {self.client_b}"
+        if self.rows < 0 or min(self.columns_a, self.columns_b, self.groups) < 1:
+            raise ModelError(f"{where}: expected rows, and at least one column of each and one group")
+        if WORD_BYTES * self.rows * max(self.columns_a, self.columns_b) > LARGEST_STREAM:
+            raise ModelError(f"{where}: {self.rows} rows are too many for one product; split the rows")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of a share and of the result: (groups, p, q)."""
+        return self.groups, self.columns_a, self.columns_b
+
+    @property
+    def shape_a(self) -> tuple[int, int]:
+        """Shape of X_a, U and E: (n, p)."""
+        return self.rows, self.columns_a
+
+    @property
+    def shape_b(self) -> tuple[int, int]:
+        """Shape of X_b, V and F: (n, q)."""
+        return self.rows, self.columns_b
+
+    def digest(self, session: str, number: str, bits: int, group: Ints) -> bytes:
+        """SHA-256 of all that the sites and the dealer must have been told alike, groups (n,) included."""
+        shape = (self.rows, self.columns_a, self.columns_b, self.groups, bits)
+        told = (session, number, self.client_a, self.client_b, *map(str, shape))
+        return hashlib.sha256(join("fedstat product 1", *told, group.astype("<i8").tobytes())).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Uniform words of 64 bits, expanded from a seed: the rows of an int64 array that is never held whole.
+
+    Element (i, j) is the little-endian word number ``i columns + j`` of the ChaCha20 key stream (RFC 8439,
+    counter from 0) under the seed of 32 bytes, with the label, which is what the words are for, filled up
+    with zeros to 12 bytes, as the nonce.
+    """
+
+    seed: bytes
+    label: bytes
+    shape: tuple[int, int]
+
+    def __getitem__(self, rows: slice) -> Ints:
+        """Return some consecutive rows: (m, columns)."""
+        start, stop, _ = rows.indices(self.shape[0])
+        length = max(stop - start, 0)
+        nonce = self.label.ljust(12, b"\0")
+        words = keystream(self.seed, nonce, length * self.shape[1], start * self.shape[1])
+        return words.reshape(length, self.shape[1])
+
+
+def new_seed() -> bytes:
+    """Return a fresh seed from the operating system: 32 bytes, for ONE product."""
+    return secrets.token_bytes(SEED_BYTES)
+
+
+def bind_seed(seed: bytes, digest: bytes) -> bytes:
+    """Return the seed of one product, from a dealer's and from what the product is."""
+    return hashlib.sha256(join("fedstat triple 1", digest, seed)).digest()
+
+
+def encode_columns(X: Floats, f: int, client: str, columns: Sequence[str] | None = None) -> Ints:
+    """Return a site's columns in fixed point, rounded to the nearest: (n, p) -> (n, p).
+
+    The site does this once, for its products with all other sites. It should take its own block
+    ``X_a'X_a`` from the same integers (:func:`fedstat.kernels.ring.grouped_gram`): the whole matrix of
+    moments is then that of one data matrix, to the last bit. The columns were standardised by the site; f
+    fractional bits are those of :func:`fedstat.kernels.ring.fractional_bits`. EstimationError, with the
+    column's name where names are given, for values that are missing, infinite or too large for f.
+    """
+    encoded, squares = ring.encode(X, f)
+    missing, large = ~np.isfinite(squares), squares > ring.LARGEST_SQUARES
+    if missing.any():
+        what = "values that are missing or infinite; leave out these entities or the column"
+        raise EstimationError(f"{client}: {_column(missing, columns)} has {what}")
+    if large.any():
+        what = f"values too large for {f} fractional bits; standardise it, or agree on a larger spread"
+        raise EstimationError(f"{client}: {_column(large, columns)} has {what}")
+    return encoded
+
+
+def _column(wrong: Bools, columns: Sequence[str] | None) -> str:
+    j = int(np.flatnonzero(wrong)[0])
+    return f"column {j + 1} of {len(wrong)}" if columns is None else f"column {columns[j]!r}"
+
+
+def deal_triple(product: MatrixProduct, seed_a: bytes, seed_b: bytes, group: Ints) -> Ints:
+    """Return B's share ``Z_b = U'V - Z_a`` of the dealer's triple: (groups, p, q) int64.
+
+    Of the two fresh seeds A is sent the first, from which it expands its share, and B the second. Groups
+    (n,) or seeds that do not have the agreed form are a MessageError.
+    """
+    U, V = stream_u(product, seed_a), _stream_v(product, seed_b)
+    Z = ring.grouped_gram(U, V, _groups(product, group, "dealer"), product.groups)
+    return Z - share_of_triple(product, seed_a)
+
+
+def open_a(product: MatrixProduct, seed_a: bytes, X_a: Ints) -> Ints:
+    """Return what A sends to B: ``E = X_a - U``, (n, p) int64 from encoded columns of the same shape."""
+    return _difference(
+        check_agreed(X_a, product.shape_a, product.client_a, "columns"), stream_u(product, seed_a)
+    )
+
+
+def open_b(product: MatrixProduct, seed_b: bytes, X_b: Ints) -> Ints:
+    """Return what B sends to A: ``F = X_b - V``, (n, q) int64 from encoded columns of the same shape."""
+    return _difference(
+        check_agreed(X_b, product.shape_b, product.client_b, "columns"), _stream_v(product, seed_b)
+    )
+
+
+def share_a(product: MatrixProduct, seed_a: bytes, X_a: Ints, F: Ints, group: Ints, mask_seed: bytes) -> Ints:
+    """Return what A sends to the coordinator: ``X_a'F + Z_a + R``, (groups, p, q) int64.
+
+    From A's seed of the dealer, its encoded columns X_a (n, p), what B opened F (n, q), the group of each row
+    (n,), and a fresh seed of the mask that A and B share and nobody else knows. MessageError where one of
+    them does not have the agreed form.
+    """
+    X_a = check_agreed(X_a, product.shape_a, product.client_a, "columns")
+    F = check_agreed(F, product.shape_b, product.client_b, "opened columns")
+    gram = ring.grouped_gram(X_a, F, _groups(product, group, product.client_a), product.groups)
+    return gram + share_of_triple(product, seed_a) + _mask(product, mask_seed)
+
+
+def share_b(product: MatrixProduct, seed_b: bytes, E: Ints, Z_b: Ints, group: Ints, mask_seed: bytes) -> Ints:
+    """Return what B sends to the coordinator: ``E'V + Z_b - R``.
+
+    As :func:`share_a`, from B's seed, what A opened (n, p) and B's share of the triple (groups, p, q).
+    """
+    E = check_agreed(E, product.shape_a, product.client_a, "opened columns")
+    Z_b = check_agreed(Z_b, product.shape, "dealer", "share of the triple")
+    V = _stream_v(product, seed_b)
+    gram = ring.grouped_gram(E, V, _groups(product, group, product.client_b), product.groups)
+    return gram + Z_b - _mask(product, mask_seed)
+
+
+def combine(product: MatrixProduct, a: Ints, b: Ints, f: int) -> Floats:
+    """Return ``X_a'X_b`` of every group from the two shares: (groups, p, q).
+
+    It is the exact product of the encoded columns, of f fractional bits each, rounded once to float64.
+    SecurityError where the sum is out of the range that encoded columns allow: seeds, rows or groups did not
+    agree. Such a mistake passes in one element with probability 3/4: a checksum tells of all
+    (:mod:`fedstat.federation.crypto.product_checks`).
+    """
+    a = check_agreed(a, product.shape, product.client_a, "share of the product")
+    b = check_agreed(b, product.shape, product.client_b, "share of the product")
+    total = a + b  # modulo 2^64: the masks R and the shares of the triple wrap around and are gone
+    if (np.abs(total.astype(np.float64)) > ring.LARGEST_SQUARES).any():
+        raise SecurityError(
+            f"the shares of {product.client_a} and {product.client_b} do not fit together: the institutions "
+            "and the dealer must use the same rows, groups and seeds"
+        )
+    return ring.decode(total, 2 * f)
+
+
+def stream_u(product: MatrixProduct, seed_a: bytes) -> Stream:
+    """Return U: (n, p)."""
+    return Stream(_seed(seed_a, product.client_a), b"U", product.shape_a)
+
+
+def _stream_v(product: MatrixProduct, seed_b: bytes) -> Stream:
+    return Stream(_seed(seed_b, product.client_b), b"V", product.shape_b)
+
+
+def share_of_triple(product: MatrixProduct, seed_a: bytes) -> Ints:
+    """Return Z_a: (groups, p, q)."""
+    return _words(product, Stream(_seed(seed_a, product.client_a), b"Z", _flat(product)))
+
+
+def _mask(product: MatrixProduct, mask_seed: bytes) -> Ints:
+    """Return R: (groups, p, q)."""
+    clients = f"{product.client_a} and {product.client_b}"
+    return _words(product, Stream(_seed(mask_seed, clients), b"R", _flat(product)))
+
+
+def _flat(product: MatrixProduct) -> tuple[int, int]:
+    return product.groups, product.columns_a * product.columns_b
+
+
+def _words(product: MatrixProduct, stream: Stream) -> Ints:
+    return stream[: stream.shape[0]].reshape(product.shape)
+
+
+def _difference(X: Ints, stream: Stream) -> Ints:
+    """Return ``X - stream`` modulo 2^64, block by block: the stream of a large table is not held whole."""
+    out = np.empty(X.shape, np.int64)
+    for start in range(0, len(X), ring.BLOCK):
+        rows = slice(start, start + ring.BLOCK)
+        np.subtract(X[rows], stream[rows], out=out[rows])
+    return out
+
+
+def _seed(seed: bytes, client: str) -> bytes:
+    if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
+        raise MessageError(f"{client}: expected a seed of {SEED_BYTES} bytes from new_seed()")
+    return seed
+
+
+def _groups(product: MatrixProduct, group: Array, who: str) -> Ints:
+    if group.shape != (product.rows,) or group.dtype.kind not in "iu":
+        raise MessageError(
+            f"{who}: expected the groups of {product.rows} rows as integers, received {group.dtype}"
+            f" of shape {group.shape}"
+        )
+    group = group.astype(np.int64, copy=False)
+    if len(group) and not 0 <= group.min() <= group.max() < product.groups:
+        raise MessageError(f"{who}: expected groups numbered from 0 to {product.groups - 1}")
+    return group
+
+
+def check_agreed(array: Array, shape: tuple[int, ...], who: str, what: str) -> Ints:
+    """Return an array that has the agreed form; a MessageError where it has not."""
+    if array.shape != shape or array.dtype != np.int64:
+        raise MessageError(
+            f"{who}: expected {what} as int64 of shape {shape}, received {array.dtype} of shape {array.shape}"
+        )
+    return array
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sums ``X'z_t`` of site A's columns with numbers z_t that site B makes one round after the other.
+#
+# A learns the sums, and nothing else of z_t; B and the coordinator learn nothing. A's columns are opened
+# once: with the random table U (n, p + 1) of A and columns v_t (n,) of B that one dealer has dealt for all
+# rounds,
+#
+# ====  =====================  ======================================================================
+# step  who                    what
+# ====  =====================  ======================================================================
+# 0     dealer to A            a seed, from which A expands U and Z_a (p + 1, T)
+# 0     dealer to B            a seed, from which B expands all v_t; and ``Z_b = U'V - Z_a`` (:func:`deal`)
+# 1     A to B, once           ``E = (X, Xr) - U`` with secret random weights r (:func:`append_check_column`)
+# t     B to A                 ``f = z_t - v_t`` and ``s = E'v_t + Z_b[:, t]`` (:func:`show`)
+# t     A                      ``(X, Xr)'f + Z_a[:, t] + s = (X, Xr)'z_t`` (:func:`add_up`)
+# ====  =====================  ======================================================================
+#
+# All is in Z_2^64, as in :mod:`fedstat.federation.crypto.secure_product`, whose adversary it shares: the
+# dealer
+# must collude with neither, and what A and B send each other travels sealed. U serves many v_t without
+# harm, since E is opened once and every v_t serves one z_t. s tells A nothing beside the sum, from which it
+# follows.
+#
+# The last sum is the check of the others: an error e that a wrong deal adds to them passes where ``r'e =
+# e_check`` modulo 2^64, which with r unknown to all but A has a probability of 2^-(64 - k) for errors that
+# 2^k divides; large k is out of the range that sums have. A fit asks again in every round.
+
+CHECK = 1
+"""Columns beside A's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundColumns:
+    """The columns v_t (n, T), each expanded by itself: one is had without the others."""
+
+    seed: bytes
+    shape: tuple[int, int]
+
+    def column(self, t: int, rows: slice = slice(None)) -> Ints:
+        """Expand some rows of one column."""
+        start, stop, _ = rows.indices(self.shape[0])
+        return keystream(self.seed, b"v%d" % t + bytes(11 - len(str(t))), stop - start, start)
+
+    def __getitem__(self, rows: slice) -> Ints:
+        return np.asarray(np.column_stack([self.column(t, rows) for t in range(self.shape[1])]))
+
+
+def describe_rounds(a: str, b: str, rows: int, columns: int, rounds: int) -> MatrixProduct:
+    """Describe what A, B and the dealer agree on: A's rows and columns, and rounds at most."""
+    return MatrixProduct(a, b, rows, columns + CHECK, rounds)
+
+
+def deal_round_triples(product: MatrixProduct, seed_a: bytes, seed_b: bytes) -> Ints:
+    """Return B's share of the triples of all rounds, ``U'V - Z_a``: (p + 1, T)."""
+    V, one = RoundColumns(seed_b, product.shape_b), np.zeros(product.rows, dtype=np.int64)
+    Z = ring.grouped_gram(stream_u(product, seed_a), V, one, 1) - share_of_triple(product, seed_a)
+    return np.asarray(Z[0])
+
+
+def append_check_column(X: Ints) -> tuple[Ints, Ints]:
+    """Append a secret random combination to encoded columns (n, p); return them and the weights (p,)."""
+    weights = np.frombuffer(secrets.token_bytes(8 * X.shape[1]), dtype=np.int64)
+    return np.column_stack([X, (X * weights).sum(axis=1)]), weights
+
+
+def mask_round_values(
+    product: MatrixProduct, seed_b: bytes, E: Ints, Z_b: Ints, z: Ints, t: int
+) -> tuple[Ints, Ints]:
+    """Return what B shows A of encoded numbers z (n,) in round t: f (n,) and s (p + 1,)."""
+    E, name = check_agreed(E, product.shape_a, product.client_a, "opened columns"), product.client_b
+    Z_b = check_agreed(Z_b, product.shape[1:], "dealer", "share of the triples")
+    v = RoundColumns(seed_b, product.shape_b).column(t)
+    s = ring.grouped_gram(E, v[:, None], np.zeros(len(v), dtype=np.int64), 1)[0, :, 0]
+    return check_agreed(z, (product.rows,), name, "numbers") - v, s + Z_b[:, t]
+
+
+def unmask_round_sums(
+    product: MatrixProduct, seed_a: bytes, X: Ints, weights: Ints, shown: tuple[Ints, Ints], t: int
+) -> Ints:
+    """Return A's sums X'z_t (p,), from X (n, p + 1) and weights of :func:`append_check_column`.
+
+    SecurityError where they do not fit their check: what was dealt, or shown, is wrong.
+    """
+    f, s = shown
+    f = check_agreed(f, (product.rows,), product.client_b, "shown numbers")
+    total = ring.grouped_gram(X, f[:, None], np.zeros(len(f), dtype=np.int64), 1)[0, :, 0]
+    total = total + share_of_triple(product, seed_a)[0, :, t] + s
+    sums = total[:-CHECK]
+    wrong = (sums * weights).sum() != total[-1]
+    if wrong or (np.abs(sums.astype(np.float64)) > ring.LARGEST_SQUARES).any():
+        raise SecurityError(
+            f"{product.client_a}: sums of its columns with numbers of {product.client_b} do not fit their "
+            "check: what was dealt, or shown, is wrong; nothing of it is used"
+        )
+    return np.asarray(sums)

@@ -1,0 +1,201 @@
+"""The design of sites that hold different rows: the protocol that agrees on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+
+from fedstat import codec
+from fedstat.errors import DesignError, SpellingWarning, warn
+from fedstat.federation.design.checks import check_references
+from fedstat.federation.design.coding import BlockSpec, plain_state
+from fedstat.federation.design.horizontal_steps import INTERCEPT, NamedColumns, RowsCoding, varying
+from fedstat.federation.design.levels import SiteColumns, agree_kinds, agree_levels, spelling_doubts
+from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.design.transform_states import agree_states, assumed_states
+from fedstat.federation.design.vertical_design import FAMILY
+from fedstat.federation.message import Reply, Request
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.masked_sums import masked_protocol
+from fedstat.federation.tables.columns import ColumnKind
+from fedstat.typing import Floats, Ints, Vector
+
+GAPS = (
+    "Of a curve a stretch may be unknown at most as long as its declaration says: Curve(..., max_gap=0.2), a "
+    "share of its domain."
+)
+CANCELLED = 1e-13
+"""Spread between sites, relative to the sum of squares that it is the rest of, that rounding explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRowCounts:
+    """How many rows one site has, and how many lack nothing that the model reads."""
+
+    site: str
+    n_rows: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowsAgreement:
+    """What was agreed before rows are coded: levels and states, without names; sites in partition order.
+
+    Until :func:`agree_transforms` the states are assumed.
+    """
+
+    question: RowsRequest
+    spec: BlockSpec
+    sites: Annotated[tuple[SiteRowCounts, ...], "K"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsDesign:
+    """The coded design: p columns, the intercept first where there is one, and the term of each.
+
+    By site the number of rows; over all sites the mean and standard deviation of every column.
+    """
+
+    names: Annotated[tuple[str, ...], "p"]
+    term_names: Annotated[tuple[str, ...], "p"]
+    intercept: bool
+    n: Annotated[Ints, "K"]
+    mean: Vector
+    spread: Vector
+
+
+def rows_request(session: str) -> Callable[[str, str, Any], Request]:
+    """Address the steps of this design in one session."""
+
+    def ask(site: str, step: str, content: Any) -> Request:
+        text = content if isinstance(content, str) else json.dumps(content)
+        return Request(site, FAMILY, step, {}, session, text)
+
+    return ask
+
+
+def agree_rows(
+    question: RowsRequest,
+    sites: Sequence[str],
+    session: str,
+    *,
+    site_column: str = "",
+    min_count: int = 5,
+    hidden: bool = False,
+) -> FitProtocol[RowsAgreement]:
+    """Agree on levels, see :func:`agree_coding`, and on the state of transforms."""
+    found = yield from agree_coding(question, sites, session, site_column=site_column, min_count=min_count)
+    # After kinds and levels, so that what is wrong with a column is told before its rows are read again.
+    return (yield from agree_transforms(found, session, hidden=hidden))
+
+
+def agree_transforms(
+    agreement: RowsAgreement, session: str, *, hidden: bool = False
+) -> FitProtocol[RowsAgreement]:
+    """Agree on the state of transforms; `hidden`: from masked sums."""
+    sites = [row.site for row in agreement.sites]
+    states = agree_states(agreement.question, sites, rows_request(session), added=hidden)
+    state = yield from masked_protocol(states, sites, session, sums_only=True) if hidden else states
+    return replace(agreement, spec=replace(agreement.spec, state=plain_state(state)))
+
+
+def agree_coding(
+    question: RowsRequest, sites: Sequence[str], session: str, *, site_column: str = "", min_count: int = 5
+) -> FitProtocol[RowsAgreement]:
+    """Agree on levels, without sums for transforms.
+
+    The levels of `site_column` are the sites, in their order; every other level must have `min_count` rows in
+    all. A DesignError tells of a column that holds numbers at one site and categories at another, of a rare
+    level, of a site without a whole row, and of a reference that is no level.
+    """
+    ask = rows_request(session)
+    replies = yield [ask(site, "survey_rows", question.to_json()) for site in sites]
+    columns = {
+        site: codec.from_json(SiteColumns, reply.text, f"{site}: what it tells of its rows")
+        for site, reply in zip(sites, replies, strict=True)
+    }
+    counted = tuple(SiteRowCounts(site, told.n_rows, told.n) for site, told in columns.items())
+    gaps = f" {GAPS}" if question.read_curves else ""
+    for row in counted:
+        if not row.n:
+            raise DesignError(
+                f"site {row.site!r} has no row with all of {', '.join(map(repr, question.needed))} (of "
+                f"{row.n_rows:,} rows): one of these columns may hold no value there. Use fewer of them, or "
+                f"leave the site out.{gaps}"
+            )
+    kinds: dict[str, ColumnKind] = agree_kinds(columns)
+    levels = agree_levels(columns, site_column=site_column, min_count=min_count)
+    for doubt in spelling_doubts(columns, site_column):
+        warn(doubt, SpellingWarning)
+    terms = question.read_terms()
+    check_references(terms, levels, "")
+    spec = BlockSpec(
+        terms=question.terms,
+        columns=question.columns,
+        intercept=question.intercept,
+        kinds=kinds,
+        levels=levels,
+        state=plain_state(assumed_states(question)),
+    )
+    return RowsAgreement(question, spec, counted)
+
+
+def open_requests(agreement: RowsAgreement, session: str) -> list[Request]:
+    """Ask every site to code its rows."""
+    text = codec.to_json(RowsCoding(agreement.question.to_json(), agreement.spec.to_json()))
+    return [rows_request(session)(row.site, "open_rows", text) for row in agreement.sites]
+
+
+def moment_requests(agreement: RowsAgreement, session: str) -> list[Request]:
+    """Ask every site for the moments of the columns that it opened."""
+    return [Request(row.site, FAMILY, "sum_columns", {}, session) for row in agreement.sites]
+
+
+def assemble_design(
+    agreement: RowsAgreement, replies: Sequence[Reply], summed: Sequence[Reply]
+) -> RowsDesign:
+    """Put the answers to :func:`open_requests` and :func:`moment_requests` together.
+
+    A DesignError tells of sites that code the columns differently, and of a column that is constant over all.
+    """
+    told = [
+        codec.from_json(NamedColumns, reply.text, f"{reply.site}: what it tells of its columns")
+        for reply in replies
+    ]
+    for row, columns in zip(agreement.sites, told, strict=True):
+        # Levels were agreed, so that this is a site that codes by another version, or against the agreement.
+        if columns != told[0]:
+            raise DesignError(
+                f"sites {agreement.sites[0].site!r} and {row.site!r} code the formula to different columns"
+            )
+    mean, spread = pool_moments(np.sum([reply.arrays["moments"] for reply in summed], axis=0))
+    intercept = agreement.question.intercept
+    head = (INTERCEPT,) if intercept else ()
+    names = (*head, *told[0].names)
+    varies = varying(mean, spread, intercept)
+    if not varies.all():
+        raise DesignError(
+            f"design column {names[int(np.argmin(varies))]!r} is constant over the whole rows of all sites. "
+            "Leave the term out, or merge the levels that it separates."
+        )
+    n = np.array([row.n for row in agreement.sites], dtype=np.int64)
+    return RowsDesign(names, (*head, *told[0].term_names), intercept, n, mean, spread)
+
+
+def pool_moments(sums: Floats) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of every column over all sites, from the sums of ``open_rows``: (4, p).
+
+    What varies within sites keeps its digits. What varies between them only is taken as constant below 3e-7
+    of its mean. The deviation is no more than a choice of units for the iteration.
+    """
+    n, total, within, squares = sums
+    mean = total / n
+    between = squares - n * mean**2
+    # Two large sums nearly cancel where sites have the same mean; what is left is their rounding, and may be
+    # below zero.
+    between = np.where(between > CANCELLED * squares, between, 0.0)
+    return mean, np.sqrt((within + between) / n)

@@ -1,0 +1,488 @@
+"""Steps of a site that holds different rows: survey, coding, counts and sums of its columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from fedstat import codec
+from fedstat.errors import DesignError
+from fedstat.federation.design.coding import BlockSpec, CodedColumns, coded_columns
+from fedstat.federation.design.formula.expression import parse_expression
+from fedstat.federation.design.formula.syntax_tree import Category, Column, Relation
+from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.levels import LevelCounts, SiteColumns, check_declared, declared_levels
+from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, design_matrix, find_complete_rows
+from fedstat.federation.design.transform_states import ColumnExtremes, combine_moments, transform_sums
+from fedstat.federation.design.vertical_design import FAMILY
+from fedstat.federation.design.vertical_design import STEPS as DESIGN_STEPS
+from fedstat.federation.disclosure.facts import (
+    CaseWeights,
+    ColumnVariation,
+    DesignDirections,
+    EntityCount,
+    IndicatorCounts,
+    LevelRowCounts,
+    LevelsRequested,
+    OutcomeCounts,
+    RowCount,
+    RowsUsed,
+)
+from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step
+from fedstat.federation.tables.columns import ColumnKind, LevelValue, column_kind, find_levels
+from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Counts of a site's first pass over its coded rows: the facts that it tells the door.
+
+BLOCK = 4096
+
+
+@dataclass(slots=True, eq=False)
+class RowCounts:
+    """Counts of the first pass over a site's coded rows; names are without the intercept."""
+
+    data: SiteData
+    question: RowsRequest
+    names: tuple[str, ...] = ()
+    term_names: tuple[str, ...] = ()
+    n: int = 0
+    _used: list[Bools] = field(default_factory=list)
+    _events: list[Bools] = field(default_factory=list)
+    _moments: Floats | None = None
+    _ones: Ints | None = None
+    _outcomes: Ints = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
+    _binary: bool = True
+    _weights: Floats = field(default_factory=lambda: np.zeros(2))
+    _extremes: dict[str, ColumnExtremes] = field(default_factory=dict)
+    _cells: dict[str, Counter[int]] = field(default_factory=dict)
+
+    def look(self, rows: CompleteRows) -> None:
+        """Enter which rows of a chunk are used, before they are coded."""
+        self._used.append(rows.whole)
+        self._events.append(rows.whole.copy())
+        self.n += len(rows.frame)
+
+    def add(self, rows: CompleteRows, coded: CodedColumns) -> None:
+        """Enter the coded rows of the chunk looked at last."""
+        X, self.names, self.term_names = coded.X, coded.names, coded.term_names
+        for term, codes in coded.cells.items():
+            cells, counts = np.unique(codes, return_counts=True)
+            found = dict(zip(cells.tolist(), counts.tolist(), strict=True))
+            self._cells.setdefault(term, Counter()).update(found)
+        moments, ones = column_moments(X), count_ones(X)
+        if self._moments is None or self._ones is None:
+            self._moments, self._ones = moments, ones
+        else:
+            pairs = np.stack([self._moments, moments])
+            self._moments = np.array([combine_moments(pairs[:, :, j]) for j in range(X.shape[1])]).T
+            # -1 stays -1: a column that held another number in one chunk is no indicator.
+            self._ones = np.where((self._ones < 0) | (ones < 0), -1, self._ones + ones)
+        if not self.question.curve_response:  # of curves the family tells
+            self._add_response(rows)
+        if rows.weight is not None:
+            self._weights += rows.weight.sum(), rows.weight @ rows.weight
+
+    def _add_response(self, rows: CompleteRows) -> None:
+        y, few = rows.y, self.data.policy.min_level_count - 1
+        if y.ndim == 2:
+            self._outcomes += (y[:, 1] > 0.0).sum(), (y[:, 0] > 0.0).sum()
+        else:
+            self._binary = self._binary and bool(((y == 0.0) | (y == 1.0)).all())
+            self._outcomes += (y == 0.0).sum(), (y == 1.0).sum()
+            self._events[-1][rows.whole] = y == 1.0
+        columns = {f"the response '{self.question.response}'": y} if y.ndim == 1 else {}
+        if rows.offset is not None:
+            columns["the offset"] = rows.offset
+        for what, values in columns.items():
+            self._extremes.setdefault(what, ColumnExtremes(few)).add(values)
+
+    def tell_counts(self, state: State) -> Floats:
+        """Tell what was counted; return rows, mean and standard deviation of every column, (3, p).
+
+        A PolicyError where the owner's rules refuse, a DesignError where no row is whole.
+        """
+        name, question = self.data.name, self.question
+        if self._moments is None or self._ones is None:
+            raise DesignError(f"site {name!r} has no row with all of {', '.join(question.needed)}")
+        state.tell(RowCount(int(self.used.sum()), len(self.names) + question.intercept))
+        # Squares overflow above 1e154; the fit would fail later, and in words that name no column.
+        large = ~np.isfinite(self._moments[:, int(question.intercept) :]).all(axis=0)
+        if large.any():
+            raise DesignError(
+                f"design column {self.names[int(np.argmax(large))]!r} at site {name!r}: the squares of "
+                "its values are larger than a number can be. Transform it, for instance by a logarithm."
+            )
+        # Whatever the distribution: sums over few events would tell of these entities.
+        if self._binary and not self.question.curve_response:
+            without, events = self._outcomes.tolist()
+            state.tell(OutcomeCounts((without, events), question.response))
+        state.tell(IndicatorCounts(self._ones[int(question.intercept) :], self.n, self.names))
+        # Sums over a rare cell follow from those of all codings, and some have no column of zeros and ones.
+        state.tell(*(LevelRowCounts(term, list(cells.values())) for term, cells in self._cells.items()))
+        state.tell(*(column.variation(what) for what, column in self._extremes.items()))
+        if self._weighted:
+            total, squares = self._weights.tolist()
+            state.tell(CaseWeights(total, squares, self._weighted))
+        n_rows, mean, squared = self._moments
+        return np.array([n_rows, mean, np.sqrt(squared / self.n)])
+
+    @property
+    def used(self) -> Bools:
+        """Rows of the table that are whole, weights included."""
+        return np.concatenate(self._used) if self._used else np.zeros(0, dtype=bool)
+
+    @property
+    def rows_used(self) -> RowsUsed:
+        """Rows behind all answers about this design, and which of them are events of a comparison."""
+        if self.question.curve_response:
+            return RowsUsed(self.used)
+        compared = isinstance(parse_expression(self.question.response, response=True).tree, Relation)
+        return RowsUsed(self.used, np.concatenate(self._events) if compared else None)
+
+    @property
+    def _weighted(self) -> list[str]:
+        """What the weights are made of."""
+        names = [name for role, name in self.question.weights.items() if role != "exposure"]
+        trials = [self.question.response] if self.question.response.startswith("cbind") else []
+        return names + trials
+
+
+def most_columns(question: RowsRequest, terms: Sequence[Term], spec: BlockSpec) -> int:
+    """Columns of a design before it is coded; fewer where there are no rows of a level."""
+    columns = int(question.intercept)
+    for term in terms:
+        levels = 1
+        for factor in term:
+            tree = factor.tree
+            if isinstance(tree, Column | Category) and factor.columns[0] in spec.levels:
+                levels *= max(len(spec.levels[factor.columns[0]]) - 1, 1)
+        columns += levels
+    return columns
+
+
+def unknown_levels(rows: CompleteRows, spec: BlockSpec) -> list[LevelRowCounts]:
+    """Count rows of levels that the specification lacks: with too few rows they are not named."""
+    lacking = ((name, rows.frame[name]) for name in spec.levels)
+    return [
+        LevelRowCounts(name, series[~series.isin(spec.levels[name])].value_counts().tolist(), known=False)
+        for name, series in lacking
+    ]
+
+
+def column_moments(X: Floats) -> Floats:
+    """Rows, mean and squared deviations of every column: (m, p) -> (3, p)."""
+    mean = X.mean(axis=0)
+    spread = np.zeros(X.shape[1])
+    for start in range(0, len(X), BLOCK):
+        # By blocks, so that the centred copy stays in cache and is never as large as the design.
+        part = X[start : start + BLOCK] - mean
+        spread += np.einsum("ij,ij->j", part, part)
+    return np.array([np.full(X.shape[1], float(len(X))), mean, spread])
+
+
+def count_ones(X: Floats) -> Ints:
+    """Ones of every column that holds zeros and ones only, -1 for the others: (m, p) -> (p,)."""
+    # The first rows rule out most columns, which are then not read a second time.
+    maybe = np.flatnonzero(((X[:BLOCK] == 0.0) | (X[:BLOCK] == 1.0)).all(axis=0))
+    ones = np.full(X.shape[1], -1)
+    for j in maybe:
+        column = X[:, j]
+        if ((column == 0.0) | (column == 1.0)).all():
+            ones[j] = int(column.sum())
+    return ones
+
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of a site that holds rows of its own: survey them, code them, sum their columns.
+
+CONSTANT = 1e-12
+INTERCEPT = "Intercept"
+MOST_LEVELS = 1000
+
+
+@dataclass(slots=True, eq=False)
+class OpenRows:
+    """The rows that a site opened for one model: coded once in memory, or in every pass where streamed.
+
+    Columns are standardised by the site's own `shift` and `scale`; `own` are its means and deviations,
+    (2, p), `term_names` the term of each but the intercept, and `used` (n_rows,) the rows that are whole.
+    """
+
+    MADE_AGAIN: ClassVar = ("held",)
+    """What is coded from the table again where a session is taken up."""
+
+    data: SiteData
+    question: RowsRequest
+    spec: BlockSpec
+    terms: tuple[Term, ...]
+    shift: Floats = field(default_factory=lambda: np.zeros(1))
+    scale: Floats = field(default_factory=lambda: np.ones(1))
+    varies: Bools = field(default_factory=lambda: np.ones(1, dtype=bool))
+    own: Floats = field(default_factory=lambda: np.zeros((2, 1)))
+    held: tuple[CompleteRows, Floats] | None = None
+    term_names: tuple[str, ...] = ()
+    used: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
+
+    def chunks(self) -> Iterator[tuple[CompleteRows, Floats]]:
+        """Whole rows and their standardised design, (m, p), chunk by chunk."""
+        if self.held is not None:
+            yield self.held
+            return
+        for rows in find_complete_rows(self.data, self.question):
+            if len(rows.frame):
+                coded = design_matrix(rows, self.question, self.terms, self.spec, self.data.name)
+                yield rows, self.standardise(coded.X)
+
+    def make_again(self) -> None:
+        """Code the rows of a table of one chunk again, to the same numbers."""
+        self.held = None
+        first = list(islice(self.chunks(), 2))
+        self.held = first[0] if len(first) == 1 else None
+
+    def settle(self, mean: Floats, spread: Floats) -> None:
+        """Take the site's own means and deviations, (p,), and standardise what is held."""
+        self.own = np.array([mean, spread])
+        self.shift, self.scale = standardization(mean, spread, self.question.intercept)
+        self.varies = varying(mean, spread, self.question.intercept)
+        if self.held is not None:
+            self.standardise(self.held[1])
+
+    def standardise(self, X: Floats) -> Floats:
+        """Shift and scale in place."""
+        X -= self.shift
+        X /= self.scale
+        return X
+
+
+@dataclass(slots=True, eq=False)
+class ColumnSurvey:
+    """Kinds of a site's columns, rows of every level of those to be coded, and declared orders; by chunks.
+
+    Of the columns in `listed` the formula, or the site's public description, says which levels they have.
+    """
+
+    site: str
+    kinds: dict[str, ColumnKind] = field(default_factory=dict)
+    counts: dict[str, dict[LevelValue, int]] = field(default_factory=dict)
+    declared: dict[str, tuple[LevelValue, ...] | None] = field(default_factory=dict)
+    listed: Mapping[str, tuple[LevelValue, ...]] = field(default_factory=dict)
+
+    def add(self, frame: pd.DataFrame, columns: Sequence[str], terms: Sequence[Term]) -> None:
+        """Add a chunk of whole rows."""
+        found = {name: column_kind(frame[name], self.site, name) for name in columns}
+        self.kinds = {name: self.kinds.get(name, kind) for name, kind in found.items()}
+        for name in coded_columns(terms, self.kinds):
+            self._add_levels(frame[name], self.counts.setdefault(name, {}))
+            order = _declared(frame[name])
+            # Chunks that declare different orders declare none.
+            self.declared[name] = order if self.declared.get(name, order) == order else None
+
+    def _add_levels(self, series: pd.Series, total: dict[LevelValue, int]) -> None:
+        counts = series.value_counts()
+        for level in find_levels(series):
+            total[level] = total.get(level, 0) + int(counts[level])
+        if len(total) > MOST_LEVELS:
+            raise DesignError(
+                f"column {series.name!r} at site {self.site!r} has more than {MOST_LEVELS:,} levels: it "
+                "looks like an identifier or a measurement. Leave it out, or group it first."
+            )
+
+    def levels(self) -> dict[str, LevelCounts]:
+        """Levels of every column to be coded; a DesignError where one is not declared."""
+        for name in self.counts.keys() & self.listed.keys():
+            self.declared[name] = check_declared(self.site, name, self.counts[name], self.listed[name])
+        return {
+            name: LevelCounts(self.declared[name], tuple(total), tuple(total.values()))
+            for name, total in self.counts.items()
+        }
+
+
+def _declared(series: pd.Series) -> tuple[LevelValue, ...] | None:
+    """Order that a categorical column declares; None for others, which are sorted."""
+    if not isinstance(series.dtype, pd.CategoricalDtype):
+        return None
+    return find_levels(pd.Series(series.cat.categories).astype(series.dtype))
+
+
+def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Count whole rows, and tell the kind of every column and the levels of categories."""
+    question = RowsRequest.from_json(text)
+    state.tell(*question.asked())
+    terms = question.read_terms()
+    survey = ColumnSurvey(data.name, listed=declared_levels(terms, data.published))
+    n, n_rows = 0, data.table.n_rows
+    used: list[Bools] = []
+    for rows in find_complete_rows(data, question):
+        n, n_rows = n + len(rows.frame), n_rows - rows.weightless
+        used.append(rows.whole)
+        if len(rows.frame):
+            survey.add(rows.frame, question.columns, terms)
+    state.rest_on(n)
+    behind = RowsUsed(np.concatenate(used) if used else np.zeros(0, dtype=bool))
+    if n:  # too few rows are called so, and no difference
+        state.tell(RowCount(n))
+    state.tell(*(LevelRowCounts(name, list(total.values())) for name, total in survey.counts.items()))
+    levels = survey.levels()
+    if n:
+        state.tell(behind, LevelsRequested(behind.used, {name: told.levels for name, told in levels.items()}))
+    return {}, codec.to_json(SiteColumns(n_rows, n, survey.kinds, levels))
+
+
+def varying(mean: Floats, spread: Floats, intercept: bool) -> Bools:
+    """Columns that a site can say something about: those that vary, and the intercept."""
+    if not intercept:
+        return np.asarray((mean != 0.0) | (spread > 0.0))
+    varies: Bools = spread > CONSTANT * np.abs(mean)
+    # The intercept: it does not vary, and every site can say something about it.
+    varies[..., 0] = True
+    return varies
+
+
+def standardization(mean: Floats, spread: Floats, intercept: bool) -> tuple[Floats, Floats]:
+    """Shift and scale of every column from its mean and standard deviation, (..., p).
+
+    A column that is constant at a site keeps its scale. Without an intercept nothing is shifted.
+    """
+    if not intercept:
+        size = np.sqrt(mean**2 + spread**2)
+        return np.zeros_like(mean), np.where(size > 0.0, size, 1.0)
+    shift, scale = mean.copy(), np.where(varying(mean, spread, intercept), spread, 1.0)
+    shift[..., 0], scale[..., 0] = 0.0, 1.0
+    return shift, scale
+
+
+def translation(own_shift: Floats, own_scale: Floats, shift: Floats, scale: Floats) -> Floats:
+    """Matrix from coefficients of columns standardised by (shift, scale) to those of a site's own, (p, p).
+
+    With an intercept, the first column, sum_j g_j (x_j - m_j) / s_j equals the sum over the own columns with
+    d_j = g_j s_kj / s_j and the rest of it in the intercept.
+    """
+    T = np.diag(own_scale / scale)
+    T[0, 1:] = (own_shift - shift)[1:] / scale[1:]
+    T[0, 0] = own_scale[0] / scale[0]
+    return T
+
+
+@dataclass(frozen=True, slots=True)
+class RowsCoding:
+    """A :class:`RowsRequest` and the :class:`BlockSpec` by which its rows are to be coded, each in JSON."""
+
+    question: str
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamedColumns:
+    """Design columns without the intercept, and the term of each."""
+
+    names: tuple[str, ...]
+    term_names: tuple[str, ...]
+
+
+def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Code the rows, tell the door what was counted, and name the columns."""
+    asked = codec.from_json(RowsCoding, text, f"{data.name}: the question about its rows")
+    question, spec = RowsRequest.from_json(asked.question), BlockSpec.from_json(asked.spec)
+    state.tell(*question.asked())
+    opened = OpenRows(data, question, spec, question.read_terms())
+    # Before it is coded: with far more columns than rows it may be very large.
+    state.tell(RowCount(data.table.n_rows, most_columns(question, opened.terms, spec)))
+    tally = RowCounts(data, question)
+    for chunk, rows in enumerate(find_complete_rows(data, question)):
+        tally.look(rows)
+        if len(rows.frame):
+            state.tell(*unknown_levels(rows, spec))
+            coded = design_matrix(rows, question, opened.terms, spec, data.name)
+            tally.add(rows, coded)
+            # A table of one chunk is kept as coded; with a second one, every pass reads and codes again.
+            opened.held = (rows, coded.X) if chunk == 0 else None
+    n, mean, spread = tally.tell_counts(state)
+    opened.settle(mean, spread)
+    opened.term_names, opened.used = tally.term_names, tally.used
+    head = (INTERCEPT,) if question.intercept else ()
+    # Judged on standardised columns, where a direction that few rows have does not hide behind units.
+    design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
+    state.tell(design, tally.rows_used, LevelsRequested(tally.used, spec.levels))
+    state.play(question.needed)
+    state.keep("rows", opened, int(n[0]), columns=len(tally.names))
+    return {}, codec.to_json(NamedColumns(tally.names, tally.term_names))
+
+
+def sum_columns(data: SiteData, state: State) -> dict[str, Array]:
+    """Sum the moments of every column over the rows.
+
+    Released are `moments` (4, p): rows, sum, squared deviations from the site's mean, and rows times that
+    mean's square. Only their sums over sites are needed.
+    """
+    opened, n = rows_of(state), float(state.entities)
+    mean, spread = opened.own
+    # Squares about the site's own mean: sums of plain squares would cancel where the mean is large.
+    return {"moments": np.array([np.full_like(mean, n), n * mean, n * spread**2, n * mean**2])}
+
+
+def rows_of(state: State) -> OpenRows:
+    """Return the rows that this session opened, unless the site has forgotten them."""
+    absent = "no rows are open in this session (a site keeps the latest ones only); make the model again"
+    return state.use("rows", OpenRows, absent)
+
+
+OPEN_ROWS = (EntityCount, RowCount, IndicatorCounts, DesignDirections, RowsUsed, LevelsRequested)
+"""Facts behind whatever rests on the rows that a session opened."""
+
+COUNTS = ArrayDeclaration("schema", "column kinds, levels and counts of rows")
+READ = ArrayDeclaration("schema", "columns, terms and weights of the model")
+STEPS: Mapping[str, Step] = {
+    "survey_rows": Step(survey_rows, text_in=READ, text_out=COUNTS),
+    "transform_sums": Step(
+        transform_sums,
+        gives={
+            "sums": ArrayDeclaration(
+                "aggregate",
+                "sums for the transforms of the formula",
+                2,
+                maskable=True,
+                wide=True,
+                behind=(EntityCount, RowCount, ColumnVariation, RowsUsed),
+            )
+        },
+        text_in=ArrayDeclaration("aggregate", "transforms, with their state so far", common=True),
+    ),
+    "open_rows": Step(
+        open_rows,
+        text_in=ArrayDeclaration(
+            "aggregate", "coding of the columns, with the state of transforms", common=True
+        ),
+        text_out=ArrayDeclaration("schema", "names of the design columns", behind=OPEN_ROWS),
+        begins=True,
+    ),
+    "sum_columns": Step(
+        sum_columns,
+        gives={
+            "moments": ArrayDeclaration(
+                "aggregate",
+                "moments of every design column: rows, sum, squares",
+                2,
+                maskable=True,
+                wide=True,
+                behind=OPEN_ROWS,
+            )
+        },
+    ),
+}
+ORDER: Mapping[str, str] = {
+    "sum_columns": "open_rows",
+    "transform_sums": "survey_rows transform_sums",
+    "release_spec": "open_block",
+    "open_weights": "open_response",
+}
+FAMILIES[FAMILY] = in_order({**DESIGN_STEPS, **STEPS}, ORDER)

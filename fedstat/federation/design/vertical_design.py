@@ -1,0 +1,456 @@
+"""The design of sites that hold different columns: its steps, and the protocol that agrees on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from fedstat.codec import from_json, to_json
+from fedstat.errors import DesignError, MessageError
+from fedstat.federation.design.block import CodedBlock, Partial, apply_block, build_block
+from fedstat.federation.design.coding import BlockSpec, build_offset, build_response, read_terms
+from fedstat.federation.design.formula.expression import name_expression
+from fedstat.federation.design.formula.facts import column_facts, response_facts, term_facts
+from fedstat.federation.design.formula.parse import Formula, SiteTerms
+from fedstat.federation.design.formula.terms import term_text
+from fedstat.federation.disclosure.facts import (
+    COMPARISON,
+    EntityCount,
+    FormulaFactor,
+    LevelRowCounts,
+    SummedColumns,
+)
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Reply, Request, Step
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.tables.cardinality import DITHERED, EXACT, ColumnCardinality, DiscreteColumn
+from fedstat.federation.tables.columns import LevelValue, number_units
+from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Number of values that design columns can have, from what a site has published, and never from its rows.
+
+
+def block_cardinality(data: SiteData, spec: BlockSpec) -> ColumnCardinality | None:
+    """Detail of a coded block; None where the owner does not ask for it."""
+    if data.policy.discrete == "any":
+        return None
+    factors = {term_text(term): term_facts([term]).factors for term in read_terms(spec.terms, spec.columns)}
+    return columns_cardinality(data, [factors[term] for term in spec.term_names])
+
+
+def response_cardinality(data: SiteData, response: str) -> ColumnCardinality | None:
+    """Detail of a response; None where the owner does not ask for it."""
+    if data.policy.discrete == "any":
+        return None
+    return columns_cardinality(data, [response_facts(response).factors])
+
+
+def columns_cardinality(data: SiteData, columns: Sequence[Sequence[FormulaFactor]]) -> ColumnCardinality:
+    """Put together what the factors of every design column read."""
+    levels: dict[str, int] = {}
+    read = []
+    for factors in columns:
+        found: dict[str, int] = {}
+        for factor in factors:
+            found |= _levels(data, factor)
+        levels |= found
+        read.append(set(found))
+    few = {name: count for name, count in levels.items() if count}
+    levelled = []
+    for name, count in few.items():
+        own = [names for names in read if name in names]
+        levelled.append(DiscreteColumn(max(count, 2), len(own), all(names == {name} for names in own)))
+    plain = sum(not names & few.keys() for names in read)
+    return ColumnCardinality(plain, tuple(levelled), EXACT if data.policy.rounding == "none" else DITHERED)
+
+
+def _levels(data: SiteData, factor: FormulaFactor) -> dict[str, int]:
+    """Levels of what a factor reads, 0 where a published number has any values."""
+    if COMPARISON in factor.functions:
+        return {factor.text: 2}
+    # Nothing is known of a column that is not published: it may be of zeros and ones.
+    return {
+        name: len(data.published[name].levels) if name in data.published else 2 for name in factor.columns
+    }
+
+
+# ----------------------------------------------------------------------------------------------------
+# The design of sites that hold different columns, agreed before anything is estimated.
+#
+# The agreement is a protocol like any other: the response holder says which entities have a response, then
+# every institution codes its own columns and says which entities it has.
+
+FAMILY = "design"
+MissingRule: TypeAlias = Literal["raise", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDesign:
+    """One institution's part of the design: its p columns, and the term of each.
+
+    `rows` (n_k,) are the positions, ascending, of the entities that it has among the n of the design;
+    `n_partial` counts entities with some but not all of the columns; `detail` has the columns of few values
+    where the site's owner has sums judged by their bits. Where entities enter with some of the columns `has`
+    (n_k, p) says with which.
+    """
+
+    client: str
+    names: tuple[str, ...]
+    term_names: tuple[str, ...]
+    rows: Ints
+    n_partial: int
+    detail: ColumnCardinality | None = None
+    has: Bools | None = None
+
+    @property
+    def whole(self) -> Bools:
+        """Which of the entities have all columns, (n_k,)."""
+        return np.ones(len(self.rows), dtype=bool) if self.has is None else np.asarray(self.has.all(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """The agreed design; blocks are in partition order.
+
+    `active` holds the response, in the rows `response_keep` of its table; `entities` (n,) are their positions
+    among the entities of the partition, of which `n_dropped` have no response; `weights` (n,) are theirs.
+    """
+
+    formula: Formula
+    active: str
+    entities: Ints
+    response_keep: Bools
+    blocks: tuple[BlockDesign, ...]
+    n_dropped: int
+    response_detail: ColumnCardinality | None = None
+    weights: Floats | None = None
+
+    def __repr__(self) -> str:
+        p = sum(len(block.names) for block in self.blocks)
+        of = f"{p} columns of {len(self.blocks)} institutions"
+        return f"<Design: {self.formula.text}, {self.n:,} entities, {of}>"
+
+    @property
+    def n(self) -> int:
+        """Entities in the design."""
+        return len(self.entities)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """The left side of a formula, the columns that it reads, and those of an offset and of weights."""
+
+    response: str
+    columns: tuple[str, ...]
+    offset: str = ""
+    weights: str = ""
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Columns that stand beside the response."""
+        return tuple(name for name in (self.offset, self.weights) if name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRequest:
+    """Terms of the right side, and how an institution is to code them; see :func:`build_block`."""
+
+    client: str = ""
+    terms: tuple[str, ...]
+    columns: tuple[str, ...]
+    partial: Partial
+    min_count: int
+    intercept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CodingRequest:
+    """A :class:`BlockSpec`, in JSON, by which new rows are to be coded."""
+
+    spec: str
+    partial: Partial
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedBlock:
+    """What an institution tells of the columns that it coded, and how many rows had some of them only."""
+
+    names: tuple[str, ...]
+    term_names: tuple[str, ...]
+    levels: Mapping[str, tuple[LevelValue, ...]]
+    n_partial: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWithCardinality(OpenedBlock):
+    """The same, and which of the columns have few values, where the site's owner has sums judged by these."""
+
+    detail: ColumnCardinality | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWithPatterns(BlockWithCardinality):
+    """The same, and of each design column the number of the set of columns with which it is missing."""
+
+    unit: tuple[int, ...] = ()
+
+
+def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Compute the response and say which rows have one."""
+    where = f"{data.name}: the question about the response"
+    asked = from_json(ResponseRequest, text, where, defaults=True)
+    # Before a row is read: what is computed of it may be what the owner refuses.
+    state.tell(response_facts(asked.response), column_facts(asked.beside))
+    response = build_response(data.frame, asked.response, asked.columns, data.name)
+    if response.ndim != 1:
+        raise DesignError(f"response at institution {data.name!r}: expected one column; counts are for a GLM")
+    has = np.isfinite(response)
+    beside = {
+        name: build_offset(data.frame, (name_expression(name).text,), (name,), data.name)
+        for name in asked.beside
+    }
+    for values in beside.values():
+        has &= np.isfinite(values)
+    state.keep("response weights", None)
+    if asked.weights:
+        weights = beside[asked.weights]
+        if (weights < 0.0).any():
+            raise DesignError(f"weights '{asked.weights}' at institution {data.name!r}: some are negative")
+        # An entity of weight zero counts for none, and not towards the least number of them either.
+        has &= weights > 0.0
+        state.keep("response weights", np.where(has, weights, 0.0), int(has.sum()))
+    response = np.where(has, response, np.nan)
+    state.play((*asked.columns, *asked.beside))
+    state.keep("response", response, int(has.sum()))
+    state.keep("response offset", beside.get(asked.offset))
+    detail = response_cardinality(data, asked.response)
+    state.keep("response detail", detail)
+    return {"has": has}, "" if detail is None else to_json(detail)
+
+
+def open_weights(data: SiteData, state: State) -> dict[str, Array]:
+    """Release the weights that were opened beside the response, zero where there is none: (rows,)."""
+    return {"weights": state.use("response weights", np.ndarray, "no weights are open in this session")}
+
+
+def offset_of(state: State) -> Floats | float:
+    """Return the offset that was opened beside the response, (rows,), or zero."""
+    found = state.look_at("response offset") if "response offset" in state else None
+    return 0.0 if found is None else np.asarray(found, dtype=np.float64)
+
+
+def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dict[str, Array], str]:
+    """Code this institution's columns on the rows in `use`, and say which rows it has."""
+    asked = from_json(BlockRequest, text, f"{data.name}: the question about its columns", defaults=True)
+    terms = SiteTerms(data.name, asked.terms, asked.columns)
+    state.tell(term_facts(read_terms(terms.terms, terms.columns)))
+    block = build_block(
+        data.frame,
+        terms,
+        partial=asked.partial,
+        min_count=asked.min_count,
+        use=use,
+        intercept=asked.intercept,
+        published=data.published,
+    )
+    # Levels leave with their names; one that few entities have may tell who they are.
+    for name in block.spec.levels:
+        state.tell(LevelRowCounts(name, data.frame[name][block.seen].value_counts().tolist()))
+    state.tell(*(LevelRowCounts(term, counts) for term, counts in block.cells.items()))
+    # Means and deviations of columns, and states of transforms, leave of a block that is open.
+    state.tell(SummedColumns(block.filled))
+    return _opened(data, state, block)
+
+
+def open_new_block(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Code new rows by an agreed specification, and say which rows there are."""
+    asked = from_json(CodingRequest, text, f"{data.name}: the question about new rows")
+    coding = BlockSpec.from_json(asked.spec)
+    state.tell(term_facts(read_terms(coding.terms, coding.columns)))
+    block = apply_block(data.frame, coding, partial=asked.partial, client=data.name)
+    return _opened(data, state, block)
+
+
+def _opened(data: SiteData, state: State, block: CodedBlock) -> tuple[dict[str, Array], str]:
+    state.play(block.spec.columns)
+    # Means and levels of a column rest on the rows that have it.
+    state.keep("block", block, block.fewest, columns=block.X.shape[1])
+    spec = block.spec
+    detail = block_cardinality(data, spec)
+    state.keep("block detail", detail)
+    told = (spec.names, spec.term_names, spec.levels, block.n_partial)
+    has = block.has
+    if not has.all():
+        unit = number_units(has, np.zeros(has.shape[1], dtype=np.int64))
+        _, first = np.unique(unit, return_index=True)
+        partly = BlockWithPatterns(*told, detail, tuple(unit.tolist()))
+        return {"seen": block.seen, "columns": has[:, first]}, to_json(partly)
+    return {"seen": block.seen}, to_json(
+        BlockWithCardinality(*told, detail) if detail else OpenedBlock(*told)
+    )
+
+
+def release_spec(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Release how the columns were coded, so that new rows can be coded alike elsewhere."""
+    return {}, block_of(state).spec.to_json()
+
+
+def block_of(state: State) -> CodedBlock:
+    """Return the block that this session opened, unless the site has forgotten it."""
+    absent = "no columns are open in this session (a site keeps the latest ones only); make the model again"
+    return state.use("block", CodedBlock, absent)
+
+
+def response_of(state: State) -> Floats:
+    """Return the response that this session opened, unless the site has forgotten it: (rows,)."""
+    absent = "no response is open in this session (a site keeps the latest one only); make the model again"
+    return state.use("response", np.ndarray, absent)
+
+
+# Whether an entity is there hangs on its own record alone: replacing that changes one entry, by one.
+PRESENT = ArrayDeclaration("presence", "which entities the institution has", sensitivity=1.0)
+COLUMNS = ArrayDeclaration(
+    "presence", "which of its columns the institution has of each entity", 2, optional=True, dtype="bool"
+)
+SCHEMA = ArrayDeclaration("schema", "column names, levels and counts", behind=(EntityCount,))
+STEPS: Mapping[str, Step] = {
+    "open_response": Step(
+        open_response,
+        gives={"has": ArrayDeclaration("presence", "which entities have a response", sensitivity=1.0)},
+        text_in=ArrayDeclaration("schema", "the response"),
+        text_out=ArrayDeclaration("schema", "published levels of the response", behind=(EntityCount,)),
+    ),
+    "open_weights": Step(
+        open_weights,
+        gives={"weights": ArrayDeclaration("per entity", "weights of the entities", behind=(EntityCount,))},
+    ),
+    "open_block": Step(
+        open_block,
+        {"use": ArrayDeclaration("presence", "which entities have a response", dtype="bool")},
+        {"seen": PRESENT, "columns": COLUMNS},
+        ArrayDeclaration("schema", "terms of the formula"),
+        SCHEMA,
+    ),
+    "open_new_block": Step(
+        open_new_block,
+        gives={"seen": PRESENT, "columns": COLUMNS},
+        text_in=ArrayDeclaration("aggregate", "coding of the columns, with the state of transforms"),
+        text_out=SCHEMA,
+    ),
+    "release_spec": Step(
+        release_spec,
+        text_out=ArrayDeclaration(
+            "aggregate", "coding of the columns, with the state of transforms", behind=(EntityCount,)
+        ),
+    ),
+}
+FAMILIES[FAMILY] = STEPS
+
+
+def design_request(site: str, step: str, session: str, content: Any = None, **arrays: Array) -> Request:
+    """Address one step of the design."""
+    text = "" if content is None else to_json(content)
+    return Request(site, FAMILY, step, arrays, session, text)
+
+
+def agree_design(
+    formula: Formula,
+    rows: Mapping[str, Ints],
+    n_entities: int,
+    session: str,
+    *,
+    missing: MissingRule = "raise",
+    partial: Partial = "drop",
+    min_count: int = 5,
+    offset: str = "",
+    weights: str = "",
+) -> FitProtocol[Design]:
+    """Agree on a vertical design.
+
+    `rows` are the positions of each institution's records among the entities; `missing` says what to do with
+    entities that have no response; `partial` and `min_count` are those of :class:`~fedstat.ClientPartition`;
+    `offset` and `weights` are columns of the response's holder.
+
+    A DesignError is that of :func:`~fedstat.federation.design.block.build_block`, or tells of entities
+    without a response, and of an institution that shares none with the response holder.
+    """
+    active = formula.response_client
+    if active is None:
+        raise DesignError("the response is held by every institution: this model needs it at one only")
+    question = ResponseRequest(formula.response, formula.response_columns, offset, weights)
+    (reply_of_response,) = yield [design_request(active, "open_response", session, question)]
+    has = reply_of_response.arrays["has"]
+    entities = rows[active][has]
+    # Before what lacks a response is counted: with keys in two spellings nearly all entities do.
+    shared = {
+        terms.client: _shared(rows[terms.client], entities, active, terms.client)
+        for terms in (formula.clients if len(entities) else ())
+    }
+    _check_response(active, formula, n_entities, len(entities), missing)
+    told = None
+    if weights:
+        (reply,) = yield [design_request(active, "open_weights", session)]
+        told = reply.arrays["weights"][has]
+    asks = []
+    for terms in formula.clients:
+        asked = BlockRequest(
+            **asdict(terms), partial=partial, min_count=min_count, intercept=formula.intercept
+        )
+        asks.append(design_request(terms.client, "open_block", session, asked, use=shared[terms.client]))
+    replies = yield asks
+    blocks = tuple(_released(reply, rows[reply.site], entities) for reply in replies)
+    detail = None
+    if reply_of_response.text:
+        where = f"{active}: what it tells of its response"
+        detail = from_json(ColumnCardinality, reply_of_response.text, where)
+    return Design(formula, active, entities, has, blocks, n_entities - len(entities), detail, told)
+
+
+def _shared(rows: Ints, entities: Ints, active: str, client: str) -> Bools:
+    """Rows of a site whose entities have a response; others enter no fit, and their levels are not told."""
+    use: Bools = np.isin(rows, entities)
+    if not use.any():
+        raise DesignError(
+            f"institutions '{active}' (the response) and '{client}' have no entity in common; "
+            "check that both write the key alike, or leave that institution out"
+        )
+    return use
+
+
+def _released(reply: Reply, rows: Ints, entities: Ints) -> BlockDesign:
+    where = f"{reply.site}: what it tells of its columns"
+    told = from_json(BlockWithPatterns, reply.text, where, defaults=True)
+    # `seen` is by rows of the institution's own table; the fit counts entities with a response, ascending.
+    at = np.searchsorted(entities, rows[reply.arrays["seen"]]).astype(np.int64)
+    has = observed_columns(reply, told)
+    return BlockDesign(reply.site, told.names, told.term_names, at, told.n_partial, told.detail, has)
+
+
+def observed_columns(reply: Reply, told: BlockWithPatterns | None = None) -> Bools | None:
+    """Which columns each entity has of those that enter, (n_seen, p); None where all have all."""
+    if "columns" not in reply.arrays:
+        return None
+    told = told or from_json(BlockWithPatterns, reply.text, reply.site, defaults=True)
+    unit, columns = np.array(told.unit, dtype=np.int64), reply.arrays["columns"]
+    fits = len(unit) == len(told.names) and set(told.unit) == set(range(columns.shape[1]))
+    if not fits or len(columns) != int(reply.arrays["seen"].sum()):
+        raise MessageError(f"{reply.site}: what it tells of its columns does not fit their number")
+    return np.asarray(columns[:, unit])
+
+
+def _check_response(active: str, formula: Formula, n_entities: int, n: int, missing: MissingRule) -> None:
+    without = n_entities - n
+    if without and missing == "raise":
+        raise DesignError(
+            f"the response '{formula.response}' at institution '{active}' is missing for {without:,} of "
+            f'{n_entities:,} entities; pass missing="drop" to leave them out (they will be counted)'
+        )
+    if n < 2:
+        raise DesignError(
+            f"the response '{formula.response}' at institution '{active}' is there for {n} entities"
+        )

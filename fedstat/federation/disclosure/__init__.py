@@ -1,0 +1,1 @@
+"""Disclosure control: the site, its policy, and the checks that decide what may be released."""

@@ -1,0 +1,487 @@
+"""Analysis plans, and the approval of a site's owner for each of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
+
+from fedstat.codec import Minimum, from_json, to_plain
+from fedstat.errors import ConsentError, PartitionError
+from fedstat.federation.audit.event_log import PlanDecision, SiteLedger, canonical_json
+from fedstat.federation.message import ArrayKind, Request, Step
+from fedstat.typing import Array
+
+# ----------------------------------------------------------------------------------------------------
+# The plan of an analysis as one site's owner is asked to consent to it: what would be asked, and what
+# leave.
+#
+# The plan comes from the coordinator, in whose words it says what the analysis is and who could learn what.
+# What the site holds a session to is checked against its own declarations: columns, steps with their texts,
+# how often each is asked, what each gives and how much of it; and what the session has asked already is
+# entered by the site itself. Nothing in a plan is drawn at random, so that the same analysis has the same
+# plan.
+
+DESIGN_FAMILY = "design"
+"""Family whose texts are the formula, and so bound to the letter."""
+CHANGING_FIELDS = frozenset({"number", "slots", "kept", "posteriors", "past"})
+"""Fields of a text that differ from round to round: the number of a product, which mixtures, digests."""
+TARGETS_FIELD = "targets"
+"""Field of a text of a design that names transforms, with their state so far."""
+REQUEST_FIELD, CODING_FIELD, STATE_FIELD = "question", "spec", "state"
+"""Fields of a text of a design: what is asked of rows, and the coding of columns, which has the states."""
+EXPLICIT_TRANSFORMS = ("bs(", "cr(", "cc(")
+"""Beginnings of transforms whose state is written in the formula, and does not follow from sums."""
+CENTERED_CONSTRAINT = "constraints="
+"""In one of these: means of its columns are sums, and its knots are those of its text."""
+DESIGN_FIELDS: Mapping[str, str] = {
+    "response": "response",
+    "terms": "terms",
+    "offsets": "offset",
+    "weights": "weights",
+    "labels": "groups",
+    "columns": "columns",
+}
+"""What the texts of a design ask for, by field, in words for the owner."""
+MAX_NAMES_SHOWN = 12
+
+PlanCount = Annotated[int, Minimum(0)]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedArray:
+    """One array that a step gives: of so many `numbers` at the most each time; 0: not known in advance.
+
+    `entities` stand behind it, 0 where none do.
+    """
+
+    array: str
+    kind: str
+    what: str
+    masked: bool
+    numbers: PlanCount
+    entities: PlanCount
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One step of a plan, asked `most` times at the most: its arrays masked or not, its texts as bound."""
+
+    family: str
+    step: str
+    most: PlanCount
+    masked: bool
+    texts: tuple[str, ...]
+    gives: tuple[ReleasedArray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A question that the session had asked before the plan was proposed, with the digest of its arrays."""
+
+    step: str
+    text: str
+    digest: str
+
+    @classmethod
+    def of(cls, ask: Request) -> PreparedStep:
+        """Take down a question."""
+        digest = hashlib.sha256()
+        for name in sorted(ask.arrays):
+            digest.update(repr((name, ask.arrays[name].shape)).encode() + ask.arrays[name].tobytes())
+        return cls(ask.step, ask.text, digest.hexdigest() if ask.arrays else "")
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisPlan:
+    """What one site would be asked in one analysis.
+
+    `call`, `formula`, `distribution` and `learned` are the coordinator's words; `columns` are those of this
+    site; `rounds` are the most that the analysis takes at all sites. `prepared` is entered by the site.
+    """
+
+    site: str
+    call: str
+    formula: str
+    distribution: str
+    columns: tuple[str, ...]
+    steps: tuple[PlannedStep, ...]
+    rounds: PlanCount
+    learned: tuple[str, ...]
+    prepared: tuple[PreparedStep, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the whole plan, by which its owner decides about it."""
+        return hashlib.sha256(canonical_json(to_plain(self)).encode()).hexdigest()
+
+    def find(self, ask: Request) -> PlannedStep | None:
+        """Return the step that is asked; None where it is not in the plan."""
+        address = (ask.family, ask.step)
+        return next((step for step in self.steps if (step.family, step.step) == address), None)
+
+    def numbers(self) -> dict[str, int]:
+        """Numbers that leave at the most, by kind; of arrays of unknown size none are counted."""
+        total: dict[str, int] = {}
+        for step in self.steps:
+            for array in step.gives:
+                kind = f"{array.kind}, masked" if array.masked else array.kind
+                total[kind] = total.get(kind, 0) + step.most * array.numbers
+        return total
+
+
+def read_plan(text: str | bytes, where: str) -> AnalysisPlan:
+    """Read a plan as if a stranger had written it; a MessageError where it is none."""
+    return from_json(AnalysisPlan, text, where)
+
+
+def bound_text(ask: Request) -> str:
+    """Return what of a question's text an owner consents to: all that is said of the design, else its words.
+
+    Estimates that come back in a text, such as a parameter of the distribution, are not known in advance.
+    """
+    try:
+        content = json.loads(ask.text)
+    except (ValueError, RecursionError):
+        return ask.text
+    if ask.family == DESIGN_FAMILY:
+        return _bound_design(content) or ask.text
+    if not isinstance(content, dict | list):
+        return ""
+    if isinstance(content, dict):
+        content = {name: value for name, value in content.items() if name not in CHANGING_FIELDS}
+    return canonical_json(_without_numbers(content))
+
+
+def _bound_design(content: Any) -> str:
+    """Return what of a design's text is bound where it depends on sums for transforms; empty where none does.
+
+    What is asked again for every state of a transform is bound by the question that it is about; in the
+    coding of rows, states that follow from sums are not known before.
+    """
+    if not isinstance(content, dict) or REQUEST_FIELD not in content:
+        return ""
+    if TARGETS_FIELD in content:
+        return str(content[REQUEST_FIELD])
+    try:
+        coding = json.loads(content[CODING_FIELD])
+        states = {
+            text: state
+            if text.startswith(EXPLICIT_TRANSFORMS) and CENTERED_CONSTRAINT not in text
+            else _without_numbers(state)
+            for text, state in coding[STATE_FIELD].items()
+        }
+        return canonical_json({**content, CODING_FIELD: canonical_json({**coding, STATE_FIELD: states})})
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
+        return ""
+
+
+def _without_numbers(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: _without_numbers(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [_without_numbers(value) for value in content]
+    return 0 if isinstance(content, int | float) and not isinstance(content, bool) else content
+
+
+def undeclared_part(plan: AnalysisPlan, families: Mapping[str, Mapping[str, Step]]) -> str:
+    """Name a step or an array of a plan that is not declared so here; empty where all are."""
+    for planned in plan.steps:
+        step = families.get(planned.family, {}).get(planned.step)
+        if step is None:
+            return f"step '{planned.step}' of family '{planned.family}'"
+        for array in planned.gives:
+            declared = step.given.get(array.array)
+            if declared is None or (declared.kind, declared.what) != (array.kind, array.what):
+                return f"array '{array.array}' of step '{planned.step}'"
+    return ""
+
+
+def describe_plan(plan: AnalysisPlan) -> Iterator[str]:
+    """Say in plain words what a plan asks for, line by line, for the site's owner."""
+    for line in dict.fromkeys(_step_lines(plan)):
+        # Names come from elsewhere: what moves a terminal's cursor could write over what is asked for.
+        yield "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def _step_lines(plan: AnalysisPlan) -> Iterator[str]:
+    yield f"Analysis, in the coordinator's words: {plan.call}, of {plan.formula}, {plan.distribution}"
+    yield f"Columns of {plan.site} that it reads: {', '.join(plan.columns) or 'none'}"
+    for text in dict.fromkeys(_design_texts(plan)):
+        yield from _read_design_text(text)
+    asked = Counter(one.step for one in plan.prepared)
+    told = ", ".join(f"{step} ({times} times)" if times > 1 else step for step, times in asked.items())
+    yield f"Told before it, of names, kinds, levels, counts and who has which entity: {told or 'nothing'}"
+    yield f"Rounds, at the most: {plan.rounds:,}"
+    yield "Steps, in their order, and what each gives:"
+    for step in plan.steps:
+        gives = "; ".join(map(_array_text, step.gives)) or "nothing"
+        often = "once" if step.most == 1 else f"at most {step.most:,} times"
+        yield f"  {step.step} ({step.family}), {often}: {gives}"
+    sums = ", ".join(f"{n:,} ({kind})" for kind, n in plan.numbers().items() if n)
+    yield f"Numbers that leave in all, at the most: {sums or 'none'}"
+    yield "Who could learn what, in the coordinator's words:"
+    yield from (f"  {sentence}" for sentence in plan.learned or ("Nobody learns anything.",))
+
+
+def _array_text(array: ReleasedArray) -> str:
+    hidden = ", only in a masked sum" if array.masked else ""
+    if array.numbers:
+        size = "1 number" if array.numbers == 1 else f"{array.numbers:,} numbers"
+    else:
+        size = "a text" if array.array == "text" else "any size"
+    behind = f" over {array.entities:,} records" if array.entities else ""
+    return f"{array.what} ({array.kind}{hidden}; {size}{behind})"
+
+
+def _design_texts(plan: AnalysisPlan) -> Iterator[str]:
+    yield from (one.text for one in plan.prepared)
+    yield from (text for step in plan.steps if step.family == DESIGN_FAMILY for text in step.texts)
+
+
+def _read_design_text(text: str) -> Iterator[str]:
+    """Say what a text of a design asks for, as it stands in the question."""
+    try:
+        content = json.loads(text)
+        if isinstance(content, dict) and isinstance(content.get("question"), str):
+            content = json.loads(content["question"])
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(content, dict):
+        return
+    parts = [
+        f"{word} {_name_text(content[name])}" for name, word in DESIGN_FIELDS.items() if content.get(name)
+    ]
+    if content.get("terms") or content.get("response"):  # the columns stand above
+        parts = [part for part in parts if not part.startswith("columns ")]
+    if parts:
+        yield f"It asks for: {'; '.join(parts)}"
+
+
+def _name_text(value: Any) -> str:
+    if isinstance(value, dict):
+        value = [f"{role} {name}" for role, name in value.items()]
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return str(value)
+    more = f" and {len(value) - MAX_NAMES_SHOWN} more" if len(value) > MAX_NAMES_SHOWN else ""
+    return ", ".join(map(str, value[:MAX_NAMES_SHOWN])) + more
+
+
+# ----------------------------------------------------------------------------------------------------
+# Consent of a site's owner to each analysis: plans that wait, decisions, and what a session keeps to.
+#
+# A decision is about the digest of a plan, and a consent serves for one run of it: numbers at points of the
+# asker's choosing add up, run by run. What is agreed on before a plan can be made (kinds, levels, counts,
+# who has which entity) is answered before, as far as the other rules let it, and stands in the plan.
+
+APPROVAL_FAMILY = "approval"
+"""Family that proposes plans."""
+PREPARING_KINDS: tuple[ArrayKind, ...] = ("control", "schema", "presence")
+"""Kinds of values that are told before there can be a plan."""
+MAX_PENDING_PLANS, MAX_PREPARED_STEPS = 100, 1000
+ApprovalStatus: TypeAlias = Literal["approved", "pending", "denied"]
+
+
+class PlanStore(Protocol):
+    """Where plans wait beyond the life of a process, and where their owner decides."""
+
+    def keep(self, digest: str, plan: AnalysisPlan) -> None:
+        """Keep a plan that waits."""
+        ...
+
+    def waiting(self) -> Mapping[str, AnalysisPlan]:
+        """Plans that wait."""
+        ...
+
+    def decided(self) -> Iterable[PlanDecision]:
+        """Decisions that the owner has made since."""
+        ...
+
+    def settle(self, decision: PlanDecision) -> None:
+        """Put a plan aside of which the account has the decision."""
+        ...
+
+
+@dataclass(slots=True)
+class Approvals:
+    """Plans that were proposed to a site, and what its owner has decided."""
+
+    site: str
+    account: SiteLedger
+    store: PlanStore | None = None
+    _waiting: dict[str, AnalysisPlan] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> Mapping[str, AnalysisPlan]:
+        """Plans that wait for the owner, by digest."""
+        return self._waiting if self.store is None else self.store.waiting()
+
+    def decide(self, digest: str, verdict: Literal["approved", "denied"], who: str) -> None:
+        """Decide about a plan, also anew, given by its digest or the beginning of it."""
+        whole = complete_digest(self.site, digest, self.pending.keys() | self.account.decisions.keys())
+        self._settle(PlanDecision(whole, verdict, who, time.time_ns()))
+
+    def status(self, digest: str) -> ApprovalStatus:
+        """Tell how it stands with a plan; a consent that has served is none."""
+        self.take_up()
+        decision = self.account.decisions.get(digest)
+        if decision is None or decision.name in self.account.spent:
+            return "pending"
+        return decision.verdict
+
+    def propose(self, plan: AnalysisPlan) -> tuple[str, ApprovalStatus]:
+        """Take in a plan: its digest, and how it stands with it."""
+        digest = plan.digest
+        status = self.status(digest)
+        if status == "pending" and digest not in self.pending:
+            if len(self.pending) >= MAX_PENDING_PLANS:
+                raise ConsentError(
+                    f"{self.site}: its policy (approval) keeps {MAX_PENDING_PLANS} plans for its owner, who has "
+                    "to decide about these first: 'fedstat site pending FOLDER'"
+                )
+            if self.store is None:
+                self._waiting[digest] = plan
+            else:
+                self.store.keep(digest, plan)
+        return digest, status
+
+    def begin(self, digest: str) -> None:
+        """Use up the consent to a plan.
+
+        Raises
+        ------
+        ConsentError
+            There is none.
+        """
+        status = self.status(digest)
+        if status != "approved":
+            raise ConsentError(
+                f"{self.site}: its policy (approval) {STATUS_MESSAGES[status].format(digest=digest)}"
+            )
+        # Before anything leaves: an attempt that fails later has shown something, and asks again.
+        self.account.spend(self.account.decisions[digest].name)
+
+    def take_up(self) -> None:
+        """Enter into the account what the owner has decided elsewhere."""
+        for decision in () if self.store is None else self.store.decided():
+            self._settle(decision)
+
+    def _settle(self, decision: PlanDecision) -> None:
+        known = self.account.decisions.get(decision.plan)
+        # A decision that is put back to be taken up again is older than the newest, or the same.
+        if known is None or known.when < decision.when:
+            self.account.decide(decision)
+        self._waiting.pop(decision.plan, None)
+        if self.store is not None:
+            self.store.settle(decision)
+
+
+STATUS_MESSAGES: Mapping[str, str] = {
+    "pending": "asks its owner about every analysis, and this one is pending: tell the owner digest "
+    "{digest}, who decides by 'fedstat site approve FOLDER {digest:.12}' (in one process by "
+    "site.approve(digest)); then run the same analysis again",
+    "denied": "asks its owner about every analysis, who has denied this one, digest {digest}. Ask for less, "
+    "or leave the site out",
+}
+"""What is said of a plan without consent."""
+
+
+def complete_digest(site: str, given: str, plans: Iterable[str]) -> str:
+    """Complete the beginning of a digest; a PartitionError where no plan or several begin so."""
+    found = [digest for digest in plans if given and digest.startswith(given.lower())]
+    if len(found) != 1:
+        many = f"{len(found)} plans have digests that begin" if found else "no plan has a digest that begins"
+        raise PartitionError(f"{site}: {many} with '{given}'; 'fedstat site pending FOLDER' shows them whole")
+    return found[0]
+
+
+@dataclass(slots=True)
+class FollowedPlan:
+    """What a session was asked before its plan, the plan, and how far it has followed it."""
+
+    prepared: list[PreparedStep] = field(default_factory=list)
+    plan: AnalysisPlan | None = None
+    digest: str = ""
+    begun: bool = False
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def follow(self, plan: AnalysisPlan, digest: str) -> None:
+        """Keep to another plan from now on."""
+        self.plan, self.digest, self.begun = plan, digest, False
+        self.asked.clear()
+
+    def admit(self, approvals: Approvals, ask: Request, step: Step) -> None:
+        """Hold a question against the plan that was consented to, before anything is computed.
+
+        Raises
+        ------
+        ConsentError
+            It is not in the plan, or there is none, or no consent.
+        """
+        if self.plan is None:
+            if _is_preparing(ask, step) and len(self.prepared) < MAX_PREPARED_STEPS:
+                return
+            raise self._refusal(
+                approvals,
+                f"asks its owner about every analysis, and step '{ask.step}' is of none that was proposed. "
+                "fit(), search(), evaluate(), score_test() and predict() propose what they ask; no more is "
+                "answered",
+            )
+        planned, address = self.plan.find(ask), (ask.family, ask.step)
+        if planned is None:
+            raise self._departs(approvals, f"step '{ask.step}' is not in")
+        if self.asked[address] >= planned.most:
+            raise self._departs(approvals, f"step '{ask.step}' more than {planned.most:,} times is not in")
+        if planned.masked and ask.masked is None:
+            raise self._departs(approvals, f"step '{ask.step}' without masks is not in")
+        if bound_text(ask) not in planned.texts:
+            raise self._departs(approvals, f"step '{ask.step}' is asked for something else than in")
+        if not self.begun:
+            approvals.begin(self.digest)
+            self.begun = True
+        self.asked[address] += 1
+
+    def hold(
+        self, approvals: Approvals, ask: Request, arrays: Mapping[str, Array], columns: Iterable[str]
+    ) -> None:
+        """Hold an answer against the plan before it leaves, and take down a question that came before it.
+
+        Raises
+        ------
+        ConsentError
+            Other columns stand behind it, or more numbers leave, than the owner has consented to.
+        """
+        if self.plan is None:
+            asked = PreparedStep.of(ask)
+            self.prepared += [] if asked in self.prepared else [asked]
+            return
+        further = sorted(set(columns) - set(self.plan.columns))
+        if further:
+            raise self._departs(approvals, f"columns {', '.join(further)} are not in")
+        planned = self.plan.find(ask)
+        assert planned is not None
+        for name, array in arrays.items():
+            if not _matches_plan(planned, name, array):
+                raise self._departs(approvals, f"array '{name}' of step '{ask.step}' is not, or smaller, in")
+
+    def _departs(self, approvals: Approvals, what: str) -> ConsentError:
+        return self._refusal(
+            approvals, f"answers what its owner has consented to: {what} the plan of digest {self.digest:.12}"
+        )
+
+    def _refusal(self, approvals: Approvals, why: str) -> ConsentError:
+        return ConsentError(f"{approvals.site}: its policy (approval) {why}")
+
+
+def _is_preparing(ask: Request, step: Step) -> bool:
+    """Whether a question agrees on a design, and gives nothing that is a sum or a value."""
+    agrees = ask.family == DESIGN_FAMILY or step.prepares
+    return agrees and all(declared.kind in PREPARING_KINDS for declared in step.given.values())
+
+
+def _matches_plan(planned: PlannedStep, name: str, array: Array) -> bool:
+    return any(one.array == name and (not one.numbers or array.size <= one.numbers) for one in planned.gives)

@@ -1,0 +1,276 @@
+"""Checks against differencing: releases over groups of rows that differ by only a few rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import DescriptionError, PolicyError
+from fedstat.federation.disclosure.facts import WeightedEstimates
+from fedstat.federation.disclosure.leverage import find_isolating_direction, max_row_share
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.disclosure.request_checks import check_mask
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.typing import Bools, Floats, Ints
+
+SAME_ROWS_REMEDY = (
+    "Fit both models on the same rows: name the columns of the one in complete=[...] of the other"
+)
+SAME_GROUPS_REMEDY = "Use the entities, columns, folds and way with missing blocks of an earlier fit"
+SAME_OUTCOMES_REMEDY = "Keep the comparison of the earlier model, or choose one that is farther away"
+
+ESTIMATE_WEIGHTS_KEY = "weights of estimates"
+MASKED_SUMS_KEY = "masked sums over "
+COMBINATION_TOLERANCE = 1e-12
+"""Of a combination of weights, relative to the largest, below which there is none."""
+
+
+def check_row_difference(data: SiteData, used: Bools, events: Bools | None = None) -> None:
+    """Refuse rows that differ by a few from those of earlier answers; otherwise remember them.
+
+    Parameters
+    ----------
+    used : (n_rows,) array of bool
+        Rows of the table behind the answer.
+    events : (n_rows,) array of bool, optional
+        Those of them for which a comparison holds that the formula makes; they may not differ by a few
+        either.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule, the site and a remedy.
+    """
+    if data.policy.remember == "nothing":
+        return
+    _check_and_remember(data, np.where(used, 0, -1), "rows", SAME_ROWS_REMEDY)
+    if events is not None:
+        _check_and_remember(
+            data, np.where(events & used, 0, -1), "outcomes of a comparison", SAME_OUTCOMES_REMEDY
+        )
+
+
+def check_level_difference(data: SiteData, used: Bools, levels: Mapping[str, Sequence[LevelValue]]) -> None:
+    """Refuse sums by level over rows that differ by a few rows of one level; otherwise remember them.
+
+    A level within rows is a group. Columns are judged one by one: of two, the rows that share a level of each
+    are often few, and no sum is over these alone.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_row_difference`.
+    """
+    released = data.memory.released
+    if data.policy.remember != "all" or released is None:
+        return
+    n_gone = len(released.cells) - len(used)
+    for name, values in levels.items():
+        once = f"levels of {name} "
+        before = {text for text in data.account.spent if text.startswith(once)}
+        if once + _row_digest(used) in before:
+            continue
+        if before and n_gone:
+            raise PolicyError(
+                f"{data.name}: its policy (differencing) refuses levels of column '{name}', which were told "
+                "when it had records that are gone: of which level these were is not known any more"
+            )
+        index = pd.Index(list(values), dtype=object)
+        chunks = (chunk[name].to_numpy(dtype=object) for chunk in data.table.chunks([name]))
+        code = np.concatenate([index.get_indexer(pd.Index(part, dtype=object)) for part in chunks])
+        after = released
+        for rows in (used, *_rows_with_levels(released, once, before)):
+            after = after.with_groups(np.where(rows[: len(code)], code, -1))
+        if after.fewest_isolated(min(data.policy.min_level_count, data.min_count)):
+            raise PolicyError(
+                f"{data.name}: its policy (differencing) refuses rows that differ in fewer than "
+                f"{data.policy.min_level_count} rows of a level of column '{name}' from those of earlier "
+                f"answers; the difference would disclose them. {SAME_ROWS_REMEDY}"
+            )
+        data.account.spend(once + _row_digest(used))
+
+
+def _rows_with_levels(released: ReleasedGroups, once: str, before: set[str]) -> list[Bools]:
+    """Rows over which levels were told; where some are combinations of others, all that can be."""
+    groups = list(released.groups) if before else []
+    told = [rows for rows in groups if once + _row_digest(rows) in before]
+    return told if len(told) == len(before) else groups
+
+
+def _row_digest(rows: Bools) -> str:
+    return hashlib.sha256(np.packbits(rows).tobytes()).hexdigest()
+
+
+def check_row_groups(data: SiteData, code: Ints, rows: Ints) -> None:
+    """Refuse groups that tell of few entities together with all earlier ones of the site; else remember them.
+
+    Parameters
+    ----------
+    code : (n,) array of int
+        Group of each entity, -1 for none.
+    rows : (n,) array of int
+        Their rows in the site's table.
+
+    Raises
+    ------
+    PolicyError
+        As :func:`check_row_difference`.
+    """
+    if data.policy.remember != "all":
+        return
+    among_all = np.full(data.table.n_rows, -1, dtype=np.int64)
+    among_all[rows] = code
+    _check_and_remember(data, among_all, "groups of entities", SAME_GROUPS_REMEDY)
+
+
+def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str) -> None:
+    """Hold groups, (n_rows,), against the span of all groups that ever left, and add them."""
+    memory = data.memory
+    released = memory.released
+    if released is None:
+        released = ReleasedGroups.none(data.table.n_rows)
+    after = released.with_groups(code)
+    if after.fewest_isolated(data.min_count):
+        raise PolicyError(
+            f"{data.name}: its policy (differencing) refuses {what} that differ in fewer than "
+            f"{data.min_count} rows from those of earlier answers, or from what these add up to; the "
+            f"difference would disclose them. {remedy}"
+        )
+    if len(after.basis) > len(released.basis) or after.basis.shape[1] > released.basis.shape[1]:
+        memory.released = after
+
+
+def check_session_difference(data: SiteData, state: State, place: str, code: Ints) -> None:
+    """Refuse sums that differ from earlier ones of the session by few entities, and remember these.
+
+    Parameters
+    ----------
+    place : str
+        Under which name divisions are remembered.
+    code : (rows,) array of int
+        Group of each row that is open here; -1 of those that take no part.
+
+    Raises
+    ------
+    PolicyError
+        The difference of two sums would be a sum over fewer entities than the owner wants.
+    """
+    earlier = state.use(place, list[Ints]) if place in state else []
+    for known in earlier:
+        if np.array_equal(known, code):
+            return
+        apart = count_differing_entities(known, code)
+        if apart < data.min_count:
+            raise PolicyError(
+                f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a "
+                f"sum; these sums and earlier ones of this session differ by {apart:.0f}. Use the entities "
+                "and folds (random_state) of the earlier fit"
+            )
+    state.keep(place, [*earlier, code])
+
+
+def count_differing_entities(a: Ints, b: Ints) -> float:
+    """Entities by which a group of one division, or all, differ from one of another: the fewest, save none.
+
+    Parameters
+    ----------
+    a, b : (rows,) arrays of int
+        Group of each row, -1 for none.
+    """
+    table = np.zeros((a.max() + 2, b.max() + 2), dtype=np.int64)
+    np.add.at(table, (a + 1, b + 1), 1)
+    of_a, of_b, both = table[1:].sum(axis=1), table[:, 1:].sum(axis=0), table[1:, 1:]
+    # All groups together are one more group.
+    common = np.block([[both, both.sum(axis=1, keepdims=True)], [both.sum(axis=0), both.sum()]])
+    apart = np.append(of_a, of_a.sum())[:, None] + np.append(of_b, of_b.sum()) - 2 * common
+    return float(apart[apart > 0].min(initial=len(a) + 1))
+
+
+def check_weighted_estimates(data: SiteData, state: State, fact: WeightedEstimates) -> None:
+    """Refuse weights that with earlier ones leave a combination to few rows; else remember them.
+
+    An estimate is a function of sums that rows enter with their weights: two under weights that differ in one
+    row differ by what it adds. Held against are those of the session, and of all earlier ones where the owner
+    has the site remember all. Of no combination may one row have more than of as many columns.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule, the site and a remedy.
+    """
+    memory, n = data.memory, data.table.n_rows
+    everywhere = data.policy.remember == "all"
+    released = memory.released if everywhere and memory.released is not None else ReleasedGroups.none(n)
+    new = np.zeros((len(released.cells), fact.values.shape[1]))
+    new[fact.rows] = fact.values
+    known = released.weights
+    if not everywhere and ESTIMATE_WEIGHTS_KEY in state:
+        known = state.look_at(ESTIMATE_WEIGHTS_KEY)
+    new = new[:, [not (known == one[:, None]).all(axis=0).any() for one in new.T]]
+    if not new.shape[1]:
+        return
+    few = data.policy.min_count - 1
+    if few >= 1 and isolates_rows(np.hstack([known, new]), few, data.policy.max_share < 1.0):
+        raise PolicyError(
+            f"{data.name}: its policy (differencing) releases no estimates under weights of which, beside "
+            f"those of earlier ones, a difference belongs to fewer than {data.min_count} rows, or nearly all "
+            "of it to one, which it would tell. Use the result of the earlier fit, which is nearly the same"
+        )
+    if everywhere:
+        memory.released = released.with_weights(new)
+    else:
+        state.keep(ESTIMATE_WEIGHTS_KEY, np.hstack([known, new]))
+
+
+def isolates_rows(X: Floats, few: int, shares: bool) -> bool:
+    """Whether a combination of columns (n, q) is that of so few rows; by `shares`, or nearly that of one."""
+    U, s, _ = np.linalg.svd(X, full_matrices=False)
+    U = U[:, s > COMBINATION_TOLERANCE * s.max()]
+    n, p = U.shape
+    if shares and float(np.einsum("ij,ij->i", U, U).max()) > max_row_share(n, p):
+        return True
+    return find_isolating_direction(U, np.eye(p), few) is not None
+
+
+def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> None:
+    """Refuse a masked sum over few sites, or that with earlier ones tells of few; else remember its list.
+
+    Where a site is lost in a round, the others are asked anew without it. What they and the lost one sent for
+    the sum over all still completes it, if its answer comes late, or if a coordinator says falsely that it is
+    lost: the difference is the part of that one site. No mask helps, as one may as well take the sums of two
+    rounds, at coefficients that have hardly moved. Any one of those that are asked anew can refuse, for all.
+
+    Raises
+    ------
+    DescriptionError
+        From the lists alone, which whoever asks has made; names the line of the policy.
+    """
+    check_mask(data.name, policy, len(sites), len(data.trust.pinned))
+    this, spent, least = MASKED_SUMS_KEY + json.dumps(sorted(sites)), data.account.spent, policy.apart
+    if least <= 1 or this in spent:
+        return
+    lists = [
+        json.loads(text.removeprefix(MASKED_SUMS_KEY)) for text in spent if text.startswith(MASKED_SUMS_KEY)
+    ]
+    if isolates_sites([*lists, sites], least):
+        raise DescriptionError(
+            f"{data.name}: its policy (apart) answers for no masked sum over {len(sites)} institutions that, "
+            f"by itself or with earlier ones, tells of fewer than {least}. Ask when all institutions of the "
+            "earlier sums are there again, or have the owner allow it by the line  apart = 1  in policy.toml"
+        )
+    data.account.spend(this)
+
+
+def isolates_sites(lists: Sequence[Collection[str]], least: int) -> bool:
+    """Whether sums over these lists of sites can be combined to one over fewer than `least`."""
+    names = sorted(set().union(*lists))
+    released = ReleasedGroups.none(len(names))
+    for one in lists:
+        released = released.with_groups(np.array([0 if name in one else -1 for name in names]))
+    return released.fewest_isolated(least) > 0

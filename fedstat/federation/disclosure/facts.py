@@ -1,0 +1,379 @@
+"""Facts that a step reports about a release, which the disclosure checks examine.
+
+A step tells them (:meth:`fedstat.federation.disclosure.state.State.tell`) as soon as it knows them, and its
+releases declare which of them stand behind each array (``behind=(Entities, RowsUsed)``). What the owner's
+policy says of them is for the door to judge (:mod:`fedstat.federation.disclosure.checks`). Facts are kept
+with what a step keeps: who uses the rows that an earlier step opened has told what was told of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedstat.federation.tables.cardinality import PLAIN, ColumnCardinality
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.typing import Array, Bools, Floats, Ints
+
+COMPARISON = "comparison"
+"""In the place of a function: a column held against one written level, as in ``visits > 0``."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormulaFactor:
+    """One factor of a formula, as far as a site's owner is asked whether it may be computed.
+
+    Parameters
+    ----------
+    text : str
+    columns : tuple of str
+        That it reads.
+    functions : tuple of str
+        Of the transforms in it, outer ones first; ``"C"`` for a column coded as categories.
+    written : bool
+        Whether it holds arithmetic, a comparison or a number: with these a column can be made in which one
+        person is told apart from all others.
+    options : mapping of str to plain value
+        Arguments of the outermost function, such as knots.
+    """
+
+    text: str
+    columns: tuple[str, ...]
+    functions: tuple[str, ...] = ()
+    written: bool = False
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FactorsRequested:
+    """What a question wants computed from a site's columns, and which `products` of it, by their text.
+
+    It is told before any row is read.
+    """
+
+    factors: Sequence[FormulaFactor]
+    products: Mapping[str, Sequence[FormulaFactor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelEvaluation:
+    """A model is held against the rows, in cells of its predictions, with these sums by cell."""
+
+    sums: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class ProductDealer:
+    """Who deals the random numbers of a product, "" for the coordinator, and whose columns are multiplied."""
+
+    dealer: str
+    clients: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSites:
+    """Of the sites that mask a sum these add their parts to it, and the others zeros."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EntityCount:
+    """So many entities are behind the answer; what the state keeps is counted without being told."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """So many whole rows are behind the answer, for so many coefficients."""
+
+    n: int
+    parameters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnequalWeights:
+    """So many rows, of those behind several sums of products with different weights, weigh differently.
+
+    Between two of the sums all other rows cancel. There are `times` sums of products of so many columns.
+    """
+
+    n: int
+    columns: int
+    times: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsUsed:
+    """Rows of the table, (n_rows,), behind the answer, and those where a comparison of the formula holds."""
+
+    used: Bools
+    events: Bools | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelsRequested:
+    """Rows of the table, (n_rows,), are counted and summed by these levels of columns."""
+
+    used: Bools
+    levels: Mapping[str, Sequence[LevelValue]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowGroups:
+    """The rows are summed by group: (rows,), -1 for none.
+
+    Parameters
+    ----------
+    place : str
+        Under which name the divisions of a session are remembered, for the next one to differ by enough;
+        empty for none, where methods of a family are to be compared.
+    rows : (rows,) array of int
+        Which rows of the table they are.
+    """
+
+    place: str
+    code: Ints
+    rows: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SummedColumns:
+    """Columns whose moments leave, (n, p); where their products do, the group of each row, -1 for none."""
+
+    values: Floats
+    code: Ints | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupSums:
+    """Sums are taken by group.
+
+    Parameters
+    ----------
+    code : int array
+        Group of each entity; negative for none.
+    columns : int or None
+        Covariates that are multiplied with one another, as far as the site knows; None: only sums.
+    times : int
+        Matrices of products with different weights that are released over the same entities.
+    weights : (n,) array, optional
+        With which the entities enter: in every group they are to spread.
+    detail : ColumnCardinality
+        Those of the site's own columns that have few values.
+    beside : mapping of int to int
+        How many columns of others were multiplied with them, by group.
+    summed : SummedColumns, optional
+        The site's own columns, in groups over which they were not summed before.
+    """
+
+    code: Ints
+    columns: int | None = None
+    times: int = 1
+    weights: Floats | None = None
+    detail: ColumnCardinality = PLAIN
+    beside: Mapping[int, int] = field(default_factory=dict)
+    summed: SummedColumns | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedEntities:
+    """So many of the entities that count in means over all take no part in a sum."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRowCounts:
+    """Sums of scores rest on so many rows each: of clusters and strata that several sites have."""
+
+    rows: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeCounts:
+    """Rows without and with the event of a binary response."""
+
+    counts: tuple[int, int]
+    response: str
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRowCounts:
+    """Rows of every level of a column, or of those that a fit does not know."""
+
+    column: str
+    counts: Sequence[int]
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndicatorCounts:
+    """Rows that are one in every design column of zeros and ones, of n; -1 for other columns."""
+
+    ones: Ints
+    n: int
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnVariation:
+    """What makes up a column's variation.
+
+    Parameters
+    ----------
+    extremes : (m,) array
+        Deviations from the mean of all rows; at least the few smallest and the few largest.
+    n, squares : float
+        Number of rows, and their sum of squared deviations.
+    what : str
+        The column in words.
+    """
+
+    extremes: Floats
+    n: float
+    squares: float
+    what: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DesignDirections:
+    """The design, whose every combination of columns is a column.
+
+    Parameters
+    ----------
+    chunks : callable
+        Returns the standardised design, (m, p) arrays, the same ones each time.
+    n : int
+        Rows in all.
+    names : sequence of str, (p,)
+    """
+
+    chunks: Callable[[], Iterable[Floats]]
+    n: int
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseWeights:
+    """Sum of the weights that rows have by the data, and of their squares; what they are made of."""
+
+    total: float
+    squares: float
+    columns: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAlignmentRequest:
+    """The site's keys are to be aligned with those of other sites."""
+
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalKeyList:
+    """A list of keys from elsewhere, of a length, is to be raised at a site that has its `own` number."""
+
+    length: int
+    own: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExternalWeights:
+    """Weights, (n,) or (n, q), of any sign, that came from outside and with which rows enter sums.
+
+    The door tells this of every array that a step takes and declares as weights.
+    """
+
+    values: Floats
+    what: str = "weights"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightedEstimates:
+    """Estimates leave that rest on weights, (n, q), that came from outside, of these rows of the table."""
+
+    values: Floats
+    rows: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkingWeights:
+    """Weights that rows have in score and information at coefficients from outside.
+
+    Parameters
+    ----------
+    each : callable
+        Returns the vectors of weights, (q, n).
+    totals : (q, 2) array, optional
+        Sum and sum of squares of every vector, which may settle it without a look at the rows.
+    instead : mapping of str to ndarray, optional
+        What leaves where few rows have nearly all weight: it tells the coordinator to choose others. Without
+        it that is a refusal.
+    flat : callable, optional
+        Tells whether means are at the ends of their range at nearly all rows, so that scores are sums of the
+        rows on one side of a cut.
+    """
+
+    each: Callable[[], Floats]
+    totals: Floats | None = None
+    instead: Mapping[str, Array] | None = None
+    flat: Callable[[], bool] | None = None
+
+
+class RowBlock(Protocol):
+    """Some of the rows of a design: (m, p) columns, a constant among them, and vectors at points."""
+
+    @property
+    def columns(self) -> Floats:
+        """Columns of the design, standardised."""
+
+    def vectors(self, points: tuple[Any, ...]) -> Floats:
+        """Means and weights at points, (m, k), those of each point side by side."""
+
+    def times(self, points: tuple[Any, ...], wide: Floats) -> Floats:
+        """Columns and vectors, side by side, times a matrix (p + k, q)."""
+
+    def every(self, first: int, step: int) -> RowBlock:
+        """Every so many rows from the first on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedMeanSums:
+    """Columns are multiplied with means, and with weights, of the rows at coefficients from outside.
+
+    Parameters
+    ----------
+    rows : object
+        The rows that a session opened, by which its answers belong together.
+    n : int
+    point : hashable
+        Coefficients, and what makes means of them: a point that was answered tells nothing new.
+    parts : callable
+        Returns the rows, part by part, the same ones each time.
+    known : float, optional
+        What no mean and no weight exceeds.
+    """
+
+    rows: object
+    n: int
+    point: Any
+    parts: Callable[[], Iterable[RowBlock]]
+    known: float | None = None
+
+    @property
+    def largest(self) -> float:
+        """Largest mean or weight at the point."""
+        if self.known is not None:
+            return self.known
+        return max(float(np.abs(part.vectors((self.point,))).max(initial=0.0)) for part in self.parts())
+
+    @property
+    def furthest(self) -> float:
+        """Length of the longest row of the design, which no column exceeds."""
+        squares = (np.einsum("ij,ij->i", part.columns, part.columns) for part in self.parts())
+        return float(max(one.max(initial=0.0) for one in squares) ** 0.5)

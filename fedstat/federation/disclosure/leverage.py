@@ -1,0 +1,381 @@
+"""Checks of leverage: columns of a design that single out a few rows.
+
+A sum over all rows of a column that is zero but in one row is that row. The column need not stand in the
+design: any combination of columns does, since score and information of the combination follow from those of
+the columns. Such rows have leverage one; a group of k rows has a hat matrix with an eigenvalue of one.
+
+Sums of products with another institution's column z tell of z in row i as much as the row has of the
+columns: of a column that has a share s of its squared deviations in that row, whoever divides the sum by its
+length has z_i but for sqrt(1 - s) of the deviation of z; and who knows all columns in row i, its fitted value
+but for sqrt(1 - h_i), h_i the leverage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from scipy.stats import beta
+
+from fedstat.errors import PolicyError
+from fedstat.federation.disclosure.facts import FittedMeanSums, RowBlock, SummedColumns
+from fedstat.federation.disclosure.row_checks import (
+    MIN_REMAINING_VARIATION,
+    check_concentration,
+    remaining_variation,
+)
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.typing import Floats, Ints
+
+BLOCK_ROWS = 4096
+RANK_DEFICIENCY = 1e-11
+"""Eigenvalue of the cross-products, relative to the largest, below which there is no direction."""
+
+SMALLEST_FLOAT = float(np.finfo(float).tiny)
+ISOLATION_TOLERANCE = 1e-6
+"""How much less than one the share may be of a direction that a group of rows holds alone."""
+
+MEANS_ISOLATION_TOLERANCE = 1e-11
+"""The same where directions are made of means at coefficients: those of an honest fit come close to one."""
+
+NOVELTY_TOLERANCE = 1e-11
+"""Rest of a vector beside its length, after those answered before, below which sums of it say nothing new."""
+
+RELEASED_MEANS = "means answered"
+SAMPLE_ROWS = 1024
+"""Rows of each sample that stands for the rows where there are many."""
+
+LEVERAGE_TO_EXAMINE = 0.1
+MAX_ROW_SHARE = 0.75
+"""Share of one row in a column's squared deviations: half of the other column's deviation remains unknown."""
+CHANCE_PROBABILITY = 1e-4
+"""How often a group of normal rows may have more; of some ten rows one has most of a column by chance."""
+
+
+def check_leverage(
+    data: SiteData, chunks: Callable[[], Iterable[Floats]], n: int, names: Sequence[str]
+) -> None:
+    """Require that no direction of the design belongs to a few rows.
+
+    Few are fewer than the owner wants of a level. An owner who allows as many coefficients as rows allows
+    this as well.
+
+    Parameters
+    ----------
+    chunks : callable
+        Returns the standardised design, (m, p) arrays, the same ones each time.
+    n : int
+        Rows in all.
+    names : sequence of str, (p,)
+
+    Raises
+    ------
+    PolicyError
+        Names the columns.
+    """
+    few = data.policy.min_level_count - 1
+    if few < 1 or n <= few or data.policy.max_parameters >= 1.0:
+        return
+    gram: Floats = np.asarray(sum(X.T @ X for X in _with_constant(chunks)))
+    values, vectors = np.linalg.eigh(gram)
+    kept = values > RANK_DEFICIENCY * values[-1]
+    basis = vectors[:, kept] / np.sqrt(values[kept])
+    high = _high_leverage(_with_constant(chunks), basis, LEVERAGE_TO_EXAMINE / few, float(values[kept][0]))
+    mean = gram[0] / n
+    squares = np.diag(gram) - n * mean**2
+    deviations = high - mean
+    furthest = np.max(deviations**2, axis=0, initial=0.0)
+    # No few rows have more, so that of most columns nothing else needs to be found.
+    most = few * furthest * (1.0 + few / (n - few))
+    close = (most > (1.0 - MIN_REMAINING_VARIATION) * squares) | (furthest > MAX_ROW_SHARE / 2.0 * squares)
+    close |= ~np.isfinite(squares)
+    for j in np.flatnonzero(close & (squares > RANK_DEFICIENCY * n)).tolist():
+        if j:
+            rest = remaining_variation(deviations[:, j], n, squares[j], few)
+            check_concentration(data, rest, f"design column '{names[j - 1]}'")
+            check_row_share(data, deviations[:, j], n, float(squares[j]))
+    direction = find_isolating_direction(high, basis, few)
+    if direction is not None:
+        size = np.abs(direction[1:])
+        found = [f"'{names[j]}'" for j in np.flatnonzero(size > 0.1 * size.max()).tolist()]
+        involved = list(dict.fromkeys(found))
+        raise PolicyError(
+            f"{data.name}: its policy (minimum rows per level) wants at least {few + 1} rows behind every "
+            f"combination of columns; fewer are singled out by {', '.join(involved)} together. Merge levels, "
+            "or leave a term out"
+        )
+
+
+def check_row_share(data: SiteData, deviations: Floats, n: int, squares: float) -> None:
+    """Require that no row is nearly all of a column, from its largest deviations among n rows."""
+    share = float(np.max(deviations**2, initial=0.0)) / squares * n / (n - 1.0)
+    if data.policy.max_share < 1.0 and share > max_row_share(n, 1):
+        raise PolicyError(largest_share_text(data, n, 1, share))
+
+
+def largest_share_text(data: SiteData, n: int, p: int, share: float) -> str:
+    """Say what the largest share is, and what gives a way on."""
+    return (
+        f"{data.name}: its policy (largest share) releases no sum over rows of which one is nearly all of "
+        f"{'a column' if p == 1 else 'a combination of columns'}: {share:.2f} of its squared deviations (of "
+        f"{n:,} rows one may be {max_row_share(n, p):.2f}). Transform the column, by a logarithm for "
+        "instance, or leave it out; the owner may allow it by the line  max_share = 1.0  in policy.toml"
+    )
+
+
+def check_group_shares(data: SiteData, fact: SummedColumns) -> None:
+    """Require that no row of a group is nearly all of a column, or of a combination of columns.
+
+    An owner who lets one row have all weight of a sum allows this as well.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule, the site and a remedy, and no column: what few rows have may tell who they are.
+    """
+    if data.policy.max_share >= 1.0 or not fact.values.size:
+        return
+    code = np.zeros(len(fact.values), dtype=np.int64) if fact.code is None else fact.code
+    for group in np.unique(code[code >= 0]):
+        X = fact.values[code == group]
+        n, p = X.shape
+        share, leverage = largest_shares(X)
+        if share > max_row_share(n, 1):
+            raise PolicyError(largest_share_text(data, n, 1, share))
+        if fact.code is not None and leverage > max_row_share(n, p):
+            raise PolicyError(largest_share_text(data, n, p, leverage))
+
+
+@cache
+def max_row_share(n: int, p: int) -> float:
+    """Largest share that one of n rows may have of combinations of p columns.
+
+    That of a normal row has the distribution Beta(p / 2, (n - p - 1) / 2).
+    """
+    free = n - p - 1
+    return (
+        1.0 if free < 1 else max(MAX_ROW_SHARE, float(beta.isf(CHANCE_PROBABILITY / n, p / 2.0, free / 2.0)))
+    )
+
+
+def largest_shares(X: Floats) -> tuple[float, float]:
+    """Largest share of one of n rows in the deviations of a column, and of a combination of columns, (n, p).
+
+    Of the deviations from the mean of the other rows, so that a row that alone differs has all of them.
+    """
+    mean = X.mean(axis=0)
+    # By blocks, so that the centred copy stays in cache and is never as large as the columns.
+    parts = [slice(start, start + BLOCK_ROWS) for start in range(0, len(X), BLOCK_ROWS)]
+    gram = sum(((D := X[part] - mean).T @ D for part in parts), np.zeros((X.shape[1], X.shape[1])))
+    squares = np.diag(gram)
+    varies = squares > RANK_DEFICIENCY * (squares + len(X) * mean**2)
+    if not varies.any():
+        return 0.0, 0.0
+    size, mean = np.sqrt(squares[varies]), mean[varies]
+    X = X if varies.all() else X[:, varies]
+    values, vectors = np.linalg.eigh(gram[np.ix_(varies, varies)] / np.outer(size, size))
+    kept = values > RANK_DEFICIENCY * values[-1]
+    basis = vectors[:, kept] / np.sqrt(values[kept]) / size[:, None]
+    furthest = np.maximum(X.max(axis=0) - mean, mean - X.min(axis=0)) / size
+    U = ((X[part] - mean) @ basis for part in parts)
+    own = max(float(np.einsum("ij,ij->i", block, block).max()) for block in U)
+    of_others = len(X) / (len(X) - 1.0)
+    return of_others * float((furthest**2).max()), of_others * own
+
+
+def find_isolating_direction(
+    X: Floats, basis: Floats, few: int, exact: float = ISOLATION_TOLERANCE
+) -> Floats | None:
+    """Find a combination of columns that is zero in all but a few rows.
+
+    Groups are a row and those that share most of a direction with it, which finds every group of up to two.
+
+    Parameters
+    ----------
+    X : (m, p) array
+        Rows of high leverage.
+    basis : (p, r) array
+        Takes columns to orthonormal ones over all rows.
+    exact : float
+        How much less than one the share may be.
+
+    Returns
+    -------
+    (p,) array or None
+        Coefficients.
+    """
+    U = X @ basis
+    U = U[np.einsum("ij,ij->i", U, U) >= (1.0 - exact) / few]
+    if not len(U):
+        return None
+    H = U @ U.T
+    own = np.diag(H)
+    middle, apart = (own[:, None] + own) / 2.0, (own[:, None] - own) / 2.0
+    pairs = middle + np.sqrt(apart**2 + H**2)
+    np.fill_diagonal(pairs, np.inf)
+    groups: Ints = np.argsort(-pairs, axis=1)[:, :few]
+    shares, within = np.linalg.eigh(H[groups[:, :, None], groups[:, None, :]])
+    best = int(np.argmax(shares[:, -1]))
+    if shares[best, -1] < 1.0 - exact:
+        return None
+    direction: Floats = basis @ (U[groups[best]].T @ within[best, :, -1])
+    return direction
+
+
+def _with_constant(chunks: Callable[[], Iterable[Floats]]) -> Iterable[Floats]:
+    """Yield blocks of rows, with a column of ones before the others."""
+    for X in chunks():
+        for start in range(0, len(X), BLOCK_ROWS):
+            part = X[start : start + BLOCK_ROWS]
+            yield np.column_stack([np.ones(len(part)), part])
+
+
+def _high_leverage(blocks: Iterable[Floats], basis: Floats, least: float, smallest: float) -> Floats:
+    """Rows with a leverage of at least `least`; those short beside the smallest eigenvalue have less."""
+    high = []
+    for X in blocks:
+        long = X[np.einsum("ij,ij->i", X, X) >= least * smallest]
+        U = long @ basis
+        high.append(long[np.einsum("ij,ij->i", U, U) >= least])
+    return np.concatenate(high)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReleasedMeans:
+    """Vectors over the rows that columns were multiplied with in a session, and how far they reach.
+
+    `points` are what they belong to, a column of ones and the design's own aside. Of many rows there are
+    disjoint `samples`, one more than a group has rows: `basis` (d, r) takes the vectors to columns `Q` (m, r)
+    that are orthonormal over these, and in no row of all are larger than `reach` (r,).
+    """
+
+    rows: object
+    points: tuple[Any, ...] = ()
+    samples: tuple[tuple[RowBlock, ...], ...] = ()
+    group: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    Q: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    basis: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    reach: Floats = field(default_factory=lambda: np.zeros(0))
+
+    @classmethod
+    def of(cls, fact: FittedMeanSums, few: int) -> ReleasedMeans:
+        """Nothing was answered yet."""
+        step = fact.n // SAMPLE_ROWS
+        if step <= 2 * few:
+            return cls(fact.rows)
+        samples = [tuple(part.every(k, step) for part in fact.parts()) for k in range(few + 1)]
+        sizes = [sum(len(part.columns) for part in parts) for parts in samples]
+        group = np.repeat(np.arange(few + 1), sizes)
+        return cls(fact.rows, (), tuple(samples), group, np.zeros((len(group), 0)))
+
+    def with_point(self, fact: FittedMeanSums, few: int) -> tuple[ReleasedMeans, bool]:
+        """Add a point, and tell whether samples show that no few rows are singled out.
+
+        A combination of vectors that is zero in all but a few rows is zero in one of the samples, which have
+        no row in common. Over each sample every combination has a length; beside it no row's part is long.
+        """
+        points = (*self.points, fact.point)
+        if not self.samples:
+            return replace(self, points=points), False
+        new = self._over_samples(lambda part: part.vectors((fact.point,)))
+        Q, basis, reach = self.Q, self.basis, self.reach
+        known = np.full(new.shape[1], fact.largest)
+        if not self.points:
+            X = self._over_samples(lambda part: part.columns)
+            new, known = np.column_stack([X, new]), np.append(np.full(X.shape[1], fact.furthest), known)
+        rest: list[Floats] = []
+        for v, most in zip(new.T, known, strict=True):
+            c = Q.T @ v
+            left = v - Q @ c
+            again = Q.T @ left
+            left, c = left - Q @ again, c + again
+            size, length = float(np.linalg.norm(v)), float(np.linalg.norm(left))
+            column = np.append(-basis @ c, 1.0)
+            basis = np.pad(basis, ((0, 1), (0, 0)))
+            if length > NOVELTY_TOLERANCE * size:
+                Q, basis = np.column_stack([Q, left / length]), np.column_stack([basis, column / length])
+                reach = np.append(reach, (most + np.abs(c) @ reach) / length)
+            else:
+                rest.append(column / max(size, SMALLEST_FLOAT))
+        first = self.basis.shape[1]
+        least = min(
+            float(np.linalg.eigvalsh(P.T @ P)[0]) for P in (Q[self.group == k] for k in range(few + 1))
+        )
+        most = least / (2.0 * MEANS_ISOLATION_TOLERANCE * few)
+        beyond = np.zeros(len(rest))
+        if rest or float(reach @ reach) >= most:
+            ends = [np.pad(column, (0, len(basis) - len(column))) for column in rest]
+            wide = np.column_stack([basis[:, first:], *ends])
+            found = np.zeros(Q.shape[1] - first)
+            for part in fact.parts():
+                by_column = part.times(points, wide).T
+                found = np.maximum(found, [max(one.max(), -one.min()) for one in by_column[: len(found)]])
+                beyond += [one @ one for one in by_column[len(found) :]]
+            reach = np.append(reach[:first], found)
+        # What the samples do not show may be a row's own: then all rows are looked at.
+        nothing = bool((beyond * len(Q) <= NOVELTY_TOLERANCE**2 * fact.n).all())
+        return replace(self, points=points, Q=Q, basis=basis, reach=reach), nothing and float(
+            reach @ reach
+        ) < most
+
+    def _over_samples(self, part_of: Callable[[RowBlock], Floats]) -> Floats:
+        return np.concatenate([part_of(part) for parts in self.samples for part in parts])
+
+
+def check_fitted_means(data: SiteData, state: State, fact: FittedMeanSums) -> None:
+    """Require that means and weights at all coefficients of a session's answers single out no few rows.
+
+    Of the answers' differences, and of all other combinations, those are sums over few rows that multiply
+    these vectors by a combination of them that is zero elsewhere. An owner who lets one row have all weight
+    of a sum allows this as well.
+
+    Raises
+    ------
+    PolicyError
+        Names the rule, the site and a remedy.
+    """
+    few = data.policy.min_level_count - 1
+    if few < 1 or fact.n <= few or data.policy.max_share >= 1.0:
+        return
+    kept: ReleasedMeans | None = state.look_at(RELEASED_MEANS) if RELEASED_MEANS in state else None
+    if kept is None or kept.rows is not fact.rows:
+        kept = ReleasedMeans.of(fact, few)
+    if fact.point in kept.points:
+        return
+    now, seen = kept.with_point(fact, few)
+    if not seen and _isolates_few_rows(fact, now.points, few):
+        raise PolicyError(
+            f"{data.name}: its policy (largest share) releases no sums at coefficients by which, with those "
+            f"of earlier answers, fewer than {few + 1} rows are singled out. In a fit that means few rows "
+            "with a combination of levels, or very long tails: merge levels, leave a term out, or transform "
+            "it; the owner may allow it by the line  max_share = 1.0  in policy.toml"
+        )
+    state.keep(RELEASED_MEANS, now)
+
+
+def _isolates_few_rows(fact: FittedMeanSums, points: tuple[Any, ...], few: int) -> bool:
+    """Whether a combination of columns and vectors is zero in all but a few rows, by a look at all rows."""
+
+    def blocks() -> Iterator[Floats]:
+        return (np.column_stack([part.columns, part.vectors(points)]) for part in fact.parts())
+
+    R: Floats = np.zeros((0, 0))
+    for V in blocks():  # triangles, not cross-products, which would lose half of the digits
+        R = np.asarray(np.linalg.qr(np.concatenate([R, V]) if len(R) else V, mode="r"))
+    size = np.linalg.norm(R, axis=0)
+    R, size = R[:, size > 0.0] / size[size > 0.0], np.where(size > 0.0, size, np.inf)
+    _, s, directions = np.linalg.svd(R)
+    there = s > NOVELTY_TOLERANCE * s[0]
+    basis = np.zeros((len(size), int(there.sum())))
+    basis[np.isfinite(size)] = directions[: len(s)][there].T / s[there] / size[np.isfinite(size)][:, None]
+    high = []
+    for V in blocks():
+        U = V @ basis
+        high.append(U[np.einsum("ij,ij->i", U, U) >= (1.0 - MEANS_ISOLATION_TOLERANCE) / few])
+    return (
+        find_isolating_direction(np.concatenate(high), np.eye(basis.shape[1]), few, MEANS_ISOLATION_TOLERANCE)
+        is not None
+    )

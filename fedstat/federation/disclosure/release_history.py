@@ -1,0 +1,232 @@
+"""Release history: the groups of rows behind all earlier sums, and combinations of these sums.
+
+A sum over a group of rows is a row of zeros and ones that is multiplied with the table. Differences, and any
+other combinations, of sums are combinations of these rows; one that is zero but for fewer than `min_count`
+entries is a sum over fewer rows than the owner lets leave. Comparing pairs is not enough: of four sums of
+which no two differ by few, the alternating sum can be one row.
+
+Rows that are in the same groups are one *cell*, so that what is kept grows with the number of different
+divisions and not with the number of answers: 10,000 unions of 60 patterns are 60 cells and 60 groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.linalg import qr
+
+from fedstat.federation.tables.row_fingerprints import MARK_BYTES, order_of, places_of, row_fingerprints
+from fedstat.federation.tables.table import Table
+from fedstat.typing import Array, Bools, Floats, Ints
+
+ZERO_TOLERANCE = 1e-7
+"""Relative size below which a combination counts as zero. Larger is safer: nearly zero is nearly told."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReleasedGroups:
+    """Groups of rows over which sums have left.
+
+    Parameters
+    ----------
+    cells : (n_rows,) array of int
+        Cell of every row of the table.
+    basis : (r, c) array of bool
+        Independent groups that every group released so far is a combination of, as sets of cells.
+    weights : (n_rows, m) array
+        From outside, under which estimates have left.
+    """
+
+    cells: Ints
+    basis: Bools
+    weights: Floats
+
+    @classmethod
+    def none(cls, n_rows: int) -> ReleasedGroups:
+        """Nothing has left yet: all rows are one cell."""
+        return cls(np.zeros(n_rows, dtype=np.int64), np.zeros((0, 1), dtype=np.bool_), np.zeros((n_rows, 0)))
+
+    @property
+    def sizes(self) -> Ints:
+        """Rows of every cell: (c,)."""
+        return np.bincount(self.cells, minlength=self.basis.shape[1])
+
+    def with_groups(self, code: Ints) -> ReleasedGroups:
+        """Return what is known after sums by group as well; (n_rows,), -1 for rows in no group."""
+        # Rows that are gone come last, and are in no group any more.
+        code = np.concatenate([code, np.full(len(self.cells) - len(code), -1)])
+        c, G = self.basis.shape[1], int(code.max(initial=-1)) + 1
+        pair = self.cells * (G + 1) + (code + 1)
+        counts = np.bincount(pair, minlength=c * (G + 1))
+        there = np.flatnonzero(counts)
+        new_cell = np.full(len(counts), -1, dtype=np.int64)
+        new_cell[there] = np.arange(len(there))
+        old, group = there // (G + 1), there % (G + 1) - 1
+        asked = group == np.arange(G)[:, None]
+        basis = independent_groups(self.basis[:, old], asked[asked.any(axis=1)])
+        return ReleasedGroups(new_cell[pair], basis, self.weights)
+
+    def with_weights(self, weights: Floats) -> ReleasedGroups:
+        """Return what is known after estimates under weights as well, (n_rows, q)."""
+        return ReleasedGroups(self.cells, self.basis, np.hstack([self.weights, weights]))
+
+    def carried(self, places: Ints) -> tuple[ReleasedGroups, Ints]:
+        """Return what is known of a table with other rows, and which rows are gone.
+
+        `places` (n,) are those of its rows among the earlier ones, -1 for new ones, which no sum has been
+        over. Rows that are gone stay in the groups that they were in, after all others: a sum without them
+        differs from one with them.
+        """
+        gone = np.setdiff1d(np.arange(len(self.cells)), places)
+        new = np.zeros((len(self.basis), 1), dtype=np.bool_)
+        here = np.where(places >= 0, self.cells[places], self.basis.shape[1])
+        basis = np.concatenate([self.basis, new], axis=1) if (places < 0).any() else self.basis
+        weights = np.where((places >= 0)[:, None], self.weights[places], 0.0)
+        weights = np.concatenate([weights, self.weights[gone]])
+        return ReleasedGroups(np.concatenate([here, self.cells[gone]]), basis, weights), gone
+
+    def fewest_isolated(self, min_count: int) -> int:
+        """Rows that some combination of the sums isolates, if they are fewer than `min_count`; else 0.
+
+        Combinations that vanish on all cells of `min_count` rows or more are a space N. Where it has a basis
+        of vectors whose supports do not meet, every combination's support is a union of these, and the
+        smallest is what counts. Otherwise 1 is returned, without a search for a vector of fewest entries,
+        which is hard: few real divisions come here, and refusing them is safe.
+        """
+        sizes = self.sizes
+        small = sizes < min_count
+        if not small.any() or not len(self.basis):
+            return 0
+        groups = self.basis.astype(np.float64)
+        U, s, _ = np.linalg.svd(groups[:, ~small], full_matrices=True)
+        rank = int((s > ZERO_TOLERANCE * max(s.max(initial=0.0), 1.0)).sum())
+        if rank == len(groups):
+            return 0
+        reduced = np.abs(row_echelon(U[:, rank:].T @ groups[:, small])) > ZERO_TOLERANCE
+        if (reduced.sum(axis=0) > 1).any():
+            return 1
+        rows = reduced @ sizes[small]
+        fewest = int(rows.min(initial=min_count))
+        return fewest if fewest < min_count else 0
+
+    @property
+    def groups(self) -> Bools:
+        """Rows of every group of the basis: (r, n_rows)."""
+        return self.basis[:, self.cells]
+
+    def to_arrays(self) -> dict[str, Array]:
+        """Arrays by name, for a file."""
+        packed = np.packbits(self.basis, axis=1)
+        told: dict[str, Array] = {
+            "cells": self.cells.astype(np.int32),
+            "basis": packed,
+            "c": np.array(self.basis.shape),
+        }
+        if self.weights.size:
+            told["weights"] = self.weights
+        return told
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> ReleasedGroups:
+        """Take back what :meth:`to_arrays` gave; ValueError where the arrays do not belong together."""
+        r, c = (int(size) for size in arrays["c"])
+        if arrays["basis"].shape != (r, (c + 7) // 8):
+            raise ValueError("the memory of earlier answers is not whole")
+        cells = np.asarray(arrays["cells"], dtype=np.int64)
+        basis = np.unpackbits(np.asarray(arrays["basis"], dtype=np.uint8), axis=1, count=c).astype(np.bool_)
+        if basis.shape != (r, c) or (len(cells) and not 0 <= cells.min() <= cells.max() < c):
+            raise ValueError("the memory of earlier answers is not whole")
+        weights = np.asarray(arrays.get("weights", np.zeros((len(cells), 0))), dtype=np.float64)
+        if weights.ndim != 2 or len(weights) != len(cells) or not np.isfinite(weights).all():
+            raise ValueError("the memory of earlier answers is not whole")
+        return cls(cells, basis, weights)
+
+
+@dataclass(slots=True)
+class ReleaseHistory:
+    """What a site remembers of all its answers: the groups of rows behind them; None before the first.
+
+    `marks` (n_rows, 16) are those of the table's rows, in an `order` of them, once they are asked for; `gone`
+    (k, 16) those of rows that it had earlier.
+    """
+
+    released: ReleasedGroups | None = None
+    gone: Array = field(default_factory=lambda: np.empty((0, MARK_BYTES), dtype=np.uint8))
+    marks: Array | None = None
+    order: str = ""
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array], table: Table, secret: bytes) -> ReleaseHistory:
+        """Take back what :meth:`to_arrays` gave, for a table that may have other rows since.
+
+        ValueError where the arrays do not belong together.
+        """
+        released, known = ReleasedGroups.from_arrays(arrays), arrays.get("marks")
+        if known is None:
+            return cls(released, order=order_of(table))
+        if known.shape != (len(released.cells), MARK_BYTES):
+            raise ValueError("the memory of earlier answers is not whole")
+        marks = row_fingerprints(table, secret)
+        released, gone = released.carried(places_of(known, marks))
+        return cls(released, known[gone], marks, order_of(table))
+
+    def to_arrays(self, table: Table, secret: bytes) -> dict[str, Array]:
+        """Arrays by name, for a file."""
+        if self.released is None:
+            return {}
+        if self.marks is None:
+            self.marks = row_fingerprints(table, secret)
+        return self.released.to_arrays() | {"marks": np.concatenate([self.marks, self.gone])}
+
+    def follow(self, table: Table, secret: bytes) -> None:
+        """Bring what is remembered into the order that the rows of the table are in now."""
+        if order_of(table) == self.order and (self.marks is not None or not self.order):
+            return
+        marks = row_fingerprints(table, secret)
+        if self.released is not None and self.marks is not None:
+            known = np.concatenate([self.marks, self.gone])
+            self.released, gone = self.released.carried(places_of(known, marks))
+            self.gone = known[gone]
+        self.marks, self.order = marks, order_of(table)
+
+
+def independent_groups(basis: Bools, more: Bools) -> Bools:
+    """Add to independent rows (r, c) those of (G, c) that are no combination of others."""
+    Q = _orthonormal(basis)
+    rest = more.astype(np.float64)
+    rest -= (rest @ Q) @ Q.T
+    size = np.sqrt(np.maximum(more.sum(axis=1), 1.0))
+    open_ = np.flatnonzero(np.linalg.norm(rest, axis=1) > ZERO_TOLERANCE * size)
+    if not len(open_):
+        return basis
+    # The pivots of what is left are rows that add a direction each.
+    R, pivot = qr(rest[open_].T, mode="r", pivoting=True)
+    sizes = np.abs(np.diag(R))
+    added = open_[pivot[: int((sizes > ZERO_TOLERANCE * max(sizes.max(), 1.0)).sum())]]
+    return np.concatenate([basis, more[added]])
+
+
+def _orthonormal(basis: Bools) -> Floats:
+    """Orthonormal columns (c, r) that span the groups."""
+    Q, _ = np.linalg.qr(basis.astype(np.float64).T)
+    return np.asarray(Q, dtype=np.float64)
+
+
+def row_echelon(A: Floats) -> Floats:
+    """Reduced row echelon form by complete pivoting in each step; rows that vanish are left out."""
+    A, used = A.copy(), 0
+    free = np.ones(A.shape[1], dtype=np.bool_)
+    while used < len(A) and free.any():
+        part = np.abs(A[used:]) * free
+        i, j = divmod(int(part.argmax()), part.shape[1])
+        if part[i, j] <= ZERO_TOLERANCE:
+            break
+        A[[used, used + i]] = A[[used + i, used]]
+        A[used] /= A[used, j]
+        others = np.arange(len(A)) != used
+        A[others] -= np.outer(A[others, j], A[used])
+        free[j] = False
+        used += 1
+    return A[:used]

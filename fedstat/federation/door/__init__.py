@@ -1,1 +1,0 @@
-"""The one way out of an institution: site, state, policy and guards."""

@@ -1,0 +1,1 @@
+"""Dry run: what ``explain()`` executes to list the requests and releases of a fit."""

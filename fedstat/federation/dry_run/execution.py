@@ -1,0 +1,318 @@
+"""Dry run: the protocol of a fit runs with its own steps at sites without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import NoReturn, TypeAlias
+
+import pandas as pd
+
+from fedstat.errors import EstimationError, PolicyError
+from fedstat.federation.audit.event_log import TEXT, Entry, policy_rule
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.crypto.masks import Masker
+from fedstat.federation.disclosure.approval import bound_text
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.request_checks import (
+    PolicyRefusal,
+    check_columns,
+    check_counts,
+    check_mask,
+    refusals,
+    rules_in_force,
+)
+from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY, Site
+from fedstat.federation.disclosure.state import State
+from fedstat.federation.message import ArrayDeclaration, Reply, Request, Step, pack_request, unpack_reply
+from fedstat.federation.protocols.engine import Fit, FitProtocol, enter, leaves
+from fedstat.federation.protocols.product_steps import read_part
+from fedstat.federation.tables.table import FrameTable
+from fedstat.typing import Ints
+
+# ----------------------------------------------------------------------------------------------------
+# A site without data: a real door, behind it an invented design, and its owner's policy to be heard out.
+#
+# A door stops at the first rule that refuses. A forecast tells every rule that would, and goes on: rules
+# that follow from the question alone are listed by the functions that the door itself calls; the others are
+# left to the door. What it refuses is asked again under a policy that allows all, for what would come
+# after.
+
+ALLOW_ALL = Policy(min_count=0, min_events=0, min_level_count=0, max_parameters=1e9, remember="nothing")
+"""A policy that allows all."""
+
+COMMON_SEED = 1
+
+
+class DrySite(Site):
+    """A site of which name, policy and the number of records are known, and whose design is invented.
+
+    `instead` are steps, by family and name, that stand in the place of those that read records; `entities`
+    (n_rows,) number those of the records.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        n_rows: int,
+        instead: Mapping[tuple[str, str], Step] | None = None,
+        entities: Ints | None = None,
+    ) -> None:
+        table = FrameTable(pd.DataFrame(index=range(n_rows)), entities)
+        super().__init__(name, table, policy, COMMON_SEED)
+        self.owners = policy  # :attr:`policy` is the one in force at the moment
+        self._instead = instead or {}
+        self._told_of_columns = False
+        self.refused: list[PolicyRefusal] = []
+
+    def open(self, session: str, state: State) -> None:
+        """Let a session have opened an invented design."""
+        self.states[session] = state
+
+    @property
+    def n_masked(self) -> int:
+        """Most sites with which a session of it has agreed on masks."""
+        maskers = [state.use("masker", Masker) for state in self.states.values() if "masker" in state]
+        return max((len(masker.sites) for masker in maskers), default=0)
+
+    def hear(self, ask: Request) -> Reply:
+        """Answer a question, and note in :attr:`refused` which of the owner's rules refuse the answer.
+
+        A PolicyError where not even a policy that allows all lets the answer pass.
+        """
+        self.refused = list(refusals(self.name, self.owners, ask, FAMILIES[ask.family][ask.step]))
+        if ask.masked is not None:
+            self._hold("", "", partial(check_mask, self.name, self.owners, self.n_masked))
+        # The rules above are off here: else the first of them would hide what the steps have to say.
+        counts = replace(ALLOW_ALL, **{name: getattr(self.owners, name) for name in REPLY_RULES})
+        try:
+            reply = self._ask(ask, counts)
+        except PolicyError as error:
+            self._note(error, "")
+            reply = self._ask(ask, ALLOW_ALL)
+        self._hold_reply(ask, reply)
+        return reply
+
+    def _hold_reply(self, ask: Request, reply: Reply) -> None:
+        # Columns are open for the whole session; refused once, they would be refused again at every answer.
+        columns = 0 if self._told_of_columns else self.states.get(ask.session, State(self.name)).columns
+        if not self._hold(
+            "maximum columns", "", partial(check_columns, self.name, self.owners, ask, columns)
+        ):
+            self._told_of_columns = True  # refused, they are not open
+        step, there = FAMILIES[ask.family][ask.step], set(reply.released)
+        for name in (name for name in step.given if name in there):
+            check = partial(check_counts, self.name, self.owners, ask, step, [name], reply.entities)
+            self._hold("minimum count", name, check)
+
+    def _hold(self, rule: str, array: str, check: Callable[[], object]) -> bool:
+        try:
+            check()
+        except PolicyError as error:
+            self._note(error, array, rule)
+            return False
+        return True
+
+    def _note(self, error: PolicyError, array: str, rule: str = "") -> None:
+        """Note a refusal; what the door said of an answer is not said again of one of its arrays."""
+        message = str(error)
+        if not rule:
+            rule = policy_rule(error)
+        earlier = [one for one in self.refused if one.message != message]
+        self.refused = [*earlier, PolicyRefusal(rule, array, message)]
+
+    def _ask(self, ask: Request, policy: Policy) -> Reply:
+        """Answer under some policy, which steps are handed with the data."""
+        # Steps read the policy too, for instance how many rows stand behind a level.
+        self.policy, self._data = policy, replace(self._data, policy=policy)
+        return unpack_reply(self.answer(pack_request(ask)))
+
+    def _find_step(self, ask: Request) -> Step:
+        step = super()._find_step(ask)
+        return self._instead.get((ask.family, ask.step), step)
+
+
+REPLY_RULES = ("min_count", "min_events", "min_level_count", "max_parameters", "dealer", "discrete")
+"""Rules of a policy that need the answer, or all of the question."""
+
+
+# ----------------------------------------------------------------------------------------------------
+# A fit without data: its own questions, answered by its own steps on designs that are invented.
+#
+# :class:`Rehearsal` is an engine whose sites are dry (:mod:`fedstat.federation.dry_run.execution`).
+# Questions,
+# answers, rounds, masks and texts are those of the fit, since it is the fit that asks and its steps that
+# answer; what would pass is entered as an engine enters it. Only the numbers are made up, and what the fit
+# makes of them is thrown away.
+
+OPEN_PRODUCT_STEP = "open_product"
+RequestSignature: TypeAlias = tuple[
+    str, str, str, str, str, bool, tuple[tuple[str, str, tuple[int, ...]], ...]
+]
+
+
+class DryRunEnded(Exception):  # noqa: N818  (no error: the end of a fit that was not to be finished)
+    """The protocol of a rehearsal has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRunRequest:
+    """One question of a rehearsal, with its text as an owner consents to it and the numbers that it gave."""
+
+    site: str
+    family: str
+    step: str
+    masked: bool
+    text: str
+    gave: Mapping[str, int]
+    entities: int
+
+
+@dataclass(frozen=True, slots=True)
+class DryRunRecord:
+    """What a rehearsal went through.
+
+    `at` is where the coordinator sits; `entries` are as the ledger of the fit would have them; `rounds` are
+    the steps of every round trip between institutions. `declared` tells, by site, step and array, what the
+    array is and the policy that it meets; `refused` what policies would refuse, by site and step. `n_masked`
+    counts the sites of the masked sums, 0 where there are none; `dealers` name who deals for the secure
+    product of each two institutions, empty for the coordinator. `earlier` are kinds of what has left each
+    institution already, when the model was made. `asked` are all questions, also those in place at the
+    coordinator's own institution. `cut_short` is the step at which a refusal ended it, because
+    no policy could let it pass.
+    """
+
+    at: str | None
+    entries: tuple[Entry, ...]
+    rounds: tuple[tuple[str, ...], ...]
+    declared: Mapping[tuple[str, str, str], tuple[ArrayDeclaration, Policy]]
+    refused: Mapping[tuple[str, str], tuple[PolicyRefusal, ...]]
+    n_masked: int
+    dealers: Mapping[tuple[str, str], str]
+    earlier: Mapping[str, tuple[str, ...]]
+    cut_short: str
+    asked: tuple[DryRunRequest, ...] = ()
+
+    def rules(self, entry: Entry) -> tuple[str, ...]:
+        """Rules of the sender's policy that an array meets; none for what the coordinator sends."""
+        key = (entry.sender, entry.step, entry.array)
+        if key not in self.declared:
+            return ()
+        declared, policy = self.declared[key]
+        return tuple(rules_in_force(policy, declared, self.n_masked if entry.masked else 0))
+
+    def refusals(self, entry: Entry) -> tuple[PolicyRefusal, ...]:
+        """Refusals that keep an array in: its own, and those of the whole answer."""
+        found = self.refused.get((entry.sender, entry.step), ())
+        return tuple(one for one in found if one.array in ("", entry.array))
+
+
+class DryRunEngine:
+    """An engine whose sites are dry.
+
+    The steps in `repeated` end a fit, and keep nothing; which arrays they release depends on the shapes of
+    what they are asked alone. Asked again in the same shapes they are not run again: the first answer stands
+    for all, and is entered as often as it is asked for.
+    """
+
+    def __init__(self, sites: Mapping[str, DrySite], repeated: Collection[str] = ()) -> None:
+        self._sites = sites
+        self._repeated = repeated
+        self._answers: dict[RequestSignature, Reply] = {}
+        self._reused = False
+        pinned = {name: site.fingerprint for name, site in sites.items()}
+        for site in sites.values():
+            site.trust.pinned.update(pinned)
+        self._declared: dict[tuple[str, str, str], tuple[ArrayDeclaration, Policy]] = {}
+        self._refused: dict[tuple[str, str], dict[PolicyRefusal, None]] = {}
+        self._rounds: list[tuple[str, ...]] = []
+        self._ledger = Ledger()
+        self._dealers: dict[tuple[str, str], str] = {}
+        self._earlier: Mapping[str, tuple[str, ...]] = {}
+        self._cut_short = ""
+        self._asked: list[DryRunRequest] = []
+
+    def course(self) -> DryRunRecord:
+        """Return what the rehearsal went through."""
+        # Sites that agreed on keys may have used them for sealed messages alone.
+        any_masked = any(entry.masked for entry in self._ledger.entries)
+        return DryRunRecord(
+            at=self._ledger.at,
+            entries=tuple(self._ledger.entries),
+            rounds=tuple(self._rounds),
+            declared=self._declared,
+            refused={place: tuple(found) for place, found in self._refused.items()},
+            n_masked=max(site.n_masked for site in self._sites.values()) if any_masked else 0,
+            dealers=self._dealers,
+            earlier=self._earlier,
+            cut_short=self._cut_short,
+            asked=tuple(self._asked),
+        )
+
+    def run(self, protocol: FitProtocol[Fit], ledger: Ledger) -> NoReturn:
+        """Carry a protocol's questions to the dry sites; ends in :class:`Rehearsed`.
+
+        What the protocol returns rests on made up numbers, and is not handed on.
+        """
+        self._ledger, self._earlier = Ledger(at=ledger.at), ledger.kinds_by_client()
+        try:
+            asks = next(protocol)
+            while True:
+                if asks and all(ask.family == RECEIPT_FAMILY for ask in asks):
+                    raise DryRunEnded  # what follows is the sites' statements on what has passed
+                crossing = [ask for ask in asks if leaves(ask, self._ledger)]
+                if crossing:
+                    self._ledger.begin_round()
+                    self._rounds.append(tuple(dict.fromkeys(ask.step for ask in crossing)))
+                asks = protocol.send([self._carry(ask) for ask in asks])
+        except StopIteration:
+            raise DryRunEnded from None
+        except EstimationError:
+            # The same answer at every point has no derivative: what a fit makes of it at its end may fail.
+            if not self._reused:
+                raise
+            raise DryRunEnded from None
+
+    def _carry(self, ask: Request) -> Reply:
+        same = request_signature(ask) if ask.step in self._repeated else None
+        if same is not None and same in self._answers:
+            self._reused, reply = True, self._answers[same]
+        else:
+            reply = self._hear(ask)
+        if same is not None:
+            self._answers[same] = reply
+        enter(ask, reply, self._ledger)
+        # What is hidden travels as several words a number: its first axis is none of its own.
+        gives = FAMILIES[ask.family][ask.step].gives
+        hidden = {name for name in reply.arrays if ask.masked is not None and gives[name].maskable}
+        gave = {name: prod(array.shape[name in hidden :]) for name, array in reply.arrays.items()}
+        gave |= {TEXT: 0} if reply.text else {}
+        masked, text = ask.masked is not None, bound_text(ask)
+        self._asked.append(DryRunRequest(ask.site, ask.family, ask.step, masked, text, gave, reply.entities))
+        return reply
+
+    def _hear(self, ask: Request) -> Reply:
+        site = self._sites[ask.site]
+        try:
+            reply = site.hear(ask)
+        except PolicyError:
+            self._cut_short = ask.step
+            raise DryRunEnded from None
+        finally:
+            self._refused.setdefault((ask.site, ask.step), {}).update(dict.fromkeys(site.refused))
+        for name, declared in FAMILIES[ask.family][ask.step].given.items():
+            self._declared[ask.site, ask.step, name] = (declared, site.owners)
+        # The coordinator's own dealing is no message; who deals stands in the questions to both institutions.
+        if ask.step == OPEN_PRODUCT_STEP:
+            part = read_part(ask.text)
+            self._dealers[part.product.client_a, part.product.client_b] = part.dealer
+        return reply
+
+
+def request_signature(ask: Request) -> RequestSignature:
+    """All of a question but the numbers in its arrays, and the round whose masks hide its answer."""
+    shapes = tuple((name, array.dtype.str, array.shape) for name, array in ask.arrays.items())
+    return ask.site, ask.family, ask.step, ask.session, ask.text, ask.masked is None, shapes

@@ -1,0 +1,253 @@
+"""Requests and releases that a fit is expected to make, and the plan that each owner approves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+from fedstat.federation.audit.event_log import TEXT, Entry
+from fedstat.federation.disclosure.approval import AnalysisPlan, PlannedStep, ReleasedArray
+from fedstat.federation.disclosure.request_checks import PolicyRefusal
+from fedstat.federation.disclosure.site import FAMILIES, UNALIGNED_FAMILIES
+from fedstat.federation.dry_run.execution import DryRunRecord, DryRunRequest
+
+# ----------------------------------------------------------------------------------------------------
+# Counts of what a fit would ask for and of what would leave each institution, from one rehearsal.
+#
+# How often an iteration passes depends on the data. A family says how often it does in a short, a usual and
+# a long fit; iterations are then added to those that were rehearsed, or taken away, each like the last.
+
+ArrayKey: TypeAlias = tuple[str, str, str, str, str, str, bool]
+"""Sender, receiver, step, array, kind, meaning, masked."""
+
+FitLengths: TypeAlias = tuple[int, int, int]
+"""Of a fit that is short, usual and long."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationLoop:
+    """Rounds of which there are as many as the data ask for: `lengths` in a short, usual and long fit.
+
+    There is one round of the step `counted` in an iteration, whose `steps` have it among them. An array goes
+    through `sizes` shapes until it has its largest; 0 where all have the same.
+    """
+
+    counted: str
+    steps: frozenset[str]
+    lengths: FitLengths
+    sizes: int = 0
+
+    def rehearsed(self, course: DryRunRecord) -> int:
+        """Count the iterations that were rehearsed."""
+        return sum(self.counted in steps for steps in course.rounds)
+
+    def counts(self, count: int, course: DryRunRecord) -> FitLengths:
+        """Turn what was counted in the rehearsal into counts at the three lengths."""
+        done = self.rehearsed(course)
+        if not done:
+            return count, count, count
+        # Messages an iteration; a step that was left out once, as in the last iteration, still counts as one.
+        each = max(1, round(count / done))
+        low, usual, most = (max(count + each * (length - done), 0) for length in self.lengths)
+        return low, usual, most
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedArray:
+    """Messages of one array from one institution to another, as the account enters them (`Entry`).
+
+    `shape` is the largest; `entities` those behind one message, 0 where none are; `messages` and `bytes` are
+    counted at the fewest, the expected and the most iterations. `rules` are those of the sender's policy that
+    it meets, none for what the coordinator sends, and `refusals` what that policy says against it.
+    """
+
+    sender: str
+    receiver: str
+    step: str
+    array: str
+    kind: str
+    what: str
+    masked: bool
+    shape: tuple[int, ...]
+    entities: int
+    messages: FitLengths
+    bytes: FitLengths
+    rules: tuple[str, ...]
+    refusals: tuple[PolicyRefusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedReleases:
+    """What a fit would ask for, at the fewest, the expected and the most iterations."""
+
+    course: DryRunRecord
+    loops: Sequence[IterationLoop] = ()
+
+    def rounds(self) -> list[tuple[tuple[str, ...], FitLengths]]:
+        """Kinds of rounds in the order in which they first come, with how many there are of each."""
+        return [
+            (steps, self._counts(steps, self.course.rounds.count(steps)))
+            for steps in dict.fromkeys(self.course.rounds)
+        ]
+
+    def most(self, site: str, family: str, step: str) -> int:
+        """Count how often a step is asked of a site at the most."""
+        address = (site, family, step)
+        count = sum((one.site, one.family, one.step) == address for one in self.course.asked)
+        return max(self._counts((step,), count))
+
+    def planned(self) -> list[ExpectedArray]:
+        """List what would leave each institution, array by array, as the ledger's releases do."""
+        found: dict[ArrayKey, list[Entry]] = {}
+        for e in self.course.entries:
+            key = (e.sender, e.receiver, e.step, e.array, e.kind, e.what, e.masked)
+            found.setdefault(key, []).append(e)
+        return [self._planned(key, entries) for key, entries in found.items()]
+
+    def _planned(self, key: ArrayKey, entries: Sequence[Entry]) -> ExpectedArray:
+        messages = self._counts((key[2],), len(entries))
+        sizes = self._further(entries, max(messages) - len(entries))
+        # Bytes as rehearsed, and beyond these as extrapolated: exact as long as the fit is no longer than the
+        # rehearsal.
+        each = [entry.bytes for entry in entries] + [n_bytes for _, n_bytes in sizes]
+        low, usual, most = (sum(each[:count]) for count in messages)
+        one = max(entries, key=lambda entry: entry.shape)
+        return ExpectedArray(
+            *key,
+            shape=max([one.shape, *[shape for shape, _ in sizes]]),
+            entities=max(entry.entities for entry in entries),
+            messages=messages,
+            bytes=(low, usual, most),
+            rules=self.course.rules(one),
+            refusals=self.course.refusals(one),
+        )
+
+    def _counts(self, steps: tuple[str, ...], count: int) -> FitLengths:
+        """Count a kind of round or message at the three lengths, where it is one of an iteration."""
+        for loop in self.loops:
+            # The first that fits: a loop that holds another one is listed after it.
+            if loop.steps.issuperset(steps):
+                return loop.counts(count, self.course)
+        return count, count, count
+
+    def _further(self, entries: Sequence[Entry], more: int) -> list[tuple[tuple[int, ...], int]]:
+        """Extrapolate shapes and bytes of further messages: as the last, or growing as the last grew."""
+        last, shape = entries[-1], entries[-1].shape
+        sizes = len({entry.shape for entry in entries})
+        grows = max((loop.sizes for loop in self.loops if last.step in loop.steps), default=0) - sizes
+        step = (0,) * len(shape)
+        if len(entries) > 1 and grows > 0:
+            step = tuple(b - a for a, b in zip(entries[-2].shape, shape, strict=True))
+        # Bytes are scaled and not counted anew: a masked number takes one word or six.
+        size = last.bytes / max(prod(shape), 1)
+        out = []
+        for i in range(1, more + 1):
+            at = tuple(n + d * min(i, max(grows, 0)) for n, d in zip(shape, step, strict=True))
+            out.append((at, round(size * prod(at)) if prod(shape) else last.bytes))
+        return out
+
+    def refusals(self) -> dict[str, list[PolicyRefusal]]:
+        """List what policies would refuse, by site, also in place at the coordinator's own institution."""
+        out: dict[str, list[PolicyRefusal]] = {}
+        for (site, _), found in self.course.refused.items():
+            if found:
+                out.setdefault(site, []).extend(found)
+        return out
+
+
+# ----------------------------------------------------------------------------------------------------
+# From a forecast to the plan that the owner of one site is asked to consent to.
+
+ROUND_MARGIN, MIN_ROUNDS = 2, 12
+"""Times the most that a forecast tells of rounds whose number the data decide, and the least of them: a fit
+that is refused at its end has shown all and gives nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisDescription:
+    """What the coordinator says that an analysis is, and who could learn what from it."""
+
+    call: str
+    formula: str
+    distribution: str
+    learned: tuple[str, ...]
+
+    def plan(
+        self, site: str, columns: Sequence[str], steps: tuple[PlannedStep, ...], rounds: int
+    ) -> AnalysisPlan:
+        """Put a plan together."""
+        words = (self.call, self.formula, self.distribution)
+        return AnalysisPlan(site, *words, tuple(columns), steps, rounds, self.learned)
+
+
+def plan_text_release(family: str, step: str) -> PlannedStep:
+    """Plan one question of a step that takes nothing, and tells a text."""
+    told = FAMILIES[family][step].given[TEXT]
+    gives = ReleasedArray(TEXT, told.kind, told.what, False, 0, 0)
+    return PlannedStep(family, step, 1, False, ("",), (gives,))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBuilder:
+    """Makes the plan of every site from one forecast; `guessed` are steps whose sizes are not known."""
+
+    forecast: ExpectedReleases
+    words: AnalysisDescription
+    guessed: frozenset[str]
+
+    def plan(self, site: str, columns: Sequence[str], afterwards: Sequence[PlannedStep] = ()) -> AnalysisPlan:
+        """Plan for one site, of which these columns are read; also steps that may be asked afterwards."""
+        rounds = sum(self._with_room(kinds, max(counts)) for kinds, counts in self.forecast.rounds())
+        return self.words.plan(site, columns, (*self._steps(site), *afterwards), rounds)
+
+    def _steps(self, site: str) -> Iterator[PlannedStep]:
+        asked: dict[tuple[str, str], list[DryRunRequest]] = {}
+        for one in self.forecast.course.asked:
+            if one.site == site and one.family not in UNALIGNED_FAMILIES:
+                asked.setdefault((one.family, one.step), []).append(one)
+        planned = self.forecast.planned()
+        for (family, step), found in asked.items():
+            most = self._with_room((step,), self.forecast.most(site, family, step))
+            masked = all(one.masked for one in found)
+            texts = tuple(sorted({one.text for one in found}))
+            rows = [row for row in planned if row.step == step]
+            gives = tuple(self._gives(family, step, found, rows, masked))
+            yield PlannedStep(family, step, most, masked, texts, gives)
+
+    def _gives(
+        self,
+        family: str,
+        step: str,
+        found: Sequence[DryRunRequest],
+        planned: Sequence[ExpectedArray],
+        masked: bool,
+    ) -> Iterator[ReleasedArray]:
+        for name, declared in FAMILIES[family][step].given.items():
+            gave = max((one.gave[name] for one in found if name in one.gave), default=None)
+            if gave is None:
+                continue
+            # In a longer fit than was rehearsed arrays may be larger. What is asked in place is no message,
+            # and grows as an array of the same size that is one.
+            later = [
+                prod(row.shape)
+                for row in planned
+                if row.array == name and self._rehearsed(row.sender, step, name) == gave
+            ]
+            unknown = step in self.guessed or name == TEXT
+            numbers = 0 if unknown else max([gave, *later])
+            hidden = masked and declared.maskable
+            entities = max(one.entities for one in found)
+            yield ReleasedArray(name, declared.kind, declared.what, hidden, numbers, entities)
+
+    def _rehearsed(self, site: str, step: str, array: str) -> int:
+        """Most numbers of an array that one answer had."""
+        asked = self.forecast.course.asked
+        return max(
+            (one.gave.get(array, 0) for one in asked if (one.site, one.step) == (site, step)), default=0
+        )
+
+    def _with_room(self, steps: tuple[str, ...], most: int) -> int:
+        decided = any(loop.steps.issuperset(steps) for loop in self.forecast.loops)
+        return max(ROUND_MARGIN * most, MIN_ROUNDS) if decided else most

@@ -1,0 +1,210 @@
+"""Synthetic data and horizontal designs for a dry run: drawn rows of the agreed columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.codec import from_json, to_json
+from fedstat.federation.design.block import code_rows
+from fedstat.federation.design.horizontal_design import RowsAgreement
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, STEPS, NamedColumns, OpenRows
+from fedstat.federation.design.site_rows import CompleteRows, RowsRequest
+from fedstat.federation.design.transform_states import (
+    TransformRequest,
+    assumed_sums,
+    count_power_sums,
+    targeted,
+)
+from fedstat.federation.design.vertical_design import FAMILY
+from fedstat.federation.disclosure.facts import RowCount
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.message import Step
+from fedstat.federation.tables.curves import CurveArray
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.typing import Array, Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Designs of the agreed shape with drawn numbers: normal columns, and a response that mildly depends on
+# them.
+#
+# Invented is what a site holds once its columns are coded. Names, institutions, entities and missing
+# patterns are those that have been agreed on, and all that the shape of an answer can depend on; no kind,
+# level or transform of a column has to be known for it, nor does any value matter.
+
+SYNTHETIC_SEED = 20_240_229
+PREDICTOR_VARIANCE = 0.5
+"""Variance of the linear predictor of columns of variance one."""
+
+LOG_MEAN_SLOPE = 0.3
+"""By how much the logarithm of a mean moves with it; a probability stays within 0.2 and 0.8."""
+
+RESPONSE_SHAPE = 4.0
+"""Of positive responses: their variance is the squared mean over it."""
+
+
+def synthetic_generator() -> np.random.Generator:
+    """Return the same random numbers for every forecast."""
+    return np.random.default_rng(SYNTHETIC_SEED)
+
+
+def draw_effects(p: int) -> Floats:
+    """Coefficients of p standardised columns, falling from the first: (p,)."""
+    falling = 1.0 / (1.0 + np.arange(p))
+    size = np.sqrt((falling @ falling) / PREDICTOR_VARIANCE) if p else 1.0
+    return np.asarray(falling * np.where(np.arange(p) % 2, -1.0, 1.0) / size)
+
+
+def draw_response(distribution: DistributionSpec, predictor: Floats, rng: np.random.Generator) -> Floats:
+    """Draw responses that a distribution can have, with means that move with a linear predictor: (n,).
+
+    The link is not that of the distribution: means stay well inside the range of every link.
+    """
+    if distribution.least_squares:
+        return np.asarray(rng.normal(predictor))
+    near = LOG_MEAN_SLOPE * np.clip(predictor, -2.0, 2.0)
+    mean, n = np.exp(near), len(near)
+    match distribution.name:
+        case "Gaussian":
+            return np.asarray(rng.normal(mean, LOG_MEAN_SLOPE / RESPONSE_SHAPE))
+        case "Binomial":
+            return (rng.random(n) < 0.5 * (1.0 + near)).astype(float)
+        case "Poisson":
+            return rng.poisson(mean).astype(float)
+        case "NegativeBinomial":
+            alpha = max(float(distribution.alpha or 1.0), 1.0 / RESPONSE_SHAPE)
+            return rng.poisson(mean * rng.gamma(1.0 / alpha, alpha, n)).astype(float)
+        case "InverseGaussian":
+            return np.asarray(rng.wald(mean, RESPONSE_SHAPE * mean))
+        case _:
+            return np.asarray(mean * rng.gamma(RESPONSE_SHAPE, 1.0 / RESPONSE_SHAPE, n))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sites that hold different rows of the same columns, which open an invented design of the agreed columns.
+
+OPEN_STEP, SUM_STEP = "open_rows", "transform_sums"
+MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN = 400, 20
+"""Rows that are drawn at most, and for each column: answers are sums, whose shapes do not depend on them."""
+
+SYNTHETIC_GROUPS = 2
+"""Levels of a column of groups at a site; how many there are is not known in advance."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticRows:
+    """What rows are drawn of: the agreed columns, and a response of a distribution.
+
+    `nested` are columns of groups that have one level a site, such as the strata of its clusters; `curves`
+    have the points on which others are drawn.
+    """
+
+    agreement: RowsAgreement
+    distribution: DistributionSpec
+    nested: tuple[str, ...] = ()
+    curves: Mapping[str, CurveArray] = field(default_factory=dict)
+
+    def sites(self, policies: Mapping[str, Policy]) -> dict[str, DrySite]:
+        """Make sites that open drawn rows of the agreed columns where they are asked to open their own."""
+        instead = {
+            (FAMILY, OPEN_STEP): self._opener(),
+            (FAMILY, SUM_STEP): replace(STEPS[SUM_STEP], run=self._sum),
+        }
+        return {
+            row.site: DrySite(row.site, policies[row.site], row.n_rows, instead)
+            for row in self.agreement.sites
+        }
+
+    def _sum(self, data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+        """Sum for transforms; of what stands behind it the number of rows alone is judged."""
+        asked = from_json(TransformRequest, text, "")
+        state.tell(RowCount(self._n_rows(data.name), count_power_sums(asked)))
+        state.told.update(STEPS[SUM_STEP].gives["sums"].behind)
+        state.rest_on(self._n_rows(data.name))
+        return {"sums": assumed_sums(targeted(asked))}, ""
+
+    def _n_rows(self, site: str) -> int:
+        return next(row.n for row in self.agreement.sites if row.site == site)
+
+    def _opener(self) -> Step:
+        """Make a step that opens drawn rows; of what stands behind them their number alone is judged."""
+        columns = coded_names(self.agreement)
+        names, answer = columns.names, to_json(columns)
+
+        def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+            n = self._n_rows(data.name)
+            state.tell(RowCount(n, len(names) + self.agreement.question.intercept))
+            state.told.update(OPEN_ROWS)  # the other facts are about rows that are not there
+            state.keep("rows", self._draw(data, n, len(names)), n, columns=len(names))
+            return {}, answer
+
+        return replace(STEPS[OPEN_STEP], run=open_rows)
+
+    def _respond(self, rng: np.random.Generator, predictors: Floats) -> Floats:
+        """Draw values of a response that is a curve, (m, G)."""
+        return draw_response(self.distribution, predictors.ravel(), rng).reshape(predictors.shape)
+
+    def _draw(self, data: SiteData, n: int, columns: int) -> OpenRows:
+        """Draw columns, response and groups of a site."""
+        question = self.agreement.question
+        # Spawned by place, so that sites draw differently and each draws alike in every forecast.
+        place = [row.site for row in self.agreement.sites].index(data.name)
+        rng = synthetic_generator().spawn(place + 1)[place]
+        # More rows than columns, or the invented fit would stop at a singular matrix.
+        m = min(n, max(MAX_SYNTHETIC_ROWS, SYNTHETIC_ROWS_PER_COLUMN * columns))
+        X = rng.normal(size=(m, columns))
+        y = draw_response(self.distribution, X @ draw_effects(columns), rng)
+        if question.intercept:
+            X = np.column_stack([np.ones(m), X])
+        frame = draw_group_codes(question, data.name, m, self.nested)
+        for name in question.read_curves:
+            response = name == question.curve_response and not self.distribution.least_squares
+            frame[name] = self.curves[name].drawn(
+                m, rng, partial(self._respond, rng) if response else np.asarray
+            )
+        rows = synthetic_rows(question, y, frame)
+        return open_synthetic_rows(data, self.agreement, rows, X)
+
+
+def open_synthetic_rows(data: SiteData, agreement: RowsAgreement, rows: CompleteRows, X: Floats) -> OpenRows:
+    """Open (m, q) drawn columns, standardised as a site standardises its own."""
+    question, held = agreement.question, (rows, np.ascontiguousarray(X))
+    terms = coded_names(agreement).term_names
+    out = OpenRows(data, question, agreement.spec, question.read_terms(), held=held, term_names=terms)
+    out.settle(X.mean(axis=0), X.std(axis=0))
+    return out
+
+
+def synthetic_rows(question: RowsRequest, y: Floats, frame: pd.DataFrame) -> CompleteRows:
+    """Rows with a drawn response, weights of one and offsets of zero, where the model has them."""
+    m = len(y)
+    weights = {role: np.ones(m) for role in question.weights if role != "exposure"}
+    offset = np.zeros(m) if question.offsets or "exposure" in question.weights else None
+    counts = np.column_stack([y, 1.0 - y]) if question.response.startswith("cbind") else y
+    return CompleteRows(frame, np.ones(m, dtype=bool), counts, offset, weights)
+
+
+def draw_group_codes(question: RowsRequest, site: str, m: int, nested: tuple[str, ...]) -> pd.DataFrame:
+    """Make groups that no other site has; of those that are nested in the site there is one."""
+    levels = {name: 1 if name in nested else SYNTHETIC_GROUPS for name in question.labels}
+    return pd.DataFrame({name: [f"{site} {i % k}" for i in range(m)] for name, k in levels.items()})
+
+
+def coded_names(agreement: RowsAgreement) -> NamedColumns:
+    """Names of the design columns without the intercept, and the term of each: no row is needed for that."""
+    spec, terms = agreement.spec, agreement.question.read_terms()
+    if not terms:
+        return NamedColumns((), ())
+    empty: dict[str, Any] = {name: pd.Series([], dtype=float) for name in spec.columns}
+    for name, levels in spec.levels.items():
+        if spec.kinds[name] == "category":  # a number inside C() has levels as well
+            empty[name] = pd.Series(pd.Categorical([], levels))
+    coded = code_rows(empty, terms, spec, 0, "")
+    return NamedColumns(coded.names, coded.term_names)

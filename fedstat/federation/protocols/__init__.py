@@ -1,0 +1,1 @@
+"""Protocols that several families need: keys, masked sums, secure products, linkage, receipts."""

@@ -1,0 +1,142 @@
+"""Engines: they carry the requests of a protocol to the sites, and the replies back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from fedstat.errors import EngineError, FedstatError, MessageError, SessionError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY
+from fedstat.federation.disclosure.threat_statements import one_process_note
+from fedstat.federation.message import Reply, Request, pack_request, unpack_reply
+from fedstat.progress_line import ProgressLine
+
+Fit = TypeVar("Fit")
+Other = TypeVar("Other")
+FitProtocol: TypeAlias = Generator[list[Request], list[Reply], Fit]
+"""A protocol: yields one round of asks, is sent the replies in the same order, returns a fit."""
+
+
+class Engine(Protocol):
+    """What a model needs of an engine."""
+
+    def run(self, protocol: FitProtocol[Fit], ledger: Ledger) -> Fit:
+        """Run a protocol to its end, entering every array into the ledger."""
+        ...
+
+
+class RoundEngine:
+    """Runs protocols round by round; a subclass says how the questions of a round are answered."""
+
+    setting = ""
+    """What a ledger says of where the sites are."""
+
+    def run(self, protocol: FitProtocol[Fit], ledger: Ledger) -> Fit:
+        """Run a protocol to its end, and return what it returns; a DoorError where a site refuses.
+
+        Replies go back in the order of the asks, never in the order of arrival, so that sums over sites are
+        the same to the bit on every engine.
+
+        The ledger is written as the messages pass. What passes between the coordinator and the site at which
+        it sits (``ledger.at``) leaves no institution and is not entered, nor are the sites' statements on
+        what has passed; the account (``ledger.account``) has all of it.
+        """
+        ledger.setting = self.setting
+        self._begin_run()
+        line = ProgressLine("round", quiet=True)
+        try:
+            asks = next(protocol)
+            while True:
+                if any(leaves(ask, ledger) for ask in asks):
+                    ledger.begin_round()
+                replies = self._round(asks, ledger)
+                line.step()
+                asks = protocol.send(replies)
+        except StopIteration as stop:
+            fit: Fit = stop.value
+            return fit
+        finally:
+            line.close()
+
+    def _begin_run(self) -> None:
+        """Prepare for a run."""
+
+    def _round(self, asks: Sequence[Request], ledger: Ledger) -> list[Reply]:
+        """Have the questions of one round answered, in their order, and enter what passed."""
+        raise NotImplementedError
+
+
+def side_by_side(first: FitProtocol[Fit], second: FitProtocol[Other]) -> FitProtocol[tuple[Fit, Other]]:
+    """Run two protocols at once, of which neither needs an answer to the other; what both return."""
+    asks, ended = [list[Request](), list[Request]()], [list[Any](), list[Any]()]
+
+    def go_on(which: int, protocol: FitProtocol[Any], replies: list[Reply] | None) -> None:
+        try:
+            asks[which] = next(protocol) if replies is None else protocol.send(replies)
+        except StopIteration as stop:
+            asks[which], ended[which] = [], [stop.value]
+
+    go_on(0, first, None)
+    go_on(1, second, None)
+    while not (ended[0] and ended[1]):
+        replies = yield asks[0] + asks[1]
+        parts = replies[: len(asks[0])], replies[len(asks[0]) :]
+        for which, protocol in enumerate((first, second)):
+            if not ended[which]:
+                go_on(which, protocol, parts[which])
+    return ended[0][0], ended[1][0]
+
+
+class SiteEndpoint(Protocol):
+    """What answers a packed ask: a site, or what stands for one elsewhere."""
+
+    def answer(self, request: bytes) -> bytes:
+        """Return a packed reply."""
+        ...
+
+
+class LocalEngine(RoundEngine):
+    """All sites in one process; every message is packed to bytes and back."""
+
+    def __init__(self, sites: Mapping[str, SiteEndpoint]) -> None:
+        self._doors: dict[str, Callable[[bytes], bytes]] = {n: s.answer for n, s in sites.items()}
+        policies = [getattr(site, "policy", None) for site in sites.values()]
+        self.setting = one_process_note(policy for policy in policies if isinstance(policy, Policy))
+
+    def _round(self, asks: Sequence[Request], ledger: Ledger) -> list[Reply]:
+        return [self._carry(ask, ledger) for ask in asks]
+
+    def _carry(self, ask: Request, ledger: Ledger) -> Reply:
+        if ask.site not in self._doors:
+            raise MessageError(f"no site '{ask.site}'; there are {sorted(self._doors)}")
+        try:
+            reply = unpack_reply(self._doors[ask.site](pack_request(ask)))
+        except FedstatError as error:
+            # The account has refused questions as well: the site's own chain counts them, and both are
+            # compared.
+            enter(ask, error, ledger)
+            if isinstance(error, EngineError | SessionError):
+                error.sites = (ask.site,)
+            raise
+        enter(ask, reply, ledger)
+        return reply
+
+
+def leaves(ask: Request, ledger: Ledger) -> bool:
+    """Whether a ledger is about an ask: not within the coordinator's institution, nor about the ledger."""
+    return ask.site != ledger.at and ask.family != RECEIPT_FAMILY
+
+
+def enter(ask: Request, outcome: Reply | FedstatError, ledger: Ledger) -> None:
+    """Write an ask and its outcome into the coordinator's account, and into the ledger what it is about.
+
+    A question that was refused is in the account alone: nothing came of it. A MessageError where another site
+    answered.
+    """
+    if isinstance(outcome, Reply) and outcome.site != ask.site:
+        raise MessageError(f"'{outcome.site}' answered in the place of '{ask.site}'")
+    entries = ledger.account.enter(ask, FAMILIES.get(ask.family, {}).get(ask.step), outcome)
+    if isinstance(outcome, Reply) and leaves(ask, ledger):
+        ledger.enter(entries)

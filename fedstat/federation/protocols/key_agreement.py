@@ -1,0 +1,240 @@
+"""Agreement of the sites on pairwise keys, through a coordinator that learns none of them.
+
+Two rounds: sites show their public identities and sign fresh keys, over the fingerprints that their owners
+pinned; then they hold each other's identities and signatures against these fingerprints
+(:mod:`fedstat.federation.crypto.keys`). A key is signed before any other is known, which costs nothing: no
+secret comes of it before the second round, and sites whose owners pinned different keys sign different lists.
+
+Where many sites need keys for sums only, each agrees with few neighbours, in three rounds: sites bind
+themselves to fresh keys, sign them, and check what their neighbours signed
+(:mod:`fedstat.federation.crypto.masks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedstat.codec import from_json, to_json
+from fedstat.errors import PinError
+from fedstat.federation.crypto.keys import ANNOUNCED, KeyAgreement, PairKeys, PublicIdentity, parse_key_text
+from fedstat.federation.crypto.masks import (
+    Masker,
+    NeighborAgreement,
+    all_neighbors,
+    is_sparse,
+    join_commitments,
+    split_commitments,
+)
+from fedstat.federation.crypto.rosters import announce_roster, check_rosters, strip_roster
+from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Request, Step
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.typing import Array
+
+FAMILY = "secure"
+RING = "ring agreement"
+"""Not the name of the other one: 'finish' would make masks with nobody of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeysRequest:
+    """A session that needs keys, and its sites."""
+
+    session: str
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeysAnnounced:
+    """By site, its public identity, in JSON, and what it announced."""
+
+    public: Mapping[str, str]
+    announced: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedSites:
+    """A session of many sites that needs keys, and by what each has bound itself to its key."""
+
+    session: str
+    sites: tuple[str, ...]
+    committed: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedSite:
+    """One site's public identity, and by what it has bound itself to its key."""
+
+    public: str
+    committed: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeysForwarded:
+    """Keys of all sites, in the order of names, and what a site's neighbours are and announced."""
+
+    keys: str
+    public: Mapping[str, str]
+    announced: Mapping[str, str]
+
+
+def introduce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Show the site's public identity."""
+    return {}, data.trust.identity.public.to_json()
+
+
+def announce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Sign a fresh key for this session, of which the text tells the name and the sites.
+
+    A SecurityError where this site's owner has pinned no key of one of them.
+    """
+    asked = from_json(KeysRequest, text, f"{data.name}: the question about keys")
+    agreement = KeyAgreement(data.trust.identity, asked.session, data.name, None, _pinned(data, asked.sites))
+    state.keep("agreement", agreement)
+    return {}, _with_roster(data, asked.session, agreement.announce())
+
+
+def _with_roster(data: SiteData, session: str, announced: str) -> str:
+    trust = data.trust
+    return announce_roster(trust.identity, session, data.name, trust.rosters, announced)
+
+
+def _pinned(data: SiteData, names: Iterable[str]) -> dict[str, str]:
+    """Fingerprints that the owner pinned; a SecurityError names the sites of which there is none."""
+    pinned = {name: data.trust.pinned.get(name, "") for name in names}
+    unknown = sorted(name for name, fingerprint in pinned.items() if not fingerprint)
+    if unknown:
+        raise PinError(f"{data.name}: its owner has pinned no key of {', '.join(unknown)}")
+    return pinned
+
+
+def finish(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Check who the others are and what they announced, and keep the keys shared with each, and a masker.
+
+    A SecurityError where an identity is not the one that this site's owner pinned.
+    """
+    absent = "no agreement on keys was begun in this session; ask 'announce' first"
+    agreement = state.use("agreement", KeyAgreement, absent)
+    found = from_json(KeysAnnounced, text, f"{data.name}: the keys that it was told")
+    # The coordinator carries the identities, and could put its own in their place: only pinned ones count.
+    public = {name: PublicIdentity.from_json(key) for name, key in found.public.items()}
+    told = check_rosters(data.name, agreement.session, data.trust.rosters, public, found.announced)
+    return _keep_keys(state, agreement.finish(told, public))
+
+
+def _keep_keys(state: State, keys: PairKeys) -> tuple[dict[str, Array], str]:
+    state.keep("keys", keys)
+    state.keep("masker", Masker(keys))
+    return {}, ""
+
+
+def commit(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Show the site's public identity, and bind it to a fresh key for the session that the text names."""
+    agreement = NeighborAgreement(data.trust.identity, text, data.name)
+    state.keep(RING, agreement)
+    public = data.trust.identity.public.to_json()
+    return {}, to_json(CommittedSite(public, join_commitments({data.name: agreement.commitment})))
+
+
+def sign(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Show the fresh key, signed with what all sites are bound to; once, and to pinned sites."""
+    asked = from_json(CommittedSites, text, f"{data.name}: the question about keys")
+    agreement = state.use(RING, NeighborAgreement, "this site is bound to no key; ask 'commit' first")
+    committed = split_commitments(asked.sites, asked.committed)
+    return {}, _with_roster(data, agreement.session, agreement.sign(committed, _pinned(data, committed)))
+
+
+def accept_neighbors(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Check the keys of all sites and what the neighbours announced; keep keys with these, and a masker."""
+    asked = from_json(KeysForwarded, text, f"{data.name}: the keys that it is shown")
+    agreement = state.use(RING, NeighborAgreement, "this site is bound to no key; ask 'commit' first")
+    public = {name: PublicIdentity.from_json(key) for name, key in asked.public.items()}
+    keys = split_commitments(agreement.sites, asked.keys)
+    told = check_rosters(data.name, agreement.session, data.trust.rosters, public, asked.announced)
+    return _keep_keys(state, agreement.meet(keys, public, told))
+
+
+def keys_of(state: State) -> PairKeys:
+    """Return the keys of this session, or say that there are none."""
+    return state.use("keys", PairKeys, "the sites have not agreed on keys in this session")
+
+
+PUBLIC = ArrayDeclaration("control", "public keys, signed")
+STEPS: Mapping[str, Step] = {
+    "introduce": Step(
+        introduce, text_in=ArrayDeclaration("control", "nothing"), text_out=PUBLIC, public=True
+    ),
+    "announce": Step(announce, text_in=PUBLIC, text_out=PUBLIC, public=True),
+    "finish": Step(finish, text_in=PUBLIC, public=True),
+    "commit": Step(
+        commit, text_in=ArrayDeclaration("control", "name of the session"), text_out=PUBLIC, public=True
+    ),
+    "sign": Step(sign, text_in=PUBLIC, text_out=PUBLIC, public=True),
+    "meet": Step(accept_neighbors, text_in=PUBLIC, public=True),
+}
+ORDER = {"announce": "introduce", "finish": "announce", "sign": "commit", "meet": "sign"}
+FAMILIES[FAMILY] = in_order(STEPS, ORDER)
+LAST = ("finish", "meet")
+"""Steps with which an agreement ends."""
+
+
+def agree_keys(sites: Sequence[str], session: str, sums_only: bool = False) -> FitProtocol[None]:
+    """Let sites agree on pairwise keys; a SecurityError where a key is not pinned or a signature wrong.
+
+    Of many sites whose keys serve masked sums only, each agrees with its neighbours.
+    """
+
+    def ask(site: str, step: str, content: str) -> Request:
+        return Request(site, FAMILY, step, {}, session, content)
+
+    if sums_only and is_sparse(len(sites)):
+        yield from agree_with_neighbors(sites, session, ask)
+        return
+    content = to_json(KeysRequest(session, tuple(sites)))
+    introducing = [ask(site, "introduce", "{}") for site in sites]
+    replies = yield introducing + [ask(site, "announce", content) for site in sites]
+    K = len(sites)
+    public, announced = (
+        {site: reply.text for site, reply in zip(sites, half, strict=True)}
+        for half in (replies[:K], replies[K:])
+    )
+    # Packed once for all sites: it grows with their number.
+    content = to_json(KeysAnnounced(public, announced))
+    yield [ask(site, "finish", content) for site in sites]
+
+
+def agree_with_neighbors(
+    sites: Sequence[str], session: str, ask: Callable[[str, str, str], Request]
+) -> FitProtocol[None]:
+    """Let each of many sites agree on keys with its neighbours."""
+    replies = yield [ask(site, "commit", session) for site in sites]
+    told = {
+        site: from_json(CommittedSite, reply.text, f"{site}: what binds it to its key")
+        for site, reply in zip(sites, replies, strict=True)
+    }
+    words = {site: split_commitments([site], one.committed)[site] for site, one in told.items()}
+    content = to_json(CommittedSites(session, tuple(sorted(sites)), join_commitments(words)))
+    replies = yield [ask(site, "sign", content) for site in sites]
+    announced = {site: reply.text for site, reply in zip(sites, replies, strict=True)}
+    keys = {
+        site: parse_key_text(
+            strip_roster(text), f"the announcement of '{site}'", "fedstat agreement 1", ANNOUNCED
+        )["key"]
+        for site, text in announced.items()
+    }
+    near = all_neighbors(keys, session)
+    yield [ask(site, "meet", to_json(_forwarded(keys, near[site], told, announced))) for site in sites]
+
+
+def _forwarded(
+    keys: Mapping[str, bytes],
+    near: Sequence[str],
+    told: Mapping[str, CommittedSite],
+    announced: Mapping[str, str],
+) -> KeysForwarded:
+    """Put together what one site is shown of the others."""
+    public = {name: told[name].public for name in near}
+    return KeysForwarded(join_commitments(keys), public, {name: announced[name] for name in near})

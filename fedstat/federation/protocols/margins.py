@@ -1,0 +1,140 @@
+"""Noisy counts of one column by bin or level, under a privacy budget.
+
+Each column of each site is a question of its own, so that it costs, and is remembered, by itself. Of a number
+the asker says the edges of the bins; outer bins have no end. A category, or a number with published levels
+where no edges are given, is counted by its published levels. Missing values, and levels that are not
+published, are in no cell.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+
+from fedstat.codec import from_json, to_json
+from fedstat.errors import DescriptionError
+from fedstat.federation.disclosure.facts import EntityCount
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Request, Step
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.tables.columns import read_codes, read_numbers
+from fedstat.federation.tables.published import PublishedColumn
+from fedstat.privacy.sensitivity import SQUARED_OF_COUNTS, cell_counts
+from fedstat.typing import Array, Ints
+
+FAMILY = "margins"
+MOST_BINS = 4096
+FRACTION = re.compile(r"[0-9]{1,40}(/[0-9]{1,40})?")
+
+
+@dataclass(frozen=True, slots=True)
+class BinsRequest:
+    """Which column is counted, what that may cost, a fraction as a text, and the inner edges of its bins.
+
+    Of m edges there are m + 1 bins, each without its upper edge.
+    """
+
+    column: str
+    rho: str
+    edges: tuple[float, ...] = ()
+
+    def canonical(self, where: str) -> BinsRequest:
+        """Return the one form of all that ask for the same; DescriptionError where it is no question."""
+        found = FRACTION.fullmatch(self.rho)
+        rho = Fraction(self.rho) if found and not re.search("/0+$", self.rho) else Fraction(0)
+        # -0.0 is 0.0
+        edges = tuple(float(edge) + 0.0 for edge in self.edges)
+        ascend = all(a < b for a, b in pairwise(edges)) and all(map(math.isfinite, edges))
+        if not rho or not ascend or len(edges) >= MOST_BINS:
+            raise DescriptionError(
+                f"{where}: expected rho as a fraction above 0, and fewer than {MOST_BINS:,} finite edges "
+                "that ascend"
+            )
+        return BinsRequest(self.column, str(rho), edges)
+
+
+def count_bins(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Count a column's values by bin or level: (cells,), without noise, which the door adds.
+
+    Released as a noisy aggregate of which one record changes two counts by one.
+    """
+    where = f"{data.name}: the question about a margin"
+    asked = from_json(BinsRequest, text, where, DescriptionError, defaults=True).canonical(where)
+    column = _published(data, asked)
+    levels = () if asked.edges else column.levels
+    variance = Fraction(SQUARED_OF_COUNTS) / (2 * Fraction(asked.rho))
+    state.play([asked.column])
+    state.tell(EntityCount(data.table.n_rows))
+    # What is published is a part of the question: with other levels it is another one.
+    canonical = to_json({"asked": asked.column, "edges": asked.edges, "levels": levels})
+    state.tell(NoiseRequired("counts", canonical, SQUARED_OF_COUNTS, variance))
+    cells = len(levels) or len(asked.edges) + 1
+    counts = np.zeros(cells, dtype=np.int64)
+    for chunk in data.table.chunks((asked.column,)):
+        series = chunk[asked.column]
+        code = read_codes(series, levels) if levels else _bins_of(series, asked.edges)
+        counts += cell_counts(code, cells).values
+    return {"counts": counts}, ""
+
+
+def _published(data: SiteData, asked: BinsRequest) -> PublishedColumn:
+    """Find the description of a column, by which alone a question is refused."""
+    column = data.published.get(asked.column)
+    if column is None or asked.column not in data.table.columns:
+        raise DescriptionError(
+            f"{data.name}: its policy (privacy budget) counts published columns only, and the site publishes "
+            f"no column '{asked.column}'. Its owner may describe it in columns.toml"
+        )
+    if column.kind == "category" and asked.edges:
+        raise DescriptionError(
+            f"{data.name}: column '{asked.column}' is published as a category, and is counted by its levels: "
+            "ask without edges"
+        )
+    if not column.levels and not asked.edges:
+        raise DescriptionError(
+            f"{data.name}: column '{asked.column}' is published without levels: say the edges of its bins"
+        )
+    return column
+
+
+def _bins_of(series: pd.Series, edges: Sequence[float]) -> Ints:
+    numbers = read_numbers(series)
+    return np.where(np.isnan(numbers), -1, np.searchsorted(edges, numbers, side="right")).astype(np.int64)
+
+
+STEPS: Mapping[str, Step] = {
+    "count_bins": Step(
+        count_bins,
+        gives={
+            "counts": ArrayDeclaration(
+                "noisy aggregate",
+                "counts of a column by bin or level, with noise",
+                maskable=True,
+                dtype="int64",
+                behind=(EntityCount, NoiseRequired),
+                noisy=True,
+            )
+        },
+        text_in=ArrayDeclaration("control", "column, edges of its bins, and what the answer may cost"),
+    ),
+}
+FAMILIES[FAMILY] = STEPS
+
+
+def request_margins(
+    asked: Sequence[tuple[str, BinsRequest]], session: str
+) -> FitProtocol[list[tuple[str, BinsRequest, Ints]]]:
+    """Ask sites for counts of their columns, all in one round; errors are those of the door."""
+    replies = yield [
+        Request(site, FAMILY, "count_bins", {}, session, to_json(question)) for site, question in asked
+    ]
+    return [(*one, reply.arrays["counts"]) for one, reply in zip(asked, replies, strict=True)]

@@ -1,0 +1,116 @@
+"""Masked sums: a protocol whose sums over sites are masked, without a change in the protocol.
+
+:func:`masked` stands between a protocol and its engine. Where a round asks the same step of every site, and
+the step declares arrays of which only the sum is needed, the sites hide them by pairwise masks
+(:mod:`fedstat.federation.crypto.masks`), and the protocol is handed the sum in the first reply and zeros in
+the others: what it adds up is the same, and nothing that belongs to one site was in the coordinator's hands.
+Sites agree on keys in two rounds, many sites in three, the last alongside the protocol's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.federation.crypto.masks import unmask_sum
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.message import Reply, Request
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.key_agreement import LAST, agree_keys
+from fedstat.typing import Array
+
+Fit = TypeVar("Fit")
+
+
+def masked_protocol(
+    protocol: FitProtocol[Fit], sites: Sequence[str], session: str, sums_only: bool = False
+) -> FitProtocol[Fit]:
+    """Run a protocol with masked sums over two sites or more; return what it returns.
+
+    Of arrays that are declared maskable the protocol may use sums over all of `sites` only. Where keys serve
+    `sums_only`, each of many sites agrees on them with its neighbours. A MessageError tells of a protocol
+    that asks only some sites for what is to be added up, a SecurityError of sites that could not agree on
+    keys, or of masks that do not cancel.
+    """
+    try:
+        asks = next(protocol)
+        agreement = agree_keys(sites, session, sums_only)
+        about_keys = next(agreement)
+        number = 0
+        while True:
+            groups = masked_groups(asks, sites)
+            # Sums need keys: the agreement is brought to its last round, which goes along with the sums.
+            while groups and about_keys and about_keys[0].step not in LAST:
+                about_keys = go_on(agreement, (yield about_keys))
+            rounds = {i: number + g for g, places in enumerate(groups) for i in places}
+            # Masks of a round are used once: the same stream under two sums would give away their difference.
+            number += len(groups)
+            numbered = [replace(ask, masked=rounds.get(i)) for i, ask in enumerate(asks)]
+            replies = yield [*about_keys, *numbered]
+            told, replies = replies[: len(about_keys)], replies[len(about_keys) :]
+            about_keys = go_on(agreement, told) if about_keys else []
+            for places in groups:
+                hidden = add_up(asks[places[0]], [replies[i] for i in places])
+                for i, reply in zip(places, hidden, strict=True):
+                    replies[i] = reply
+            asks = protocol.send(replies)
+    except StopIteration as stop:
+        fit: Fit = stop.value
+        return fit
+
+
+def go_on(agreement: FitProtocol[None], replies: list[Reply]) -> list[Request]:
+    """Next round of an agreement; no asks after the last."""
+    try:
+        return agreement.send(replies)
+    except StopIteration:
+        return []
+
+
+def masked_groups(asks: Sequence[Request], sites: Sequence[str]) -> list[list[int]]:
+    """Places of the asks that belong to one sum, in the order in which they stand."""
+    groups: list[list[int]] = []
+    by_step: dict[tuple[str, str], list[list[int]]] = {}
+    for i, ask in enumerate(asks):
+        step = FAMILIES[ask.family][ask.step]
+        if not any(declared.maskable for declared in step.gives.values()):
+            continue
+        started = by_step.setdefault((ask.family, ask.step), [])
+        # A protocol may ask a step of every site several times in one round: each time is a sum of its own.
+        open_one = next((g for g in started if ask.site not in {asks[j].site for j in g}), None)
+        if open_one is None:
+            open_one = []
+            started.append(open_one)
+            groups.append(open_one)
+        open_one.append(i)
+    for group in groups:
+        if sorted(asks[i].site for i in group) != sorted(sites):
+            ask = asks[group[0]]
+            raise MessageError(
+                f"step '{ask.step}' of family '{ask.family}' is asked of {[asks[i].site for i in group]}; a "
+                f"masked sum needs all of {list(sites)}"
+            )
+    return groups
+
+
+def add_up(ask: Request, replies: Sequence[Reply]) -> list[Reply]:
+    """Put the sums into the first reply, and zeros into the others.
+
+    An array that some site left out has no sum, and is left out of all.
+    """
+    gives = FAMILIES[ask.family][ask.step].gives
+    sums: dict[str, Array] = {}
+    for name, declared in gives.items():
+        if declared.maskable and all(name in reply.arrays for reply in replies):
+            sums[name] = unmask_sum(name, [reply.arrays[name] for reply in replies])
+    out = []
+    for place, reply in enumerate(replies):
+        clear = {name: array for name, array in reply.arrays.items() if not gives[name].maskable}
+        out.append(
+            replace(reply, arrays=clear | {n: a if place == 0 else np.zeros_like(a) for n, a in sums.items()})
+        )
+    return out

@@ -1,0 +1,86 @@
+"""Approval of a plan by the owners of the sites, before any other request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fedstat.codec import from_json, to_json
+from fedstat.errors import ConsentError, MessageError
+from fedstat.federation.disclosure.approval import (
+    APPROVAL_FAMILY,
+    STATUS_MESSAGES,
+    AnalysisPlan,
+    ApprovalStatus,
+    read_plan,
+    undeclared_part,
+)
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Request, Step
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.typing import Array
+
+LONGEST = 2_000_000
+"""Characters of a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStatus:
+    """What a site says of a plan: its digest there, and whether its owner has decided."""
+
+    digest: str
+    status: ApprovalStatus
+
+
+def propose_plan(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Take in the plan of this session, and say how it stands with the owner's consent."""
+    where = f"{data.name}: the plan of an analysis"
+    if len(text) > LONGEST:
+        raise MessageError(f"{where}: longer than {LONGEST:,} characters")
+    plan = read_plan(text, where)
+    if plan.site != data.name or plan.prepared:
+        raise MessageError(f"{where}: meant for another site, or says what only the site knows")
+    if wrong := undeclared_part(plan, FAMILIES):
+        raise MessageError(f"{where}: {wrong} is not declared so here")
+    # What was asked before is entered here, whatever the coordinator says of it.
+    plan = replace(plan, prepared=tuple(state.analysis.prepared))
+    digest, status = data.approvals.propose(plan)
+    state.analysis.follow(plan, digest)
+    return {}, to_json(PlanStatus(digest, status))
+
+
+STEPS: Mapping[str, Step] = {
+    "propose_plan": Step(
+        propose_plan,
+        text_in=ArrayDeclaration("control", "the plan of the analysis"),
+        text_out=ArrayDeclaration("control", "whether its owner has consented"),
+        public=True,
+    )
+}
+FAMILIES[APPROVAL_FAMILY] = STEPS
+
+
+def propose_plans(plans: Mapping[str, AnalysisPlan], session: str) -> FitProtocol[None]:
+    """Propose a session's plans, by site.
+
+    Raises
+    ------
+    ConsentError
+        Not all owners have consented; names sites, digests and commands.
+    """
+    replies = yield [
+        Request(site, APPROVAL_FAMILY, "propose_plan", {}, session, to_json(plan))
+        for site, plan in plans.items()
+    ]
+    found = {
+        reply.site: from_json(PlanStatus, reply.text, f"{reply.site}: how it stands with a plan")
+        for reply in replies
+    }
+    lacking = [
+        f"{site}: its policy (approval) {STATUS_MESSAGES[one.status].format(digest=one.digest)}"
+        for site, one in found.items()
+        if one.status != "approved"
+    ]
+    if lacking:
+        raise ConsentError("\n".join(lacking))

@@ -1,0 +1,409 @@
+"""Steps of a site in a secure product of its columns with those of another site.
+
+A product of two sites' columns runs as :mod:`fedstat.federation.crypto.secure_product` describes; what one
+site sends the other, and what a dealing site sends both, is sealed against the coordinator who carries it.
+Which columns these are, and how many entities must stand behind a sum, is for the family to say:
+:func:`product_steps`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from fedstat import codec
+from fedstat.errors import MessageError, SecurityError
+from fedstat.federation.crypto import secure_product as secure
+from fedstat.federation.crypto.envelopes import SealedChannel
+from fedstat.federation.crypto.keys import PairKeys
+from fedstat.federation.crypto.product_checks import ChecksumOperand, RowFingerprints, deal_checksum
+from fedstat.federation.disclosure.facts import EntityCount, GroupSums, ProductDealer, RowGroups
+from fedstat.federation.disclosure.privacy_budget import NoiseRequired
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.protocols.key_agreement import keys_of
+from fedstat.federation.tables.cardinality import COLUMN_MARK, column_fingerprints
+from fedstat.federation.tables.table import entities_of
+from fedstat.kernels.ring import BLOCK, encode
+from fedstat.typing import Array, Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPart:
+    """One side of a secure product, as the coordinator describes it to a site.
+
+    `number` is the product's name in this session, `bits` the fractional ones, `columns` what this site
+    multiplies, as its family names it; `first` tells the product's site A. `peer` is the other site,
+    `dealer` who deals, empty for the coordinator.
+    """
+
+    number: str
+    product: secure.MatrixProduct
+    bits: int
+    columns: str
+    first: bool
+    peer: str
+    dealer: str
+
+    def dealt_by(self, dealer: str) -> ProductDealer:
+        """Tell who deals for whom."""
+        return ProductDealer(dealer, (self.product.client_a, self.product.client_b))
+
+    def digest(self, keys: PairKeys, group: Ints) -> bytes:
+        """Digest of what was told here of the product and its groups, under the session of the keys."""
+        # A coordinator that takes up an analysis deals before it knows under which session that went on.
+        session = keys.session if self.dealer else ""
+        return self.product.digest(session, self.number, self.bits, group)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedOperand:
+    """What a site shows the other: its part of the checksum, its columns less a random table, their marks.
+
+    Marks are (groups, columns, bytes), in ascending order of the groups that have rows.
+    """
+
+    check: bytes
+    columns: Ints
+    marks: Array
+
+
+@dataclass(frozen=True, slots=True)
+class OpenProduct:
+    """A product that this site has opened: rows and their groups (n,), encoded columns (n, p), the deal.
+
+    `Z` are B's shares of the triple, flat, those of the checksum at the end. `own` are the marks of what this
+    site was told of the product, and of who its rows are; of so many `entities`, which may stand in several
+    rows each; `opened` has the boxes that were read.
+    """
+
+    part: ProductPart
+    rows: Ints
+    group: Ints
+    own: RowFingerprints
+    seed: bytes
+    Z: Ints
+    encoded: Ints
+    checked: ChecksumOperand
+    units: Floats | None
+    channel: SealedChannel
+    mask: bytes
+    entities: int
+    opened: dict[bytes, bytes] = field(default_factory=dict)
+
+    def read(self, message: Array) -> MaskedOperand:
+        """Read what the other institution opened, where its marks are those of this one."""
+        product, sealed = self.part.product, message.tobytes()
+        # A box opens once; a step that the door refused after this line may be asked again.
+        content = self.opened.get(sealed) or self.channel.open(sealed)
+        self.opened[sealed] = content
+        content = self.own.compare(content, self.channel.site, self.part.peer)
+        shape = product.shape_b if self.part.first else product.shape_a
+        end = self.checked.bytes_opened
+        last = end + 8 * shape[0] * shape[1]
+        other = np.frombuffer(content[end:last], dtype=np.int64).reshape(shape).copy()
+        groups = len(pd.unique(self.group[self.own.both]))
+        marks = np.frombuffer(content[last:] or self._unmarked(groups * shape[1]), dtype=np.uint8)
+        return MaskedOperand(content[:end], other, marks.reshape(groups, shape[1], COLUMN_MARK))
+
+    def _unmarked(self, count: int) -> bytes:
+        """Make marks for this product alone: columns that nobody marks count anew each time."""
+        keyed = (hmac.digest(self.own.told, k.to_bytes(8, "little"), "sha256") for k in range(count))
+        return b"".join(one[:COLUMN_MARK] for one in keyed)
+
+    def share(self, shown: MaskedOperand) -> tuple[Ints, Ints]:
+        """Shares of product (groups, p, q) and checksum (groups,), from what the other institution opened."""
+        product, group, other = self.part.product, self.group, shown.columns
+        Z, Z_check = np.split(self.Z, [len(self.Z) - product.groups]) if len(self.Z) else (self.Z, self.Z)
+        check = self.checked.share(shown.check, group, Z_check, self.mask)
+        if self.part.first:
+            return secure.share_a(product, self.seed, self.encoded, other, group, self.mask), check
+        Z_b = Z.reshape(product.shape)
+        return secure.share_b(product, self.seed, other, Z_b, group, self.mask), check
+
+
+OPENED = "product "
+"""Beginning of the names under which a session keeps products that were opened."""
+FEW_COLUMNS = 1024
+"""Columns, or groups, of a product however few rows it has."""
+
+
+def read_part(text: str) -> ProductPart:
+    """Read the description of a product, as if a stranger had written it."""
+    return codec.from_json(ProductPart, text, "the description of a product")
+
+
+def check_positions(name: str, rows: Ints, n: int) -> None:
+    """Require positions below n that ascend, so that no entity counts twice."""
+    if len(rows) and (rows[0] < 0 or rows[-1] >= n or (np.diff(rows) <= 0).any()):
+        raise MessageError(f"{name}: array 'rows' must ascend from 0 to {n - 1}")
+
+
+def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[dict[str, Array], str]:
+    """Deal a multiplication triple to two other institutions, sealed."""
+    part = read_part(text)
+    state.tell(part.dealt_by(data.name))
+    _check_size(data.name, part.product, group)
+    keys = keys_of(state)
+    seed_a, seed_b = secure.new_seed(), secure.new_seed()
+    digest = part.digest(keys, group)
+    bound_a, bound_b = (secure.bind_seed(seed, digest) for seed in (seed_a, seed_b))
+    Z_b = deal_shares(part.product, bound_a, bound_b, group)
+    a, b = (
+        SealedChannel(keys, c, f"deal {part.number}") for c in (part.product.client_a, part.product.client_b)
+    )
+    return {"for_a": as_bytes(a.seal(seed_a)), "for_b": as_bytes(b.seal(seed_b + Z_b))}, ""
+
+
+def _check_size(name: str, product: secure.MatrixProduct, group: Ints) -> None:
+    """Require no more columns and groups than the rows of a product justify: a dealer has none of its own."""
+    columns = product.columns_a + product.columns_b
+    if max(columns, product.groups) > max(FEW_COLUMNS, len(group)):
+        raise MessageError(f"{name}: {columns:,} columns in {product.groups:,} groups of {len(group):,} rows")
+    check_allocation(name, product.groups * product.columns_a * product.columns_b, len(group) * columns)
+    check_allocation(name, min(BLOCK, len(group)) * columns, len(group) * columns)
+
+
+def deal_shares(product: secure.MatrixProduct, seed_a: bytes, seed_b: bytes, group: Ints) -> bytes:
+    """B's shares of what a dealer deals: of the product's triple, and of the checksum's."""
+    Z_b = secure.deal_triple(product, seed_a, seed_b, group)
+    return Z_b.tobytes() + deal_checksum(product, seed_a, seed_b, group).tobytes()
+
+
+def mark_rows(
+    data: SiteData, part: ProductPart, keys: PairKeys, digest: bytes, rows: Ints, both: Bools, own: Bools
+) -> RowFingerprints:
+    """Mark rows of the table, (n,), -1 where this site has none; see :class:`RowFingerprints`."""
+    key = keys.secret(part.peer, f"marks {part.number}")
+    return RowFingerprints.of(key, digest, entities_of(data.table)[rows], both, own)
+
+
+ProductRowsOf: TypeAlias = Callable[[State, str], Ints]
+ProductColumnsOf: TypeAlias = Callable[[SiteData, State, str], tuple[Array, Floats | None]]
+ProductFacts: TypeAlias = tuple[tuple[Any, ...], Callable[[], None]]
+FactsOf: TypeAlias = Callable[[SiteData, State, ProductPart, Ints, Ints, Bools, Array], ProductFacts]
+PlanCheck: TypeAlias = Callable[[SiteData, State, ProductPart, Ints, Ints], None]
+
+
+def open_product(
+    columns_of: ProductColumnsOf,
+    rows_of: ProductRowsOf,
+    planned: PlanCheck | None,
+    data: SiteData,
+    state: State,
+    text: str,
+    rows: Ints,
+    group: Ints,
+    dealt: Array,
+    both: Bools | None = None,
+) -> tuple[dict[str, Array], str]:
+    """Send the other site this site's columns less a random table.
+
+    `text` is a :class:`Part`, `rows` (n,) are those that take part, in the agreed order, `group` (n,) the
+    pattern of each: both sites send each other a mark of these and of who the rows are, and share nothing
+    unless they agree. Where means are filled in, `both` (n,) says of which rows both sites have records,
+    and they show each other which they have. For `dealt` see :func:`read_deal`.
+    """
+    part = read_part(text)
+    own, peer = (part.product.client_a, part.product.client_b)[:: 1 if part.first else -1]
+    if (own, peer) != (data.name, part.peer):
+        raise MessageError(f"{data.name}: a product of '{own}' and '{peer}' is not one with '{part.peer}'")
+    state.tell(part.dealt_by(part.dealer))
+    keys = keys_of(state)
+    places = rows_of(state, part.columns)
+    check_positions(data.name, rows, len(places))
+    check_lengths(data.name, group=(group, len(rows)))
+    if planned is not None:
+        planned(data, state, part, rows, group)
+    X, units = columns_of(data, state, part.columns)
+    of_table = places[rows]
+    mine = of_table >= 0
+    shared = mine if both is None else both
+    check_lengths(data.name, both=(shared, len(rows)))
+    if not (mine >= shared).all() or (both is None and not mine.all()):
+        raise MessageError(f"{data.name}: array 'both' must name rows of which it has records, or all are")
+    seed, Z = read_deal(data, state, part, dealt)
+    digest = part.digest(keys, group)
+    seed = secure.bind_seed(seed, digest)
+    if X.dtype == np.int64:  # shares of an earlier product are words already
+        encoded = X[rows]
+    elif planned is None:
+        encoded = secure.encode_columns(X[rows], part.bits, data.name)
+    else:  # of a product with noise that rows are too large is never told: nothing would pay for it
+        encoded = encode(X[rows], part.bits)[0]
+    opened = (secure.open_a if part.first else secure.open_b)(part.product, seed, encoded)
+    channel = SealedChannel(keys, part.peer, f"open {part.number}")
+    # Both institutions derive one mask, which cancels in the sum of their shares and hides each of them.
+    mask = keys.secret(part.peer, f"mask {part.number}")
+    check = keys.secret(part.peer, f"check {part.number}")
+    checked = ChecksumOperand.of(part.product, part.first, seed, encoded, check)
+    held = OpenProduct(
+        part=part,
+        rows=rows,
+        group=group,
+        own=mark_rows(data, part, keys, digest, of_table, shared, mine if both is not None else mine[:0]),
+        seed=seed,
+        Z=Z,
+        encoded=encoded,
+        checked=checked,
+        units=units,
+        channel=channel,
+        mask=mask,
+        entities=len(pd.unique(of_table[mine])) + int(np.count_nonzero(~mine)),
+    )
+    state.keep(f"{OPENED}{part.number}", held)
+    content = held.own.content + checked.opened() + opened.tobytes()
+    # Marks of columns tell which are the same: of sums with noise, more than was paid for.
+    if data.policy.discrete == "bits" and planned is None:
+        secret = data.trust.identity.secret("column marks")
+        content += column_fingerprints(X[rows][shared], group[shared], secret)
+    return {"opened": as_bytes(channel.seal(content))}, ""
+
+
+def read_deal(data: SiteData, state: State, part: ProductPart, dealt: Array) -> tuple[bytes, Ints]:
+    """Read the dealer's seed, which must be new, and at institution B its shares of the triple, else none.
+
+    Sealed by a dealing institution, plain from the coordinator.
+    """
+    # With the triple, what the clients open shows their columns: whoever carries either must not read it.
+    material = dealt.tobytes()
+    if part.dealer:
+        material = SealedChannel(keys_of(state), part.dealer, f"deal {part.number}").open(material)
+    seed, triple = material[: secure.SEED_BYTES], material[secure.SEED_BYTES :]
+    remember_seed(data, state, seed)
+    return seed, np.frombuffer(triple, dtype=np.int64).copy()
+
+
+def remember_seed(data: SiteData, state: State, seed: bytes) -> None:
+    """Take no seed of a dealer twice in a session; in another one it would give another random table."""
+    used: frozenset[bytes] = state.look_at("dealt") if "dealt" in state else frozenset()
+    mark = hashlib.sha256(seed).digest()
+    if mark in used:
+        raise SecurityError(
+            f"{data.name}: a dealer's seed came a second time; two products under one random table would "
+            "show the difference of their columns"
+        )
+    state.keep("dealt", used | {mark})
+
+
+def share_product(
+    behind: FactsOf, noisy: bool, data: SiteData, state: State, text: str, opened: Array
+) -> tuple[dict[str, Array], str]:
+    """Release this site's share of a product by pattern; only the sum of both shares means anything.
+
+    `text` numbers the product, `opened` is what the other site opened, sealed. Released are `share`
+    (groups, p, q), `check` (groups,) and `weights` (p,) or (q,) of its checksum, and where columns are not
+    standardised `units` (p,) or (q,), by which this site's side of the product is to be multiplied. Of a
+    product with noise, which the door adds, the share alone: a checksum would tell of the sums without it.
+    """
+    name = f"{OPENED}{json.loads(text)}"
+    held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
+    # A share is of the entities that both have, and may rest on fewer than the institution's columns do.
+    state.rest_on(held.entities)
+    shown = held.read(opened)
+    facts, enter = behind(data, state, held.part, held.rows, held.group, held.own.both, shown.marks)
+    state.tell(*facts)
+    share, check = held.share(shown)
+    enter()
+    # A triple serves once: two openings under one random table differ by the difference of the columns.
+    state.forget(name)
+    if noisy:
+        return {"share": share}, ""
+    weights = held.checked.weights
+    return {"share": share, "check": check, "weights": weights} | (
+        {} if held.units is None else {"units": held.units}
+    ), ""
+
+
+def take_share(state: State, held: OpenProduct, opened: Array) -> Ints:
+    """Return this site's share (groups, p, q) of a product that stays here, for what follows from it."""
+    state.rest_on(held.entities)
+    share, _ = held.share(held.read(opened))
+    state.forget(f"{OPENED}{held.part.number}")
+    return share
+
+
+def as_bytes(message: bytes) -> Array:
+    """Bytes as an array that messages carry."""
+    return np.frombuffer(message, dtype=np.uint8)
+
+
+PART = ArrayDeclaration("control", "shape and names of a product of two institutions' columns")
+GROUP = ArrayDeclaration("presence", "missing pattern of the entities that both have", dtype="int64")
+ROWS = ArrayDeclaration("presence", "which of its entities both have", dtype="int64")
+BOTH = ArrayDeclaration(
+    "presence", "of which both have records, where means are filled in", dtype="bool", optional=True
+)
+SEALED = ArrayDeclaration("sealed", "columns less a random table, for one other institution", dtype="uint8")
+HIDDEN = "sealed for the other institution, and the share that it serves leaves with noise"
+DEALT = ArrayDeclaration("sealed", "seed and share of a random triple, for one institution", dtype="uint8")
+
+
+def product_steps(
+    columns_of: ProductColumnsOf,
+    rows_of: ProductRowsOf,
+    behind: FactsOf,
+    *,
+    fills: bool,
+    planned: PlanCheck | None = None,
+) -> Mapping[str, Step]:
+    """Make the steps by which institutions of a family multiply their columns.
+
+    ``columns_of(data, state, which)`` gives the columns (rows, q) that are called so, at a mean square of
+    one, or as words of 64 bits, and their units (q,), or None where they are standardised;
+    ``rows_of(state, which)`` the rows of the site's table that these are, (rows,), -1 for filled in.
+    ``behind(data, state, part, rows, group, both, marks)`` tells what the products of `rows`, (n,), by
+    `group`, (n,), rest on, and how to enter them. Without `fills` no mean is filled in, and all rows are of
+    entities that both have. Of products with noise ``planned(data, state, part, rows, group)`` refuses,
+    before a row is read, those that were not charged for; and among what `behind` tells is the noise that
+    each institution's own share gets before it leaves: nobody ever holds a sum without noise.
+    """
+    noisy = planned is not None
+    behind_sums = (EntityCount, GroupSums, RowGroups)
+    what = "share of the products by pattern: random but for the sum"
+    share = {"share": ArrayDeclaration("masked share", what, 3, behind=behind_sums)}
+    if noisy:
+        rests, what = (
+            (EntityCount, NoiseRequired),
+            "share of the products by pattern, with this institution's noise",
+        )
+        share = {"share": ArrayDeclaration("masked share", what, 3, dtype="int64", behind=rests, noisy=True)}
+    return {
+        "deal_product": Step(
+            deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART, public=noisy
+        ),
+        "open_product": Step(
+            partial(open_product, columns_of, rows_of, planned),
+            {"rows": ROWS, "group": GROUP, "dealt": DEALT} | ({"both": BOTH} if fills else {}),
+            {"opened": replace(SEALED, behind=(ProductDealer,), unpaid=HIDDEN if noisy else "")},
+            PART,
+        ),
+        "share_product": Step(
+            partial(share_product, behind, noisy),
+            {"opened": SEALED},
+            share
+            if noisy
+            else {
+                **share,
+                "check": ArrayDeclaration(
+                    "masked share", "share of a checksum of the products, by pattern", behind=behind_sums
+                ),
+                "weights": ArrayDeclaration("control", "random weights of the columns in the checksum"),
+                "units": ArrayDeclaration(
+                    "aggregate",
+                    "root mean squares of the columns that are multiplied",
+                    optional=True,
+                    behind=behind_sums,
+                ),
+            },
+            ArrayDeclaration("control", "which product"),
+        ),
+    }

@@ -1,0 +1,151 @@
+"""Ledger heads and receipts: the sites' signed statements at the end of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from fedstat.codec import from_json, to_json
+from fedstat.errors import DisclosureWarning, MessageError, ReceiptError, warn
+from fedstat.federation.audit.checkpoints import SignedCheckpoint, utc_text
+from fedstat.federation.audit.event_log import NumbersReleased, canonical_json
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.audit.receipt import LOSS_CAVEAT, Receipt, SiteStatement, coordinator_digest
+from fedstat.federation.disclosure.privacy_budget import read_budget_spent
+from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import VERSION, ArrayDeclaration, Request, Step
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.tables.table import table_curves
+from fedstat.typing import Array
+
+Fit = TypeVar("Fit")
+
+RECALL = "recall_head"
+DIGEST_LENGTH = 64
+
+
+def sign_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Sign what this site's own ledger says of a session, up to and without the present ask.
+
+    The text is the digest of the coordinator's ledger, which is signed along. No value of the data is in the
+    statement.
+    """
+    digest = json.loads(text)
+    if not isinstance(digest, str) or len(digest) != DIGEST_LENGTH:
+        raise MessageError(f"{data.name}: expected the digest of a ledger, {DIGEST_LENGTH} digits")
+    account, keys = data.account, data.trust.identity
+    chain, others = account.present, NumbersReleased()
+    # Without the present ask, which the coordinator's ledger cannot have in it when it is digested.
+    links, head = chain.before_this_ask()
+    for other in account.others:
+        others.merge(other.numbers)
+    statement = SiteStatement(
+        site=data.name,
+        session=chain.session,
+        keys=keys.public,
+        ordinal=chain.ordinal,
+        previous=chain.previous,
+        head=head,
+        coordinator=digest,
+        earlier=others.released,
+        earlier_received=others.received,
+        columns=_width(data, account.columns),
+        entities=account.entities,
+        other_sessions=len(account.others),
+        entries=tuple(links),
+        vectors=account.vectors,
+        account=None if account.store is None else account.store.head,
+        privacy=read_budget_spent(data.policy, account),
+        version=VERSION,
+        families=tuple(sorted(FAMILIES)),
+        as_of=chain.as_of,
+    )
+    signature = keys.signing.sign(canonical_json(statement.signed()).encode()).hex()
+    return {}, canonical_json(replace(statement, signature=signature).to_dict())
+
+
+def _width(data: SiteData, columns: Iterable[str]) -> int:
+    """Count values of a row in some columns: a curve has one for each of its points."""
+    curves = table_curves(data.table)
+    return sum(curves[name].values.shape[1] if name in curves else 1 for name in columns)
+
+
+def check_ledger_head(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Hold the account against its head as the coordinator kept it, and tell the head of now.
+
+    The text is the site's own signed head, which nobody else can make; the answer is empty where the site
+    keeps no account at rest.
+    """
+    earlier = from_json(SignedCheckpoint, text, f"{data.name}: the head that it was shown")
+    data.account.hold_against(data.name, data.trust.identity.public, earlier)
+    return {}, "" if data.account.store is None else to_json(data.account.store.head)
+
+
+STEPS: Mapping[str, Step] = {
+    RECALL: Step(
+        check_ledger_head,
+        text_in=ArrayDeclaration("control", "an earlier head of the site's account"),
+        text_out=ArrayDeclaration("control", "its head now"),
+        public=True,
+    ),
+    "state_ledger": Step(
+        sign_ledger,
+        text_in=ArrayDeclaration("control", "digest of the coordinator's ledger"),
+        text_out=ArrayDeclaration("control", "the site's signed account of what passed"),
+        public=True,
+    ),
+}
+FAMILIES[RECEIPT_FAMILY] = STEPS
+
+
+def request_ledger_heads(
+    heads: Mapping[str, SignedCheckpoint], session: str
+) -> FitProtocol[dict[str, SignedCheckpoint]]:
+    """Show sites what they signed, as it was kept; the heads of now, of those that keep an account at rest.
+
+    A SecurityError where the account of a site does not hold what it signed: its files were put back to an
+    earlier state. A DisclosureWarning where the owner of a site has declared since that its account was lost.
+    """
+    replies = yield [
+        Request(site, RECEIPT_FAMILY, RECALL, {}, session, to_json(head)) for site, head in heads.items()
+    ]
+    now = {
+        reply.site: from_json(SignedCheckpoint, reply.text, f"{reply.site}: the head of its account")
+        for reply in replies
+        if reply.text
+    }
+    for site, head in now.items():
+        for time in set(head.lost) - set(heads[site].lost):
+            warn(LOSS_CAVEAT.format(site=site, time=utc_text(time)), DisclosureWarning)
+    return now
+
+
+def with_receipt(
+    protocol: FitProtocol[Fit], sites: Sequence[str], session: str, ledger: Ledger
+) -> FitProtocol[Fit]:
+    """Run a protocol, then put the statements of all sites into the run's ledger as its receipt.
+
+    All sites of the partition are asked, whether they take part or not. A DisclosureWarning tells that as
+    many numbers left a site as it has values in play. Returned is what the protocol returns.
+    """
+    fit = yield from protocol
+    passed = ledger.account.passed
+    digest = json.dumps(coordinator_digest(ledger.at, passed, ledger.absent))
+    replies = yield [Request(site, RECEIPT_FAMILY, "state_ledger", {}, session, digest) for site in sites]
+    try:
+        found = [
+            SiteStatement.from_dict(json.loads(reply.text), f"{reply.site}: its statement on what passed")
+            for reply in replies
+        ]
+    except (ValueError, RecursionError) as error:
+        raise ReceiptError("a site's statement on what passed is malformed") from error
+    # A run that was taken up again goes on in the session in which it began.
+    began = found[0].session if found else session
+    statements = dict(zip(sites, found, strict=True))
+    ledger.receipt = Receipt(began, ledger.at, passed, statements, ledger.absent)
+    if ledger.receipt.alarm:
+        warn(ledger.receipt.alarm, DisclosureWarning)
+    return fit

@@ -1,0 +1,209 @@
+"""The schema of a site: columns and types, number of rows, and the owner's policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fedstat import codec
+from fedstat.errors import MessageError, PartitionError, PolicyError
+from fedstat.federation.audit.budget_charges import BudgetSpent
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.privacy_budget import read_budget_spent
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import MESSAGES, VERSION, ArrayDeclaration, InstalledVersion, Request, Step
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.tables.aligned_table import AlignedTable
+from fedstat.federation.tables.columns import arrow_kind, kind, object_kind
+from fedstat.federation.tables.curve_columns import CurveTable
+from fedstat.federation.tables.curves import CurveShape
+from fedstat.federation.tables.published import Published
+from fedstat.federation.tables.sql_table import SqlTable
+from fedstat.federation.tables.table import FrameTable, LabelledTable, ParquetTable, Table, table_curves
+from fedstat.typing import Array
+
+FAMILY = "schema"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSchema:
+    """What a site tells of the key that links its records to those of others.
+
+    Their order is that of the named alignment, empty for none; `changed` says whether the site was aligned by
+    other keys than it has now.
+    """
+
+    key: tuple[str, ...]
+    alignment: str
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """What a site tells of its table: what each column holds, None for one without a value.
+
+    `site_column` is the name under which the site itself stands in a formula, empty for none; by the owner's
+    `policy` a fit can be explained before it asks; `link` is there in the vertical layout only; `published`
+    is what the owner says of the columns, from which questions are judged; `privacy` how its privacy budget
+    stands, None for none; `curves` have the points of columns that hold curves; `release` is what runs there.
+    """
+
+    columns: Mapping[str, str | None]
+    n_rows: int
+    site_column: str = ""
+    policy: Policy = field(default_factory=Policy)
+    link: LinkSchema | None = None
+    published: Published = field(default_factory=dict)
+    privacy: BudgetSpent | None = None
+    curves: Mapping[str, CurveShape] = field(default_factory=dict)
+    release: InstalledVersion = field(default_factory=InstalledVersion)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchemaText:
+    """A :class:`TableSchema` on its way, with the policy as the text of its file."""
+
+    columns: Mapping[str, str | None]
+    n_rows: Annotated[int, codec.Minimum(0)]
+    site_column: str
+    policy: str
+    link: LinkSchema | None
+    published: Published
+    curves: Mapping[str, CurveShape]
+    privacy: BudgetSpent | None
+    release: InstalledVersion
+
+
+def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
+    """Describe a table as others will see it; a PolicyError where it has too few rows to be counted."""
+    # Before anything else is told: the number of rows is itself a count of few entities.
+    if table.n_rows < policy.min_count:
+        raise PolicyError(
+            f"{site}: its policy (minimum count) wants at least {policy.min_count} rows behind what is told "
+            "of its table, and there are fewer. Leave the site out"
+        )
+    label = table.name if isinstance(table, LabelledTable) else ""
+    inner = table.table if isinstance(table, LabelledTable) else table
+    columns = {name: _kind(inner, name) for name in inner.columns}
+    link = None
+    if isinstance(inner, AlignedTable):
+        link = LinkSchema(inner.keys.key, inner.alignment, inner.changed)
+    curves = {name: one.shape_told for name, one in table_curves(inner).items()}
+    return TableSchema(columns, inner.n_rows, label, policy, link, curves=curves)
+
+
+def _kind(table: Table, name: str) -> str | None:
+    if isinstance(table, FrameTable):
+        return kind(table.frame[name])
+    if isinstance(table, ParquetTable):
+        return arrow_kind(table.schema.field(name).type)
+    if isinstance(table, SqlTable):
+        return table.kinds[name]
+    return object_kind(table, name) if isinstance(table, CurveTable) else None
+
+
+def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Tell what the columns are and are published to be, how many rows, their link, policy and budget."""
+    found = table_schema(data.name, data.table, data.policy)
+    policy = found.policy.to_toml()
+    published = {name: one for name, one in data.published.items() if name in found.columns}
+    told = TableSchemaText(
+        columns=found.columns,
+        n_rows=found.n_rows,
+        site_column=found.site_column,
+        policy=policy,
+        link=found.link,
+        published=published,
+        privacy=read_budget_spent(data.policy, data.account),
+        curves=found.curves,
+        release=own_version(),
+    )
+    return {}, codec.to_json(told)
+
+
+def own_version() -> InstalledVersion:
+    """Say what runs here."""
+    return InstalledVersion(VERSION, MESSAGES, tuple(sorted(FAMILIES)))
+
+
+STEPS: Mapping[str, Step] = {
+    "describe_table": Step(
+        describe_table,
+        text_in=ArrayDeclaration("control", "nothing"),
+        text_out=ArrayDeclaration(
+            "schema",
+            "names, types and public description of the columns, points of curves, number of rows, policy",
+        ),
+        public=True,
+    ),
+}
+FAMILIES[FAMILY] = STEPS
+
+
+def request_schemas(sites: Sequence[str], session: str) -> FitProtocol[dict[str, TableSchema]]:
+    """Ask every site what its table looks like.
+
+    A MessageError where an answer is no such description, or that of a version whose messages are others, a
+    PolicyError where a site has too few rows, or its owner does not allow the question.
+    """
+    replies = yield [Request(site, FAMILY, "describe_table", {}, session, "{}") for site in sites]
+    return {reply.site: _read(reply.site, reply.text) for reply in replies}
+
+
+def _read(site: str, text: str) -> TableSchema:
+    release = _read_version(site, text)
+    where = f"{site}: its description of its table"
+    try:
+        told = codec.from_json(TableSchemaText, text, where)
+        policy = Policy.from_text(f"{site}: its policy", told.policy)
+    except (PartitionError, MessageError) as error:
+        if release.version == VERSION:
+            raise MessageError(f"{where} is malformed") from error
+        raise MessageError(_other_version(site, release)) from error
+    return TableSchema(
+        told.columns,
+        told.n_rows,
+        told.site_column,
+        policy,
+        told.link,
+        told.published,
+        told.privacy,
+        told.curves,
+        told.release,
+    )
+
+
+def _read_version(site: str, text: str) -> InstalledVersion:
+    """Read what a site runs, before anything that another version may have said in another way."""
+    try:
+        told = json.loads(text).get("release", {})
+        known = {name: told[name] for name in ("version", "messages", "families") if name in told}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise MessageError(f"{site}: its description of its table is malformed") from error
+    release = codec.from_plain(InstalledVersion, known, f"{site}: its version", defaults=True)
+    if release.messages != MESSAGES:
+        raise MessageError(_other_version(site, release))
+    return release
+
+
+def _other_version(site: str, release: InstalledVersion) -> str:
+    there = release.version or "of an earlier version, which does not tell its number"
+    return (
+        f"{site}: it runs fedstat {there} (messages {release.messages}), and here runs {VERSION} (messages "
+        f"{MESSAGES}): they do not understand each other. Install the same version at both, and start the "
+        "site's service again"
+    )
+
+
+def version_remarks(schemas: Mapping[str, TableSchema]) -> Iterator[str]:
+    """One line where sites run other versions that understand this one."""
+    others = {site: one.release.version for site, one in schemas.items() if one.release.version != VERSION}
+    if others:
+        told = ", ".join(f"{version} at {site}" for site, version in others.items())
+        yield (
+            f"fedstat is {VERSION} here, and {told}. They understand each other, but numbers may differ in "
+            "their last digits, and an earlier version may lack what a model asks: install one version"
+        )

@@ -1,0 +1,156 @@
+"""A site's records in the entity order of a persistent alignment.
+
+A site in a process of its own keeps the numbers of its entities beside its data, so that it is aligned once
+and not for every model. They are found again by the keys, whatever the order of its rows::
+
+    alignment.npz    name of the alignment, numbers by key, and a fingerprint of the keys (mode 0600)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import EngineError, MessageError, PartitionError
+from fedstat.federation.files import read_arrays, read_private, write_atomic
+from fedstat.federation.tables.checks import non_key_columns
+from fedstat.federation.tables.keys import KeyTable, align_block, as_tokens, seen_rows
+from fedstat.federation.tables.table import FrameTable
+from fedstat.typing import Array, Bools, Ints
+
+ALIGNMENT = "alignment.npz"
+ALIGNED_BY = "the coordinator runs 'fedstat federation align FOLDER'"
+NAME = re.compile(r"[0-9a-f]{16}")
+
+
+class AlignedTable(FrameTable):
+    """Records in memory, in the order of their entities' numbers once an alignment has given these.
+
+    Rows that hold a key and nothing else are no records (`seen`); their keys are aligned with the others. The
+    alignment is kept in `folder`, or in memory where there is none: `alignment` is its name, empty for none,
+    and `changed` says that one is kept which was made of other keys.
+    """
+
+    def __init__(
+        self, site: str, frame: pd.DataFrame, key: Sequence[str], folder: str | Path | None = None
+    ) -> None:
+        self.site = site
+        self.keys = KeyTable(site, frame, key)
+        self._rows = frame[non_key_columns(frame, key)].reset_index(drop=True)
+        self.seen: Bools = seen_rows(self._rows)
+        self._order: Ints | None = None
+        self.alignment, self.changed = "", False
+        self._path = None if folder is None else Path(folder, ALIGNMENT)
+        super().__init__(self._rows[self.seen])
+        if self._path is not None and self._path.exists():
+            self._take_up(self._path)
+
+    def __repr__(self) -> str:
+        return f"LinkedTable({self.site!r}, {self.n_rows} records)"
+
+    def keep(self, alignment: str, numbers: Ints) -> None:
+        """Keep an alignment's numbers, one int64 per row that has a key, and put the records in their order.
+
+        EngineError where the folder cannot be written; the earlier alignment, where there is one, still
+        holds.
+        """
+        if not NAME.fullmatch(alignment):
+            raise MessageError(f"{self.site}: expected an alignment named by 16 hexadecimal digits")
+        if self._path is not None:
+            self._write(self._path, alignment, numbers)
+        self._bring_in_order(alignment, numbers)
+
+    @property
+    def entities(self) -> Array:
+        """Digests of the records' keys, (n_rows, 32), for this process alone: they are without a salt."""
+        if self._entities is None:
+            digests = self.keys.points(b"")[self.seen]
+            self._entities = digests if self._order is None else digests[self._order]
+        return self._entities
+
+    def check_session(self, session: str) -> None:
+        """Require that a session rests on the alignment that the records are in the order of."""
+        if not self.alignment:
+            raise PartitionError(f"{self.site}: {self.why_unaligned}; {ALIGNED_BY}, then connect again")
+        if alignment_of(session) != self.alignment:
+            raise PartitionError(
+                f"{self.site}: its entities have been aligned again since this session began, or the session "
+                "is of no alignment. Connect again, and make the model anew"
+            )
+
+    @property
+    def why_unaligned(self) -> str:
+        """Say why the records are in the order of no alignment."""
+        if self.changed:
+            return "its keys, or which of them have a record, are no longer those that were aligned"
+        return "its entities have not been aligned with those of the others yet"
+
+    def _bring_in_order(self, alignment: str, numbers: Ints) -> None:
+        self.frame = align_block(self._rows, numbers).frame
+        self._order, self._entities = np.argsort(numbers[self.seen]), None
+        self.alignment, self.changed = alignment, False
+
+    def _write(self, path: Path, alignment: str, numbers: Ints) -> None:
+        # drawn anew: what is kept can be held against no list of hashes made before
+        salt = secrets.token_bytes(32)
+        order, fingerprint = self._fingerprint(salt)
+        content = io.BytesIO()
+        # in the order of the hashed keys, because the rows may come in another one next time
+        arrays: dict[str, Any] = {"numbers": numbers[order]}
+        arrays |= {
+            name: np.frombuffer(data, dtype=np.uint8)
+            for name, data in (("name", alignment.encode()), ("salt", salt), ("fingerprint", fingerprint))
+        }
+        np.savez(content, **arrays)
+        try:
+            write_atomic(path, content.getvalue())
+        except OSError as error:
+            raise EngineError(
+                f"{self.site}: the alignment cannot be written into the site's folder ({error.strerror}), "
+                "and is not taken. Its owner makes room, and all are aligned again"
+            ) from error
+
+    def _take_up(self, path: Path) -> None:
+        content = read_private(path)
+        try:
+            kept = read_arrays(content)
+            alignment = kept["name"].tobytes().decode()
+            order, fingerprint = self._fingerprint(kept["salt"].tobytes())
+            self.changed = fingerprint != kept["fingerprint"].tobytes()
+            numbers = kept["numbers"].astype(np.int64, casting="safe")
+            fits = self.changed or numbers.shape == (self.keys.n_rows,)
+        except (ValueError, LookupError, TypeError):
+            fits = False
+        if not fits:
+            raise PartitionError(f"'{path}' is no alignment of this site; remove it, and {ALIGNED_BY}")
+        if not self.changed:
+            by_row = np.empty(len(numbers), dtype=np.int64)
+            by_row[order] = numbers
+            self._bring_in_order(alignment, by_row)
+
+    def _fingerprint(self, salt: bytes) -> tuple[Ints, bytes]:
+        """Order of the rows by their hashed keys, and a hash of these and of which have a record."""
+        digests = self.keys.points(salt)
+        order = np.argsort(as_tokens(digests))
+        hashed = hashlib.sha256(salt + digests[order].tobytes() + self.seen[order].tobytes())
+        return order, hashed.digest()
+
+
+def alignment_of(session: str) -> str:
+    """Name of the alignment that a session rests on; empty for none."""
+    name, dash, _ = session.partition("-")
+    return name if dash else ""
+
+
+def new_session(alignment: str) -> str:
+    """Draw a session that rests on an alignment, or on none where the name is empty."""
+    drawn = secrets.token_hex(8)
+    return f"{alignment}-{drawn}" if alignment else drawn

@@ -1,0 +1,112 @@
+"""Group sizes above which sums do not determine columns with few distinct values.
+
+A column of L levels has log2(L) bits an entity; a product sum over n entities carries at most those of its
+digits, or, of two columns with levels, what a table of counts can hold. Who knows all other columns
+looks for the values of one that give the sums: where the sums carry more bits than the values have, there
+is one answer. What counts is published (levels) or in the question (groups): never the rows.
+
+Fits that put ever other columns beside the same column over the same groups add to what is carried. A site
+remembers by which columns of others its own were multiplied over each group, by marks of their content
+(:func:`column_fingerprints`), and judges all of them together.
+
+What remains: functions and interactions of the site's own columns are counted for one fit, and who marks its
+columns falsely is not found out; an owner who expects many analyses asks to approve each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated
+
+import numpy as np
+
+from fedstat.codec import Minimum
+from fedstat.typing import Floats, Ints
+
+EXACT = 53.0
+"""Bits that an exact sum carries: of a double."""
+DITHERED = 10.0
+"""The same of a dithered column, rounded up: 8.4 by
+:data:`fedstat.models.vertical.exchange.standardized_columns.WIDTH`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteColumn:
+    """A column of few values: how many, and the design columns made of it, of it `alone` or with others."""
+
+    levels: Annotated[int, Minimum(2)]
+    columns: Annotated[int, Minimum(1)]
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnCardinality:
+    """Design columns of an institution that are made of columns of few values, and the `plain` others.
+
+    `carried` are the bits of a sum of products about one of its columns.
+    """
+
+    plain: Annotated[int, Minimum(0)] = 0
+    levelled: tuple[DiscreteColumn, ...] = ()
+    carried: Annotated[float, Minimum(1)] = EXACT
+
+
+COLUMN_MARK, DIGITS = 8, 6
+"""Bytes of a mark of a column's content, and digits of a standardised column that it is of."""
+
+
+def column_fingerprints(X: Floats, group: Ints, secret: bytes) -> bytes:
+    """Mark the columns, (n, p), within each group of rows, (n,): (groups, p, 8) bytes.
+
+    The mark is that of the column in whatever units, and of the opposite sign; who has not the secret cannot
+    try contents.
+    """
+    marks = []
+    for g in np.unique(group):
+        part = X[group == g]
+        scale = part.std(axis=0)
+        Z = np.round((part - part.mean(axis=0)) / np.where(scale > 0.0, scale, 1.0), DIGITS) + 0.0
+        for z in Z.T:
+            first = z[np.flatnonzero(z)[:1]]
+            turned = np.ascontiguousarray(-z if len(first) and first[0] < 0.0 else z) + 0.0
+            marks.append(hashlib.blake2b(turned.tobytes(), digest_size=COLUMN_MARK, key=secret).digest())
+    return b"".join(marks)
+
+
+PLAIN = ColumnCardinality()
+"""No columns of few values that anybody has judged."""
+
+
+@cache
+def min_group_size(details: tuple[ColumnCardinality, ...], times: int = 1) -> int:
+    """Fewest entities of a group over which all these columns are multiplied with one another."""
+    plain = sum(detail.plain for detail in details)
+    unknown = [(one, detail.carried) for detail in details for one in detail.levelled]
+    least = 0
+    for place, (one, carried) in enumerate(unknown):
+        others = [other for at, (other, _) in enumerate(unknown) if at != place]
+        least = max(least, _fewest(one, carried, plain, others, times))
+    return least
+
+
+def _fewest(
+    one: DiscreteColumn, carried: float, plain: int, others: Sequence[DiscreteColumn], times: int
+) -> int:
+    """Fewest entities whose values of one column have more bits than the sums tell."""
+    own, n = math.log2(one.levels), 1
+    while True:
+        count = math.log2(n + 1)
+        told = (one.levels - 1) * count + one.columns * plain * carried
+        for other in others:
+            digits = one.columns * other.columns * carried
+            # Of two columns with levels a sum is a count, beside the sums of either.
+            table = (one.levels - 1) * (other.levels - 1) * count
+            told += min(digits, table) if one.alone and other.alone else digits
+        enough = math.floor(times * told / own) + 1
+        if enough <= n:
+            return n
+        n = enough

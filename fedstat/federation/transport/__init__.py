@@ -1,0 +1,1 @@
+"""Transport: moving messages between the coordinator and the sites."""

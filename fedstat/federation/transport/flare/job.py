@@ -1,0 +1,241 @@
+"""The two classes of the job, the only ones that NVIDIA FLARE loads for this package."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from fedstat.errors import EngineError, FedstatError
+from fedstat.federation.transport.flare.child_process import end_with_parent
+from fedstat.federation.transport.flare.provision import (
+    AGAIN_AFTER,
+    FOLDER,
+    IDLE,
+    KEY,
+    SOCKET,
+    START,
+    TIMEOUT,
+)
+from fedstat.federation.transport.live_config import ClosedError
+from fedstat.federation.transport.signed import SignedSite
+
+try:
+    from nvflare.apis.event_type import EventType
+    from nvflare.apis.executor import Executor
+    from nvflare.apis.fl_constant import ReturnCode
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.impl.controller import Controller
+    from nvflare.apis.shareable import Shareable, make_reply
+    from nvflare.apis.signal import Signal
+except ImportError as error:
+    raise ImportError("sites are served over NVIDIA FLARE: pip install fedstat[flare]") from error
+
+TOPIC, PING = "fedstat", "fedstat.ping"
+PAUSE = 0.5
+
+
+class FlareController(Controller):  # type: ignore[misc]
+    """The server side of the job: passes questions on, and decides nothing. All times are in seconds.
+
+    A site is silent after `timeout`; a question is sent again after `again_after`, which doubles every time,
+    because a large message takes long. Sites have to open their data within `start`; one that has not is
+    named when it is asked. After `idle` without a question the analysis is taken for forgotten, and ends.
+    """
+
+    def __init__(
+        self,
+        timeout: float = TIMEOUT,
+        again_after: float = AGAIN_AFTER,
+        start: float = START,
+        idle: float = IDLE,
+    ) -> None:
+        super().__init__()
+        self._timeout, self._again_after, self._start, self._idle = timeout, again_after, start, idle
+        self._asked = time.monotonic()
+        self._engine: Any = None
+        self._abort = Signal()
+        self._ended = threading.Event()
+        self._listener: Listener | None = None
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Take note of what carries the messages."""
+        self._engine = fl_ctx.get_engine()
+        end_with_parent()
+
+    @property
+    def _socket(self) -> Path:
+        return Path(self._engine.get_workspace().get_root_dir(), SOCKET)
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Wait for the sites, open the socket, and serve until the analysis is ended or the job aborted."""
+        self._abort = abort_signal
+        self._wait_for_sites()
+        self._listener = self._listen()
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+        self._asked = time.monotonic()
+        while not (self._ended.wait(PAUSE) or abort_signal.triggered):
+            if time.monotonic() - self._asked > self._idle:
+                return
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Close the socket."""
+        self._ended.set()
+        if self._listener is not None:
+            self._listener.close()
+
+    def process_result_of_unknown_task(self, *args: Any, **kwargs: Any) -> None:
+        """There are no tasks."""
+
+    def _listen(self) -> Listener:
+        """Open the socket, in the place of one that a job left behind when it was cut off."""
+        if _is_heard(self._socket):
+            raise EngineError(f"another analysis is running at '{self._socket}'; end it first")
+        self._socket.unlink(missing_ok=True)
+        key = (self._socket.parent / "local" / KEY).read_bytes()
+        # a socket has no mode when it is made: only the mask keeps others out from its first moment on
+        mask = os.umask(0o177)
+        try:
+            return Listener(str(self._socket), "AF_UNIX", backlog=16, authkey=key)
+        finally:
+            os.umask(mask)
+
+    def _wait_for_sites(self) -> None:
+        """Ask every site whether it is there."""
+        until = time.monotonic() + self._start
+        waiting = self._site_names()
+        while waiting and time.monotonic() < until and not self._abort.triggered:
+            waiting = [site for site in waiting if self._send(site, PING, {}, PAUSE * 4) is None]
+            if waiting:
+                time.sleep(PAUSE)
+
+    def _site_names(self) -> list[str]:
+        return [client.name for client in self._engine.get_clients()]
+
+    def _accept(self, listener: Listener) -> None:
+        while not self._ended.is_set():
+            try:
+                connection = listener.accept()
+            except (AuthenticationError, EOFError, OSError):
+                # A visitor without the secret, or one that left; or the socket is closed.
+                time.sleep(PAUSE)
+                continue
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        """Pass on the questions of one connection, each with a header that says for whom it is."""
+        with connection:
+            while True:
+                try:
+                    header = json.loads(connection.recv_bytes())
+                    if "there" in header:
+                        connection.send_bytes(json.dumps(self._there(header["there"])).encode())
+                        continue
+                    if header["site"] is None:
+                        self._ended.set()
+                        connection.send_bytes(b"")
+                        return
+                    timeout = header.get("timeout") or self._timeout
+                    problem, answer = self._pass_on(header["site"], connection.recv_bytes(), timeout)
+                    connection.send_bytes(json.dumps({"problem": problem}).encode())
+                    connection.send_bytes(answer)
+                except (EOFError, OSError):
+                    return
+
+    def _there(self, sites: list[str]) -> list[str]:
+        """Those of some sites that take part in the job, and can be reached."""
+        return [site for site in sites if self._send(site, PING, {}, PAUSE * 4) is not None]
+
+    def _pass_on(self, site: str, question: bytes, timeout: float) -> tuple[str, bytes]:
+        """Send a question until it is answered; what went wrong otherwise, and the answer."""
+        if site not in self._site_names():
+            return "no site of this name takes part in the job", b""
+        begun, wait = time.monotonic(), self._again_after
+        while (left := begun + timeout - time.monotonic()) > 0:
+            self._asked = time.monotonic()
+            reply = self._send(site, TOPIC, {"payload": question}, min(wait, left))
+            if reply is not None:
+                return str(reply["problem"]), reply["payload"]
+            if self._abort.triggered:
+                return "the job was aborted before it answered; its process may have stopped", b""
+            time.sleep(PAUSE)
+            wait *= 2
+        return f"silent for {timeout:g} s", b""
+
+    def _send(self, site: str, topic: str, content: Mapping[str, bytes], timeout: float) -> Shareable | None:
+        """Send one message; None where no good answer came in time."""
+        with self._engine.new_context() as context:
+            replies = self._engine.send_aux_request(
+                targets=[site],
+                topic=topic,
+                request=Shareable(content),
+                timeout=timeout,
+                fl_ctx=context,
+                optional=True,
+            )
+        reply = (replies or {}).get(site)
+        return reply if reply is not None and reply.get_return_code() == ReturnCode.OK else None
+
+
+def _is_heard(path: Path) -> bool:
+    """Whether a process listens at a socket."""
+    with socket.socket(socket.AF_UNIX) as visitor:
+        return visitor.connect_ex(str(path)) == 0
+
+
+class FlareExecutor(Executor):  # type: ignore[misc]
+    """The site's side of the job: its data, its policy, and the one door."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._site: SignedSite | None = None
+        self._tried = False
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Take messages from the first moment on, and open the site when the job starts."""
+        engine = fl_ctx.get_engine()
+        if event_type == EventType.ABOUT_TO_START_RUN:
+            end_with_parent()
+            engine.register_aux_message_handler(PING, self._is_there)
+            engine.register_aux_message_handler(TOPIC, self._answer)
+        elif event_type == EventType.START_RUN:
+            folder = Path(engine.get_workspace().get_root_dir(), "local", FOLDER)
+            try:
+                self._site = SignedSite(folder, fl_ctx.get_identity_name(), self.logger.warning)
+            except Exception as error:
+                # For the site's own log; who asks is told that the folder cannot be used, and no more.
+                self.log_error(fl_ctx, f"the site cannot be opened: {type(error).__name__}: {error}")
+            self._tried = True
+
+    def _is_there(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        return make_reply(ReturnCode.OK if self._tried else ReturnCode.SERVICE_UNAVAILABLE)
+
+    def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        if not self._tried:
+            return make_reply(ReturnCode.SERVICE_UNAVAILABLE)
+        reply = make_reply(ReturnCode.OK)
+        reply["problem"], reply["payload"] = "", b""
+        if self._site is None:
+            reply["problem"] = "its folder cannot be used, see the site's own log"
+            return reply
+        try:
+            reply["payload"] = self._site.answer(request["payload"])
+        except ClosedError:
+            reply["problem"] = "it answers nothing for now, see the site's own log"
+        except FedstatError as error:
+            self.log_error(fl_ctx, f"a question was refused: {error}")
+            reply["problem"] = "it does not take the question for the coordinator's, see the site's own log"
+        return reply
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        """Refuse tasks: there are none."""
+        return make_reply(ReturnCode.TASK_UNKNOWN)

@@ -1,0 +1,372 @@
+"""Keys, certificates, kits and local settings of the participants of a FLARE federation."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+import site
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from fedstat.errors import EngineError, PartitionError, SecurityError
+from fedstat.federation.audit.event_log import COORDINATOR
+from fedstat.federation.crypto.envelopes import Envelope, open_envelope, sign_envelope
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.files import write_atomic, write_private
+
+# ----------------------------------------------------------------------------------------------------
+# Files of a FLARE participant: what its kit allows, the job, and what both ends agree on.
+
+SOCKET, KEY = "fedstat.socket", "fedstat.key"
+"""In the server's folder: where the analyst's process is heard, and in ``local`` the secret that opens it."""
+
+FOLDER = "fedstat"
+"""In ``local`` of a site's kit: the folder of :mod:`fedstat.federation.transport.site_folder`."""
+
+FLARE, SERVER, ANALYST, KIT = "flare", "server", "analyst", "kit"
+"""In the coordinator's folder ``flare``, with the kits of server and analyst; in a site's, with its kit."""
+
+STORE = "store"
+"""In the server's kit: jobs, and what FLARE notes of them."""
+
+USER = "analyst@fedstat.org"
+"""Name under which the analyst submits the job."""
+
+# seconds, as the controller of the job takes them
+TIMEOUT, AGAIN_AFTER, START, IDLE = 3600.0, 10.0, 120.0, 4 * 3600.0
+ALLOWED = [f"fedstat.federation.transport.flare.job.{name}" for name in ("FlareController", "FlareExecutor")]
+NO_CODE = {"clone_job": "none", "byoc": "none", "shell_commands": "none", "server-predeployed-flwr": "none"}
+RIGHTS = dict.fromkeys(("submit_job", "manage_job", "download_job", "view", "operate"), "any") | NO_CODE
+
+
+def write_local(kit: str | Path) -> None:
+    """Let the FLARE participant of a kit run this package's two classes, and no code that comes with a job.
+
+    Logs hold warnings only and do not travel, and the server's job store is in a private folder of the kit.
+    """
+    kit = Path(kit).resolve()
+    resources = json.loads((kit / "local" / "resources.json.default").read_text())
+    resources |= {"class_list_enforcement_mode": "enforce", "class_allow_list": ALLOWED}
+    resources["allow_log_streaming"] = False
+    # what a site logs is for its owner, and names what went wrong with his records
+    logs = ("log_receiver", "site_log_streamer")
+    resources["components"] = [part for part in resources["components"] if part["id"] not in logs]
+    if "snapshot_persistor" in resources:
+        store = kit / STORE
+        store.mkdir(mode=0o700, exist_ok=True)
+        resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(store / "snapshots")
+        manager = next(part for part in resources["components"] if part["id"] == "job_manager")
+        manager["args"]["uri_root"] = str(store / "jobs")
+    rights = json.loads((kit / "local" / "authorization.json.default").read_text())
+    rights["permissions"] |= {"project_admin": RIGHTS, "lead": RIGHTS}
+    log = json.loads((kit / "local" / "log_config.json.default").read_text())
+    for logger in log["loggers"].values():
+        logger["level"] = "WARNING"
+    for name, content in (("resources", resources), ("authorization", rights), ("log_config", log)):
+        (kit / "local" / f"{name}.json").write_text(json.dumps(content, indent=2))
+
+
+def remove_stale_jobs(server: str | Path) -> None:
+    """Remove what a server that ended without a word left of its jobs, which would be running forever."""
+    for part in Path(server, STORE).glob("*"):
+        shutil.rmtree(part)
+
+
+def refuse_certificates(server: str | Path, names: Iterable[str]) -> None:
+    """Write whose certificates a server refuses when it is started."""
+    content = json.dumps({"disabled_clients": sorted(names)})
+    write_atomic(Path(server, "disabled_clients.json"), content.encode())
+
+
+def write_key(server: str | Path) -> None:
+    """Draw the secret with which the analyst's process opens the server's socket; for its owner alone."""
+    path = Path(server, "local", KEY)
+    path.unlink(missing_ok=True)
+    write_private(path, secrets.token_bytes(32))
+
+
+def write_job(
+    folder: str | Path, sites: Sequence[str], timeout: float = TIMEOUT, again_after: float = AGAIN_AFTER
+) -> Path:
+    """Write what to submit for the job that serves an analysis: a specification that names two classes.
+
+    For `timeout` and `again_after`, seconds, see
+    :class:`~fedstat.federation.transport.flare.job.FlareController`.
+    """
+    config = Path(folder, "app", "config")
+    config.mkdir(parents=True, exist_ok=True)
+    controller, executor = ALLOWED
+    arguments = {"timeout": timeout, "again_after": again_after}
+    server = {
+        "format_version": 2,
+        "workflows": [{"id": "fedstat", "path": controller, "args": arguments}],
+    }
+    client = {
+        "format_version": 2,
+        "executors": [{"tasks": ["none"], "executor": {"id": "fedstat", "path": executor, "args": {}}}],
+    }
+    meta = {
+        "name": "fedstat",
+        "resource_spec": {},
+        "deploy_map": {"app": ["server", *sites]},
+        "min_clients": len(sites),
+        "mandatory_clients": list(sites),
+    }
+    (config / "config_fed_server.json").write_text(json.dumps(server, indent=2))
+    (config / "config_fed_client.json").write_text(json.dumps(client, indent=2))
+    Path(folder, "meta.json").write_text(json.dumps(meta, indent=2))
+    return Path(folder)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Keys, certificates and kits of a FLARE federation; every participant draws its own private key.
+#
+# FLARE's distributed provisioning: a site draws a key and writes a request for a certificate; the
+# coordinator's certificate authority signs it; the site puts the certificate beside its key into a kit.
+# Only the request and the certificate travel, each in an envelope that is signed with the lasting key of
+# who sends it (:mod:`fedstat.federation.crypto.envelopes`), so that no fingerprint has to be compared but
+# the pinned ones.
+#
+# ::
+#
+#     <coordinator>/flare/authority/   the certificate authority
+#     <coordinator>/flare/server/      kit of the server
+#     <coordinator>/flare/analyst/     kit of the analyst, who submits the job
+#     <site>/flare/request/            private key, until the certificate has come
+#     <site>/flare/kit/                kit of the site
+
+AUTHORITY, REQUEST, PROJECT = "authority", "request", "fedstat"
+NAME, HOST = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?")
+LONGEST_SOCKET = 100
+"""Bytes of the path of a socket, of which the system takes some 108."""
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """Who takes part, as FLARE will know it: `name` is a site's, or of the server the host.
+
+    `kind` is "client", "server" or "lead"; `more` are further entries of FLARE's description.
+    """
+
+    name: str
+    kind: str
+    more: Mapping[str, Any]
+
+    def describe(self) -> str:
+        """Write FLARE's description of it."""
+        entry = {"name": self.name, "type": self.kind, "org": PROJECT}
+        if self.kind == "lead":
+            entry |= {"type": "admin", "role": "lead"}
+        return json.dumps({"name": PROJECT, "participants": [entry | dict(self.more)]})
+
+
+def check_flare_name(name: str) -> str:
+    """Require a name that FLARE takes for a site."""
+    if not NAME.fullmatch(name):
+        raise PartitionError(
+            f"the name '{name}' cannot be one of a site over NVIDIA FLARE: expected at most 64 letters, "
+            "digits, '-' and '_', without blanks or accents"
+        )
+    return name
+
+
+def check_address(host: str, port: int) -> None:
+    """Require a host and a port at which a FLARE server can be reached."""
+    if not HOST.fullmatch(host):
+        raise PartitionError(
+            f"host: expected the name of a machine such as 'stats.example.org', not {host!r}"
+        )
+    if not 0 < port < 65536:
+        raise PartitionError(f"port: expected a number from 1 to 65535, not {port}")
+
+
+def require_flare() -> None:
+    """Require NVIDIA FLARE; ImportError where it is not installed."""
+    if importlib.util.find_spec("nvflare") is None:
+        raise ImportError("this federation is carried by NVIDIA FLARE: pip install fedstat[flare]")
+
+
+def prepare_server(folder: Path, host: str, port: int) -> None:
+    """Make the certificate authority of a coordinator's folder, once, and the kits of server and analyst.
+
+    `host` and `port` are where the sites will reach the server. PartitionError where the folder is too deep
+    for a socket, EngineError where FLARE did not make them.
+    """
+    check_address(host, port)
+    home = (folder / FLARE).resolve()
+    if len(bytes(home / SERVER / SOCKET)) > LONGEST_SOCKET:
+        raise PartitionError(
+            f"'{home}': the path is too long for a local socket; move the coordinator's folder up some levels"
+        )
+    home.mkdir(mode=0o700, exist_ok=True)
+    if not (home / AUTHORITY).exists():
+        _found_authority(home, host, port)
+    ports = {"fed_learn_port": port, "admin_port": port}
+    for name, participant in (
+        (SERVER, Participant(host, "server", ports)),
+        (ANALYST, Participant(USER, "lead", {})),
+    ):
+        request = create_key(home / f"{name}-{REQUEST}", participant)
+        signed = certify(folder, request, participant)
+        assemble(home / f"{name}-{REQUEST}", signed, home / name)
+    write_local(home / SERVER)
+    write_key(home / SERVER)
+
+
+def _found_authority(home: Path, host: str, port: int) -> None:
+    profile: dict[str, Any] = {"name": PROJECT, "scheme": "grpc", "connection_security": "mtls"}
+    profile |= {"server": {"host": host, "fed_learn_port": port, "admin_port": port}}
+    (home / "profile.yaml").write_text(json.dumps(profile))
+    _flare(home, "cert", "init", "--profile", "profile.yaml", "-o", AUTHORITY)
+
+
+def create_key(folder: Path, participant: Participant) -> bytes:
+    """Draw a private key into a folder; the request for its certificate, as a zip file."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as place:
+        description = Path(place, "participant.yaml")
+        description.write_text(participant.describe())
+        told = _flare(folder.parent, "cert", REQUEST, "-p", str(description), "--out", str(folder))
+    return Path(told["request_zip"]).read_bytes()
+
+
+def certify(folder: Path, request: bytes, participant: Participant) -> bytes:
+    """Sign a request with the coordinator's authority; SecurityError where it asks for other rights."""
+    home = (folder / FLARE).resolve()
+    with TemporaryDirectory(dir=home) as place:
+        asked, signed = Path(place, "it.request.zip"), Path(place, "it.signed.zip")
+        asked.write_bytes(request)
+        words = ("-c", AUTHORITY, "--profile", "profile.yaml", "--out", str(signed))
+        told = _flare(home, "cert", "approve", str(asked), *words)
+        # a site could ask for the certificate of an analyst, who submits jobs
+        if (told["name"], told["cert_type"]) != (participant.name, participant.kind):
+            raise SecurityError(
+                f"the request asks for a certificate of '{told['name']}' as {told['cert_type']}; expected "
+                f"'{participant.name}' as {participant.kind}. Nothing was handed out"
+            )
+        return signed.read_bytes()
+
+
+def assemble(request: Path, signed: bytes, kit: Path) -> None:
+    """Put a certificate beside its key into a kit; the folder of the request is then removed."""
+    with zipfile.ZipFile(io.BytesIO(signed)) as content:
+        root = x509.load_pem_x509_certificate(content.read("rootCA.pem"))
+    # FLARE wants it confirmed; that the coordinator sent this authority is known from the envelope
+    fingerprint = root.fingerprint(SHA256()).hex()
+    with TemporaryDirectory(dir=kit.parent) as place:
+        path = Path(place, "it.signed.zip")
+        path.write_bytes(signed)
+        asked, root_is = ("--request-dir", str(request.resolve())), ("--fingerprint", f"SHA256:{fingerprint}")
+        told = _flare(kit.parent, "package", str(path), "-w", place, *asked, *root_is)
+        shutil.rmtree(kit, ignore_errors=True)
+        shutil.move(told["output_dir"], kit)
+    kit.chmod(0o700)
+    shutil.rmtree(request)
+
+
+def create_kit_request(folder: Path, name: str, identity: Identity) -> bytes:
+    """Draw a site's key; the signed request for its certificate."""
+    request = create_key(
+        (folder / FLARE / REQUEST).resolve(), Participant(check_flare_name(name), "client", {})
+    )
+    return sign_envelope(identity, Envelope(name, COORDINATOR, REQUEST, request))
+
+
+def grant_kit(
+    folder: Path, request: bytes, sites: Mapping[str, str], identity: Identity, where: str
+) -> tuple[str, bytes]:
+    """Certify a site that has joined; its name, and what it makes its kit of, signed.
+
+    SecurityError where no site that has joined signed the request, or it asks for more than a site's
+    certificate.
+    """
+    name, envelope = _open_request(request, sites, where)
+    if (envelope.sender, envelope.receiver, envelope.number) != (name, COORDINATOR, REQUEST):
+        raise SecurityError(f"{where}: is no request for a kit")
+    signed = certify(folder, envelope.payload, Participant(check_flare_name(name), "client", {}))
+    return name, sign_envelope(identity, Envelope(COORDINATOR, name, KIT, signed))
+
+
+def accept_kit(folder: Path, granted: bytes, name: str, coordinator: str, where: str) -> Path:
+    """Make a site's kit of what the coordinator sent.
+
+    SecurityError where the pinned coordinator did not sign it or meant it for another site, PartitionError
+    where no request waits for it, EngineError where it is not of the key that waits.
+    """
+    envelope = open_envelope(granted, coordinator, where)
+    if (envelope.sender, envelope.receiver, envelope.number) != (COORDINATOR, name, KIT):
+        raise SecurityError(f"{where}: is a kit for '{envelope.receiver}', and this is '{name}'")
+    home = (folder / FLARE).resolve()
+    if not (home / REQUEST).exists():
+        raise PartitionError(
+            f"no request waits for '{where}': it was joined before, or the request is on another machine. "
+            f"Make a new one with 'fedstat site request {folder}'"
+        )
+    assemble(home / REQUEST, envelope.payload, home / KIT)
+    write_local(home / KIT)
+    return home / KIT
+
+
+def _open_request(request: bytes, sites: Mapping[str, str], where: str) -> tuple[str, Envelope]:
+    """Find the site that signed a request."""
+    for name, fingerprint in sites.items():
+        try:
+            return name, open_envelope(request, fingerprint, where)
+        except SecurityError:
+            continue
+    there = ", ".join(sites) or "none"
+    raise SecurityError(
+        f"{where}: no site that has joined signed it, or it was altered on its way. Joined are {there}; add "
+        "a site with 'fedstat federation join FOLDER CARD'"
+    )
+
+
+def days_left(kit: Path) -> int:
+    """Days until the first certificate of a kit expires; negative where it has."""
+    paths = [path for path in (kit / "startup").iterdir() if path.suffix in (".crt", ".pem")]
+    ends = [x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc for path in paths]
+    return (min(ends) - datetime.now(UTC)).days
+
+
+def _flare(home: Path, *words: str) -> dict[str, Any]:
+    """Run one of FLARE's commands, which keeps its own notes in the folder and nowhere else."""
+    require_flare()
+    command = [sys.executable, "-m", "nvflare.cli", "--format", "json", *words]
+    # A home of its own for its notes, and Python's packages from where they are.
+    environment = os.environ | {"HOME": str(home), "PYTHONUSERBASE": site.getuserbase()}
+    done = subprocess.run(
+        command,
+        cwd=home,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    try:
+        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        raise EngineError(
+            f"NVIDIA FLARE failed in '{words[0]} {words[1]}' (exit code {done.returncode})"
+        ) from None
+    if told.get("status") != "ok":
+        raise EngineError(f"NVIDIA FLARE refuses: {told.get('message')} {told.get('hint') or ''}".rstrip())
+    data: dict[str, Any] = told["data"]
+    return data

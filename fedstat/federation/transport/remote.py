@@ -1,0 +1,366 @@
+"""Sites in other processes, and the engine that reaches them.
+
+A carrier takes the bytes of a question to a site and brings those of the answer. What the sites answered is
+kept, where a journal is given, before the protocol sees it, and so is what the coordinator draws for a site.
+An interrupted analysis that is run again is handed what was kept, and goes on where it stopped.
+
+All questions of a round to one site travel in one message (:mod:`fedstat.federation.message`), since a
+message may take a night. A fit of GLORE with masks is
+
+==========================================================  ============================================
+message to each site                                        questions in it
+==========================================================  ============================================
+connect                                                     schema; head of its account, where one is known
+from_formula                                                levels (one more message for ``scale(x)``)
+fit: keys                                                   identity, fresh key
+fit: opening                                                others' keys, rows, moments, response, own fit
+fit: iteration, once an evaluation                          scores and information
+fit: judgement, on its own where the last was not foreseen  likelihood
+fit: receipt                                                statement
+==========================================================  ============================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain
+from threading import Lock
+from typing import Protocol, runtime_checkable
+
+from fedstat.errors import ConsentError, EngineError, FedstatError, MessageError, SessionError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.site import RECEIPT_FAMILY, Site
+from fedstat.federation.disclosure.state import MAX_SESSIONS
+from fedstat.federation.message import (
+    RUNS,
+    BundledReply,
+    InstalledVersion,
+    Reply,
+    Request,
+    bundle,
+    pack_refusal,
+    pack_request,
+    unbundle,
+    unpack_reply,
+    unpack_request,
+)
+from fedstat.federation.protocols.engine import Fit, FitProtocol, RoundEngine, enter
+from fedstat.federation.protocols.receipts import RECALL
+from fedstat.federation.transport.journal import Journal, LedgerCheckpoints
+from fedstat.federation.transport.mailbox import NUMBER_LENGTH
+from fedstat.federation.transport.session_store import SessionFolder
+
+UNNUMBERED = "a question without its turn is the only one of its session; ask by a RemoteEngine"
+
+
+def request_number(request: bytes) -> str:
+    """Name a question for its way: the same question has the same number, whatever the clock says."""
+    return hashlib.sha256(request).hexdigest()[:NUMBER_LENGTH]
+
+
+class Transport(Protocol):
+    """Brings questions to sites; one that has `bundles` set takes several in one message."""
+
+    def carry(self, site: str, request: bytes) -> bytes:
+        """Return the site's answer; EngineError where it was not reached, or did not answer in time."""
+        ...
+
+
+@runtime_checkable
+class ClosableTransport(Protocol):
+    """A carrier that has something to end."""
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSite:
+    """An institution in another process."""
+
+    name: str
+    carrier: Transport
+
+    def answer(self, request: bytes) -> bytes:
+        """Have one packed ask answered."""
+        return self.carrier.carry(self.name, request)
+
+    def answer_all(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Have packed asks answered, in one message; as many answers, or fewer, of which the last refuses."""
+        return unbundle(self.carrier.carry(self.name, bundle(requests)))
+
+
+class SiteServer:
+    """A site behind a carrier: answers everything, with a refusal where it must, and nothing twice."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._last: dict[str, dict[bytes, BundledReply]] = {}
+        self._sessions = SessionFolder.of(site)
+        self._lock = Lock()
+
+    def answer(self, request: bytes, asker: str = "") -> bytes:
+        """Answer who has this fingerprint; the last message of a session again gets the same answers."""
+        with self._lock:
+            try:
+                questions = unbundle(request)
+            except MessageError as error:
+                return pack_refusal(self.site.name, MessageError(f"{self.site.name}: {error}"))
+            answers, begun = list[bytes](), set[str]()
+            for question in questions:
+                answer = self._answer_one(question, asker, begun)
+                answers.append(answer.packed)
+                if answer.refused:
+                    break
+            if self._sessions is not None:  # before anything leaves
+                for session in begun:
+                    self._sessions.keep(session, self._last[session])
+            return bundle(answers) if len(questions) > 1 else answers[0]
+
+    def _answer_one(self, request: bytes, asker: str, begun: set[str]) -> BundledReply:
+        """Answer one question of a message, which has `begun` to answer in these sessions."""
+        digest = hashlib.sha256(request).digest()
+        try:
+            ask = unpack_request(request)
+        except MessageError:
+            return self._ask_site(request, asker)  # the site says why, and enters it
+        if self._sessions is not None and ask.session not in self._last:
+            self._last.update(self._sessions.take_up(ask.session))
+        kept = self._last.get(ask.session, {}).get(digest)
+        if kept is not None:
+            begun.add(ask.session)
+            return kept
+        # what entered no account was not answered, and is computed when it comes again
+        before = self.site.account.rounds(ask.session)
+        if ask.turn is None and before:
+            return refusal(self.site.name, MessageError(f"{self.site.name}: {UNNUMBERED}"))
+        answer = self._ask_site(request, asker)
+        if self.site.account.rounds(ask.session) > before:
+            self._keep(ask.session, digest, answer, begun)
+        return answer
+
+    def _keep(self, session: str, digest: bytes, answer: BundledReply, begun: set[str]) -> None:
+        """Keep an answer, beside the others of its message, and those only."""
+        earlier = self._last.pop(session, {}) if session in begun else {}
+        self._last.pop(session, None)
+        while len(self._last) >= MAX_SESSIONS:
+            del self._last[next(iter(self._last))]
+        begun.add(session)
+        self._last[session] = {**earlier, digest: answer}
+
+    def _ask_site(self, request: bytes, asker: str) -> BundledReply:
+        try:
+            return BundledReply(self.site.answer(request, asker))
+        except FedstatError as error:
+            return refusal(self.site.name, error)
+        except Exception as error:
+            # What went wrong may quote values: its type is all that is told.
+            where = f"{self.site.name}: failed ({type(error).__name__}) outside any step; see its own log"
+            return refusal(self.site.name, MessageError(where))
+
+
+def refusal(site: str, error: FedstatError) -> BundledReply:
+    """Answer with an error."""
+    return BundledReply(pack_refusal(site, error), True)
+
+
+class RemoteEngine(RoundEngine):
+    """Sites in other processes; those of one round are asked side by side.
+
+    Every question has its turn in its session, and a site answers each turn once. Where it is not known
+    whether a question was answered, its session has ended here; with a journal the same analysis goes on.
+    The heads of the sites' accounts are kept after every run.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[str, RemoteSite],
+        journal: Journal | None = None,
+        heads: LedgerCheckpoints | None = None,
+    ) -> None:
+        self._sites = dict(sites)
+        self.installed: Mapping[str, InstalledVersion] = {}
+        self._journal = journal
+        self._heads = heads
+        self._number = 0
+        self._turns: Counter[tuple[str, str]] = Counter()
+        self._open: set[tuple[str, str]] = set()
+        # Kept between rounds: a carrier may hold one connection per thread.
+        self._pool = ThreadPoolExecutor(max_workers=max(len(self._sites), 1), thread_name_prefix="site")
+
+    def run(self, protocol: FitProtocol[Fit], ledger: Ledger) -> Fit:
+        """Run a protocol; see :meth:`RoundEngine.run`."""
+        try:
+            fit = super().run(protocol, ledger)
+        except ConsentError:
+            if self._journal is not None:
+                self._journal.lose_run()
+            raise
+        if self._heads is not None and ledger.receipt is not None:
+            self._heads.take(ledger.receipt)
+        return fit
+
+    def close(self) -> None:
+        """Close the carriers that can be closed, such as the job of an analysis over NVIDIA FLARE."""
+        # one carrier may serve many sites
+        for carrier in {id(site.carrier): site.carrier for site in self._sites.values()}.values():
+            if isinstance(carrier, ClosableTransport):
+                carrier.close()
+
+    def _begin_run(self) -> None:
+        if self._journal is not None:
+            self._journal.begin_run()
+        self._number = 0
+
+    def _round(self, asks: Sequence[Request], ledger: Ledger) -> list[Reply]:
+        if self._journal is not None:
+            kept = iter(self._journal.begin_round(self._number, [ask for ask in asks if self._keeps(ask)]))
+            asks = [next(kept) if self._keeps(ask) else ask for ask in asks]
+        places = self._by_site(asks)
+        outcomes: dict[int, Reply | FedstatError] = {}
+
+        def visit(site: str) -> None:
+            # One site's questions of a round in their order; after a failure the rest are not asked.
+            left = deque(places[site])
+            try:
+                for place, answer, kept in self._answers(site, asks, places[site]):
+                    outcomes[place] = self._take(asks[place], place, answer, kept)
+                    left.popleft()
+                    if isinstance(outcomes[place], FedstatError):
+                        break
+            except FedstatError as error:
+                outcomes[left[0]] = error
+            else:
+                self._open.difference_update((asks[place].session, site) for place in places[site])
+
+        list(self._pool.map(visit, places))
+        replies, errors = list[Reply](), list[tuple[Request, FedstatError]]()
+        for place, outcome in sorted(outcomes.items()):
+            # All that was answered is entered, whoever else did not answer.
+            enter(asks[place], outcome, ledger)
+            if isinstance(outcome, FedstatError):
+                errors.append((asks[place], outcome))
+            else:
+                replies.append(outcome)
+        if errors:
+            raise self._explained(errors)
+        self._number += 1
+        return replies
+
+    def _keeps(self, ask: Request) -> bool:
+        """Whether answers come from the journal: it would answer for a site that was put back meanwhile."""
+        return self._journal is not None and (ask.family, ask.step) != (RECEIPT_FAMILY, RECALL)
+
+    def _by_site(self, asks: Sequence[Request]) -> dict[str, list[int]]:
+        """Places of each site's questions in a round, all of which may be asked."""
+        places, left_open = dict[str, list[int]](), {session for session, _ in self._open}
+        for place, ask in enumerate(asks):
+            if ask.site not in self._sites:
+                raise MessageError(f"no site '{ask.site}'; there are {sorted(self._sites)}")
+            self._check_installed(ask)
+            # its site may have answered: the same turn again would be refused there, or answered twice
+            if ask.session in left_open:
+                raise EngineError(
+                    f"'{ask.site}': an earlier question of this model was left open; {self._how_to_go_on()}"
+                )
+            places.setdefault(ask.site, []).append(place)
+        return places
+
+    def _check_installed(self, ask: Request) -> None:
+        """Ask nobody where a site lacks the family, as far as it has told."""
+        there = self.installed.get(ask.site)
+        if there is not None and ask.family not in there.families:
+            raise MessageError(
+                f"{ask.site}: its fedstat {there.version} has no family '{ask.family}', which this model "
+                f"needs; it has {', '.join(there.families)}. Here is {RUNS}: install it there as well, and "
+                "start the site's service again"
+            )
+
+    def _answers(
+        self, site: str, asks: Sequence[Request], places: Sequence[int]
+    ) -> Iterator[tuple[int, bytes, bool]]:
+        """Answers of a site to its questions of a round, in their order, and whether the journal had them."""
+        new = []
+        for place in places:
+            journal = self._journal if self._keeps(asks[place]) else None
+            kept = None if journal is None else journal.read(self._number, place)
+            if kept is None:
+                new.append(place)
+            else:
+                yield place, kept, True
+        remote = self._sites[site]
+        together = [new] if getattr(remote.carrier, "bundles", False) else [[place] for place in new]
+        for message in filter(None, together):
+            turns, numbered = self._turns.copy(), []
+            for place in message:
+                key = (asks[place].session, site)
+                # open until an answer is read whole: after a failure it is unknown whether the site answered
+                self._open.add(key)
+                turns[key] += 1
+                numbered.append(pack_request(replace(asks[place], turn=turns[key])))
+            answers = self._reach(remote, numbered)
+            yield from ((place, answer, False) for place, answer in zip(message, answers, strict=False))
+            # a refusal is the last that is read
+            if len(answers) < len(message):
+                raise MessageError(f"'{site}' gave {len(answers)} answers to {len(message)} questions")
+
+    def _take(self, ask: Request, place: int, answer: bytes, kept: bool) -> Reply | FedstatError:
+        """Read an answer, and keep it: a reply or a refusal."""
+        outcome: Reply | FedstatError
+        try:
+            outcome = unpack_reply(answer)
+        except (EngineError, SessionError):
+            raise  # the site cannot go on in this session, and would not say the same again
+        except FedstatError as error:
+            outcome = error if self._journal is None else type(error)(f"{error} ({self._journal.kept})")
+        if not kept and self._journal is not None and self._keeps(ask):
+            self._journal.keep(self._number, place, answer)
+        self._turns[ask.session, ask.site] += 1
+        return outcome
+
+    def _reach(self, remote: RemoteSite, numbered: Sequence[bytes]) -> list[bytes]:
+        """Have a site asked; an error says that it was this one that was not reached."""
+        try:
+            return remote.answer_all(numbered)
+        except EngineError as error:
+            error.sites = (remote.name,)
+            raise
+
+    def _explained(self, errors: Sequence[tuple[Request, FedstatError]]) -> FedstatError:
+        """Say of a failed round how to go on; runs in a session that a site has lost are given up."""
+        lost = {ask.session for ask, error in errors if isinstance(error, SessionError)}
+        if lost and self._journal is not None:
+            self._journal.lose(lost)
+        # a lost session goes first: no other error tells that the runs in it are void
+        first = next((e for _, e in errors if isinstance(e, SessionError)), errors[0][1])
+        if isinstance(first, SessionError):
+            if self._journal is not None:
+                first = SessionError(
+                    f"{first}: run the same analysis again with the journal '{self._journal.folder}', where "
+                    "the runs of this session are set aside; they are asked anew, and all others taken up"
+                )
+            first.sites = tuple(ask.site for ask, error in errors if isinstance(error, SessionError))
+        if isinstance(first, EngineError):
+            explained = EngineError(f"{first} (round {self._number + 1}); {self._how_to_go_on()}")
+            away = [error.sites for _, error in errors if isinstance(error, EngineError)]
+            # What went wrong here, such as a full disk, is no site's absence.
+            explained.sites = tuple(dict.fromkeys(chain.from_iterable(away))) if all(away) else ()
+            return explained
+        return first
+
+    def _how_to_go_on(self) -> str:
+        gone = (
+            "without a site that is gone for good by ClientPartition.connect(..., without=[...]), or "
+            "a GLM or FedAvg without any that is lost by connect(..., quorum=fewest that are to be left)"
+        )
+        if self._journal is None:
+            return f"no journal was given, so that the model must be made again with from_formula; {gone}"
+        return (
+            f"{self._number} rounds of this run are kept in '{self._journal.folder}': run the same analysis "
+            f"again with this journal to go on; {gone} and another journal"
+        )

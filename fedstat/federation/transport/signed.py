@@ -1,0 +1,127 @@
+"""Signed requests and replies: authentication is independent of the transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import IO
+
+from fedstat.errors import PartitionError, SecurityError
+from fedstat.federation.audit.event_log import COORDINATOR
+from fedstat.federation.crypto.envelopes import Envelope, open_envelope, sign_envelope
+from fedstat.federation.crypto.keys import Identity
+from fedstat.federation.disclosure.site import Site
+from fedstat.federation.transport.live_config import LiveConfig
+from fedstat.federation.transport.mailbox import ErrorNote
+from fedstat.federation.transport.remote import SiteServer, request_number
+from fedstat.federation.transport.site_folder import DESCRIPTION, SiteDescription
+
+
+def sign_request(identity: Identity, site: str, request: bytes) -> tuple[str, bytes]:
+    """Give a question its number, and put it into the coordinator's envelope."""
+    number = request_number(request)
+    return number, sign_envelope(identity, Envelope(COORDINATOR, site, number, request))
+
+
+def open_reply(data: bytes | IO[bytes], fingerprint: str, site: str, number: str, where: str) -> bytes:
+    """Take an answer out of its envelope, which the site signed for the question of this number."""
+    envelope = open_envelope(data, fingerprint, where)
+    # the signature alone is not enough: an older answer of the same site bears it as well
+    if (envelope.sender, envelope.number) != (site, number):
+        raise SecurityError(f"{where}: answers another question, or in another's name")
+    return envelope.payload
+
+
+def answer_signed(
+    server: SiteServer, question: bytes | IO[bytes], coordinator: str, where: str, number: str = ""
+) -> bytes:
+    """Answer a question that the coordinator signed for this site, under the number that it came by."""
+    site = server.site
+    envelope = open_envelope(question, coordinator, where)
+    address = (envelope.sender, envelope.receiver, envelope.number)
+    if address != (COORDINATOR, site.name, number or envelope.number):
+        raise SecurityError(f"{where}: meant for another site, or under another number")
+    payload = server.answer(envelope.payload, coordinator)
+    return sign_envelope(site.trust.identity, Envelope(site.name, COORDINATOR, envelope.number, payload))
+
+
+def note_signed(
+    site: Site, question: bytes | IO[bytes], coordinator: str, where: str, number: str, why: str
+) -> bytes | None:
+    """Sign a note on a question; None where that is not why it is not answered."""
+    note = ErrorNote.on(question, coordinator, where)
+    return note.sign(site.trust.identity, site.name, number) if note.why == why else None
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedSite:
+    """A site that answers the coordinator with one fingerprint, and signs what it answers."""
+
+    server: SiteServer
+    coordinator: str
+
+    def answer(self, question: bytes | IO[bytes], where: str, number: str) -> bytes:
+        """Answer a question that the coordinator signed for this site; SecurityError for any other."""
+        return answer_signed(self.server, question, self.coordinator, where, number)
+
+    def note(self, question: bytes | IO[bytes], where: str, number: str, why: str) -> bytes | None:
+        """Sign a note; see :func:`note_signed`."""
+        return note_signed(self.server.site, question, self.coordinator, where, number, why)
+
+
+class SignedSite:
+    """A site that answers the coordinator whom it has pinned, and signs what it answers.
+
+    `name` is the one under which the site is reached, by default its own; `tell` takes a line for its log.
+    """
+
+    def __init__(self, folder: Path, name: str = "", tell: Callable[[str], None] = lambda _: None) -> None:
+        self._word = LiveConfig(folder, tell)
+        if not self.description.coordinator:
+            raise PartitionError(
+                f"'{folder / DESCRIPTION}' pins no coordinator: nobody is answered; write the fingerprint "
+                "of its key under 'coordinator', or use fedstat site pin"
+            )
+        if name not in ("", self.site.name):
+            raise PartitionError(
+                f"'{folder / DESCRIPTION}' is of '{self.site.name}', and FLARE knows '{name}'"
+            )
+        self._server, self._lock = SiteServer(self.site), Lock()
+
+    @property
+    def site(self) -> Site:
+        """The site as it is now."""
+        return self._word.site
+
+    @property
+    def description(self) -> SiteDescription:
+        """What its owner says of it now."""
+        return self._word.description
+
+    def heed(self) -> bool:
+        """Take over what the owner has changed; see :meth:`LiveConfig.heed`."""
+        with self._lock:
+            return self._heed()
+
+    def _heed(self) -> bool:
+        if self._word.has_failed:
+            self._word.open_again()
+            self._server = SiteServer(self.site)
+        return self._word.heed()
+
+    def answer(self, question: bytes | IO[bytes], where: str = "a question", number: str = "") -> bytes:
+        """Answer a question that the coordinator signed for this site; SecurityError for any other.
+
+        ClosedError where nothing is answered for now.
+        """
+        with self._lock:
+            self._heed()
+            answer = answer_signed(self._server, question, self.description.coordinator, where, number)
+            self._word.check_written()
+            return answer
+
+    def note(self, question: bytes | IO[bytes], where: str, number: str, why: str) -> bytes | None:
+        """Sign a note; see :func:`note_signed`."""
+        return note_signed(self.site, question, self.description.coordinator, where, number, why)

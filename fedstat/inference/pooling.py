@@ -1,0 +1,482 @@
+"""Pooling of one analysis over multiple imputations (Rubin's rules) or several synthetic tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+from statsmodels.stats.contrast import ContrastResults
+
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
+from fedstat.inference.summary import STATEMENTS, SummaryContent, coefficient_sheet
+from fedstat.inference.tables import SheetSummary
+from fedstat.typing import Floats
+
+# ----------------------------------------------------------------------------------------------------
+# The same coefficients of several analyses, and statements about their mean.
+
+LEAST = 2
+
+
+def read_analyses(
+    call: str, results: Sequence[object], what: str, advice: str
+) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """Read params and standard errors, a row for each analysis, and the name of the response.
+
+    A ModelError where there are fewer than two, one has no named params and bse, names differ, or a number is
+    not finite; `what` and `advice` say what each is of, and how to come to more.
+    """
+    if len(results) < LEAST:
+        raise ModelError(
+            f"{call}: expected the results of at least {LEAST} {what}, received {len(results)}; {advice}"
+        )
+    for place, result in enumerate(results):
+        if not all(isinstance(getattr(result, name, None), pd.Series) for name in ("params", "bse")):
+            raise ModelError(
+                f"{call}: result {place} has no named params and bse; received {type(result).__name__}"
+            )
+    names = [list(result.params.index) for result in results]  # type: ignore[attr-defined]
+    for place, here in enumerate(names):
+        if here != names[0]:
+            other = sorted(set(map(str, here)) ^ set(map(str, names[0]))) or ["in another order"]
+            raise ModelError(
+                f"{call}: result {place} has other coefficients than result 0: {', '.join(other)}; levels "
+                "that a table lacks can be declared with C(column, levels=[...])"
+            )
+    params, errors = (
+        pd.DataFrame([getattr(result, part) for result in results]).reset_index(drop=True)
+        for part in ("params", "bse")
+    )
+    if not (np.isfinite(params).all(axis=None) and np.isfinite(errors).all(axis=None)):
+        raise ModelError(f"{call}: a coefficient or a standard error is not a finite number")
+    return params, errors, str(getattr(getattr(results[0], "model", None), "endog_names", f"{call}d"))
+
+
+class MeanResults:
+    """Mean coefficients of several analyses, with standard errors and Student's t.
+
+    `model` has the names that tables of statsmodels read.
+
+    Attributes
+    ----------
+    params, bse, tvalues, pvalues : Series
+        Mean over analyses; its standard error; their ratio; two-sided p-values by Student's t.
+    between, within : Series
+        Variance of the estimates between analyses, and mean of their own variances.
+    """
+
+    df_resid: float | pd.Series
+
+    def __init__(self, params: pd.DataFrame, errors: pd.DataFrame, response: str) -> None:
+        # what statsmodels' tables read
+        self.model = SimpleNamespace(endog_names=response, exog_names=list(params.columns))
+        self.params = params.mean().rename(None)
+        self.between, self.within = params.var(ddof=1), (errors**2).mean()
+
+    def _settle(self, variance: pd.Series, df: float | pd.Series) -> None:
+        """Take the variances of the means, and the degrees of freedom."""
+        self.bse, self.df_resid = np.sqrt(variance), df
+        self.tvalues: pd.Series = self.params / self.bse
+        self.pvalues = pd.Series(2.0 * stats.t.sf(self.tvalues.abs(), df), self.params.index)
+
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Intervals of level ``1 - alpha``: columns 0 and 1, rows by name."""
+        if not 0.0 < alpha < 1.0:
+            raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
+        half = stats.t.isf(alpha / 2.0, self.df_resid) * self.bse
+        return pd.DataFrame({0: self.params - half, 1: self.params + half})
+
+    def summary(self, alpha: float = 0.05) -> SheetSummary:
+        """Coefficients with errors, tests and intervals, and what these rest on."""
+        limits = self.conf_int(alpha)
+        columns = (self.params, self.bse, self.tvalues, self.pvalues, limits[0], limits[1])
+        frame = pd.DataFrame(dict(zip(STATEMENTS, columns, strict=True))).rename_axis("name").reset_index()
+        frame["client"] = ""
+        content = SummaryContent(
+            "", (), (), frame, True, alpha, (), None, (), "", student=True, parts=self._parts()
+        )
+        return SheetSummary([coefficient_sheet(content)], self._notes())
+
+    def _parts(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def _notes(self) -> list[str]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self.summary().as_text()
+
+
+# ----------------------------------------------------------------------------------------------------
+# One analysis on several imputations of what is missing, pooled by Rubin's rules.
+
+LEAST_LAMBDA = 1e-4
+"""Share of the variance that imputation is taken to have at least, as in mice, for degrees of freedom."""
+
+
+class PooledResults(MeanResults):
+    """Coefficients of one analysis on several imputations, pooled by Rubin's rules (1987).
+
+    `model` has the names that tables of statsmodels read.
+
+    Attributes
+    ----------
+    params, bse, tvalues, pvalues : Series
+        Mean over imputations; its standard error; their ratio; two-sided p-values by Student's t.
+    df_resid : Series
+        Degrees of freedom of Student's t by coefficient (Barnard and Rubin 1999).
+    within, between : Series
+        Mean of the variances of the estimates, and variance of the estimates between imputations.
+    riv : Series
+        Relative increase of the variance by what is missing, ``(1 + 1/m) between / within``.
+    lambda_ : Series
+        Share of the variance that it makes up, ``(1 + 1/m) between / bse^2``.
+    fmi : Series
+        Fraction of missing information, ``(riv + 2 / (df + 3)) / (riv + 1)``.
+    imputations : int
+        m.
+    df_complete : float
+        Degrees of freedom of the analysis were nothing missing; infinite for none.
+
+    Examples
+    --------
+    >>> import fedstat as fs, numpy as np, pandas as pd, statsmodels.formula.api as smf
+    >>> rng = np.random.default_rng(0)
+    >>> tables = [pd.DataFrame(rng.normal(size=(50, 2)), columns=["y", "x"]) for _ in range(5)]
+    >>> pooled = fs.pool([smf.ols("y ~ x", table).fit() for table in tables])
+    >>> pooled.to_frame().shape[0], pooled.cov_params().shape, pooled.conf_int().shape
+    (2, (2, 2), (2, 2))
+    >>> bool(pooled.wald_test("x = 0").pvalue <= 1.0), "x" in pooled.summary().as_text()
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        params: pd.DataFrame,
+        errors: pd.DataFrame,
+        response: str,
+        covariances: Floats | None,
+        df_complete: float,
+    ) -> None:
+        super().__init__(params, errors, response)
+        m = self.imputations = len(params)
+        self.df_complete, self._estimates, self._covariances = df_complete, params, covariances
+        increase = (1.0 + 1.0 / m) * self.between
+        total = self.within + increase
+        self.riv, self.lambda_ = increase / self.within, increase / total
+        df = pd.Series(barnard_rubin(m, self.lambda_.to_numpy(), df_complete), self.params.index)
+        self.fmi = (self.riv + 2.0 / (df + 3.0)) / (self.riv + 1.0)
+        self._settle(total, df)
+
+    def cov_params(self) -> pd.DataFrame:
+        """Covariance of the pooled coefficients: within imputations, and 1 + 1/m times that between them.
+
+        Raises
+        ------
+        NotAvailableError
+            A result has no covariance.
+        """
+        between = self._estimates.cov().to_numpy()
+        total = self._within() + (1.0 + 1.0 / self.imputations) * between
+        return pd.DataFrame(total, index=self.params.index, columns=self.params.index)
+
+    def wald_test(self, hypothesis: Hypothesis) -> ContrastResults:
+        """Test several coefficients together: the F test D1 of Li, Raghunathan and Rubin (1991).
+
+        It takes the same share of information to be missing of all that is tested. With few complete degrees
+        of freedom those of the denominator are Reiter's (2007).
+
+        Parameters
+        ----------
+        hypothesis : str, sequence of str, or array
+            Linear constraints, as of statsmodels: ``"a = b, c = 0"``, ``["a", "c"]`` (both zero), or a matrix
+            with a row each.
+
+        Returns
+        -------
+        statsmodels ContrastResults
+            ``statistic`` (D1), ``pvalue``, ``df_num``, ``df_denom``.
+
+        Raises
+        ------
+        ModelError
+            A name is not a coefficient, or a constraint follows from the others.
+        NotAvailableError
+            A result has no covariance.
+
+        References
+        ----------
+        Li, K. H., Raghunathan, T. E. and Rubin, D. B. (1991). Large-sample significance levels from multiply
+        imputed data using moment-based statistics and an F reference distribution. Journal of the American
+        Statistical Association 86, 1065-1073.
+        Reiter, J. P. (2007). Small-sample degrees of freedom for multi-component significance tests with
+        multiple imputation for missing data. Biometrika 94, 502-508.
+        """
+        constraints = read_constraints(hypothesis, [str(name) for name in self.params.index])
+        R, m = constraints.R, self.imputations
+        k = len(R)
+        if np.linalg.matrix_rank(R) < k:
+            raise ModelError("wald_test: a constraint follows from the others; leave it out")
+        Q = self._estimates.to_numpy() @ R.T
+        within = R @ self._within() @ R.T
+        r = (1.0 + 1.0 / m) * float(np.trace(np.linalg.solve(within, np.atleast_2d(np.cov(Q.T))))) / k
+        d = Q.mean(axis=0) - constraints.q
+        D1 = float(d @ np.linalg.solve(within, d)) / (k * (1.0 + r))
+        return HypothesisTest(F=D1, df_num=k, df_denom=denominator(k, m, r, self.df_complete))
+
+    def to_frame(self, alpha: float = 0.05) -> pd.DataFrame:
+        """One row per coefficient, with what mice's ``pool`` and its summary tell.
+
+        Returns
+        -------
+        DataFrame
+            ``estimate``, ``std_error``, ``statistic``, ``df``, ``p_value``, ``low``, ``high``, ``within``
+            (ubar), ``between`` (b), ``riv``, ``lambda``, ``fmi``.
+        """
+        limits = self.conf_int(alpha)
+        return pd.DataFrame(
+            {
+                "estimate": self.params,
+                "std_error": self.bse,
+                "statistic": self.tvalues,
+                "df": self.df_resid,
+                "p_value": self.pvalues,
+                "low": limits[0],
+                "high": limits[1],
+                "within": self.within,
+                "between": self.between,
+                "riv": self.riv,
+                "lambda": self.lambda_,
+                "fmi": self.fmi,
+            }
+        )
+
+    def _within(self) -> Floats:
+        if self._covariances is None:
+            raise NotAvailableError("a result has no cov_params(): there are tests of single coefficients")
+        return np.asarray(self._covariances.mean(axis=0))
+
+    def _parts(self) -> dict[str, Floats]:
+        return {"df": np.asarray(self.df_resid), "fmi": self.fmi.to_numpy()}
+
+    def _notes(self) -> list[str]:
+        complete = "infinite" if np.isinf(self.df_complete) else f"{self.df_complete:g}"
+        return [
+            f"Means over {self.imputations} imputations, by Rubin's rules (1987); Student's t with degrees "
+            f"of freedom df of Barnard and Rubin (1999), those of the complete data being {complete}. fmi is "
+            "the fraction of missing information. wald_test() tests several coefficients together."
+        ]
+
+
+def barnard_rubin(m: int, share: Floats, df_complete: float) -> Floats:
+    """Degrees of freedom of one coefficient whose variance has a share from m imputations (1999)."""
+    share = np.maximum(share, LEAST_LAMBDA)
+    df = (m - 1) / share**2
+    if np.isinf(df_complete):
+        return df
+    observed = (df_complete + 1.0) / (df_complete + 3.0) * df_complete * (1.0 - share)
+    return np.asarray(df * observed / (df + observed))
+
+
+def denominator(k: int, m: int, r: float, df_complete: float) -> float:
+    """Degrees of freedom in the denominator of D1 for k coefficients, m imputations and their increase r."""
+    t = k * (m - 1)
+    if k == 1:
+        return float(barnard_rubin(m, np.array(r / (1.0 + r)), df_complete))
+    if r <= 0.0:
+        return df_complete
+    if t <= 4:
+        # Too few imputations for moments of the F distribution (Li et al. 1991, equation 2.8).
+        return t * (1.0 + 1.0 / k) * (1.0 + 1.0 / r) ** 2 / 2.0
+    if np.isinf(df_complete):
+        return 4.0 + (t - 4) * (1.0 + (1.0 - 2.0 / t) / r) ** 2
+    # Reiter (2007), equation 3.
+    a = r * t / (t - 2.0)
+    v = (df_complete + 1.0) / (df_complete + 3.0) * df_complete
+    c0, c1, c2 = 1.0 / (t - 4.0), v - 2.0 * (1.0 + a), v - 4.0 * (1.0 + a)
+    if c2 <= 0.0:
+        raise NotAvailableError(
+            f"wald_test: too much is missing for {df_complete:g} degrees of freedom of the complete data"
+        )
+    z = 1.0 / c2 + c0 * (a**2 * c1 / ((1.0 + a) ** 2 * c2))
+    z += c0 * (8.0 * a**2 * c1 / ((1.0 + a) * c2**2) + 4.0 * a**2 / ((1.0 + a) * c2))
+    z += c0 * (4.0 * a**2 / (c2 * c1) + 16.0 * a**2 * c1 / c2**3) + c0 * (8.0 * a**2 / c2**2)
+    return 4.0 + 1.0 / z
+
+
+def pool(results: Sequence[object], df_complete: float | None = None) -> PooledResults:
+    """Pool one analysis that was done on each of several imputations of the missing values.
+
+    Imputations are made where the rows are, one analysis is done over all sites on the first, one on the
+    second, and so on; what is pooled are the results, so that it asks no site for anything.
+
+    Parameters
+    ----------
+    results : sequence
+        What statsmodels, fedstat or any other package returned for each imputation: named `params` and `bse`,
+        the same names everywhere, and for tests of several coefficients `cov_params()`. At least 2.
+    df_complete : float, optional
+        Degrees of freedom of the analysis were nothing missing; by default the smallest `df_resid` of the
+        results, as in mice, and infinite where one has none.
+
+    Returns
+    -------
+    PooledResults
+
+    Raises
+    ------
+    ModelError
+        Fewer than two, one without named params and bse, names that differ, or numbers that are not finite.
+
+    See Also
+    --------
+    combine : the rule for synthetic tables, which have another variance.
+
+    References
+    ----------
+    Rubin, D. B. (1987). Multiple Imputation for Nonresponse in Surveys, chapter 3. Wiley.
+    Barnard, J. and Rubin, D. B. (1999). Small-sample degrees of freedom with multiple imputation. Biometrika
+    86, 948-955.
+
+    Examples
+    --------
+    >>> import numpy as np, pandas as pd, statsmodels.formula.api as smf, fedstat as fs
+    >>> rng = np.random.default_rng(1)
+    >>> x = rng.standard_normal(60)
+    >>> y = 1 + 2 * x + rng.standard_normal(60)
+    >>> draws = [np.where(np.arange(60) < 10, rng.standard_normal(60), x) for _ in range(5)]
+    >>> pooled = fs.pool([smf.ols("y ~ x", pd.DataFrame({"x": one, "y": y})).fit() for one in draws])
+    >>> bool(pooled.fmi["x"] > 0.01), pooled.imputations
+    (True, 5)
+    >>> pooled.wald_test(["x"]).df_num
+    1
+    """
+    results = list(results)
+    found = read_analyses("pool", results, "imputations", "impute more than once")
+    if df_complete is None:
+        df_complete = min(_df(result) for result in results)
+    if not df_complete > 0.0:
+        raise ModelError(f"pool: expected positive df_complete, received {df_complete}")
+    return PooledResults(*found, _covariances(results, found[0].shape[1]), float(df_complete))
+
+
+def _df(result: object) -> float:
+    try:
+        return float(getattr(result, "df_resid", np.inf))
+    except (TypeError, ValueError, NotAvailableError):
+        return float("inf")
+
+
+def _covariances(results: Sequence[object], p: int) -> Floats | None:
+    """Covariances of all results, (m, p, p); None where one has none."""
+    found = []
+    for place, result in enumerate(results):
+        try:
+            one: Floats = np.asarray(result.cov_params(), dtype=np.float64)  # type: ignore[attr-defined]
+        except (AttributeError, NotAvailableError):
+            return None
+        if one.shape != (p, p):
+            raise ModelError(f"pool: result {place} has a covariance of shape {one.shape} for {p} params")
+        found.append(one)
+    return np.array(found)
+
+
+# ----------------------------------------------------------------------------------------------------
+# One analysis on several synthetic tables, combined.
+
+RECOMMENDED_TABLES = 20
+MEASURED = (
+    "Measured on 20 tables of 10,000 rows, logistic, columns a copula: 95 % intervals cover .91 at epsilon 1 "
+    "and .89 at epsilon 3 (worst coefficient .79 and .76). PrivateCopulaGLM covers .95."
+)
+
+
+class CombinedResults(MeanResults):
+    """Coefficients of one analysis on several synthetic tables, with errors that count the synthesis.
+
+    Attributes
+    ----------
+    params, bse, tvalues, pvalues : Series
+        Mean over tables; its standard error; their ratio; two-sided p-values by Student's t.
+    df_resid : float
+        Degrees of freedom of Student's t: tables less one.
+    between, within : Series
+        Variance of the estimates between tables (b), and mean of their own variances (v).
+    floored : Series of bool
+        Where (1 + 1/M) b is below v, so that v / M stands in its place.
+    tables : int
+        M.
+
+    Examples
+    --------
+    >>> import fedstat as fs, numpy as np, pandas as pd, statsmodels.formula.api as smf
+    >>> rng = np.random.default_rng(0)
+    >>> tables = [pd.DataFrame(rng.normal(size=(50, 2)), columns=["y", "x"]) for _ in range(5)]
+    >>> found = fs.combine([smf.ols("y ~ x", table).fit() for table in tables])
+    >>> found.conf_int().shape, "x" in found.summary().as_text()
+    ((2, 2), True)
+    """
+
+    def __init__(self, params: pd.DataFrame, errors: pd.DataFrame, response: str) -> None:
+        super().__init__(params, errors, response)
+        self.tables = len(params)
+        total = (1.0 + 1.0 / self.tables) * self.between - self.within
+        self.floored = total < self.within / self.tables
+        self._settle(total.where(~self.floored, self.within / self.tables), float(self.tables - 1))
+
+    def _notes(self) -> list[str]:
+        notes = [
+            f"Means over {self.tables} synthetic tables; variances (1 + 1/M) b - v, b between the tables and "
+            "v within (Raghunathan, Reiter and Rubin 2003). They are right for tables that were each drawn "
+            "from a release of its own, as sample_tables() draws them, where the law of the tables is that "
+            "of the data.",
+            MEASURED,
+        ]
+        if self.floored.any():
+            names = ", ".join(map(str, self.floored.index[self.floored]))
+            notes.insert(1, f"Variances that would be too small or negative are v / M: {names}.")
+        if self.tables < RECOMMENDED_TABLES:
+            notes.append(f"Fewer than {RECOMMENDED_TABLES} tables: variances themselves vary much.")
+        return notes
+
+
+def combine(results: Sequence[object]) -> CombinedResults:
+    """Combine one analysis that was done on each of several synthetic tables.
+
+    Parameters
+    ----------
+    results : sequence
+        What statsmodels, fedstat or any other package returned for each table: named `params` and `bse`, the
+        same names everywhere. At least 2; 20 or more give variances that can be relied on.
+
+    Returns
+    -------
+    CombinedResults
+
+    Raises
+    ------
+    ModelError
+        Fewer than two, one without named params and bse, or names that differ.
+
+    References
+    ----------
+    Raghunathan, T., Reiter, J. and Rubin, D. (2003). Multiple imputation for statistical disclosure
+    limitation. Journal of Official Statistics 19, 1-16, equation 3.
+    Reiter, J. (2002). Satisfying disclosure requirements with synthetic data sets. Journal of Official
+    Statistics 18, 531-543.
+
+    Examples
+    --------
+    >>> import fedstat as fs, numpy as np, pandas as pd, statsmodels.formula.api as smf
+    >>> rng = np.random.default_rng(0)
+    >>> tables = [pd.DataFrame(rng.normal(size=(50, 2)), columns=["y", "x"]) for _ in range(5)]
+    >>> fs.combine([smf.ols("y ~ x", table).fit() for table in tables]).params.index.tolist()
+    ['Intercept', 'x']
+    """
+    results = list(results)
+    advice = f"draw {RECOMMENDED_TABLES} with sample_tables({RECOMMENDED_TABLES}, n)"
+    return CombinedResults(*read_analyses("combine", results, "tables", advice))

@@ -1,1 +1,0 @@
-"""One analysis that was done several times: on synthetic tables, or on multiply imputed ones."""

@@ -1,1 +1,0 @@
-"""After selection: criteria, debiased and split inference."""

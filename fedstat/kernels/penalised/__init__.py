@@ -1,1 +1,0 @@
-"""Penalised estimates: penalties, groups, coordinate descent, paths."""

@@ -1,0 +1,1 @@
+"""Kernels of penalized estimation: penalties, groups, coordinate descent, solution paths."""

@@ -1,0 +1,387 @@
+"""Penalties that select coefficients or groups of them: lasso, elastic net, SCAD and MCP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numba import njit
+
+from fedstat.errors import ModelError
+from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Groups of coefficients that are penalised together.
+#
+# A group of one is a coefficient by itself. The weight of a group multiplies its penalty, its multiplier
+# the lambda; see the module ``penalties``.
+
+
+@njit(cache=True, nogil=True)
+def group_norms(starts: Ints, b: Floats) -> Floats:
+    """Return the Euclidean norm of each group: (m + 1,), (p,) -> (m,)."""
+    norms = np.zeros(len(starts) - 1)
+    for g in range(len(norms)):
+        if starts[g + 1] - starts[g] == 1:
+            norms[g] = abs(b[starts[g]])
+        else:
+            for j in range(starts[g], starts[g + 1]):
+                norms[g] += b[j] * b[j]
+            norms[g] = np.sqrt(norms[g])
+    return norms
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CoefficientGroups:
+    """Which coefficients are penalised together; a coefficient alone is a group of one.
+
+    Group g of m is the coefficients from ``starts[g]`` up to ``starts[g + 1]``, (m + 1,). Its weight w_g,
+    (m,), multiplies the penalty, 0 leaving it out; its multiplier m_g, (m,), is positive and multiplies
+    lambda.
+    """
+
+    starts: Ints
+    weights: Floats
+    multipliers: Floats
+
+    @classmethod
+    def single(cls, p: int, weights: Floats | None = None) -> CoefficientGroups:
+        """Penalise each of p coefficients by itself; weights as for :meth:`of`."""
+        return cls.of(np.arange(p), weights)
+
+    @classmethod
+    def of(cls, labels: Array, weights: Floats | None = None) -> CoefficientGroups:
+        """Penalise neighbours with the same label (p,) together, lambda times the root of their number.
+
+        Weights (m,) are one where None. A ModelError where a label comes back after another, or weights do
+        not fit.
+        """
+        labels = np.asarray(labels)
+        starts = np.flatnonzero(np.concatenate([[True], labels[1:] != labels[:-1], [True]]))
+        m = len(starts) - 1
+        if len(np.unique(labels)) != m:
+            raise ModelError("expected the coefficients of a group side by side; sort the columns by group")
+        weights = np.ones(m) if weights is None else np.array(weights, dtype=np.float64)
+        wrong = int((~(np.isfinite(weights) & (weights >= 0.0))).sum())
+        if weights.shape != (m,) or wrong:
+            raise ModelError(
+                f"expected {m} finite weights of zero or more, one for each group; received an array of "
+                f"shape {weights.shape}, {wrong} of them negative or not finite"
+            )
+        return cls(starts.astype(np.int64), weights, np.sqrt(np.diff(starts)))
+
+    @property
+    def p(self) -> int:
+        """Number of coefficients."""
+        return int(self.starts[-1])
+
+    @property
+    def sizes(self) -> Ints:
+        """Number of coefficients of each group: (m,)."""
+        return np.diff(self.starts)
+
+    @property
+    def penalised(self) -> Bools:
+        """Tell which groups have a penalty: (m,)."""
+        return self.weights > 0.0
+
+    def norms(self, b: Floats) -> Floats:
+        """Return the Euclidean norm of each group: (p,) -> (m,)."""
+        norms: Floats = group_norms(self.starts, b)
+        return norms
+
+    def inner_products(self, b: Floats, other: Floats) -> Floats:
+        """Return the inner product of each group of b with that of another: (p,), (p,) -> (m,)."""
+        return np.add.reduceat(b * other, self.starts[:-1])
+
+    def columns(self, which: Bools) -> Ints:
+        """Return the positions of the coefficients of some groups: (m,) -> (q,), ascending."""
+        return np.flatnonzero(np.repeat(which, self.sizes))
+
+    def take(self, which: Bools) -> CoefficientGroups:
+        """Return some of the groups as if there were no others: (m,)."""
+        starts = np.concatenate([[0], np.cumsum(self.sizes[which])]).astype(np.int64)
+        return CoefficientGroups(starts, self.weights[which], self.multipliers[which])
+
+
+def orthonormaliser(G: Floats, groups: CoefficientGroups) -> tuple[Floats, CoefficientGroups]:
+    """Return coordinates in which the columns of each group are orthonormal, and the groups there.
+
+    The penalty of a group is then that of its part of the linear predictor, whatever coding made its columns
+    (Breheny and Huang 2015), and a step of descent has a closed form. T (p, p) is block diagonal: the columns
+    are ``X T``, Gram ``X'X/N`` and gradient become ``T'GT`` and ``T'c``, coefficients of X are ``T theta``.
+    The multiplier of a group becomes the root of its rank; columns that are left over become zero, as do
+    their coefficients. Groups of one column, and those without a penalty, stay as they are.
+    """
+    T, multipliers = np.eye(groups.p), groups.multipliers.copy()
+    for g in np.flatnonzero((groups.sizes > 1) & groups.penalised):
+        block = slice(groups.starts[g], groups.starts[g + 1])
+        values, vectors = np.linalg.eigh(G[block, block])
+        kept = values > 1e-10 * max(values[-1], 0.0)
+        T[block, block] = np.where(kept, vectors / np.sqrt(np.where(kept, values, 1.0)), 0.0)
+        multipliers[g] = np.sqrt(max(kept.sum(), 1))
+    return T, replace(groups, multipliers=multipliers)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Penalties that select: lasso, elastic net, SCAD and MCP, of coefficients and of groups of them.
+#
+# Group g of the coefficients adds ``w_g P(||b_g||)``, where the level of P is ``lambda m_g``. The weight
+# w_g multiplies the penalty: 0 leaves a group unpenalised. The multiplier m_g multiplies lambda, as the
+# root of the group's size does in Breheny and Huang (2015); of a single coefficient it is one. With the
+# mixing alpha,
+#
+#     P(t) = Q(t; alpha lambda m) + (1 - alpha) lambda m t^2 / 2,
+#
+# where Q(t; l) is ``l t`` (lasso), SCAD (Fan and Li 2001) or MCP (Zhang 2010).
+#
+# References
+# ----------
+# Fan, J. and Li, R. (2001). Variable selection via nonconcave penalized likelihood and its oracle properties.
+# Journal of the American Statistical Association 96, 1348-1360.
+# Zhang, C.-H. (2010). Nearly unbiased variable selection under minimax concave penalty. Annals of Statistics
+# 38, 894-942.
+# Zou, H. and Li, R. (2008). One-step sparse estimates in nonconcave penalized likelihood models. Annals of
+# Statistics 36, 1509-1533.
+# Breheny, P. and Huang, J. (2011). Coordinate descent algorithms for nonconvex penalized regression, with
+# applications to biological feature selection. Annals of Applied Statistics 5, 232-253.
+# Breheny, P. and Huang, J. (2015). Group descent algorithms for nonconvex penalized linear and logistic
+# regression models with grouped predictors. Statistics and Computing 25, 173-187.
+
+LASSO, SCAD, MCP = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyEntry:
+    """Its compiled form Q, the shape a where none is given (0: it has none), and what a has to exceed."""
+
+    kind: int
+    shape: float = 0.0
+    above: float = 0.0
+
+
+PENALTIES = {
+    "lasso": PenaltyEntry(LASSO),
+    "elastic_net": PenaltyEntry(LASSO),
+    "scad": PenaltyEntry(SCAD, 3.7, 2.0),  # Fan and Li (2001)
+    "mcp": PenaltyEntry(MCP, 3.0, 1.0),  # Breheny and Huang (2011)
+}
+TermArrays: TypeAlias = tuple[int, float, Floats, Floats, Floats, Ints]
+"""Kind and shape a, then level, ridge and weight (m,) of each group, and where groups start (m + 1,)."""
+
+
+@njit(cache=True, nogil=True)
+def concave_value(kind: int, a: float, level: float, t: float) -> float:
+    """Return Q(t; level) for t >= 0."""
+    if kind == SCAD and t > level:
+        if t <= a * level:
+            return (2.0 * a * level * t - t * t - level * level) / (2.0 * (a - 1.0))
+        return level * level * (a + 1.0) / 2.0
+    if kind == MCP:
+        return level * t - t * t / (2.0 * a) if t <= a * level else a * level * level / 2.0
+    return level * t
+
+
+@njit(cache=True, nogil=True)
+def concave_slope(kind: int, a: float, level: float, t: float) -> float:
+    """Return the derivative of Q(t; level) for t >= 0; at zero that from the right."""
+    if kind == SCAD and t > level:
+        return max(a * level - t, 0.0) / (a - 1.0)
+    if kind == MCP:
+        return max(level - t / a, 0.0)
+    return level
+
+
+@njit(cache=True, nogil=True)
+def threshold(kind: int, a: float, level: float, w: float, v: float, u: float) -> float:
+    """Return the t >= 0 that minimises ``v t^2 / 2 - u t + w Q(t; level)``, for u >= 0 and v > 0.
+
+    With v = w = 1 these are the updates of Breheny and Huang (2011, section 2). Where the weight is so large
+    that the sum is not convex, the better of its two minima is taken.
+    """
+    soft = max(u - w * level, 0.0) / v
+    if kind == LASSO or w == 0.0:
+        return soft
+    if kind == MCP:
+        if v <= w / a:
+            return u / v if u * u > w * a * level * level * v else 0.0
+        return u / v if u > v * a * level else soft * v / (v - w / a)
+    if v <= w / (a - 1.0):
+        near = min(soft, level)
+        far_value = w * level * level * (a + 1.0) / 2.0 - u * u / (2.0 * v)
+        return u / v if u > v * a * level and far_value < (v * near / 2.0 - u + w * level) * near else near
+    if u <= (v + w) * level:
+        return soft
+    if u <= v * a * level:
+        return (u - w * a * level / (a - 1.0)) / (v - w / (a - 1.0))
+    return u / v
+
+
+@njit(cache=True, nogil=True)
+def _violations(terms: TermArrays, b: Floats, gradient: Floats) -> Floats:
+    kind, a, level, ridge, w, starts = terms
+    size = group_norms(starts, b)
+    out = group_norms(starts, gradient)
+    for g in range(len(out)):
+        slope = w[g] * concave_slope(kind, a, level[g], size[g])
+        if size[g] == 0.0:
+            # The subdifferential at zero is a ball of radius `slope`: what the gradient exceeds it by.
+            out[g] = max(out[g] - slope, 0.0)
+            continue
+        square = 0.0
+        for j in range(starts[g], starts[g + 1]):
+            pull = gradient[j] + (slope / size[g] + ridge[g]) * b[j]
+            square += pull * pull
+        out[g] = np.sqrt(square)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _total(terms: TermArrays, size: Floats) -> float:
+    kind, a, level, ridge, w, _ = terms
+    total = 0.0
+    for g in range(len(size)):
+        total += w[g] * concave_value(kind, a, level[g], size[g]) + ridge[g] * size[g] * size[g] / 2.0
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _slopes(terms: TermArrays, size: Floats) -> Floats:
+    kind, a, level, _, _, _ = terms
+    slopes = np.empty(len(size))
+    for g in range(len(size)):
+        slopes[g] = concave_slope(kind, a, level[g], size[g])
+    return slopes
+
+
+def _bends(kind: int, a: float, level: Floats, size: Floats) -> Floats:
+    """Return the second derivative of Q, zero at its bends."""
+    if kind == SCAD:
+        return np.where((size > level) & (size < a * level), -1.0 / (a - 1.0), 0.0)
+    return np.where(size < a * level, -1.0 / a, 0.0) if kind == MCP else np.zeros(len(size))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """The penalty of each group at one lambda: ``w_g Q(t; level_g) + ridge_g t^2 / 2``.
+
+    `kind` is LASSO, SCAD or MCP, `a` its shape; level, ridge and weights are (m,), none negative.
+    """
+
+    kind: int
+    a: float
+    level: Floats
+    ridge: Floats
+    weights: Floats
+    groups: CoefficientGroups
+
+    @property
+    def arrays(self) -> TermArrays:
+        """The same for compiled loops, which take plain tuples faster than objects."""
+        return self.kind, self.a, self.level, self.ridge, self.weights, self.groups.starts
+
+    @property
+    def cut(self) -> Floats:
+        """Largest norm of the gradient at which a group may be zero: (m,)."""
+        return self.weights * self.level
+
+    def value(self, b: Floats) -> float:
+        """Return the penalty of all groups: (p,)."""
+        return float(_total(self.arrays, self.groups.norms(b)))
+
+    def violations(self, b: Floats, gradient: Floats) -> Floats:
+        """Return how far each group is from a stationary point (m,), from b and the loss's gradient, (p,).
+
+        It is the norm of the shortest element of the subdifferential of loss and penalty: zero in all groups
+        is what Karush, Kuhn and Tucker require.
+        """
+        out: Floats = _violations(self.arrays, b, gradient)
+        return out
+
+    def violation(self, b: Floats, gradient: Floats) -> float:
+        """Return the largest of :meth:`violations`: zero certifies a stationary point."""
+        return float(self.violations(b, gradient).max(initial=0.0))
+
+    def derivatives(self, b: Floats) -> tuple[Floats, Floats]:
+        """Return gradient (p,) and Hessian (p, p) of the penalty where no group of b is zero."""
+        size, sizes, starts = self.groups.norms(b), self.groups.sizes, self.groups.starts
+        slope, bend = _slopes(self.arrays, size), _bends(self.kind, self.a, self.level, size)
+        # Of P(||b_g||): P'' along b_g, and P' / ||b_g|| across it, which a single coefficient lacks.
+        along, across = self.weights * bend + self.ridge, self.weights * slope / size + self.ridge
+        gradient = np.repeat(across, sizes) * b
+        hessian = np.diag(np.repeat(np.where(sizes == 1, along, across), sizes))
+        for g in np.flatnonzero(sizes > 1):
+            unit = b[starts[g] : starts[g + 1]] / size[g]
+            block = slice(starts[g], starts[g + 1])
+            hessian[block, block] += (along[g] - across[g]) * np.outer(unit, unit)
+        return gradient, hessian
+
+    def linearised(self, b: Floats) -> Terms:
+        """Return the lasso that lies on the penalty at b and above it elsewhere (Zou and Li 2008)."""
+        if self.kind == LASSO:
+            return self
+        return replace(self, kind=LASSO, level=_slopes(self.arrays, self.groups.norms(b)))
+
+    def take(self, which: Bools) -> Terms:
+        """Return the terms of some groups: (m,)."""
+        parts = (self.level[which], self.ridge[which], self.weights[which], self.groups.take(which))
+        return Terms(self.kind, self.a, *parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """A penalty by name, one of PENALTIES; a ModelError where the combination means nothing.
+
+    `a` is how soon the penalty levels off: where None 3.7 for SCAD and 3 for MCP (ncvreg's gamma). `alpha` in
+    (0, 1] is the share of the selecting part, the rest being ridge; below one for the elastic net.
+    """
+
+    name: str
+    a: float | None = None
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.name not in PENALTIES:
+            raise ModelError(f"no penalty {self.name!r}; expected one of {', '.join(PENALTIES)}")
+        if not 0.0 < self.alpha <= 1.0:
+            raise ModelError(f"penalty {self.name}: expected alpha in (0, 1], received {self.alpha!r}")
+        if self.convex and (self.alpha < 1.0) != (self.name == "elastic_net"):
+            raise ModelError(
+                f"penalty {self.name} with alpha = {self.alpha!r}: expected alpha below one for elastic_net, "
+                "and alpha = 1 for lasso"
+            )
+        if self.a is None:
+            return
+        entry = PENALTIES[self.name]
+        if not entry.shape:
+            raise ModelError(f"penalty {self.name} has no shape a; leave it out")
+        if not entry.above < self.a < np.inf:
+            raise ModelError(f"penalty {self.name}: expected a > {entry.above:g}, received {self.a!r}")
+
+    @property
+    def kind(self) -> int:
+        """LASSO, SCAD or MCP."""
+        return PENALTIES[self.name].kind
+
+    @property
+    def shape(self) -> float:
+        """The a in use; 0 where there is none."""
+        return PENALTIES[self.name].shape if self.a is None else self.a
+
+    @property
+    def convex(self) -> bool:
+        """Whether every stationary point is a minimum."""
+        return self.kind == LASSO
+
+    def at(self, lam: float, groups: CoefficientGroups) -> Terms:
+        """Return the penalty of each group at one lambda."""
+        scaled = lam * groups.multipliers
+        ridge = (1.0 - self.alpha) * groups.weights * scaled
+        return Terms(self.kind, self.shape, self.alpha * scaled, ridge, groups.weights, groups)
+
+    def level_of_slope(self, t: Floats, slope: Floats) -> Floats:
+        """Return the smallest level at which Q has at least this slope at t: (m,), (m,) -> (m,)."""
+        if self.kind == SCAD:
+            return np.where(t <= slope, slope, ((self.shape - 1.0) * slope + t) / self.shape)
+        return slope + t / self.shape if self.kind == MCP else slope

@@ -1,0 +1,430 @@
+"""Split networks: dense layers, prediction heads over sets of sites, their losses and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from math import comb
+from typing import TypeAlias
+
+import numpy as np
+from numba import njit
+
+from fedstat.kernels.exponentials import exponentials, log_one_plus
+from fedstat.kernels.glm.loops import REORDER
+from fedstat.typing import Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Small dense networks: forward, gradients and Adam's steps, on arrays of (units, rows).
+#
+# Every inner loop runs over the rows of a batch and vectorises; a network of ten units would spend its time
+# in the dispatch of a library's operators. The parameters of a network are one vector: for each layer its
+# matrix (out, in), row by row, and its biases (out,). Hidden layers are rectified, the last is linear.
+
+BLOCK = 256
+"""Rows that are gone through at once: those of all layers stay in the nearest cache."""
+FIRST_DECAY, SECOND_DECAY, TINY = 0.9, 0.999, 1e-8
+
+
+def count_parameters(widths: Sequence[int]) -> int:
+    """Parameters of a network with layers of these widths, the columns first."""
+    return sum((a + 1) * b for a, b in pairwise(widths))
+
+
+def draw_parameters(widths: Sequence[int], rng: np.random.Generator) -> Floats:
+    """Draw uniform parameters between -1 and 1 over the root of a layer's inputs, as PyTorch does."""
+    layers = [rng.uniform(-1.0, 1.0, (a + 1) * b) / np.sqrt(a) for a, b in pairwise(widths)]
+    return np.concatenate(layers)
+
+
+# Inlined by name: a loop from the cache is not inlined, one just compiled is, and their last bits differ.
+@njit(cache=True, nogil=True, fastmath=REORDER, inline="always")
+def add_products(
+    out: Floats, w: Floats, at: int, stride: int, X: Floats, base: int, start: int, a: int
+) -> None:
+    """Add a rows of X from `base`, in columns from `start`, times w[at], w[at + stride], ... to `out`.
+
+    Five rows at once: `out` is read and written once for all of them.
+    """
+    m, c = len(out), 0
+    while c + 5 <= a:
+        w0, w1, w2 = w[at + c * stride], w[at + (c + 1) * stride], w[at + (c + 2) * stride]
+        w3, w4 = w[at + (c + 3) * stride], w[at + (c + 4) * stride]
+        x0, x1 = X[base + c, start : start + m], X[base + c + 1, start : start + m]
+        x2, x3 = X[base + c + 2, start : start + m], X[base + c + 3, start : start + m]
+        x4 = X[base + c + 4, start : start + m]
+        for i in range(m):
+            out[i] += w0 * x0[i] + w1 * x1[i] + w2 * x2[i] + w3 * x3[i] + w4 * x4[i]
+        c += 5
+    for k in range(c, a):
+        v, x = w[at + k * stride], X[base + k, start : start + m]
+        for i in range(m):
+            out[i] += v * x[i]
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER, inline="always")
+def add_sums(g: Floats, at: int, d: Floats, X: Floats, base: int, start: int, a: int) -> None:
+    """Add sums of d times each of a rows of X from `base`, in columns from `start`, to g from `at` on.
+
+    Five rows at once: d is read once for all of them, and their sums do not wait for one another.
+    """
+    m, c = len(d), 0
+    while c + 5 <= a:
+        x0, x1 = X[base + c, start : start + m], X[base + c + 1, start : start + m]
+        x2, x3 = X[base + c + 2, start : start + m], X[base + c + 3, start : start + m]
+        x4 = X[base + c + 4, start : start + m]
+        s0, s1, s2, s3, s4 = 0.0, 0.0, 0.0, 0.0, 0.0
+        for i in range(m):
+            s0 += d[i] * x0[i]
+            s1 += d[i] * x1[i]
+            s2 += d[i] * x2[i]
+            s3 += d[i] * x3[i]
+            s4 += d[i] * x4[i]
+        g[at + c] += s0
+        g[at + c + 1] += s1
+        g[at + c + 2] += s2
+        g[at + c + 3] += s3
+        g[at + c + 4] += s4
+        c += 5
+    for k in range(c, a):
+        x, s = X[base + k, start : start + m], 0.0
+        for i in range(m):
+            s += d[i] * x[i]
+        g[at + k] += s
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def forward(theta: Floats, widths: Ints, X: Floats) -> Floats:
+    """Activations of all layers below one another, from columns X (p, rows): (sum of widths, rows)."""
+    rows = X.shape[1]
+    A = np.empty((widths.sum(), rows))
+    A[: widths[0]] = X
+    last = len(widths) - 2
+    for start in range(0, rows, BLOCK):
+        end = min(start + BLOCK, rows)
+        at, base = 0, 0
+        for layer in range(last + 1):
+            a, b = widths[layer], widths[layer + 1]
+            biases = at + a * b
+            for r in range(b):
+                out = A[base + a + r, start:end]
+                out[:] = theta[biases + r]
+                add_products(out, theta, at + r * a, 1, A, base, start, a)
+                if layer < last:
+                    for i in range(len(out)):
+                        out[i] = max(out[i], 0.0)
+            at, base = biases + b, base + a
+    return A
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def gradient(
+    theta: Floats, widths: Ints, A: Floats, D: Floats, columns: bool = True
+) -> tuple[Floats, Floats]:
+    """Differentiate a loss by parameters, and by columns where these are asked for: (q,) and (p, rows).
+
+    A are the activations of :func:`forward`, D (d, rows) the derivatives by the last of them.
+    """
+    rows = A.shape[1]
+    g, of_columns = np.zeros_like(theta), np.empty((widths[0] if columns else 0, rows))
+    for start in range(0, rows, BLOCK):
+        end = min(start + BLOCK, rows)
+        at, base = len(theta), A.shape[0]
+        above = D[:, start:end].copy()
+        for layer in range(len(widths) - 2, -1, -1):
+            a, b = widths[layer], widths[layer + 1]
+            base -= b
+            below = base - a
+            biases = at - b
+            at = biases - a * b
+            for r in range(b):
+                d = above[r]
+                s = 0.0
+                for i in range(len(d)):
+                    s += d[i]
+                g[biases + r] += s
+                add_sums(g, at + r * a, d, A, below, start, a)
+            if layer == 0 and not columns:
+                break
+            E = np.zeros((a, end - start))
+            for c in range(a):
+                e = E[c]
+                add_products(e, theta, at + c, a, above, 0, 0, b)
+                if layer > 0:
+                    x = A[below + c, start:end]
+                    for i in range(len(e)):
+                        e[i] = 0.0 if x[i] <= 0.0 else e[i]
+            above = E
+        if columns:
+            of_columns[:, start:end] = above
+    return g, of_columns
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def adam_step(
+    theta: Floats, g: Floats, first: Floats, second: Floats, step: int, rate: float, decay: float
+) -> None:
+    """Move parameters by a step of Adam (Kingma and Ba 2015, algorithm 1), with an L2 penalty; in place.
+
+    `first` and `second` are the running moments, `step` counts from one.
+    """
+    c1, c2 = 1.0 - FIRST_DECAY**step, 1.0 - SECOND_DECAY**step
+    for j in range(len(theta)):
+        q = g[j] + decay * theta[j]
+        first[j] += (1.0 - FIRST_DECAY) * (q - first[j])
+        second[j] += (1.0 - SECOND_DECAY) * (q * q - second[j])
+        theta[j] -= rate * (first[j] / c1) / (np.sqrt(second[j] / c2) + TINY)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Heads over sets of networks: losses of many predictions from the same outputs, and their derivatives.
+#
+# A head takes the mean of the outputs of the networks in a set. Of two classes or more its scores are those
+# of a softmax; of a normal response it is the mean.
+
+SMALLEST = 1e-12
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def log_loss(F: Floats, y: Floats, flip: Floats) -> tuple[Floats, Floats]:
+    """Minus log-likelihood of classes y (rows,), and its derivatives by the scores F (classes, rows).
+
+    `flip` (classes, classes) are probabilities that a class, by row, was recorded as another: the likelihood
+    is that of what was recorded (Patrini et al. 2017, theorem 2, forward correction). It has no rows where
+    classes are recorded as they are.
+    """
+    C, rows = F.shape
+    loss, D = np.empty(rows), np.empty((C, rows))
+    if C == 2 and len(flip) == 0:
+        # Log odds of the other class, and its probability without an overflow.
+        odds, small, power = D[0], D[1], loss
+        for i in range(rows):
+            odds[i] = (F[1, i] - F[0, i]) * (1.0 - 2.0 * y[i])
+            small[i] = -abs(odds[i])
+        exponentials(small, power, power.view(np.int64))
+        for i in range(rows):
+            loss[i] = log_one_plus(small[i]) + 0.5 * (odds[i] + abs(odds[i]))
+            other = (1.0 if odds[i] > 0.0 else small[i]) / (1.0 + small[i]) * (1.0 - 2.0 * y[i])
+            odds[i], small[i] = -other, other
+        return loss, D
+    for i in range(rows):
+        top, total, label = F[0, i], 0.0, int(y[i])
+        for c in range(1, C):
+            top = max(top, F[c, i])
+        for c in range(C):
+            D[c, i] = np.exp(F[c, i] - top)
+            total += D[c, i]
+        for c in range(C):
+            D[c, i] /= total
+        if len(flip) == 0:
+            # Compared so that what is no number stays none.
+            loss[i] = -np.log(SMALLEST if D[label, i] < SMALLEST else D[label, i])
+            D[label, i] -= 1.0
+            continue
+        recorded = 0.0
+        for c in range(C):
+            recorded += D[c, i] * flip[c, label]
+        recorded = SMALLEST if recorded < SMALLEST else recorded
+        loss[i] = -np.log(recorded)
+        for c in range(C):
+            D[c, i] *= 1.0 - flip[c, label] / recorded
+    return loss, D
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def squared_loss(F: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Half the squared errors of y (rows,), and their derivatives by F (1, rows)."""
+    D = F - y
+    return 0.5 * D[0] ** 2, D
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def _linear_heads_loss(
+    theta: Floats,
+    widths: Ints,
+    R: Floats,
+    members: Bools,
+    sizes: Ints,
+    head: Ints,
+    weights: Floats,
+    code: Ints,
+    own: Floats,
+    y: Floats,
+    flip: Floats,
+) -> tuple[float, Floats, Floats]:
+    """Do the same for heads without hidden layers: scores of a set are means of those of its networks."""
+    (networks, d, b), C = R.shape, widths[1]
+    of_heads, back, total = np.zeros_like(theta), np.zeros_like(R), 0.0
+    used = np.empty(networks, dtype=np.bool_)
+    for start in range(0, b, BLOCK):
+        m = min(start + BLOCK, b) - start
+        # As long as the block: loops over parts of longer rows take one number at a time.
+        S, of_S = np.empty((networks, C, m)), np.empty((networks, C, m))
+        F, w = np.empty((C, m)), np.empty(m)
+        for h in range(len(theta)):
+            used[:] = False
+            for t in range(len(head)):
+                if head[t] == h:
+                    used |= members[t]
+            for k in range(networks):
+                if used[k]:
+                    S[k], of_S[k] = 0.0, 0.0
+                    for c in range(C):
+                        add_products(S[k, c], theta[h], c * d, 1, R[k], 0, start, d)
+            for t in range(len(head)):
+                if head[t] != h:
+                    continue
+                for i in range(m):
+                    w[i] = weights[code[start + i], t] * own[start + i]
+                if not w.any():
+                    continue
+                for c in range(C):
+                    F[c] = theta[h, C * d + c]
+                share = 1.0 / sizes[t]
+                for k in range(networks):
+                    if members[t, k]:
+                        for c in range(C):
+                            f, s = F[c], S[k, c]
+                            for i in range(m):
+                                f[i] += share * s[i]
+                at = y[start : start + m]
+                loss, D = log_loss(F, at, flip) if C > 1 else squared_loss(F, at)
+                for i in range(m):
+                    total += w[i] * loss[i]
+                for c in range(C):
+                    e, summed = D[c], 0.0
+                    for i in range(m):
+                        e[i] *= w[i]
+                        summed += e[i]
+                    of_heads[h, C * d + c] += summed
+                for k in range(networks):
+                    if members[t, k]:
+                        for c in range(C):
+                            e, s = D[c], of_S[k, c]
+                            for i in range(m):
+                                s[i] += share * e[i]
+            for k in range(networks):
+                if used[k]:
+                    for c in range(C):
+                        add_sums(of_heads[h], c * d, of_S[k, c], R[k], 0, start, d)
+                    for j in range(d):
+                        add_products(back[k, j, start : start + m], theta[h], j, d, of_S[k], 0, 0, C)
+    return total, of_heads, back
+
+
+@njit(cache=True, nogil=True, fastmath=REORDER)
+def heads_loss(
+    theta: Floats,
+    widths: Ints,
+    R: Floats,
+    members: Bools,
+    sizes: Ints,
+    head: Ints,
+    weights: Floats,
+    code: Ints,
+    own: Floats,
+    y: Floats,
+    flip: Floats,
+) -> tuple[float, Floats, Floats]:
+    """Sum the losses of all tasks of a batch; differentiate by heads (H, q), and by outputs (I, d, b).
+
+    R (I, d, b) are the outputs of networks. Task t has the head `head[t]` of parameters `theta` (H, q), on
+    the sum over the networks in `members` (T, I) over `sizes`. Its loss in a row counts `weights` (G, T)
+    times, by the pattern `code` (b,), and the row's `own` weight (b,). y has classes where a head has two
+    outputs or more; `flip` as in :func:`log_loss`.
+    """
+    if len(widths) == 2:
+        return _linear_heads_loss(theta, widths, R, members, sizes, head, weights, code, own, y, flip)
+    networks, d, b = R.shape
+    of_heads, back, total = np.zeros_like(theta), np.zeros_like(R), 0.0
+    for start in range(0, b, BLOCK):
+        end = min(start + BLOCK, b)
+        for t in range(len(head)):
+            w = np.empty(end - start)
+            for i in range(len(w)):
+                w[i] = weights[code[start + i], t] * own[start + i]
+            if not w.any():
+                continue
+            M = np.zeros((d, end - start))
+            for k in range(networks):
+                if members[t, k]:
+                    M += R[k, :, start:end]
+            M /= sizes[t]
+            A = forward(theta[head[t]], widths, M)
+            F = A[len(A) - widths[-1] :]
+            loss, D = log_loss(F, y[start:end], flip) if len(F) > 1 else squared_loss(F, y[start:end])
+            total += (w * loss).sum()
+            g, of_mean = gradient(theta[head[t]], widths, A, D * w)
+            of_heads[head[t]] += g
+            of_mean /= sizes[t]
+            for k in range(networks):
+                if members[t, k]:
+                    back[k, :, start:end] += of_mean
+    return total, of_heads, back
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sets of institutions over which the loss of a split network is taken: all of them, or drawn ones.
+#
+# A set is a whole number whose bits are the institutions in it. Of an entity that the institutions of
+# `seen` have, the loss is the sum over all sets within `seen`; a draw stands for them with weights under
+# which its expectation is that sum.
+
+SubsetDraw: TypeAlias = Callable[[int], int]
+"""Draws a whole number below another, all equally likely."""
+SubsetDraws: TypeAlias = Callable[[Ints], Ints]
+"""Draws one below each of some."""
+MAX_LISTED = 6
+"""Institutions of which all sets are taken; of more, one is drawn of each size."""
+
+
+@lru_cache(maxsize=4096)
+def subsets_within(seen: int) -> tuple[int, ...]:
+    """List all sets of one institution or more within another, ascending."""
+    return tuple(s for s in range(1, seen + 1) if s & seen == s)
+
+
+@lru_cache(maxsize=4096)
+def subsets_of_size(seen: int, size: int) -> tuple[int, ...]:
+    """List those of one size; there are C(k, size)."""
+    bits = [1 << k for k in range(seen.bit_length()) if seen >> k & 1]
+
+    def choose(first: int, left: int) -> list[int]:
+        if left == 0:
+            return [0]
+        return [
+            bits[i] | rest for i in range(first, len(bits) - left + 1) for rest in choose(i + 1, left - 1)
+        ]
+
+    return tuple(choose(0, size))
+
+
+def draw_subset_per_size(seen: int, draw: SubsetDraw) -> dict[int, float]:
+    """Draw a set of each size; it has the weight of all of its size."""
+    k = seen.bit_count()
+    chosen = ((subsets_of_size(seen, size)[draw(comb(k, size))], comb(k, size)) for size in range(1, k + 1))
+    return {s: float(weight) for s, weight in chosen}
+
+
+@lru_cache(maxsize=4096)
+def _by_size(seen: int) -> tuple[Ints, Ints]:
+    """List all sets within another by their size, and where each size begins, (k + 1,)."""
+    sizes = [subsets_of_size(seen, size) for size in range(1, seen.bit_count() + 1)]
+    return np.concatenate(sizes), np.cumsum([0, 0, *map(len, sizes)])[:-1]
+
+
+def draw_subset_per_row(seen: Ints, draw: SubsetDraws) -> tuple[Ints, Floats]:
+    """Draw one set within each of `seen` (b,): its size, then one of that size.
+
+    Its weight is one over its probability.
+    """
+    sets, weights = np.zeros_like(seen), np.zeros(len(seen))
+    for one in np.unique(seen).tolist():
+        at, k = np.flatnonzero(seen == one), one.bit_count()
+        listed, begin = _by_size(one)
+        of_size = np.array([comb(k, size) for size in range(k + 1)])
+        size = 1 + draw(np.full(len(at), k))
+        sets[at] = listed[begin[size] + draw(of_size[size])]
+        weights[at] = k * of_size[size]
+    return sets, weights

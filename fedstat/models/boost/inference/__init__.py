@@ -1,1 +1,0 @@
-"""Statements beyond the path: refits with intervals, selection frequencies, tests."""

@@ -1,0 +1,353 @@
+"""Repeated releases of two neighboring data sets through real sites, for an audit."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from fedstat.codec import to_json
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired
+from fedstat.federation.disclosure.site import Site
+from fedstat.federation.message import Reply, Request, Step
+from fedstat.federation.protocols.engine import Fit, FitProtocol, LocalEngine
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.models.copula.margins import Bins, Margin
+from fedstat.models.copula.protocol import Participation, SumsByGroup, request_margins, request_pattern_sums
+from fedstat.models.copula.request import PLACES, GramPlan, GramRequest, NoisePlan
+from fedstat.typing import Array, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# The two records that a release tells apart best, and the others beside them, from bins alone.
+
+
+@dataclass(frozen=True)
+class WholeSums:
+    """Sums of products over all entities at once, as a plan of noise asks for them by itself."""
+
+    noise: NoisePlan
+    moments: bool = False
+
+    @property
+    def columns(self) -> Mapping[str, tuple[Bins, ...]]:
+        """Bins of every institution's columns."""
+        return self.noise.columns
+
+    def asked(self, client: str) -> GramRequest:
+        """Ask an institution for its part of the sums."""
+        return self.noise.gram_asked(client, 1)
+
+    def deviation(self, group: int, shares: int) -> float:
+        """Return the deviation of the noise on a sum of products, of so many institutions' shares."""
+        return self.noise.product_deviation(shares)
+
+    def site_cost(self, client: str) -> Fraction:
+        """Return what an institution is charged."""
+        return self.noise.site_cost(client)
+
+    def coordinator_cost(self) -> Fraction:
+        """Return what a whole record costs against the coordinator."""
+        return self.noise.coordinator_cost()
+
+
+Sums: TypeAlias = GramPlan | WholeSums
+
+
+@dataclass(frozen=True, eq=False)
+class WorstPair:
+    """Two records as bins of all columns, (2, p), and the two of which all others are copies, (2, p).
+
+    `view` is empty where the coordinator looks, else the institution whose part is told apart, by all others
+    together; then it alone has noise. There are `n` entities, of which the first is one of the two records.
+    """
+
+    sums: Sums
+    view: str
+    n: int
+    records: Ints
+    others: Ints
+
+    @classmethod
+    def of(cls, sums: Sums, view: str, n: int) -> WorstPair:
+        """Search for the pair by the number of scores whose sign differs, institution by institution.
+
+        Orthogonal parts of rows of full length attain the bound on the products (one of an even number of
+        columns has half its signs turned); the margins of all columns move as well.
+        """
+        looked = [view] if view else list(sums.columns)
+        turned = {client: len(sums.columns[client]) // (1 if view else 2) for client in looked}
+        best = cls._with(sums, view, n, turned)
+        for client in looked:
+            for number in range(len(sums.columns[client]) + 1):
+                other = cls._with(sums, view, n, turned | {client: number})
+                if other.attained > best.attained * (1.0 + 1e-9):
+                    best, turned = other, turned | {client: number}
+        return best
+
+    @classmethod
+    def _with(cls, sums: Sums, view: str, n: int, turned: Mapping[str, int]) -> WorstPair:
+        """Turn the signs of the first scores of some institutions."""
+        columns = []
+        for client, bins in sums.columns.items():
+            moves = not view or client == view
+            for j, one in enumerate(bins):
+                last, at = one.count - 1, (one.count // 2, (one.count - 1) // 2)
+                if j < turned.get(client, 0):  # opposite ends, all others in the middle
+                    columns.append((0, last, at[1], at[0]))
+                else:  # two bins below all others, whose scores are both at the lower end
+                    columns.append((0, min(at[0], last - 1) if moves else 0, last, last))
+        codes = np.array(columns, dtype=np.int64).T
+        return cls(sums, view, n, codes[:2], codes[2:])
+
+    @property
+    def bins(self) -> list[Bins]:
+        """Bins of all columns."""
+        return [one for group in self.sums.columns.values() for one in group]
+
+    @property
+    def copies(self) -> Ints:
+        """How many of the others are copies of each of the two: (2,)."""
+        return np.array([self.n // 2, self.n - 1 - self.n // 2], dtype=np.int64)
+
+    def frames(self, which: int) -> dict[str, pd.DataFrame]:
+        """Return the table of every institution, the first row being one of the records."""
+        codes = np.vstack([self.records[[which]], np.repeat(self.others, self.copies, axis=0)])
+        columns = [
+            pd.Series(one.values(code) if one.levels else _middles(one)[code], name=one.name)
+            for one, code in zip(self.bins, codes.T, strict=True)
+        ]
+        return {client: pd.concat(columns[place], axis=1) for client, place in self.places().items()}
+
+    def places(self) -> dict[str, slice]:
+        """Where the columns of each institution stand, of which there may be more or fewer scores."""
+        ends = np.cumsum([0, *map(len, self.sums.columns.values())]).tolist()
+        return {c: slice(a, b) for c, (a, b) in zip(self.sums.columns, pairwise(ends), strict=True)}
+
+    # ---- what is expected of a release -----------------------------------------------------------
+
+    def counts(self, client: str, kind: str) -> tuple[Floats, float]:
+        """Return expected counts with either record, (2, m), as a site releases them, and their variance."""
+        place, asked = self.places()[client], self.sums.noise.margins_asked(client)
+        tallies = [np.zeros((2, 0))]
+        for j, one in enumerate(asked.bins, start=place.start):
+            if bool(one.levels) is (kind == "levels"):
+                rest = self.copies @ [one.tally(self.others[[g], j]) for g in (0, 1)]
+                tallies.append(np.array([rest + one.tally(self.records[[r], j]) for r in (0, 1)], float))
+        variance = asked.of_levels if kind == "levels" else asked.of_trees
+        return np.hstack(tallies), float(variance)
+
+    def margins(self) -> dict[str, list[Margin]]:
+        """Return the margins of the first record's table, without noise."""
+        out: dict[str, list[Margin]] = {client: [] for client in self.sums.columns}
+        for client, place in self.places().items():
+            for j, one in enumerate(self.sums.columns[client], start=place.start):
+                rest = self.copies @ [one.tally(self.others[[g], j]) for g in (0, 1)]
+                counts = np.asarray(rest + one.tally(self.records[[0], j]), dtype=np.float64)
+                out[client].append(Margin.of_counts(one, counts, self.n))
+        return out
+
+    def scores(self, margins: Mapping[str, Sequence[Margin]]) -> Ints:
+        """Score both records and both others as sites do, by released margins: (4, p), in units."""
+        codes = np.vstack([self.records, self.others])
+        return np.hstack(
+            [self.sums.asked(c).score(margins[c], codes[:, place]) for c, place in self.places().items()]
+        )
+
+    def products(self, margins: Mapping[str, Sequence[Margin]]) -> tuple[Floats, Floats]:
+        """Return expected sums of products (2, q, q) and of scores (2, q) with either record, by margins."""
+        S = np.ldexp(self.scores(margins).astype(np.float64), -PLACES)
+        rest = S[2:].T @ (S[2:] * self.copies[:, None])
+        return np.array([rest + np.outer(row, row) for row in S[:2]]), self.copies.astype(float) @ S[2:] + S[
+            :2
+        ]
+
+    def variances(self) -> tuple[Floats, Floats]:
+        """Return variances of the noise on products within institutions, and between two: (q, q), or inf.
+
+        Above the diagonal alone; whoever looks knows the noise of all but the one at which it looks.
+        """
+        widths = list(map(self.sums.noise.width, self.sums.columns))
+        owner = np.repeat(np.arange(len(widths)), widths)
+        same = owner[:, None] == owner
+        upper = np.triu(np.ones_like(same), 1)
+        one = self.sums.deviation(0, 1) ** 2
+        return np.where(same & upper, one, np.inf), np.where(
+            ~same & upper, one if self.view else 2.0 * one, np.inf
+        )
+
+    @property
+    def claimed(self) -> float:
+        """The mu that the plan says at most: sqrt(2 rho), of what a record or its part is charged."""
+        cost = self.sums.site_cost(self.view) if self.view else self.sums.coordinator_cost()
+        return math.sqrt(2.0 * float(cost))
+
+    @property
+    def attained(self) -> float:
+        """The mu by which this pair is told apart where margins are as they are without noise."""
+        squared = 0.0
+        for client in self.sums.columns:
+            for kind in ("levels", "trees"):
+                counts, variance = self.counts(client, kind)
+                squared += float(np.square(counts[0] - counts[1]).sum()) / variance
+        products, totals = self.products(self.margins())
+        moved = np.square(products[0] - products[1])
+        if self.sums.moments:
+            by_score = np.diag(moved) + np.square(totals[0] - totals[1])
+            squared += float(by_score.sum()) / self.sums.deviation(0, 1) ** 2
+        return math.sqrt(squared + sum(float((moved / one).sum()) for one in self.variances()))
+
+    def share(self, margins: Mapping[str, Sequence[Margin]]) -> float:
+        """Return the largest share of R^2 that a row of scores has at an institution: above 1 is a fault."""
+        S, places = self.scores(margins).astype(object), self.sums.noise.places()
+        radius = self.sums.noise.radius
+        return max(
+            float(max((S[:, place] ** 2).sum(axis=1)) / (radius(c) * 4**PLACES))
+            for c, place in places.items()
+        )
+
+
+def _middles(bins: Bins) -> Floats:
+    edges = bins.edges
+    return np.asarray((edges[1:] + edges[:-1]) / 2.0)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Releases of one of two records through the doors of sites made for each, and what tells the two apart.
+
+PARTS = ("margins", "own products", "products of two", "squares and sums")
+"""What is seen; of squares and sums of scores only where they are released."""
+CHARGED_SHORT = 1e-12
+
+
+class KnownNoiseSite(NoiseMechanism):
+    """Answers of a site that tells whoever looks its noise: what leaves is as if there were none."""
+
+    def add(
+        self, ask: Request, step: Step, owed: Mapping[str, NoiseRequired], arrays: Mapping[str, Array]
+    ) -> tuple[dict[str, Array], dict[str, str]]:
+        """Charge, and take the noise off again."""
+        return dict(arrays), super().add(ask, step, owed, arrays)[1]
+
+
+class ColludingSite(Site):
+    """A site that has joined forces with whoever looks."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        own = self._noise
+        self._noise = KnownNoiseSite(own.site, own.policy, own.account, own.table, own.keys)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObservedRelease:
+    """What is seen of one release: margins, sums of products, noisy counts by site and kind, and faults."""
+
+    margins: Mapping[str, list[Margin]]
+    sums: SumsByGroup
+    counts: Mapping[tuple[str, str], Floats]
+    short: tuple[str, ...]
+
+    def log_ratios(self, pair: WorstPair) -> Floats:
+        """Return the log likelihood ratio of the first record to the second, by :data:`PARTS`: (4,).
+
+        Margins come first; the law of the products is that given the margins as released.
+        """
+        margins, moments, sums = 0.0, 0.0, self.sums
+        for (client, kind), counts in self.counts.items():
+            expected, variance = pair.counts(client, kind)
+            margins += _ratio(counts, expected, variance)
+        products, totals = pair.products(self.margins)
+        both = [_ratio(sums.products[0], products, variance) for variance in pair.variances()]
+        if pair.sums.moments:
+            # What others have themselves is known without noise, and does not move.
+            at = pair.sums.noise.places()[pair.view] if pair.view else slice(None)
+            squares, of_one = np.diagonal(products, axis1=1, axis2=2), pair.sums.deviation(0, 1) ** 2
+            moments = _ratio(sums.squares[0][at], squares[:, at], of_one)
+            moments += _ratio(sums.totals[0][at], totals[:, at], of_one)
+        return np.array([margins, *both, moments])
+
+
+def _ratio(found: Floats, expected: Floats, variance: Floats | float) -> float:
+    """Return the log likelihood ratio of two normal laws with the same variance."""
+    moved, middle = expected[0] - expected[1], 0.5 * (expected[0] + expected[1])
+    return float((moved * (found - middle) / variance).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Releases:
+    """Makes releases of either record, each by new sites with new keys and a budget for one."""
+
+    pair: WorstPair
+    policy: Policy
+    family: str
+
+    @cached_property
+    def tables(self) -> list[dict[str, pd.DataFrame]]:
+        """Tables of all sites, with either record."""
+        return [self.pair.frames(which) for which in (0, 1)]
+
+    def make(self, which: int) -> ObservedRelease:
+        """Release a table with the first or the second record."""
+        pair, frames = self.pair, self.tables[which]
+        sites = {
+            client: (ColludingSite if pair.view not in ("", client) else Site)(client, frame, self.policy)
+            for client, frame in frames.items()
+        }
+        fingerprints = {client: site.fingerprint for client, site in sites.items()}
+        for site in sites.values():
+            site.trust.pinned.update(fingerprints)
+        replies: list[Reply] = []
+        asking = SecureProductSession(self.family, secrets.token_hex(8), None)
+        margins, sums = LocalEngine(sites).run(_kept(self._protocol(asking), replies), Ledger())
+        counts = {
+            (reply.site, kind): reply.arrays[kind].astype(np.float64)
+            for reply in replies
+            if "levels" in reply.arrays
+            for kind in ("levels", "trees")
+        }
+        short = tuple(
+            client
+            for client, site in sites.items()
+            if float(site.account.charges.spent) < float(pair.sums.site_cost(client)) - CHARGED_SHORT
+        )
+        return ObservedRelease(margins, sums, counts, short)
+
+    def _protocol(
+        self, asking: SecureProductSession
+    ) -> FitProtocol[tuple[dict[str, list[Margin]], SumsByGroup]]:
+        """Ask for all that a synthesis releases; what it makes of that costs nothing."""
+        sums, n = self.pair.sums, self.pair.n
+        names = {client: tuple(one.name for one in bins) for client, bins in sums.columns.items()}
+        yield [asking.ask(client, "find_complete", to_json(some)) for client, some in names.items()]
+        every = {client: np.arange(n) for client in names}
+        present = Participation(n, every, {client: np.ones(n, dtype=np.bool_) for client in names})
+        margins = yield from request_margins(asking, sums.noise, present)
+        asks = {client: sums.asked(client) for client in names}
+        group = {client: np.zeros(n, dtype=np.int64) for client in names}
+        found = yield from request_pattern_sums(
+            asking, sums.noise, asks, group, present, margins, tuple(names)
+        )
+        return margins, found
+
+
+def _kept(protocol: FitProtocol[Fit], replies: list[Reply]) -> FitProtocol[Fit]:
+    """Run a protocol, and keep the replies."""
+    asks: Sequence[Request] = next(protocol)
+    while True:
+        got = yield list(asks)
+        replies += got
+        try:
+            asks = protocol.send(got)
+        except StopIteration as stop:
+            fit: Fit = stop.value
+            return fit

@@ -1,0 +1,141 @@
+"""Shared by models of one private release: epsilon, public bounds, and budgets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property
+from itertools import combinations
+from typing import Any, ClassVar
+
+from fedstat.errors import DescriptionError, ModelError
+from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.privacy_budget import BUDGET_EXAMPLE
+from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.message import Step
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.secure_products import choose_dealer
+from fedstat.federation.tables.published import Published
+from fedstat.models.checks import check_choice
+from fedstat.models.copula.bounds import Bounds, IntoBound
+from fedstat.models.copula.request import GramPlan, NoisePlan
+from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+
+LARGEST_DELTA = 1e-6
+ROUNDING = Fraction(1, 2**40)
+"""Share of a budget that is left for what doors round up."""
+
+
+class PrivateRelease(Explainable):
+    """A model of one release with noise, of some columns of the institutions of a vertical partition.
+
+    `columns` are their names by institution, `bounds` what is public of them; by default what owners have
+    published.
+    """
+
+    _instead: ClassVar[Mapping[tuple[str, str], Step]]
+    _family_name: ClassVar[str]
+
+    def __init__(
+        self,
+        partition: ClientPartition,
+        epsilon: float,
+        delta: float,
+        columns: Mapping[str, Sequence[str]],
+        bounds: Bounds | Mapping[str, IntoBound] | None,
+        coordinator: str | None,
+    ) -> None:
+        self.partition, self.engine, self.columns = partition, partition.engine, columns
+        self.epsilon, self.delta = _check_epsilon(epsilon), _check_delta(delta)
+        self.bounds = self._describe(bounds)
+        self._rows = {client: partition.rows[client] for client in columns}
+        self.coordinator = coordinator or partition.coordinator or "apart"
+        check_choice("coordinator", self.coordinator, ("apart", *partition.clients))
+        self._session = partition._new_session()
+        self._account = CoordinatorLog()
+
+    @property
+    def _rho(self) -> Fraction:
+        """The budget as rho."""
+        return rho_of_budget(self.epsilon, self.delta) * (1 - ROUNDING)
+
+    @cached_property
+    def _planned(self) -> NoisePlan:
+        """The plan of the noise, if no record lacks a value."""
+        raise NotImplementedError
+
+    def _noise_for(self, n: int) -> NoisePlan | GramPlan:
+        """Plan the noise of a release of n entities, all of them complete: of an audit."""
+        raise NotImplementedError
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        """Records of every institution."""
+        return {client: len(rows) for client, rows in self._rows.items()}
+
+    def _new_ledger(self) -> Ledger:
+        """Start an account for one run."""
+        return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
+
+    def _check_budgets(self) -> None:
+        """Refuse what a site has no budget for, or nobody could deal for, before any has spent its own."""
+        at = None if self.coordinator == "apart" else self.coordinator
+        for a, b in combinations(self.columns, 2):
+            choose_dealer(a, b, tuple(self.partition.sites), at)
+        for client in self.columns:
+            budget, cost = self.partition.sites[client].policy.privacy, self._planned.site_cost(client)
+            if budget is None:
+                raise DescriptionError(
+                    f"{client}: its policy (privacy budget) is none, and answers with noise are charged to "
+                    f"one. The owner may set it by the lines  {BUDGET_EXAMPLE}  in policy.toml; nothing was asked"
+                )
+            if budget.delta and cost > rho_of_budget(budget.epsilon, budget.delta):
+                raise DescriptionError(
+                    f"{client}: its policy (privacy budget) is epsilon {budget.epsilon:g} at delta "
+                    f"{budget.delta:g} over all analyses, and this one costs it "
+                    f"{epsilon_of_zcdp(cost, budget.delta):.3g}. Ask with a smaller epsilon; nothing was "
+                    "asked"
+                )
+
+    def _describe(self, bounds: Bounds | Mapping[str, IntoBound] | None) -> dict[str, Published]:
+        """Public descriptions of the columns of every institution."""
+        if bounds is None:
+            bounds = Bounds.from_sites(self.partition)
+        elif not isinstance(bounds, Bounds):
+            bounds = Bounds(bounds)
+        known = {name for names in self.partition.columns.values() for name in names}
+        unknown = [name for name in bounds if name not in known]
+        if unknown:
+            raise ModelError(f"bounds: no institution has a column {', '.join(map(repr, unknown))}")
+        found = bounds.of([name for names in self.columns.values() for name in names])
+        return {client: {name: found[name] for name in names} for client, names in self.columns.items()}
+
+    def _columns_read(self, site: str) -> Sequence[str]:
+        return tuple(self.columns.get(site, ()))
+
+    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        rows = self.partition.rows
+        return {
+            name: DrySite(name, policy, len(rows[name]), self._instead, rows[name])
+            for name, policy in policies.items()
+        }
+
+
+def _check_epsilon(epsilon: Any) -> float:
+    number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
+    if not number or not 0.0 < epsilon < math.inf:
+        more = "; without noise nothing is private, and no site releases it" if epsilon == math.inf else ""
+        raise ModelError(f"epsilon: expected a positive number, received {epsilon!r}{more}")
+    return float(epsilon)
+
+
+def _check_delta(delta: Any) -> float:
+    if not isinstance(delta, float) or not 0.0 < delta <= LARGEST_DELTA:
+        raise ModelError(
+            f"delta: expected a number above 0 and at most {LARGEST_DELTA:g}, received {delta!r}: with more, "
+            "whole records might leave in clear"
+        )
+    return delta

@@ -1,0 +1,184 @@
+"""The released distribution of the columns: margins, Gaussian copula, and simulated releases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import ndtri
+from scipy.stats import qmc
+
+from fedstat.kernels.copula import code_latents, expand_steps, latent_correlations, nearest_correlation
+from fedstat.models.copula.margins import Bins, Margin
+from fedstat.models.copula_glm.design import WEIGHTS, ScoredDesign, ScoredResponse
+from fedstat.typing import Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# The law of the columns that a release tells of: margins, a Gaussian copula, points to integrate by.
+
+POINTS = 2**15
+"""By which to integrate: what this leaves is below a tenth of a standard error of 10,000 entities."""
+ROUNDS = 3
+"""Simulations by which the cut of long rows is undone."""
+
+
+def normal_points(d: int, seed: int, size: int = POINTS) -> Floats:
+    """Sobol points (size, d), scrambled, as standard normals."""
+    uniform = qmc.Sobol(d, seed=seed).random(size)
+    return np.asarray(ndtri(np.clip(uniform, 1e-9, 1.0 - 1e-9)), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class ReleasedDistribution:
+    """Margins and correlations of the copula (d, d), and standard normals (N, d) by which to integrate."""
+
+    design: ScoredDesign
+    margins: tuple[Margin, ...]
+    correlation: Floats
+    points: Floats
+
+    @cached_property
+    def tables(self) -> list[Floats]:
+        """Scores by bin of every column of the design."""
+        return self.design.tables(self.margins)
+
+    @cached_property
+    def latents(self) -> Floats:
+        """Latent normals at the points."""
+        return self.points @ np.linalg.cholesky(self.correlation).T
+
+    @cached_property
+    def codes(self) -> Ints:
+        """Bins at the points."""
+        return self.code(self.latents)
+
+    @cached_property
+    def scores(self) -> Floats:
+        """Cut scores at the points: (N, p)."""
+        return self.design.score(self.codes, self.tables)
+
+    @cached_property
+    def values(self) -> Floats:
+        """Columns of the design at the points: (N, p)."""
+        return self.design.values(self.latents, self.margins)
+
+    def code(self, latents: Floats) -> Ints:
+        """Bins of latent normals."""
+        bins = np.array([margin.bins.count for margin in self.margins], dtype=np.int64)
+        thresholds = np.full((len(bins), bins.max() + 1), np.inf)
+        for j, margin in enumerate(self.margins):
+            thresholds[j, : bins[j] + 1] = margin.thresholds
+        return code_latents(latents, thresholds, bins)
+
+    def draw(self, n: int, rng: np.random.Generator) -> Floats:
+        """Latent normals of n rows."""
+        return rng.standard_normal((n, len(self.margins))) @ np.linalg.cholesky(self.correlation).T
+
+    @classmethod
+    def find(
+        cls, design: ScoredDesign, margins: Sequence[Margin], products: Floats, points: Floats
+    ) -> ReleasedDistribution:
+        """Find the copula whose mean products of cut scores are these, (p, p).
+
+        For each pair of columns of the data from the sum of the products of their scores, through Mehler's
+        formula as if no row had been cut; then what the cut does to rows of the copula found is taken off.
+        """
+        sums = np.equal.outer(np.arange(len(margins)), design.sources).astype(np.float64)
+        tables = design.tables(margins)
+        summed = [
+            np.sum([t for t, source in zip(tables, design.sources, strict=True) if source == j], axis=0)
+            for j in range(len(margins))
+        ]
+        coefficients = np.array([expand_steps(m.thresholds, t) for m, t in zip(margins, summed, strict=True)])
+        means = np.array([m.probabilities @ t for m, t in zip(margins, summed, strict=True)])
+        upper = np.triu_indices(len(margins), 1)
+        a, b = coefficients[upper[0]], coefficients[upper[1]]
+        target = sums @ products @ sums.T - np.outer(means, means)
+
+        def solve(bias: Floats | float) -> ReleasedDistribution:
+            found = np.eye(len(margins))
+            r = latent_correlations((target - bias)[upper], a, b)
+            found[upper], found.T[upper] = r, r
+            return cls(design, tuple(margins), nearest_correlation(found), points)
+
+        law = solve(0.0)
+        for _ in range(ROUNDS):
+            full = np.column_stack([t[law.codes[:, j]] for t, j in zip(tables, design.sources, strict=True)])
+            cut = law.scores
+            law = solve(sums @ (cut.T @ cut - full.T @ full) @ sums.T / len(full))
+        return law
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is released, as the estimator takes it; and the same of simulated rows, for errors by simulation.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReleaseNoise:
+    """Standard deviations of the noise: of the counts of each column and of the response, of mean products.
+
+    `counts` (d,), `response` of the counts of the response, `products` (p + 1, p + 1) of means over n rows,
+    the response last.
+    """
+
+    counts: Floats
+    response: float
+    products: Floats
+
+    def scaled(self, share: float) -> ReleaseNoise:
+        """Return the noise of another number of rows that is as large beside their sampling error.
+
+        `share` is that number over n. Of counts it has to be `share` ** .5 as large, of means the inverse.
+        """
+        root = float(np.sqrt(share))
+        return ReleaseNoise(self.counts * root, self.response * root, self.products / root)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MomentRelease:
+    """Margins of the columns (d,), the response with its margin, mean products of scores (p + 1, p + 1).
+
+    The response is last, its score divided by its weight.
+    """
+
+    margins: tuple[Margin, ...]
+    response: ScoredResponse
+    products: Floats
+
+
+def release_rows(
+    design: ScoredDesign,
+    family: str,
+    response: Bins,
+    codes: Ints,
+    y: Ints,
+    noise: ReleaseNoise | None = None,
+    rng: np.random.Generator | None = None,
+) -> MomentRelease:
+    """Release rows of codes (n, d) and the bins y (n,) of their responses, with simulated noise or none."""
+    n = len(codes)
+
+    def margin(bins: Bins, code: Ints, sd: float) -> Margin:
+        counts = bins.tally(code).astype(np.float64)
+        return Margin.of_counts(
+            bins, counts if rng is None else counts + sd * rng.standard_normal(len(counts)), n
+        )
+
+    sds = np.zeros(len(design.bins)) if noise is None else noise.counts
+    margins = tuple(margin(b, code, sd) for b, code, sd in zip(design.bins, codes.T, sds, strict=True))
+    scored = ScoredResponse(family, margin(response, y, 0.0 if noise is None else noise.response))
+    V = np.column_stack([design.score(codes, design.tables(margins)), WEIGHTS[family] * scored.table[y]])
+    G = V.T @ V / n
+    if noise is not None and rng is not None:
+        G = np.triu(G, 1) + np.triu(rng.standard_normal(G.shape) * noise.products, 1)
+        G = G + G.T
+    return MomentRelease(margins, scored, unweighted(G, family))
+
+
+def unweighted(G: Floats, family: str) -> Floats:
+    """Divide the products with the response, which is last, by its weight."""
+    weight = np.ones(len(G))
+    weight[-1] = WEIGHTS[family]
+    return G / np.outer(weight, weight)

@@ -1,0 +1,292 @@
+"""Requests for moments and for the score step, and their privacy cost."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import numpy as np
+
+from fedstat.codec import Minimum, to_json
+from fedstat.errors import DescriptionError, MessageError
+from fedstat.models.copula.margins import Margin
+from fedstat.models.copula.request import PLACES, GramRequest, NoisePlan
+from fedstat.models.copula_glm.design import LARGEST, SQUARED_RADIUS, WEIGHTS, ScoredColumn, ScoredResponse
+from fedstat.models.copula_glm.score import CUBE, SCORE_PLACES, ScoreSensitivity, SharedMean
+from fedstat.privacy.sensitivity import clip_rows
+from fedstat.typing import Ints
+
+# ----------------------------------------------------------------------------------------------------
+# What sites are asked for: scores of columns of the design and of the response, and what these cost.
+
+FamilyName = Literal["Binomial", "Gaussian", "Poisson"]
+SLACK = Fraction(1, 2**20)
+"""By which the weighted response may be longer than its largest score, as a double."""
+
+
+def radius_of(columns: int, family: str) -> Fraction:
+    """Return R^2 of so many scores of columns, and of the response where it is of a family."""
+    squared = SQUARED_RADIUS * columns
+    if family:
+        squared += (Fraction(WEIGHTS[family]) * Fraction(LARGEST[family])) ** 2 + SLACK
+    return squared
+
+
+@dataclass(frozen=True, slots=True)
+class MomentsRequest(GramRequest):
+    """Sums of products of scores of columns of the design, and of the response at its `holder`, the last.
+
+    The columns are this institution's, and `source` is the place of its columns of the data, of which the
+    response is the last. `site` is the institution that is asked.
+    """
+
+    site: str
+    holder: str
+    response: FamilyName
+    columns: tuple[ScoredColumn, ...] = field(default=())
+
+    def check(self) -> None:
+        """Require columns that there can be."""
+        super(MomentsRequest, self).check()
+        if not self.columns and self.site != self.holder:
+            raise MessageError("products: expected columns of the design")
+
+    @property
+    def agreed(self) -> str:
+        """Whose row has the response, and of which family: its radius follows."""
+        return to_json(["values", self.holder, self.response])
+
+    def check_at(self, site: str) -> None:
+        """Require that the question is to this institution: whether it holds the response follows."""
+        if self.site != site:
+            raise DescriptionError(f"{site}: asked for products of '{self.site}'")
+
+    def width(self, columns: int) -> int:
+        """Return how many scores it has: of columns of the design, and of the response at its holder."""
+        return len(self.columns) + (self.site == self.holder)
+
+    def radius(self, columns: int) -> Fraction:
+        """Return R^2 of this institution's scores."""
+        return self._radius_at(self.site, columns)
+
+    def peer_radius(self, peer: str) -> Fraction:
+        """Return R^2 of the scores of another institution."""
+        return self._radius_at(peer, self.peers[peer])
+
+    def _radius_at(self, site: str, columns: int) -> Fraction:
+        holds = site == self.holder
+        return radius_of(columns - holds, self.response if holds else "")
+
+    def score(self, margins: Sequence[Margin], codes: Ints) -> Ints:
+        """Score rows by their bins (n, d), -1 for none: the columns are cut together, the response is not."""
+        q, holds = len(self.columns), self.site == self.holder
+        if any(not 0 <= column.source < len(margins) - holds for column in self.columns):
+            raise DescriptionError(f"{self.site}: a column of the design is of none that was asked for")
+        parts = []
+        if q:
+            sources = [column.source for column in self.columns]
+            tables = [column.scores(margins[column.source]) for column in self.columns]
+            found = np.column_stack(
+                [
+                    np.where(c >= 0, t[np.maximum(c, 0)], 0.0)
+                    for t, c in zip(tables, codes.T[sources], strict=True)
+                ]
+            )
+            parts.append(clip_rows(found, radius_of(q, ""), PLACES))
+        if holds:
+            table = WEIGHTS[self.response] * ScoredResponse(self.response, margins[-1]).table
+            if len(table) != margins[-1].bins.count:  # else rows decided whether this fails
+                raise DescriptionError(f"{self.site}: a binary response has two bins")
+            scores = np.where(codes[:, -1] >= 0, table[np.maximum(codes[:, -1], 0)], 0.0)
+            parts.append(clip_rows(scores[:, None], radius_of(0, self.response), PLACES))
+        return np.hstack(parts)
+
+
+@dataclass(frozen=True)
+class MomentPlan(NoisePlan):
+    """The plan of a generalised linear model: scores of columns of the design, by site, and a response.
+
+    Of the columns of the data that its holder is asked for, the response is the last. `of_step` is kept for a
+    step on the score afterwards.
+    """
+
+    design: Mapping[str, tuple[ScoredColumn, ...]] = field(default_factory=dict)
+    holder: str = ""
+    response: FamilyName = "Binomial"
+    of_step: Fraction = Fraction(0)
+
+    def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
+        """Return what an institution is charged, with what is kept for a step."""
+        return super().site_cost(client, unknown) + self.of_step
+
+    def coordinator_cost(self) -> Fraction:
+        """Return what a whole record costs against the coordinator, with what is kept for a step."""
+        return super().coordinator_cost() + self.of_step
+
+    def width(self, client: str) -> int:
+        """Return how many scores an institution has."""
+        return len(self.design[client]) + (client == self.holder)
+
+    def radius(self, client: str) -> Fraction:
+        """Return R^2 of the scores of an institution."""
+        return radius_of(len(self.design[client]), self.response if client == self.holder else "")
+
+    def gram_asked(self, client: str, groups: int) -> MomentsRequest:
+        """Ask an institution for its part of the Gram matrix."""
+        return MomentsRequest(
+            peers=self._peers(client),
+            groups=groups,
+            variance=self.gram_variance,
+            site=client,
+            holder=self.holder,
+            response=self.response,
+            columns=self.design[client],
+        )
+
+    def count_deviation(self, client: str, place: int) -> float:
+        """Return the deviation of the noise on the counts of an institution's column."""
+        asked = self.margins_asked(client)
+        return math.sqrt(asked.of_levels if asked.bins[place].levels else asked.of_trees)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What sites are asked for in a step on the score, what it costs each, and what all must be told alike.
+
+PHASES: Mapping[int, tuple[str, ...]] = {1: ("score",), CUBE: ("power", "square", "score")}
+"""Products of every two institutions, one after the other, by the degree of the shared mean."""
+LENGTH_OF_DIGEST = 32
+
+
+@dataclass(frozen=True)
+class ScoreTerms:
+    """What all institutions are told alike: who they are, how many columns each has, and the shared mean.
+
+    `holder` has the response, and the column of ones.
+    """
+
+    sites: tuple[str, ...]
+    widths: tuple[Annotated[int, Minimum(0)], ...]
+    holder: str
+    mean: SharedMean
+
+    def check(self) -> None:
+        """Require ranges of every institution, and columns of all but the holder."""
+        named = len(set(self.sites)) == len(self.sites) == len(self.widths) and self.holder in self.sites
+        few = [k for k, q in zip(self.sites, self.widths, strict=False) if not q and k != self.holder]
+        if not named or few or set(self.mean.halves) != set(self.sites):
+            raise MessageError("a step on the score: expected columns and ranges of every institution")
+
+    @property
+    def agreed(self) -> str:
+        """Number of the products, by which none passes where two institutions were told otherwise."""
+        return hashlib.sha256(to_json(self).encode()).hexdigest()[:LENGTH_OF_DIGEST] + " "
+
+    @cached_property
+    def radii(self) -> dict[str, float]:
+        """Squared lengths to which the scores of each are cut."""
+        return {k: float(radius_of(q, "")) for k, q in zip(self.sites, self.widths, strict=True) if q}
+
+    @property
+    def length(self) -> float:
+        """Return the largest length of a row of scores, with its one."""
+        return math.sqrt(1.0 + sum(self.radii.values()))
+
+    def width(self, site: str) -> int:
+        """Return how many columns residuals are multiplied by at an institution."""
+        return self.widths[self.sites.index(site)] + (site == self.holder)
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """Where the sums of each stand among all."""
+        ends = np.cumsum([0, *(self.width(site) for site in self.sites)]).tolist()
+        return {site: slice(a, b) for site, (a, b) in zip(self.sites, pairwise(ends), strict=True)}
+
+    @property
+    def size(self) -> int:
+        """How many sums there are."""
+        return sum(self.widths) + 1
+
+    @property
+    def sum_places(self) -> int:
+        """Binary places of the sums."""
+        return self.mean.places + SCORE_PLACES
+
+    @cached_property
+    def sensitivity(self) -> ScoreSensitivity:
+        """Squares of the sensitivities of the sums, in real numbers."""
+        return ScoreSensitivity.of(self.mean, self.radii, self.holder)
+
+    def squared(self, site: str) -> int:
+        """Square of the sensitivity to a record's part at an institution, in units of the sums."""
+        return _in_units(self.sensitivity.parts[site], self.sum_places)
+
+
+@dataclass(frozen=True)
+class ScoreStepRequest:
+    """A step on the score, asked of `site`: coefficients of its columns, middle of its part, its noise."""
+
+    terms: ScoreTerms
+    site: str
+    columns: tuple[ScoredColumn, ...]
+    coefficients: tuple[float, ...]
+    middle: float
+    variance: Annotated[int, Minimum(1)]
+
+    def check(self) -> None:
+        """Require a number for every column."""
+        terms = self.terms
+        known = self.site in terms.sites and len(self.columns) == len(self.coefficients)
+        if not known or terms.widths[terms.sites.index(self.site)] != len(self.columns):
+            raise MessageError("a step on the score: expected a coefficient of every column")
+        if not np.isfinite([self.middle, *self.coefficients]).all():
+            raise MessageError("a step on the score: expected finite coefficients")
+
+    @property
+    def peers(self) -> list[str]:
+        """The other institutions."""
+        return [site for site in self.terms.sites if site != self.site]
+
+
+@dataclass(frozen=True)
+class ScoreNoise:
+    """The noise of a step of a budget rho: each institution's own pays for its part of a record.
+
+    Together they pay for the whole record against the coordinator, and for what several institutions have
+    of it against all others.
+    """
+
+    terms: ScoreTerms
+    rho: Fraction
+
+    @cached_property
+    def variances(self) -> dict[str, int]:
+        """Variance of each institution's noise, in squared units of the sums."""
+        found = self.terms.sensitivity
+        more = max(Fraction(1), Fraction(found.whole) / sum(map(Fraction, found.parts.values())))
+        return {k: math.ceil(more * self.terms.squared(k) / (2 * self.rho)) for k in self.terms.sites}
+
+    @property
+    def deviation(self) -> float:
+        """Return the deviation of the noise on every sum."""
+        return math.ldexp(math.sqrt(sum(self.variances.values())), -self.terms.sum_places)
+
+    def cost(self, site: str) -> Fraction:
+        """Return what an institution is charged, against all others together."""
+        return Fraction(self.terms.squared(site), 2 * self.variances[site])
+
+    @property
+    def whole_cost(self) -> Fraction:
+        """Return what a whole record costs against the coordinator, who knows nobody's noise."""
+        whole = _in_units(self.terms.sensitivity.whole, self.terms.sum_places)
+        return Fraction(whole, 2 * sum(self.variances.values()))
+
+
+def _in_units(squared: float, places: int) -> int:
+    scaled: Fraction = Fraction(squared) * 4**places
+    return math.ceil(scaled)

@@ -1,0 +1,206 @@
+"""Records of a GLM fit: coordinates of the columns, and sums over sites at one point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from fedstat.errors import EstimationError
+from fedstat.federation.design.horizontal_design import RowsDesign
+from fedstat.federation.design.horizontal_steps import standardization, translation, varying
+from fedstat.federation.message import Reply
+from fedstat.inference.heterogeneity import MaskedSiteSums, SiteFit
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.horizontal.session import add
+from fedstat.typing import Bools, Floats, Matrix, Vector
+
+NOT_REQUESTED = "not asked for"
+"""Problem of a site whose own fit was not asked for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coordinates:
+    """Standardised columns of a design.
+
+    `shift` and `scale` are mean and standard deviation over all sites, 0 and 1 for the intercept; `back`
+    takes coefficients of the standardised columns to the units of the data. `own` holds mean and standard
+    deviation of every column by site, by which it standardised for its own fit; None where sites did not fit
+    their own rows.
+    """
+
+    design: RowsDesign
+    shift: Vector
+    scale: Vector
+    back: Matrix
+    own: Annotated[Floats, "K 2 p"] | None = None
+
+    @classmethod
+    def of(cls, design: RowsDesign, own: Floats | None = None) -> Coordinates:
+        """Standardise by the pooled moments."""
+        # Sums over columns far from zero would lose digits, and rank would depend on the columns' units.
+        shift, scale = standardization(design.mean, design.spread, design.intercept)
+        zeros, ones = np.zeros_like(shift), np.ones_like(scale)
+        back: Floats = np.asarray(np.linalg.inv(translation(shift, scale, zeros, ones)))
+        return cls(design, shift, scale, back, own)
+
+    def to_site(self, k: int) -> Floats:
+        """Matrix that takes standardised coefficients to those of site k's own standardised columns."""
+        return translation(*self._standardised(k), self.shift, self.scale)
+
+    def varies(self, k: int) -> Bools:
+        """Columns that vary at site k."""
+        assert self.own is not None
+        return varying(self.own[k, 0], self.own[k, 1], self.design.intercept)
+
+    def _standardised(self, k: int) -> tuple[Floats, Floats]:
+        """Shift and scale of site k."""
+        assert self.own is not None
+        return standardization(self.own[k, 0], self.own[k, 1], self.design.intercept)
+
+    def local(self, k: int, beta: Floats, information: Floats) -> tuple[Floats, Floats]:
+        """Give a site's own coefficients (p,) and covariance (p, p), for dispersion one, in the data's units.
+
+        NaN for columns that are constant at the site, and for the intercept where one of them is not zero:
+        the intercept then holds its effect.
+        """
+        assert self.own is not None
+        varies = self.varies(k)
+        shift, scale = (column[varies] for column in self._standardised(k))
+        back = np.linalg.inv(translation(shift, scale, np.zeros_like(shift), np.ones_like(scale)))
+        # The constant columns of a site cannot be told from its intercept, unless they are zero.
+        known = varies.copy()
+        if self.design.intercept and (self.own[k, 0][~varies] != 0.0).any():
+            known[0] = False
+        out, cov = np.full(len(varies), np.nan), np.full((len(varies), len(varies)), np.nan)
+        out[varies] = back @ beta[varies]
+        cov[np.ix_(varies, varies)] = back @ np.linalg.inv(information[np.ix_(varies, varies)]) @ back.T
+        out[~known] = np.nan
+        cov[~known, :] = np.nan
+        cov[:, ~known] = np.nan
+        return out, cov
+
+
+@dataclass(frozen=True, slots=True)
+class NewtonEvaluation:
+    """One evaluation: deviance, Newton's step in standard errors, its largest move of a coefficient."""
+
+    deviance: float
+    step: float
+    move: float
+
+
+@dataclass(slots=True, eq=False)
+class PooledSums:
+    """Sums over sites at one point, in standardised coordinates; the parts by site where not masked."""
+
+    score: Vector
+    information: Matrix
+    observed: Matrix | None
+    weight: float
+    deviance: float
+    pearson: float
+    null: Annotated[Floats, "3"] | None
+    by_site: Annotated[list[tuple[Vector, Matrix]], "K"] | None
+
+    @classmethod
+    def of(cls, replies: Sequence[Reply], hidden: bool) -> PooledSums | None:
+        """Add up replies in their order; None where sites give no sums: see ``sum_scores``."""
+        # Under masks only the count of willing sites is known, so that one of them silences all.
+        if few_weigh(replies) or int(add(replies, "inside")) < len(replies):
+            return None
+        weight, deviance, pearson = add(replies, "totals").tolist()
+        first = replies[0].arrays
+        parts = [(reply.arrays["score"], reply.arrays["information"]) for reply in replies]
+        return cls(
+            score=add(replies, "score"),
+            information=add(replies, "information"),
+            observed=add(replies, "observed") if "observed" in first else None,
+            weight=weight,
+            deviance=deviance,
+            pearson=pearson,
+            null=add(replies, "null") if "null" in first else None,
+            by_site=None if hidden else parts,
+        )
+
+    def step(self) -> tuple[Floats, Floats]:
+        """Newton's step and the matrix behind it: the observed information where it is definite."""
+        # Far from the maximum the observed one may be indefinite; Fisher scoring climbs all the same.
+        for matrix in (self.observed, self.information):
+            if matrix is None:
+                continue
+            # Unit diagonal: whether a factor exists must not depend on the columns' units.
+            size = np.sqrt(np.abs(np.diag(matrix)))
+            scaled = matrix / np.outer(size, size)
+            try:
+                np.linalg.cholesky(scaled)
+            except np.linalg.LinAlgError:
+                continue
+            return np.linalg.solve(scaled, self.score / size) / size, matrix
+        raise EstimationError("the information is not positive definite")
+
+
+@dataclass(slots=True, eq=False)
+class GLMFit:
+    """What the iteration hands over, in standardised coordinates where not said otherwise.
+
+    `total` are the sums at `gamma`; `null` is the intercept of the model without covariates; `fit` holds
+    log-likelihood, and log-likelihood and deviance without covariates, NaN where not defined. `meat` is the
+    sum of the outer products of the rows' scores, `between` that of the sites' scores, `apart` the sum of the
+    sites' parts of the score test of equal coefficients where sums are masked. `local` are the sites' own
+    fits in the units of the data, `n` the rows, `rounds` the Newton steps that were asked for (None: to the
+    maximum).
+    """
+
+    gamma: Vector
+    total: PooledSums
+    coordinates: Coordinates
+    dispersion: float
+    null: float
+    fit: Annotated[Floats, "3"]
+    meat: Matrix | None
+    between: Matrix | None
+    apart: Annotated[Floats, "2"] | None
+    trace: tuple[NewtonEvaluation, ...]
+    converged: bool
+    reason: str
+    local: Annotated[tuple[SiteFit, ...], "K"]
+    n: int
+    rounds: int | None
+    distribution: DistributionSpec
+
+    @property
+    def design(self) -> RowsDesign:
+        """Columns."""
+        return self.coordinates.design
+
+    @property
+    def totals(self) -> tuple[float, float, float]:
+        """Sum of the frequency weights, deviance, Pearson's statistic."""
+        return self.total.weight, self.total.deviance, self.total.pearson
+
+    @property
+    def masked(self) -> bool:
+        """Whether the coordinator saw no more of the sums than what all sites add up to."""
+        return self.total.by_site is None
+
+    @property
+    def masked_parts(self) -> MaskedSiteSums | None:
+        """What compares the sites where sums are masked, in the units of the data."""
+        if self.apart is None or not self.masked:
+            return None
+        forward = np.linalg.inv(self.coordinates.back)
+        total = self.total
+        return MaskedSiteSums(forward.T @ total.score, forward.T @ total.information @ forward, self.apart)
+
+    @property
+    def params(self) -> Floats:
+        """Coefficients in the units of the data."""
+        return self.coordinates.back @ self.gamma
+
+
+def few_weigh(replies: Sequence[Reply]) -> bool:
+    """Whether a site gave no sums because only few of its rows would weigh in them."""
+    return int(add(replies, "spread")) < len(replies)

@@ -1,0 +1,491 @@
+"""Analyses after a fit: marginal effects, wild bootstrap, and tests of omitted terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from scipy import stats
+from scipy.linalg import null_space
+
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.estimate import INTERCEPT
+from fedstat.inference.hypotheses import Constraints, Hypothesis, read_constraints
+from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, format_test, lr_test
+from fedstat.inference.results import FederatedResults
+from fedstat.kernels.glm.effects import ChangeSums, EffectSums, change_sums, effect_sums
+from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.glm.protocol import Newton, NewtonOptions, rises
+from fedstat.models.glm.separation import check_rank
+from fedstat.models.glm.statistics import GLMStatements
+from fedstat.models.glm.steps import FAMILY
+from fedstat.models.glm.wild_bootstrap import (
+    POINTS,
+    SiteParts,
+    WildBootstrap,
+    draw_weights,
+    invert,
+    require_clusters,
+    share_beyond,
+    with_own,
+)
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.session import add
+from fedstat.models.margins import HEADINGS, EffectPoint, MarginalEffects, effects_of
+from fedstat.typing import Array, Floats
+
+# ----------------------------------------------------------------------------------------------------
+# What is asked after a fit: sums for marginal effects, and the restricted fit of a wild bootstrap.
+
+Found: TypeAlias = tuple[EffectSums, dict[int, ChangeSums]]
+"""Sums at the estimate, and changes by the place of the column."""
+
+WHERE = ("overall", "mean", "zero")
+STAY = {
+    "all": "effects at every row are one value per row, which stay at the sites",
+    "median": "medians are values of rows, which stay at the sites",
+}
+BINARY = 1e-9
+"""How far the variance of a column of zeros and ones may be from m (1 - m), m its mean, by rounding."""
+
+LEVEL = 0.05
+MAXITER = 100
+MASKED = (
+    "wild_cluster_bootstrap: it multiplies every site's own score by a number, and this fit's sums were "
+    "masked so that no site's part is known. "
+)
+
+
+# -- marginal effects ---
+
+
+def marginal_effects(
+    result: GLMStatements,
+    at: str,
+    method: str,
+    atexog: Mapping[int | str, float] | None,
+    dummy: bool,
+    count: bool,
+) -> MarginalEffects:
+    """Effects of :meth:`fedstat.models.glm.results.GLMResults.get_margeff`, whose errors these are."""
+    if at in STAY:
+        raise NotAvailableError(f"get_margeff: at={at!r}: {STAY[at]}. Use at='overall' or at='mean'")
+    check_choice("at", at, WHERE)
+    check_choice("method", method, tuple(HEADINGS))
+    if count:
+        raise NotAvailableError(
+            "get_margeff: count=True: sites do not tell which columns are counts; a step of one is the "
+            "difference of two predictions, for rows that you hold"
+        )
+    if dummy and (method in ("dyex", "eyex") or at == "zero"):
+        raise ModelError(f"get_margeff: dummy=True has no meaning with method={method!r} and at={at!r}")
+    fit, beta = result._fit, result.estimate.params
+    held = _fixed_covariates(result, {} if atexog is None else atexog)
+    changed = _binary(result) if dummy else []
+    point = EffectPoint.of(beta, held)
+    changes = {j: EffectPoint.of(beta, held | {j: 0.0}) for j in changed}
+    log, products = method.startswith("ey"), method.endswith("ex")
+    linear = fit.distribution.link == "Identity" and method == "dydx"
+    n = 1.0
+    if at == "overall" and not linear:
+        call, n = f"get_margeff(at={at!r}, method={method!r})", fit.total.weight
+        base, moved = _over_rows(result, point, changes, log, products, call)
+    else:
+        # Of an identity link derivatives are the same at every row.
+        row = fit.design.mean.copy() if at == "mean" else np.zeros(len(beta))
+        row[: int(fit.design.intercept)] = 1.0
+        if not linear:
+            _check_at_row(result, at)
+        base, moved = _at_row(result, row, point, changes, log, products)
+    averages = {j: changes[j].changes(moved[j], n) for j in changes}
+    effects, jacobian = effects_of(beta, point.effects(base, n), averages)
+    first = int(fit.design.intercept)
+    return MarginalEffects(
+        result.estimate.names[first:],
+        effects[first:],
+        jacobian[first:],
+        result._cov(),
+        law=result._law,
+        student=result.use_t,
+        options={"method": method, "at": at},
+        title=(result.model_name, result.estimate.response),
+        note=_note(result, at, changed),
+    )
+
+
+def _note(result: GLMStatements, at: str, changed: Sequence[int]) -> str:
+    over = {"overall": "Averages over all rows", "mean": "At the mean of every column", "zero": "At zero"}[at]
+    names = ", ".join(result.estimate.names[j] for j in changed)
+    return f"{over}.{f' Changes from 0 to 1: {names}.' if names else ''} Errors by the delta method."
+
+
+def _fixed_covariates(result: GLMStatements, atexog: Mapping[int | str, float]) -> dict[int, float]:
+    names = list(result.estimate.names)
+    held = {}
+    for key, value in atexog.items():
+        known = key in names if isinstance(key, str) else 0 <= key < len(names)
+        if not known or not isinstance(value, int | float | np.number):
+            raise ModelError(
+                f"get_margeff: atexog: expected a number for a column of the design, by name or place, "
+                f"received {key!r}; columns are {', '.join(names)}"
+            )
+        held[names.index(key) if isinstance(key, str) else key] = float(value)
+    return held
+
+
+def _binary(result: GLMStatements) -> list[int]:
+    """Places of the columns of zeros and ones, which their moments tell."""
+    design = result._fit.design
+    mean, variance = design.mean, design.spread**2
+    binary = np.abs(variance - mean * (1.0 - mean)) <= BINARY * np.maximum(variance, BINARY)
+    return [j for j in np.flatnonzero(binary).tolist() if design.names[j] != INTERCEPT]
+
+
+def _check_at_row(result: GLMStatements, at: str) -> None:
+    question = result.basis.agreement.question
+    if question.offsets or "exposure" in question.weights:
+        raise NotAvailableError(
+            f"get_margeff: at={at!r} needs a value of the offset, of which no mean is known; use at='overall'"
+        )
+    if at == "mean" and "freq_weights" in question.weights:
+        raise NotAvailableError(
+            "get_margeff: at='mean': sites tell means of columns over rows, and not over weights; use "
+            "at='overall'"
+        )
+
+
+def _at_row(
+    result: GLMStatements,
+    row: Floats,
+    point: EffectPoint,
+    changes: Mapping[int, EffectPoint],
+    log: bool,
+    products: bool,
+) -> Found:
+    X, one, family, beta = row[None, :], np.ones(1), result.distribution, result.estimate.params
+    base = effect_sums(X, X @ point.beta + point.constant, one, family, log, products)
+    moved = {}
+    for j, held in changes.items():
+        low = X @ held.beta + held.constant
+        moved[j] = change_sums(X, low, low + beta[j], one, family, log)
+    if not (base.inside and all(sums.inside for sums in moved.values())):
+        raise _outside(result)
+    return base, moved
+
+
+def _over_rows(
+    result: GLMStatements,
+    point: EffectPoint,
+    changes: Mapping[int, EffectPoint],
+    log: bool,
+    products: bool,
+    call: str,
+) -> Found:
+    """Ask the sites for sums over their rows, in the units of the data."""
+    model: HorizontalModel | None = result._model
+    if model is None:
+        raise NotAvailableError(
+            "get_margeff: this result was read from a file and has no partition; fit the model again, or use "
+            "at='mean'"
+        )
+
+    def protocol(model: HorizontalModel) -> FitProtocol[Found]:
+        session = model._open_session(FAMILY, result._fit.masked)
+        newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
+        return session.hide(_effects_protocol(newton, result, point, changes, log, products))
+
+    return model._run_beside(call, protocol)
+
+
+def _effects_protocol(
+    newton: Newton,
+    result: GLMStatements,
+    point: EffectPoint,
+    changes: Mapping[int, EffectPoint],
+    log: bool,
+    products: bool,
+) -> FitProtocol[Found]:
+    yield from newton.open(local=False)
+    columns, beta = newton.coordinates, result.estimate.params
+    arrays: dict[str, Array] = {
+        "beta": np.linalg.solve(columns.back, point.beta),
+        "constant": np.array(point.constant),
+        "log": np.array(log),
+        "products": np.array(products),
+        "shift": columns.shift,
+        "scale": columns.scale,
+    }
+    if changes:
+        arrays["changed"] = np.array([np.linalg.solve(columns.back, one.beta) for one in changes.values()])
+        arrays["ends"] = np.array([[one.constant, one.constant + beta[j]] for j, one in changes.items()])
+    replies = yield newton.session.ask_all("sum_effects", arrays)
+    if int(add(replies, "inside")) < len(replies):
+        raise _outside(result)
+    forward = np.eye(len(columns.shift) + 1)
+    forward[1:, 1:] = np.linalg.inv(columns.back).T
+    left = forward if products else np.eye(1)
+    base = EffectSums(left @ add(replies, "first"), left @ add(replies, "second") @ forward.T)
+    if not changes:
+        return base, {}
+    level, slope, high = (add(replies, name) for name in ("changes", "slopes", "high"))
+    moved = {
+        j: ChangeSums(float(level[k]), forward @ slope[k], float(high[k])) for k, j in enumerate(changes)
+    }
+    return base, moved
+
+
+def _outside(result: GLMStatements) -> EstimationError:
+    return EstimationError(
+        f"get_margeff: a mean lies outside the domain of family {result.distribution}, or its logarithm is "
+        "not finite: columns held at other values than they have may lead there"
+    )
+
+
+# -- wild cluster bootstrap ---
+
+
+def wild_bootstrap(
+    result: GLMStatements,
+    hypothesis: Hypothesis,
+    reps: int,
+    weights: str,
+    seed: int | np.random.Generator | None,
+) -> WildBootstrap:
+    """Bootstrap of :meth:`fedstat.models.glm.results.GLMResults.wild_cluster_bootstrap`, with its errors."""
+    check_choice("weights", weights, tuple(POINTS))
+    check_whole("reps", reps, 2)
+    read = read_constraints(hypothesis, result.estimate.names)
+    K, linear = len(result._fit.local), result.distribution.least_squares
+    require_clusters(K, len(read.q))
+    draws, enumerated = draw_weights(weights, K, reps, seed)
+    parts = _linear_parts(result, read) if linear else _restricted_parts(result, read)
+    ones = np.ones((1, K))
+
+    def statistics(q: Floats) -> tuple[float, Floats]:
+        ask = partial(parts.refitted, q) if linear else parts.rescored
+        own = float(ask(ones)[0])
+        return own, with_own(own, ask(draws), draws)
+
+    own, drawn = statistics(read.q)
+    interval = None
+    if linear and len(read.q) == 1:
+        (estimate,), ((variance,),) = parts.R @ parts.beta, parts.R @ parts.bread @ parts.R.T
+        step = float(np.sqrt(variance * result.scale))
+        interval = invert(lambda value: share_beyond(*statistics(np.array([value]))), estimate, step, LEVEL)
+    return WildBootstrap(
+        hypothesis="; ".join(read.labels),
+        method="restricted wild bootstrap" if linear else "score bootstrap at the restricted fit",
+        weights=weights,
+        statistic=own,
+        pvalue=share_beyond(own, drawn),
+        conf_int=interval,
+        boot_statistics=drawn,
+        draws=draws,
+        enumerated=enumerated,
+    )
+
+
+def _site_parts(
+    result: GLMStatements, read: Constraints, beta: Floats, score: Floats, information: Floats
+) -> SiteParts:
+    """Put sites' sums in standardised coordinates together with a hypothesis in the units of the data."""
+    n, p, K = result._fit.total.weight, len(beta), len(score)
+    factor = K / (K - 1.0) * (n - 1.0) / (n - p)
+    return SiteParts(beta, score, information, read.R @ result._fit.coordinates.back, read.q, factor)
+
+
+def _linear_parts(result: GLMStatements, read: Constraints) -> SiteParts:
+    """Scores and informations of least squares: as the sites told them, or from their own fits."""
+    fit = result._fit
+    if fit.total.by_site is not None:
+        score, information = (np.array(part) for part in zip(*fit.total.by_site, strict=True))
+        return _site_parts(result, read, fit.gamma, score, information)
+    question = result.basis.agreement.question
+    if question.weights or not question.intercept:
+        raise NotAvailableError(MASKED + "Fit with masked=False, where owners let sums leave in clear")
+    scores, informations = [], []
+    for site in fit.local:
+        if site.own is None:
+            raise NotAvailableError(
+                f"{MASKED}Own fits would tell them, and '{site.site}' has none "
+                f"({site.problem or 'no rest'}). Fit with masked=False, or with local=True"
+            )
+        # An own fit's part is told over its dispersion; its intercept's information is the number of rows.
+        dispersion = site.n / site.own.information[0, 0]
+        scores.append(dispersion * site.own.score)
+        informations.append(dispersion * site.own.information)
+    return _site_parts(result, read, fit.gamma, np.array(scores), np.array(informations))
+
+
+def _restricted_parts(result: GLMStatements, read: Constraints) -> SiteParts:
+    """Ask for sums at restricted coefficients, until these are the restricted maximum."""
+    model: HorizontalModel | None = result._model
+    if result._fit.masked:
+        raise NotAvailableError(MASKED + "Fit with masked=False, where owners let sums leave in clear")
+    if model is None:
+        raise NotAvailableError(
+            "wild_cluster_bootstrap: this result was read from a file and has no partition to fit the "
+            "restricted model to; fit the model again"
+        )
+
+    def protocol(model: HorizontalModel) -> FitProtocol[SiteParts]:
+        newton = Newton(
+            model._open_session(FAMILY, False), result.distribution, NewtonOptions(), result.scale
+        )
+        return _maximize(newton, result, read)
+
+    return model._run_beside(f"wild_cluster_bootstrap({'; '.join(read.labels)!r})", protocol)
+
+
+def _maximize(newton: Newton, result: GLMStatements, read: Constraints) -> FitProtocol[SiteParts]:
+    """Fisher scoring within the coefficients that the hypothesis allows."""
+    yield from newton.open(local=False)
+    fit = result._fit
+    R, A = read.R @ fit.coordinates.back, np.linalg.inv(fit.total.information)
+    free = null_space(R)
+    gamma = fit.gamma - A @ R.T @ np.linalg.solve(R @ A @ R.T, R @ fit.gamma - read.q)
+    step, before = np.zeros_like(gamma), np.inf
+    for _ in range(MAXITER):
+        total = yield from newton.evaluate(gamma + step)
+        if total is None or rises(total.deviance, before):
+            step = step / 2.0
+            continue
+        gamma, before = gamma + step, total.deviance
+        information = free.T @ total.information @ free
+        step = free @ np.linalg.solve(information, free.T @ total.score)
+        if float(step @ total.information @ step) <= newton.options.tol**2 * newton.dispersion(total):
+            assert total.by_site is not None
+            score, parts = (np.array(part) for part in zip(*total.by_site, strict=True))
+            return _site_parts(result, read, gamma, score, parts)
+    raise EstimationError(
+        "wild_cluster_bootstrap: the fit under the hypothesis does not converge: its maximum may lie at "
+        "infinity, or outside the family's domain"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Tests of terms that a fit left out, with the larger fit or without it.
+#
+# The score test evaluates the larger model once, at the smaller estimate.
+
+
+class ScoreTest(NamedTuple):
+    """Score (Rao) test: statistic, p-value, degrees of freedom.
+
+    A tuple of `statistic`, `pvalue` and `df`.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fs.GLORE.from_formula("num > 0 ~ age", partition).fit().score_test("C(cp)").df
+    3
+    """
+
+    statistic: float
+    pvalue: float
+    df: int
+
+    def __repr__(self) -> str:
+        return format_test("Score test", self._asdict())
+
+
+def score_test(result: GLMStatements, terms: str) -> ScoreTest:
+    """Test terms that the fit does not have, written as on the right side of a formula.
+
+    A ModelError says that they add no coefficient, or that rows lack their columns that the fit used.
+    """
+    model: HorizontalModel = result.model
+    larger = type(model).from_formula(
+        f"{model.formula.text} + {terms}",
+        model.partition,
+        family=result.family,
+        labels=model.question.labels,
+        **model._roles,
+    )
+    # On fewer rows the smaller estimate is no maximum, and its own terms would add to the statistic.
+    rows = {row.site: row.n for row in model.agreement.sites}
+    fewer = {row.site: rows[row.site] - row.n for row in larger.agreement.sites if row.n != rows[row.site]}
+    if fewer:
+        listed = ", ".join(f"{count:,} at '{site}'" for site, count in fewer.items())
+        raise ModelError(
+            f"score_test: rows of the fit lack a column of {terms!r}: {listed}. Fit the smaller model on "
+            "the rows that have it"
+        )
+
+    def protocol(model: HorizontalModel) -> FitProtocol[ScoreTest]:
+        session = model._open_session(FAMILY, result._fit.masked)
+        newton = Newton(session, result.distribution, NewtonOptions(), result.scale)
+        return session.hide(_score_protocol(newton, result))
+
+    return larger._run_beside(f"score_test({terms!r})", protocol)
+
+
+def _score_protocol(newton: Newton, result: GLMStatements) -> FitProtocol[ScoreTest]:
+    yield from newton.open(local=False)
+    names = newton.coordinates.design.names
+    extra = [name for name in names if name not in result.params.index]
+    if not extra or not set(result.params.index) <= set(names):
+        raise ModelError("score_test: the terms add no coefficient to the fit")
+    # The smaller estimate, with zeros for the terms that it left out.
+    beta = result.params.reindex(names).fillna(0.0).to_numpy()
+    gamma: Floats = np.linalg.solve(newton.coordinates.back, beta)
+    total = yield from newton.evaluate(gamma)
+    assert total is not None
+    # A new term that follows from the old ones has a score of zero, and no test.
+    check_rank(total.information, newton.coordinates)
+    statistic = float(total.score @ np.linalg.solve(total.information, total.score)) / result.scale
+    return ScoreTest(statistic, float(stats.chi2.sf(statistic, len(extra))), len(extra))
+
+
+def compare_likelihoods(full: GLMStatements, restricted: FederatedResults) -> LRTest:
+    """Likelihood ratio test; the errors of :meth:`GLMResults.compare_lr_test`.
+
+    Pearson's dispersion, which statsmodels' log-likelihood is at, does not maximise it: the larger fit's
+    may then be the lower one. The maximum follows from the deviance.
+    """
+    small = _same_family("compare_lr_test", full, restricted)
+    if not (full.estimates_dispersion or small.estimates_dispersion) or full.distribution.least_squares:
+        return lr_test(full, small)
+    df_diff = check_nested(full.estimate, small.estimate)
+    family, weights = full.distribution.name, full.basis.agreement.question.weights
+    if family not in LOSSES or (family == "Gamma" and "var_weights" in weights):
+        raise NotAvailableError(
+            f"compare_lr_test: no likelihood of {full.distribution} is known at its maximum over the "
+            f"dispersion{' with var_weights' if family in LOSSES else ''}; use compare_f_test"
+        )
+    n = full._fit.total.weight
+    statistic = LOSSES[family](small.deviance, n) - LOSSES[family](full.deviance, n)
+    # Two equal fits differ by rounding.
+    return LRTest(max(statistic, 0.0), float(stats.chi2.sf(statistic, df_diff)), df_diff)
+
+
+def compare_deviances(full: GLMStatements, restricted: FederatedResults) -> FTest:
+    """F test; the errors of :meth:`GLMResults.compare_f_test`."""
+    small = _same_family("compare_f_test", full, restricted)
+    if not full.estimates_dispersion:
+        raise NotAvailableError(
+            f"compare_f_test: the dispersion of {full.distribution} was taken as {full.scale:g} and not "
+            'estimated; use compare_lr_test, or fit with scale="X2"'
+        )
+    df_diff = check_nested(full.estimate, small.estimate)
+    statistic = max(small.deviance - full.deviance, 0.0) / df_diff / full.scale
+    return FTest(statistic, float(stats.f.sf(statistic, df_diff, full.df_resid)), df_diff)
+
+
+def _same_family(what: str, full: GLMStatements, restricted: FederatedResults) -> GLMStatements:
+    other = getattr(restricted, "distribution", None)
+    if not isinstance(restricted, GLMStatements) or other != full.distribution:
+        raise ModelError(
+            f"{what}: expected another fit with family {full.distribution}, received "
+            f"{other or type(restricted).__name__}"
+        )
+    if "survey" in (full.cov_type, restricted.cov_type):
+        raise NotAvailableError(
+            f"{what}: the likelihood of a survey is a pseudo-likelihood, whose size is that of the weights; "
+            "use wald_test on the larger fit"
+        )
+    return restricted

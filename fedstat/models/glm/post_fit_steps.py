@@ -1,0 +1,268 @@
+"""Steps of a site at the solution: sums for marginal effects and leverage-corrected variances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.effects import (
+    ChangeSums,
+    EffectSums,
+    change_sums,
+    changes_between,
+    effect_sums,
+    leveraged_meat,
+    leverages,
+    mean_derivatives,
+)
+from fedstat.kernels.glm.sums import Rows, linear_predictor, row_weights
+from fedstat.models.glm.steps import BETA, COLUMNS, SiteModel, model_of, sums_at
+from fedstat.models.horizontal.rows import INSIDE, RowVectors, means_are_flat, summed, weighted_by
+from fedstat.typing import Array, Floats
+
+EXCESS = 1e-8
+"""How much larger than one rounding may make the share of a site's own information in that of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectVectors:
+    """Derivatives of the mean by row, as vectors that columns are summed with."""
+
+    log: bool
+    constant: float
+
+    def __call__(self, rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
+        """Return both at points (p, R) side by side, times the rows' counts: (m, 2 R)."""
+        etas = (linear_predictor(rows, one) + self.constant for one in beta.T)
+        with np.errstate(all="ignore"):
+            return by_rows(rows, [mean_derivatives(eta, distribution, self.log)[1:] for eta in etas])
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeVectors:
+    """What changes by row between two constants in the linear predictor."""
+
+    log: bool
+    low: float
+    high: float
+
+    def __call__(self, rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
+        """Return the changes at points (p, R) side by side, times the rows' counts: (m, 3 R)."""
+        etas = (linear_predictor(rows, one) for one in beta.T)
+        with np.errstate(all="ignore"):
+            return by_rows(
+                rows,
+                [changes_between(eta + self.low, eta + self.high, distribution, self.log) for eta in etas],
+            )
+
+
+def by_rows(rows: Rows, found: Sequence[tuple[Floats, ...]]) -> Floats:
+    """Put vectors side by side, times the rows' counts; what is not finite is zero, and tells nothing."""
+    vectors = np.nan_to_num(
+        np.column_stack([one for several in found for one in several]), posinf=0, neginf=0
+    )
+    return vectors if rows.freq is None else vectors * rows.freq[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class LeverageVectors:
+    """What a leverage multiplies a row's score by, squared; `inverse` are the bytes of (p, p)."""
+
+    inverse: bytes
+    power: int
+
+    def __call__(self, rows: Rows, beta: Floats, distribution: DistributionSpec) -> Floats:
+        """Return those at points (p, R): (m, R)."""
+        p = len(beta)
+        inverse = np.frombuffer(self.inverse).reshape(p, p)
+        h = [leverages(rows, one, distribution, inverse) for one in beta.T]
+        return np.column_stack([np.maximum(1.0 - one, EXCESS) ** -self.power for one in h])
+
+
+def sum_effects(
+    data: SiteData,
+    state: State,
+    beta: Floats,
+    constant: Array,
+    log: Array,
+    products: Array,
+    shift: Floats,
+    scale: Floats,
+    changed: Floats | None = None,
+    ends: Floats | None = None,
+) -> dict[str, Array]:
+    """Sum derivatives of the mean by the linear predictor over the rows, and changes of the mean.
+
+    `beta` (p,) are coefficients of the columns standardised by `shift` and `scale` (p,), `constant` what is
+    added to the linear predictor; `log`: of the logarithm of the mean; `products`: of products of columns.
+    `changed` (c, p) are coefficients between whose `ends` (c, 2), constants, the mean changes. Released are
+    ``first`` (q,) and ``second`` (q, p + 1), see :class:`~fedstat.kernels.glm.effects.EffectSums`, and
+    ``changes`` (c,), ``slopes`` (c, p + 1), ``high`` (c,), see
+    :class:`~fedstat.kernels.glm.effects.ChangeSums`. A row of frequency weight f counts as f, one of several
+    trials once. ``inside``: whether all means lie inside the family's domain; else all are zero.
+    """
+    model = model_of(state)
+    T = model.translation(data.name, beta, shift, scale)
+    Z = np.eye(model.p + 1)
+    Z[1:, 1:] = T
+    left = Z if products else np.eye(1)
+    base = _effects_at(state, model, T @ beta, float(constant), bool(log), bool(products))
+    arrays = {"first": left.T @ base.first, "second": left.T @ base.second @ Z}
+    inside = base.inside
+    if changed is not None and ends is not None:
+        if changed.ndim != 2 or changed.shape[1] != model.p or ends.shape != (len(changed), 2):
+            raise MessageError(f"{data.name}: expected 'changed' (c, {model.p}) and 'ends' (c, 2)")
+        found = [
+            _changes_at(state, model, T @ one, float(low), float(high), bool(log))
+            for one, (low, high) in zip(changed, ends, strict=True)
+        ]
+        inside = inside and all(sums.inside for sums in found)
+        arrays["changes"] = np.array([sums.level for sums in found])
+        arrays["slopes"] = np.array([Z.T @ sums.slope for sums in found])
+        arrays["high"] = np.array([sums.high for sums in found])
+    if not inside:
+        arrays = {name: np.zeros_like(array) for name, array in arrays.items()}
+    return arrays | {"inside": np.array(inside)}
+
+
+def _effects_at(
+    state: State, model: SiteModel, beta: Floats, constant: float, log: bool, products: bool
+) -> EffectSums:
+    """Sum at coefficients of the site's own columns, which the door judges before anything leaves."""
+    q = model.p + 1 if products else 1
+    total = EffectSums(np.zeros(q), np.zeros((q, model.p + 1)))
+    for rows in _pieces(model):
+        eta = linear_predictor(rows, beta) + constant
+        new = effect_sums(rows.X, eta, _counts(rows), model.distribution, log, products)
+        total = EffectSums(total.first + new.first, total.second + new.second, total.inside and new.inside)
+    _declare_vectors(state, model, beta, EffectVectors(log, constant), (constant,))
+    return total
+
+
+def _changes_at(
+    state: State, model: SiteModel, beta: Floats, low: float, high: float, log: bool
+) -> ChangeSums:
+    """Sum changes at coefficients of the site's own columns, likewise."""
+    total = ChangeSums(0.0, np.zeros(model.p + 1), 0.0)
+    for rows in _pieces(model):
+        eta = linear_predictor(rows, beta)
+        new = change_sums(rows.X, eta + low, eta + high, _counts(rows), model.distribution, log)
+        total = ChangeSums(
+            total.level + new.level,
+            total.slope + new.slope,
+            total.high + new.high,
+            total.inside and new.inside,
+        )
+    _declare_vectors(state, model, beta, ChangeVectors(log, low, high), (low, high))
+    return total
+
+
+def _declare_vectors(
+    state: State, model: SiteModel, beta: Floats, view: RowVectors, constants: Sequence[float]
+) -> None:
+    """Tell by which vectors columns are summed; probabilities that are zero or one make a cut of them."""
+    flat = None
+    if model.distribution.name == "Binomial":
+
+        def flat() -> bool:
+            return any(_is_cut(model, beta, constant) for constant in constants)
+
+    state.tell(*weighted_by(model.opened, model.chunks, model.n, beta, model.distribution, view, flat))
+
+
+def _is_cut(model: SiteModel, beta: Floats, constant: float) -> bool:
+    moved = [
+        replace(rows, offset=constant + (np.zeros(len(rows)) if rows.offset is None else rows.offset))
+        for rows in model.chunks()
+    ]
+    weighs = sum(float(row_weights(rows, beta, model.distribution)[0].sum()) for rows in moved)
+    return means_are_flat(moved, beta, model.distribution, weighs)
+
+
+def _pieces(model: SiteModel) -> Iterator[Rows]:
+    return (piece for chunk in model.chunks() for piece in chunk.pieces())
+
+
+def _counts(rows: Rows) -> Floats:
+    return np.ones(len(rows)) if rows.freq is None else rows.freq
+
+
+def sum_leveraged(
+    data: SiteData, state: State, beta: Floats, shift: Floats, scale: Floats, inverse: Floats, power: Array
+) -> dict[str, Array]:
+    """Sum outer products of the rows' scores, each over a power of one less its leverage.
+
+    `beta`, `shift`, `scale` (p,) are as for ``sum_scores``, `inverse` (p, p) the inverse information of all
+    sites' rows at them: one of which this site's rows are no part is an error, since leverages by it could be
+    made to single out a row. Released is ``meat`` (p, p); ``inside`` is whether all leverages are below one,
+    else the sum is zero.
+    """
+    model = model_of(state)
+    T = model.translation(data.name, beta, shift, scale)
+    own, p = T @ beta, model.p
+    if inverse.shape != (p, p) or int(power) not in (1, 2):
+        raise MessageError(f"{data.name}: expected 'inverse' of shape ({p}, {p}) and 'power' 1 or 2")
+    information = sums_at(state, model, own).information
+    translated = T @ (inverse + inverse.T) @ T.T / 2.0
+    values, vectors = np.linalg.eigh(information)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    share = np.linalg.eigvalsh(root.T @ translated @ root)
+    if not (np.isfinite(share).all() and share[0] >= -EXCESS and share[-1] <= 1.0 + EXCESS):
+        raise MessageError(
+            f"{data.name}: array 'inverse' is not that of an information of which this site's is a part"
+        )
+    view = LeverageVectors(np.ascontiguousarray(translated).tobytes(), int(power))
+    state.tell(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
+    meat = leveraged_meat(model.chunks(), own, model.distribution, translated, int(power))
+    inside = meat is not None
+    return {"inside": np.array(inside), "meat": np.zeros((p, p)) if meat is None else T.T @ meat @ T}
+
+
+POST_FIT_STEPS: Mapping[str, Step] = {
+    "sum_effects": Step(
+        sum_effects,
+        {
+            "beta": ArrayDeclaration("aggregate", BETA, common=True),
+            "constant": ArrayDeclaration(
+                "aggregate", "what is added to the linear predictor", 0, common=True
+            ),
+            "changed": ArrayDeclaration("aggregate", f"{BETA}, one held", 2, optional=True, common=True),
+            "ends": ArrayDeclaration(
+                "aggregate", "what is added to them before and after", 2, optional=True, common=True
+            ),
+            "log": ArrayDeclaration("control", "whether of the logarithm of the mean", 0, common=True),
+            "products": ArrayDeclaration("control", "whether of products of columns", 0, common=True),
+            **COLUMNS,
+        },
+        {
+            "inside": INSIDE,
+            "first": summed("sums of the mean's derivative times columns"),
+            "second": summed("sums of its second derivative times columns", 2),
+            "changes": summed("sums of its changes", optional=True),
+            "slopes": summed("sums of its derivative's changes times columns", 2, optional=True),
+            "high": summed("sums of its derivative after a change", optional=True),
+        },
+    ),
+    "sum_leveraged": Step(
+        sum_leveraged,
+        {
+            "beta": ArrayDeclaration("aggregate", BETA, common=True),
+            **COLUMNS,
+            "inverse": ArrayDeclaration(
+                "aggregate", "inverse information of all sites' rows", 2, common=True
+            ),
+            "power": ArrayDeclaration("control", "power of one less a leverage", 0, common=True),
+        },
+        {
+            "inside": ArrayDeclaration("control", "whether all leverages are below one", 0, maskable=True),
+            "meat": summed("sum of outer products of rows' scores by leverage", 2),
+        },
+    ),
+}
+POST_FIT_ORDER: Mapping[str, str] = {"sum_effects": "start", "sum_leveraged": "judge"}

@@ -1,0 +1,375 @@
+"""Statistics of a GLM: deviances, information criteria, and agreement of the sites' own fits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.inference.covariance import gvif
+from fedstat.inference.estimate import Estimate
+from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
+from fedstat.inference.likelihood import cox_snell, mcfadden
+from fedstat.inference.plots import link_words
+from fedstat.models.checks import check_choice
+from fedstat.models.glm.fit import GLMFit
+from fedstat.models.glm.overdispersion import Overdispersion
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.prediction import GLMPrediction
+from fedstat.models.horizontal.results import RowsBasis, RowsRecord, RowsResults
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# ----------------------------------------------------------------------------------------------------
+# Records of a fitted model that results keep, and that a file of them holds.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GLMBasis(RowsBasis):
+    """What results keep of the model, with the columns of clusters and strata that the covariance uses.
+
+    `counts` are the numbers of these clusters and strata; `estimates_dispersion` whether the dispersion was
+    estimated; `df_inference` the degrees of freedom of Student's t, None where tests are normal.
+    """
+
+    clusters: str | None = None
+    strata: str | None = None
+    counts: tuple[int, int] | None = None
+    estimates_dispersion: bool = False
+    df_inference: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GLMRecord(RowsRecord):
+    """What a file of results holds."""
+
+    fit: GLMFit
+    basis: GLMBasis
+    overdispersion: Overdispersion | None
+
+    def check(self) -> None:
+        """Require parts of one fit; their shapes are checked before."""
+        agreed, local = self.basis.agreement, self.fit.local
+        in_clear = {self.fit.total.by_site is not None, *(own.score is not None for own in local)}
+        together = (
+            self.estimate.names == self.fit.design.names
+            and [own.site for own in local] == [row.site for row in agreed.sites]
+            and (agreed.question.terms, agreed.question.columns) == (agreed.spec.terms, agreed.spec.columns)
+            and len(in_clear) == 1
+        )
+        if not (together and self.fit.trace):
+            raise ModelError("coefficients, sites, columns and sums are not of one fit")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Numbers of a federated GLM: deviances, criteria, sites' own fits and how far they agree.
+
+FAR = 1e5
+"""Means, in standard deviations, beyond which sums of squares lose ten of their sixteen digits."""
+
+AT_THE_SITES = """
+
+Examples
+--------
+>>> import fedstat as fs
+>>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+>>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+>>> try:
+...     fit.resid
+... except fs.errors.NotAvailableError as error:
+...     print(str(error)[:40])
+no residuals: they are one value per row
+"""
+
+
+def at_the_sites(what: str) -> property:
+    """Make a property of results that says where one value per row is."""
+
+    def refuse(self: GLMStatements) -> NoReturn:
+        raise NotAvailableError(
+            f"no {what}: they are one value per row, which stay at the sites. predict(frame) predicts rows "
+            "that you hold, and evaluate() judges the predictions where the rows are"
+        )
+
+    return property(refuse, doc=f"Not available: {what} stay at the sites.{AT_THE_SITES}")
+
+
+class GLMStatements(RowsResults):
+    """What follows from a fit in numbers, with statsmodels' names and meanings.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> table = fs.datasets.make_hospitals()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+    >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+    >>> fit.bic < fit.info_criteria("bic", dk_params=1), fit.llf > fit.llnull, fit.null_deviance > 1200
+    (True, True, True)
+    >>> fit.df_null, fit.df_inference, round(fit.pseudo_rsquared("mcf"), 2)
+    (919.0, None, 0.12)
+    >>> fit.trace.columns.tolist(), fit.vif().index.tolist(), fit.site_estimates.shape
+    (['deviance', 'step', 'move'], ['age', 'sex'], (4, 3))
+    >>> bool(fit.plot_forest("age").has_data())
+    True
+    """
+
+    _fit: GLMFit
+    basis: GLMBasis
+
+    fittedvalues = at_the_sites("fitted values")
+    mu = at_the_sites("fitted values")
+    resid = at_the_sites("residuals")
+    resid_response = at_the_sites("residuals")
+    resid_pearson = at_the_sites("residuals")
+    resid_deviance = at_the_sites("residuals")
+    resid_anscombe = at_the_sites("residuals")
+    resid_working = at_the_sites("residuals")
+
+    def __init__(
+        self,
+        estimate: Estimate,
+        ledger: Ledger | None,
+        fit: GLMFit,
+        basis: GLMBasis,
+        overdispersion: Overdispersion | None = None,
+        model: HorizontalModel | None = None,
+    ) -> None:
+        super().__init__(estimate, ledger, fit, basis, model)
+        self.overdispersion = overdispersion
+
+    # -- statements ------------------------------------------------------------------------------
+
+    @property
+    def df_inference(self) -> float | None:
+        """Degrees of freedom of Student's t behind tests and intervals; None where they are normal."""
+        return self.basis.df_inference
+
+    @property
+    def estimates_dispersion(self) -> bool:
+        """Whether the dispersion was estimated, and not given or one."""
+        return self.basis.estimates_dispersion
+
+    @property
+    def null_deviance(self) -> float:
+        """Deviance of the model with an intercept (and offset) only."""
+        return float(self._fit.fit[2])
+
+    @property
+    def llnull(self) -> float:
+        """Log-likelihood of the model with an intercept (and offset) only."""
+        value = float(self._fit.fit[1])
+        return self._need("llf", None if np.isnan(value) else value)
+
+    @property
+    def df_null(self) -> float:
+        """Residual degrees of freedom of the model with an intercept (and offset) only."""
+        return self._fit.total.weight - 1.0
+
+    @property
+    def bic(self) -> float:
+        """Schwarz's criterion; the sample size is the sum of the frequency weights."""
+        return -2.0 * self.llf + float(np.log(self._fit.total.weight)) * self._n_parameters
+
+    def pseudo_rsquared(self, kind: Literal["cs", "mcf"] = "cs") -> float:
+        """Pseudo R-squared of Cox and Snell ("cs") or McFadden ("mcf"), as in statsmodels."""
+        if kind == "mcf":
+            return mcfadden(self.llf, self.llnull)
+        if kind == "cs":
+            return cox_snell(self.llf, self.llnull, self.nobs)
+        raise NotAvailableError(f"pseudo_rsquared: expected 'cs' or 'mcf', received {kind!r}")
+
+    def info_criteria(
+        self, crit: Literal["aic", "bic", "qaic"], scale: float | None = None, dk_params: int = 0
+    ) -> float:
+        """Information criterion, as in statsmodels.
+
+        Parameters
+        ----------
+        crit : {"aic", "bic", "qaic"}
+        scale : float, optional
+            For "qaic": the dispersion of the largest of the models that are compared.
+        dk_params : int
+            Parameters to count beside the coefficients, such as the dispersion.
+        """
+        check_choice("crit", crit, ("aic", "bic", "qaic"))
+        if crit == "bic":
+            return self.bic + dk_params * float(np.log(self._fit.total.weight))
+        if crit == "aic":
+            return self.aic + 2.0 * dk_params
+        if scale is None or self.distribution.estimates_scale:
+            raise ModelError("info_criteria: 'qaic' is for counts and proportions, and needs a scale")
+        return -2.0 * self.llf * self.scale / scale + 2.0 * (self._n_parameters + dk_params)
+
+    @property
+    def trace(self) -> pd.DataFrame:
+        """Deviance, Newton's step in standard errors and its largest move, by evaluation of the sums."""
+        frame = pd.DataFrame([asdict(row) for row in self._fit.trace])
+        return frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name="evaluation"))
+
+    # -- sites -----------------------------------------------------------------------------------
+
+    @property
+    def site_estimates(self) -> pd.DataFrame:
+        """Every site's own fit, (sites, coefficients); NaN where a site does not determine one."""
+        rows = {
+            fit.site: np.full(len(self.params), np.nan) if fit.beta is None else fit.beta
+            for fit in self._fit.local
+        }
+        return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.estimate.names))
+
+    @cached_property
+    def heterogeneity(self) -> Heterogeneity:
+        """How far the sites agree: Cochran's Q, I2, random effects, the fit without each site.
+
+        It needs no message: sites sent their own fits with the start, and what the score test adds up with
+        the rest. Without own fits (``local=False``) there is no Q, and the joint test takes an estimated
+        dispersion as the same at all sites; of masked sums there is no fit without each site.
+
+        Raises
+        ------
+        NotAvailableError
+            There is one site, or the sums do not tell a column from the intercept.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.heterogeneity.to_frame().index.tolist()
+        ['Intercept', 'age', 'sex']
+        """
+        if len(self._fit.local) == 1:
+            raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
+        est, columns = self.estimate, self._fit.coordinates
+        # The scores are taken back to the data's units, where such a column is the intercept to rounding.
+        far = np.abs(columns.shift) > FAR * columns.scale
+        if far.any():
+            listed = ", ".join(name for name, is_far in zip(est.names, far, strict=True) if is_far)
+            raise NotAvailableError(
+                f"no heterogeneity: columns too far from zero for their spread: {listed}. Centre them, as in "
+                "center(year)"
+            )
+        try:
+            return heterogeneity(
+                est.names,
+                est.params,
+                self.scale,
+                self._fit.local,
+                masked=self._fit.masked_parts,
+                estimated=self.estimates_dispersion,
+                terms=est.terms,
+            )
+        except EstimationError as error:
+            raise NotAvailableError(f"no heterogeneity: {error}") from error
+
+    def plot_forest(self, coefficient: str, ax: Axes | None = None, *, exponentiate: bool = False) -> Axes:
+        """Forest plot of a coefficient over the sites.
+
+        `exponentiate` draws exponentials, such as odds ratios, on a logarithmic scale.
+        """
+        effect, ratio, _ = link_words(self._link(), self.estimate.response)
+        named = ratio if exponentiate else effect
+        return self.heterogeneity.plot_forest(coefficient, ax, exponentiate=exponentiate, effect=named)
+
+    def vif(self) -> pd.DataFrame:
+        """Variance inflation factor of every term; generalised ones of terms with several columns."""
+        return gvif(self._cov(), self.estimate.names, self.estimate.terms)
+
+    def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
+        """Predict with standard errors and intervals; see :meth:`GLMPrediction.summary_frame`.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> table = fs.datasets.make_hospitals()
+        >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.get_prediction(table.head(2)).summary_frame().round(2)
+           mean  mean_se  mean_ci_lower  mean_ci_upper
+        0  0.19     0.03           0.15           0.25
+        1  0.18     0.03           0.14           0.24
+        """
+        cov: Floats = self._cov()
+        rows = self._predicted(frame)
+        return GLMPrediction(rows.linear, rows.standard_errors(cov), self.family, self._law)
+
+    def augment(
+        self,
+        frame: pd.DataFrame | None = None,
+        *,
+        which: Literal["mean", "linear"] = "mean",
+        interval: Literal["confidence", "prediction"] = "confidence",
+        conf_level: float = 0.95,
+    ) -> pd.DataFrame:
+        """Add predictions to rows that the caller holds, as broom's ``augment`` does for new data.
+
+        Rows of the fit and their residuals never leave the sites: there are none of these.
+
+        Parameters
+        ----------
+        frame : DataFrame
+            Rows with the columns of the model, (m, k); the response is not needed, and not read.
+        which : {"mean", "linear"}
+            Predict the mean of the response, or the linear predictor.
+        interval : {"confidence", "prediction"}
+            Of what is predicted: that of the linear predictor, transformed for the mean. Or of a new
+            response, for :class:`fedstat.FederatedOLS`.
+        conf_level : float
+
+        Returns
+        -------
+        DataFrame
+            The rows with ``fitted``, ``se_fit`` (of the mean by the delta method), ``conf_low`` and
+            ``conf_high``; nan where a row lacks a column of the model.
+
+        Raises
+        ------
+        NotAvailableError
+            No frame is given, or the family has no prediction intervals.
+        DesignError
+            A column is absent, of another type, or holds a level that the fit did not know.
+        ModelError
+            A column of the frame has one of the names that are added.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> rows = fs.datasets.make_hospitals()
+        >>> hospitals = fs.ClientPartition.from_frame(rows, by="hospital")
+        >>> result = fs.GLORE.from_formula("num > 0 ~ age + sex", hospitals).fit()
+        >>> new = result.augment(rows[["age", "sex"]].head(2))
+        >>> list(new), bool(new["fitted"].between(new["conf_low"], new["conf_high"]).all())
+        (['age', 'sex', 'fitted', 'se_fit', 'conf_low', 'conf_high'], True)
+        """
+        check_choice("which", which, ("mean", "linear"))
+        found = self.get_prediction(frame)
+        assert frame is not None
+        taken = sorted({"fitted", "se_fit", "conf_low", "conf_high"} & set(frame.columns))
+        if taken:
+            raise ModelError(f"augment: the frame has columns of these names already: {', '.join(taken)}")
+        check_choice("interval", interval, ("confidence", "prediction"))
+        intervals = found.conf_int if which == "mean" else found.conf_int_linear
+        limits = (found.conf_int_obs if interval == "prediction" else intervals)(1.0 - conf_level)
+        return frame.assign(
+            fitted=found.predicted_mean if which == "mean" else found.linear,
+            se_fit=found.se_mean if which == "mean" else found.se_linear,
+            conf_low=limits[0],
+            conf_high=limits[1],
+        )
+
+    def _glance(self) -> dict[str, float]:
+        own = {
+            "null_deviance": self.null_deviance,
+            "df_null": self.df_null,
+            "dispersion": self.scale,
+            "left_out": self.basis.left_out,
+        }
+        return super()._glance() | own

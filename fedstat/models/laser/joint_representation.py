@@ -1,0 +1,205 @@
+"""Joint representation of all sites' columns from secure products, and its distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from fedstat.codec import Minimum, from_json
+from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.crypto.masks import hides
+from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.masked_sums import masked_protocol
+from fedstat.federation.protocols.product_steps import check_positions
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.kernels.split_networks import count_parameters
+from fedstat.models.laser.networks import ADAM, Networks
+from fedstat.models.laser.request import NetworksRequest
+from fedstat.models.laser.site_steps import DISTILLED, EXCHANGE, ROWS, DistilledNetwork, input_columns
+from fedstat.models.vertical.exchange.protocol import multiply_between_sites, product_operands, symmetrized
+from fedstat.models.vertical.exchange.standardized_columns import staged_block
+from fedstat.models.vertical.exchange.steps import BLOCK, EXCHANGE_ORDER
+from fedstat.models.vertical.layout import Layout
+from fedstat.typing import Array, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Singular vectors of the columns of all institutions, from secure products, over the entities in common.
+#
+# Products of columns of two institutions come from secure multiplication; vectors follow from the sums of
+# products, and the joint representation of an entity is a sum of projections, one of each institution.
+
+DEPENDENT = 1e-9
+"""Share of the largest eigenvalue below which there is no direction."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointRepresentation:
+    """Left singular vectors (m, r) of standardised columns of `entities` (m,), at a mean square of one.
+
+    They are the columns times `weights` (p, r).
+    """
+
+    entities: Ints
+    vectors: Floats
+    weights: Floats
+
+
+def singular_weights(gram: Floats, m: int, width: int) -> Floats:
+    """Weights (p, r) that make singular vectors of columns with these sums of products (p, p).
+
+    The vectors are those of the `width` largest singular values, or of as many as there are, at a mean square
+    of one over the m rows; of each the largest weight is positive.
+    """
+    values, V = np.linalg.eigh(gram)
+    values, V = values[::-1], V[:, ::-1]
+    kept = min(width, int((values > DEPENDENT * values[0]).sum()))
+    V = V[:, :kept] * np.sign(V[np.abs(V[:, :kept]).argmax(axis=0), np.arange(kept)])
+    return np.ascontiguousarray(V * np.sqrt(m / values[:kept]))
+
+
+def decompose(
+    layout: Layout, entities: Ints, width: int, conversation: SecureProductSession
+) -> FitProtocol[JointRepresentation]:
+    """Decompose the staged columns over those of some entities that every institution has (Chai et al. 2022).
+
+    Raises
+    ------
+    EstimationError
+        Fewer than two entities have all institutions.
+    ModelError
+        Nobody can deal for two institutions.
+    """
+    chosen = np.zeros(layout.n, dtype=np.bool_)
+    complete = np.logical_not(layout.missing.any(axis=1))
+    chosen[entities] = complete[layout.code[entities]]
+    common, p = np.flatnonzero(chosen), layout.p
+    if len(common) < 2:
+        raise EstimationError(
+            f"method='vfedtrans' decomposes the columns of entities that all institutions have; there are "
+            f"{len(common)} to learn from. Use method='laser' or 'local'"
+        )
+    every = np.ones((1, len(layout.clients)), dtype=np.bool_)
+    sides = product_operands(layout, BLOCK, np.where(chosen, 0, -1), every)
+    replies = yield [conversation.ask(s.site, "sum_products", code=s.code, groups=1) for s in sides]
+    products = np.zeros((1, p + 1, p + 1))
+    for side, reply in zip(sides, replies, strict=True):
+        products[:, side.place, side.place] = reply.arrays["grams"]
+    yield from multiply_between_sites(layout, sides, products, conversation)
+    weights = singular_weights(symmetrized(products)[0, 1:, 1:], len(common), width)
+    projected = _project(layout, common, weights, conversation)
+    if hides(len(layout.clients)):
+        projected = masked_protocol(projected, layout.clients, conversation.session)
+    return JointRepresentation(common, (yield from projected), weights)
+
+
+def _project(
+    layout: Layout, common: Ints, weights: Floats, conversation: SecureProductSession
+) -> FitProtocol[Floats]:
+    """Add up the institutions' projections of their columns, (m, r)."""
+    replies = yield [
+        conversation.ask(
+            k, "project_columns", rows=np.searchsorted(layout.kept[k], common), weights=weights[at]
+        )
+        for k, at in layout.places().items()
+    ]
+    return np.asarray(np.sum([reply.arrays["projection"] for reply in replies], axis=0))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of a site that learns a joint representation from its own columns, and keeps it beside these.
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationRequest:
+    """A network that is to predict a joint representation, how often from each entity, how many at once."""
+
+    network: NetworksRequest
+    epochs: Annotated[int, Minimum(1)]
+    batch_size: Annotated[int, Minimum(1)]
+
+
+def project_columns(data: SiteData, state: State, rows: Ints, weights: Floats) -> dict[str, Array]:
+    """Multiply some rows (m,) of the staged block with weights (p, r): ``projection`` (m, r)."""
+    X = staged_block(state).X
+    check_lengths(data.name, weights=(weights, X.shape[1]))
+    check_positions(data.name, rows, len(X))
+    check_allocation(data.name, len(rows) * weights.shape[1], X.size)
+    return {"projection": X[rows] @ weights}
+
+
+def distil(
+    data: SiteData, state: State, text: str, rows: Ints, target: Floats
+) -> tuple[dict[str, Array], str]:
+    """Learn a representation (m, r) of some rows from the columns here; it is an input of the networks then.
+
+    Released: ``parameters`` (1, q) of the network that was learned.
+    """
+    asked = from_json(DistillationRequest, text, f"{data.name}: the question about a representation")
+    X, network = input_columns(state, asked.network.raw), asked.network
+    check_lengths(data.name, target=(target, len(rows)))
+    check_positions(data.name, rows, len(X))
+    widths = (X.shape[1], *network.hidden, network.width)
+    if target.shape[1] != network.width or not len(rows):
+        raise MessageError(f"{data.name}: a representation of {target.shape[1]} columns for another network")
+    check_allocation(data.name, ADAM * count_parameters(widths), X.size)
+    learned = Networks.draw(widths, 1, network.optimiser, (network.seed, network.number))
+    rng = np.random.default_rng([network.seed, network.number])
+    for _ in range(asked.epochs):
+        order = rng.permutation(len(rows))
+        for batch in np.array_split(order, -(-len(order) // asked.batch_size)):
+            _learn(learned, X[rows[batch]], target[batch])
+    state.keep(DISTILLED, DistilledNetwork(widths, learned.theta), len(X))
+    state.tell(EntityCount(len(rows)))
+    return {"parameters": learned.theta}, ""
+
+
+def _learn(network: Networks, X: Floats, target: Floats) -> None:
+    """Take a step against the squared error of a batch."""
+    A = network.activate(0, np.ascontiguousarray(X.T))
+    error = np.ascontiguousarray(network.output(A) - target.T) / len(X)
+    network.learn(0, network.back(0, A, error))
+
+
+TRANSFER_STEPS: Mapping[str, Step] = {
+    **{name: EXCHANGE[name] for name in ("sum_products", "deal_product", "open_product", "share_product")},
+    "project_columns": Step(
+        project_columns,
+        {
+            "rows": ROWS,
+            "weights": ArrayDeclaration("aggregate", "weights of the columns in singular vectors", 2),
+        },
+        {"projection": ArrayDeclaration("per entity", "projections on singular vectors", 2, maskable=True)},
+    ),
+    "distil": Step(
+        distil,
+        {
+            "rows": ROWS,
+            "target": ArrayDeclaration(
+                "per entity",
+                "singular vectors of all institutions' columns",
+                2,
+                dtype="float64",
+                weighs="singular vectors",
+            ),
+        },
+        {
+            "parameters": ArrayDeclaration(
+                "aggregate", "parameters of the networks", 2, behind=(EntityCount, ExternalWeights)
+            )
+        },
+        ArrayDeclaration("control", "layers and training"),
+    ),
+}
+TRANSFER_ORDER: Mapping[str, str] = {
+    "share_product": EXCHANGE_ORDER["share_product"],
+    "sum_products": "stage_block stage_outcome",
+    "open_product": "sum_products deal_product open_product",
+    "project_columns": "share_product deal_product sum_products",
+    "distil": "project_columns",
+}

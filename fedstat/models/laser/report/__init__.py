@@ -1,1 +1,0 @@
-"""What can be said of trained networks: predictions, sets, evaluations."""

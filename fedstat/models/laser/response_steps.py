@@ -1,0 +1,325 @@
+"""Steps of the response holder: heads, losses, and gradients for the sites."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedstat.codec import from_json, to_json
+from fedstat.errors import DesignError, EstimationError, MessageError
+from fedstat.federation.crypto.keys import keystream
+from fedstat.federation.design.vertical_design import response_of
+from fedstat.federation.disclosure.facts import EntityCount, LevelRowCounts, RowGroups, SummedColumns
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.kernels.glm.loops import as_kernel_array
+from fedstat.kernels.split_networks import count_parameters, heads_loss
+from fedstat.models.laser.networks import ADAM, Networks, diverged, flip_matrix, of_scores
+from fedstat.models.laser.request import NetworksRequest, OutcomeReply, OutcomeRequest
+from fedstat.typing import Array, Bools, Floats, Ints
+
+ITEM = "laser heads"
+MOST_CLASSES = 1000
+LABELS = "label epsilon "
+"""Under which names an account remembers the labels that were randomised, with the epsilon of each."""
+
+
+@dataclass(slots=True)
+class OutcomeState:
+    """The response during a fit: (n,), numbers of `classes`, or standardised where there are none.
+
+    `flip` has the probabilities by which its labels were randomised, `weights` (classes,) those in the loss.
+    """
+
+    y: Floats
+    classes: tuple[float, ...]
+    mean: float
+    sd: float
+    flip: Floats | None = None
+    weights: Floats | None = None
+
+
+@dataclass(slots=True)
+class Heads:
+    """Heads in training; `seen` and `best` as those of an institution's networks."""
+
+    networks: Networks
+    seen: Floats | None = None
+    best: Floats | None = None
+
+
+def outcome_of(state: State) -> OutcomeState:
+    """Return this fit's response, or say that it is not here."""
+    absent = "this fit has no response here; ask 'stage_outcome' first"
+    return state.use("laser outcome", OutcomeState, absent)
+
+
+def heads_of(state: State) -> Heads:
+    """Return this fit's heads, or say that the fit was not started here."""
+    return state.use(ITEM, Heads, "this fit was not started here; ask 'start_heads' first")
+
+
+def stage_outcome(data: SiteData, state: State, text: str, keep: Bools) -> tuple[dict[str, Array], str]:
+    """Choose the entities of a fit, and tell the classes of the response, or its mean and deviation (2,)."""
+    asked = from_json(OutcomeRequest, text, f"{data.name}: the question about the response")
+    opened = response_of(state)
+    check_lengths(data.name, keep=(keep, len(opened)))
+    y = np.ascontiguousarray(opened[keep], dtype=np.float64)
+    state.tell(EntityCount(len(y)), RowGroups("", np.where(keep, 0, -1), np.arange(len(keep))))
+    if asked.kind == "normal":
+        state.tell(SummedColumns(y[:, None]))
+        mean, sd = float(y.mean()), float(y.std())
+        if not sd > 0.0:
+            raise DesignError(
+                f"{data.name}: response '{asked.response}' is constant among the {len(y):,} entities of this "
+                "fit; choose entities with other values"
+            )
+        state.keep("laser outcome", OutcomeState((y - mean) / sd, (), mean, sd), len(y))
+        return {"moments": np.array([mean, sd])}, to_json(OutcomeReply((), ()))
+    classes, code, counts = np.unique(y, return_inverse=True, return_counts=True)
+    if len(classes) < 2 or len(classes) > (2 if asked.kind == "binary" else MOST_CLASSES):
+        one = "one class tells networks nothing; choose entities with others"
+        more = "a binary one has two; use outcome='multiclass' or 'normal'"
+        most = f"classes are 2 to {MOST_CLASSES}; use outcome='normal'"
+        raise DesignError(
+            f"{data.name}: response '{asked.response}' has {len(classes):,} "
+            f"{'value' if len(classes) == 1 else 'values'} among the {len(y):,} entities of this fit; "
+            + (one if len(classes) < 2 else more if asked.kind == "binary" else most)
+        )
+    labels, flip, total = code.astype(np.float64), None, 0.0
+    if asked.label_epsilon:
+        flip = flip_matrix(len(classes), asked.label_epsilon)
+        draws, total = label_draws(data, opened, asked.label_epsilon)
+        labels = randomised(labels, flip, draws[keep])
+        counts = np.bincount(labels.astype(np.int64), minlength=len(classes))
+    state.tell(LevelRowCounts(asked.response, counts.tolist()))
+    weights = len(labels) / (len(classes) * np.maximum(counts, 1)) if asked.balanced else None
+    staged = OutcomeState(labels, tuple(classes.tolist()), 0.0, 1.0, flip, weights)
+    state.keep("laser outcome", staged, len(y))
+    told = OutcomeReply(staged.classes, tuple(counts.tolist()), total)
+    return {"moments": np.array([0.0, 1.0])}, to_json(told)
+
+
+def start_heads(
+    data: SiteData, state: State, text: str, training: Floats | None = None
+) -> tuple[dict[str, Array], str]:
+    """Draw the parameters of the heads, or go on with a `training`; nothing leaves."""
+    asked = from_json(NetworksRequest, text, f"{data.name}: the question about heads")
+    outcome = outcome_of(state)
+    widths = (asked.width, *asked.hidden, max(len(outcome.classes), 1))
+    check_allocation(data.name, ADAM * asked.count * count_parameters(widths), len(outcome.y))
+    heads = Heads(Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number)))
+    if training is not None:
+        heads.best, heads.seen = heads.networks.restore(training), heads.networks.theta.copy()
+    state.keep(ITEM, heads, len(outcome.y))
+    return {}, ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Outputs of networks (I, b, d) for rows of the response (b,), and the tasks that they serve.
+
+    `code` (b,) is the pattern of each row, `weights` (G, T) those of tasks by pattern; task t has the sum of
+    the networks in `members` (T, I), over `sizes`, as input of the head `head` (T,).
+    """
+
+    outputs: Floats
+    rows: Ints
+    code: Ints
+    weights: Floats
+    members: Bools
+    sizes: Ints
+    head: Ints
+
+    def check(self, name: str, outcome: OutcomeState, heads: Networks) -> None:
+        """Require parts that fit each other: compiled loops do not check their bounds."""
+        networks, b, d = self.outputs.shape
+        tasks = len(self.head)
+        fits = self.members.shape == (tasks, networks) and d == heads.widths[0] and b > 0 and tasks > 0
+        fits = fits and self.weights.ndim == 2 and self.weights.shape[1] == tasks and len(self.weights) > 0
+        if not fits or (self.weights < 0.0).any() or not (self.sizes > 0).all():
+            raise MessageError(f"{name}: outputs of networks and tasks that do not fit together")
+        check_lengths(name, rows=(self.rows, b), code=(self.code, b), sizes=(self.sizes, tasks))
+        for what, at, most in (
+            ("rows", self.rows, len(outcome.y)),
+            ("code", self.code, len(self.weights)),
+            ("head", self.head, len(heads.theta)),
+        ):
+            if not 0 <= at.min() <= at.max() < most:
+                raise MessageError(f"{name}: array '{what}' names what is not there")
+
+
+def task_predictions(batch: Batch, outcome: OutcomeState, heads: Networks, task: int) -> Floats:
+    """Probabilities (b, classes), or means (b, 1), of one task of a batch."""
+    mean = batch.outputs[batch.members[task]].sum(axis=0).T / batch.sizes[task]
+    F = heads.output(heads.activate(int(batch.head[task]), np.ascontiguousarray(mean)))
+    return of_scores(F, len(outcome.classes))
+
+
+def average(predictions: Sequence[Floats], vote: bool) -> Floats:
+    """Average predictions (n, classes), or count the votes for the most probable classes."""
+    if vote and predictions[0].shape[1] > 1:
+        classes = np.eye(predictions[0].shape[1])
+        return np.asarray(np.mean([classes[P.argmax(axis=1)] for P in predictions], axis=0))
+    return np.asarray(np.mean(predictions, axis=0))
+
+
+def run_heads(batch: Batch, outcome: OutcomeState, heads: Networks) -> tuple[float, Floats, Floats]:
+    """Return the mean loss of a batch, its derivatives by outputs (I, b, d), and by parameters of heads."""
+    y = outcome.y[batch.rows]
+    own = np.full(len(y), 1.0 / len(y))
+    if outcome.weights is not None:
+        own *= outcome.weights[y.astype(np.int64)]
+    # In arrays that may be written to, so that there is one compiled loop for all.
+    R = np.array(batch.outputs.transpose(0, 2, 1), order="C")
+    members, weights = np.array(batch.members), np.array(batch.weights)
+    sizes, head, code = np.array(batch.sizes), np.array(batch.head), np.array(batch.code)
+    flip = np.empty((0, 0)) if outcome.flip is None else outcome.flip
+    total, of_heads, back = heads_loss(
+        as_kernel_array(heads.theta), heads.widths, R, members, sizes, head, weights, code, own, y, flip
+    )
+    return total, back.transpose(0, 2, 1), of_heads
+
+
+def read_batch(
+    data: SiteData, state: State, arrays: Mapping[str, Array]
+) -> tuple[Batch, OutcomeState, Heads]:
+    """Read the arrays of a batch, and hold them against the response and the heads of this fit."""
+    outcome, heads, batch = outcome_of(state), heads_of(state), Batch(**arrays)
+    batch.check(data.name, outcome, heads.networks)
+    return batch, outcome, heads
+
+
+def learn(data: SiteData, state: State, keep: Array, **arrays: Array) -> dict[str, Array]:
+    """Learn from a batch; release its mean loss, and derivatives by the outputs of networks (I, b, d)."""
+    batch, outcome, heads = read_batch(data, state, arrays)
+    if bool(keep):
+        heads.best = heads.seen
+    loss, gradient, of_heads = run_heads(batch, outcome, heads.networks)
+    for number in np.flatnonzero(of_heads.any(axis=1)).tolist():
+        heads.networks.learn(number, of_heads[number])
+    if not np.isfinite(loss):
+        raise EstimationError(diverged(data.name, "losses", heads.networks))
+    told = {"gradient": np.ascontiguousarray(gradient)}
+    if len(batch.rows) < data.min_count:  # the loss of so few is nearly that of each
+        return told
+    state.tell(EntityCount(len(batch.rows)))
+    return {**told, "loss": np.array(loss)}
+
+
+def judge(data: SiteData, state: State, **arrays: Array) -> dict[str, Array]:
+    """Mean loss of entities that are held back, from which nothing is learned."""
+    batch, outcome, heads = read_batch(data, state, arrays)
+    heads.seen = heads.networks.theta.copy()
+    state.tell(EntityCount(len(batch.rows)))
+    return {"loss": np.array(run_heads(batch, outcome, heads.networks)[0])}
+
+
+def release_training_of_heads(data: SiteData, state: State) -> dict[str, Array]:
+    """Release what the training goes on from."""
+    heads = heads_of(state)
+    state.tell(EntityCount(len(outcome_of(state).y)))
+    return {"training": heads.networks.state(heads.best)}
+
+
+def release_heads(data: SiteData, state: State, best: Array) -> dict[str, Array]:
+    """Release the parameters (H, q) of the heads, as they are or at the `best` look."""
+    heads = heads_of(state)
+    theta = heads.best if bool(best) else heads.networks.theta
+    if theta is None:
+        raise MessageError(f"{data.name}: no look at entities that are held back was kept")
+    heads.networks.theta = theta
+    state.tell(EntityCount(len(outcome_of(state).y)))
+    return {"parameters": theta}
+
+
+def label_draws(data: SiteData, response: Floats, epsilon: float) -> tuple[Floats, float]:
+    """Uniform draws (rows,) of a randomised response, and the epsilon that all of these have cost so far.
+
+    The same response at the same epsilon gets the same draws, so that fits of it can be repeated; any other
+    gets its own, and costs its own.
+    """
+    digest = hashlib.sha256(np.ascontiguousarray(response).tobytes()).hexdigest()
+    key = hmac.digest(data.trust.identity.secret("labels"), f"{epsilon!r} {digest}".encode(), "sha256")
+    spent = f"{LABELS}{epsilon!r} {hashlib.sha256(key).hexdigest()}"
+    if spent not in data.account.spent:
+        data.account.spend(spent)
+    total = math.fsum(float(one.split()[2]) for one in data.account.spent if one.startswith(LABELS))
+    words = keystream(key, bytes(12), len(response))
+    return np.asarray((words.view(np.uint64) >> np.uint64(11)) * 2.0**-53), total
+
+
+def randomised(labels: Floats, flip: Floats, draws: Floats) -> Floats:
+    """Labels after randomised response, from uniform draws (n,)."""
+    cumulated = flip[labels.astype(np.int64)].cumsum(axis=1)
+    return np.asarray((draws[:, None] > cumulated[:, :-1]).sum(axis=1), dtype=np.float64)
+
+
+# What they weigh is told in full beside it: the derivatives of each entity are a function of its response.
+BATCH: Mapping[str, ArrayDeclaration] = {
+    "outputs": ArrayDeclaration(
+        "per entity", "outputs of the institutions' networks", 3, dtype="float64", weighs=""
+    ),
+    "rows": ArrayDeclaration("presence", "which entities are in the batch", dtype="int64"),
+    "code": ArrayDeclaration(
+        "presence", "institutions that have each entity, by number of the pattern", dtype="int64"
+    ),
+    "weights": ArrayDeclaration("control", "weight of every prediction by pattern", 2, dtype="float64"),
+    "members": ArrayDeclaration("control", "networks behind each prediction", 2, dtype="bool"),
+    "sizes": ArrayDeclaration("control", "number of networks behind each prediction", dtype="int64"),
+    "head": ArrayDeclaration("control", "head of each prediction", dtype="int64"),
+}
+TRAINING = ArrayDeclaration(
+    "aggregate",
+    "state of the training: parameters and moments of Adam",
+    2,
+    dtype="float64",
+    behind=(EntityCount,),
+)
+MEAN_LOSS = ArrayDeclaration("aggregate", "mean loss of a batch", 0, behind=(EntityCount,))
+RESPONSE_STEPS: Mapping[str, Step] = {
+    "stage_outcome": Step(
+        stage_outcome,
+        {"keep": ArrayDeclaration("presence", "which of the entities take part", dtype="bool")},
+        {
+            "moments": ArrayDeclaration(
+                "aggregate", "mean and standard deviation of the response", behind=(EntityCount, RowGroups)
+            )
+        },
+        ArrayDeclaration("control", "kind of the response"),
+        ArrayDeclaration("schema", "classes of the response and their counts", behind=(EntityCount,)),
+    ),
+    "start_heads": Step(
+        start_heads,
+        {"training": replace(TRAINING, optional=True, behind=())},
+        text_in=ArrayDeclaration("control", "layers, training and seed"),
+    ),
+    "release_training_of_heads": Step(release_training_of_heads, gives={"training": TRAINING}),
+    "learn": Step(
+        learn,
+        {**BATCH, "keep": ArrayDeclaration("control", "whether the latest look was the best", 0)},
+        {
+            "gradient": ArrayDeclaration("per entity", "derivatives of the loss by the networks' outputs", 3),
+            "loss": replace(MEAN_LOSS, optional=True),
+        },
+    ),
+    "judge": Step(judge, BATCH, {"loss": MEAN_LOSS}),
+    "release_heads": Step(
+        release_heads,
+        {"best": ArrayDeclaration("control", "whether the heads of the best look are taken", 0)},
+        {"parameters": ArrayDeclaration("aggregate", "parameters of the heads", 2, behind=(EntityCount,))},
+    ),
+}
+RESPONSE_ORDER: Mapping[str, str] = {
+    "calibrate": "release_heads look calibrate",
+    "start_heads": "stage_outcome stage_block start_networks distil deal_product",
+    "learn": "release_training_of_heads release_training start_heads start_networks train learn judge look",
+    "judge": "learn judge look train",
+    "release_training_of_heads": "learn judge release_training look train",
+    "release_heads": "release_training release_training_of_heads learn judge release_networks look train",
+}

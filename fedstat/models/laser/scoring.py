@@ -1,0 +1,143 @@
+"""Counts that measure agreement of predictions with the response, by set of sites."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import logit
+
+from fedstat.errors import MessageError
+from fedstat.federation.message import Reply
+from fedstat.inference.conformal import merge_upwards
+from fedstat.typing import Bools, Floats, Ints
+
+STEP, FURTHEST = 0.02, 8.0
+"""Width of a bin of log odds, and where the outer bins begin."""
+LOG_LOW, LOG_HIGH = -6.0, 4.0
+"""Between these lie the logarithms of absolute residuals, in standard deviations of the response."""
+
+
+def score_edges(classes: int) -> Floats:
+    """Edges between the bins, (B - 1,); they depend on no row.
+
+    In bins are counted: of two classes the log odds of the second; of more, minus those of the true class; of
+    a normal response the logarithm of the absolute residual.
+    """
+    if classes:
+        return np.asarray(STEP * np.arange(-round(FURTHEST / STEP), round(FURTHEST / STEP) + 1))
+    return np.asarray(np.arange(LOG_LOW, LOG_HIGH + STEP / 2.0, STEP))
+
+
+def scores_of(P: Floats, classes: int, of: Floats) -> Floats:
+    """Scores of values `of` (n,): numbers of classes of probabilities P (n, classes), or means P (n, 1).
+
+    The larger, the less a value agrees with its prediction: minus the log odds of the class, or the logarithm
+    of the absolute residual.
+    """
+    if classes:
+        return -log_odds(P[np.arange(len(P)), of.astype(np.int64)])
+    with np.errstate(divide="ignore"):
+        return np.log(np.abs(of - P[:, 0]))
+
+
+def log_odds(P: Floats) -> Floats:
+    """Logarithms of odds of probabilities, finite."""
+    return np.asarray(logit(np.clip(P, 1e-12, 1.0 - 1e-12)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreCounts:
+    """Counts by set of institutions and class, and sums over the entities of a set.
+
+    Parameters
+    ----------
+    sets : (G,) array of int
+        Sets of institutions, as bits.
+    bins : (G, C, B) array
+        Entities by true class (one for a normal response) and bin; see :func:`score_edges`.
+    expected : (G, C, B) array
+        Sums in these of the probability of the second of two classes, else of the true one.
+    confusion : (G, C, C) array
+        Entities by true and by most probable class.
+    losses : (G, 2) array
+        Sums of the loss, and of the Brier score or squared error.
+    """
+
+    sets: Ints
+    bins: Floats
+    expected: Floats
+    confusion: Floats
+    losses: Floats
+
+    @property
+    def n(self) -> Floats:
+        """Entities of each set, (G,)."""
+        return np.asarray(self.bins.sum(axis=(1, 2)))
+
+    def together(self, groups: Bools) -> ScoreCounts:
+        """Count the entities of some sets, (G,), as those of one, which has all their institutions."""
+        every = np.bitwise_or.reduce(self.sets[groups], initial=0)
+        sums = (self.bins, self.expected, self.confusion, self.losses)
+        return ScoreCounts(np.array([every]), *(part[groups].sum(axis=0)[None] for part in sums))
+
+    @property
+    def scores(self) -> Floats:
+        """The same by bin of the score of the true class, (G, C, B): each in the worst bin it may lie in."""
+        if self.bins.shape[1] != 2:
+            return self.bins
+        out = np.array(self.bins)
+        for g, total in enumerate(self.bins.sum(axis=1)):
+            ends = np.flatnonzero(total)
+            starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
+            # Of the second class a small log odds is a bad score: a group counts where it begins.
+            out[g, 1] = 0.0
+            out[g, 1, out.shape[2] - 1 - starts] = self.bins[g, 1, ends]
+        return out
+
+
+def read_scores(reply: Reply, sets: Ints) -> ScoreCounts:
+    """Read the counts that the holder of the response told, of so many sets."""
+    G, shaped = len(sets), {}
+    for name in ("bins", "expected", "confusion"):
+        array = reply.arrays[name]
+        if len(array) % max(G, 1):
+            raise MessageError(f"{reply.site}: counts of {len(array)} rows for {G} sets")
+        shaped[name] = array.reshape(G, len(array) // max(G, 1), -1)
+    return ScoreCounts(sets, **shaped, losses=reply.arrays["losses"])
+
+
+def count_scores(
+    P: Floats, y: Floats, classes: int, code: Ints, groups: int, least: int
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Count how well predictions P (n, classes) or (n, 1) agree with y by group, (n,), -1 for none.
+
+    See :class:`ScoreCounts`. Groups with fewer than `least` entities have none, and bins with fewer are
+    merged.
+    """
+    C, edges = max(classes, 1), score_edges(classes)
+    B = len(edges) + 1
+    bins, expected = np.zeros((groups, C, B)), np.zeros((groups, C, B))
+    confusion, losses = np.zeros((groups, C, C)), np.zeros((groups, 2))
+    label = y.astype(np.int64) if classes else np.zeros(len(y), dtype=np.int64)
+    own = P[np.arange(len(P)), label]
+    # Of two classes, both are counted by the log odds of the second, for areas under curves.
+    at = np.searchsorted(edges, scores_of(P, classes, np.zeros(len(y)) if classes == 2 else y))
+    summed = P[:, 1] if classes == 2 else own
+    for g in range(groups):
+        here = code == g
+        if np.count_nonzero(here) < max(least, 1):
+            continue
+        place = merge_upwards(np.bincount(at[here], minlength=B), least)[at]
+        for c in range(C):
+            rows = here & (label == c)
+            bins[g, c] = np.bincount(place[rows], minlength=B)
+            expected[g, c] = np.bincount(place[rows], summed[rows], minlength=B)
+        if classes:
+            np.add.at(confusion[g], (label[here], P[here].argmax(axis=1)), 1.0)
+            indicator = np.eye(C)[label[here]]
+            losses[g] = [-np.log(np.maximum(own[here], 1e-12)).sum(), ((P[here] - indicator) ** 2).sum()]
+        else:
+            squares = float(((y[here] - P[here, 0]) ** 2).sum())
+            losses[g] = [0.5 * squares, squares]
+    return bins, expected, confusion, losses

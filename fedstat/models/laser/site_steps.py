@@ -1,0 +1,315 @@
+"""Steps of a site of a split network: forward passes, and learning from returned gradients.
+
+An ask for a batch carries the gradients of the batch before, by which the institution's networks move, and
+the answer has their outputs for the new one. With masks every institution answers for every entity of a
+batch, with zeros where it has no part in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fedstat.codec import from_json
+from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.design.vertical_design import block_of
+from fedstat.federation.disclosure.facts import EntityCount
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.protocols.product_steps import check_positions
+from fedstat.kernels.split_networks import count_parameters
+from fedstat.models.laser import torch_modules
+from fedstat.models.laser.networks import ADAM, Networks, diverged, evaluate
+from fedstat.models.laser.request import NetworksRequest
+from fedstat.models.laser.response_steps import TRAINING
+from fedstat.models.vertical.exchange.standardized_columns import staged_block
+from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
+from fedstat.typing import Array, Floats, Ints
+
+NOT_STARTED = "this fit was not started here; ask 'start_networks' first"
+ITEM, DISTILLED = "laser networks", "laser distilled"
+
+
+@dataclass(slots=True)
+class SiteTraining:
+    """An institution's networks in training.
+
+    X (p, n) are its standardised columns; `activations` those of the latest batch, by network. `seen` are the
+    parameters at the latest look at entities that are held back, `best` those of the best look.
+    """
+
+    networks: Networks
+    X: Floats
+    activations: list[Floats] = field(default_factory=list)
+    seen: Floats | None = None
+    best: Floats | None = None
+
+    def take(self, name: str, gradient: Floats | None) -> None:
+        """Learn from the gradients (b, m d) of the latest batch, whose activations serve once."""
+        if gradient is None:
+            return
+        m, d = len(self.networks.theta), int(self.networks.widths[-1])
+        rows = self.activations[0].shape[1] if self.activations else 0
+        if not rows or gradient.shape != (rows, m * d):
+            raise MessageError(f"{name}: gradients {gradient.shape} for a batch of {rows} rows")
+        columns = np.ascontiguousarray(gradient.T)
+        for i, A in enumerate(self.activations):
+            D = columns[i * d : (i + 1) * d]
+            # A network that had no part in the loss has no gradient, and does not move.
+            if D.any():
+                self.networks.learn(i, self.networks.back(i, A, D))
+        self.activations = []
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DistilledNetwork:
+    """A network of some widths, theta (1, q), whose outputs are inputs of the site's networks as well."""
+
+    widths: Sequence[int]
+    theta: Floats
+
+
+def input_columns(state: State, raw: bool) -> Floats:
+    """Columns (n, p) as networks take them: standardised, or raw."""
+    staged = staged_block(state)
+    return staged.X * staged.scale + staged.shift if raw else staged.X
+
+
+def with_distilled(X: Floats, widths: Sequence[int], theta: Floats) -> Floats:
+    """Put the outputs of a network beside its columns."""
+    return np.hstack([X, evaluate(theta, widths, X)[:, 0]])
+
+
+def _client(state: State) -> SiteTraining:
+    return state.use(ITEM, SiteTraining, NOT_STARTED)
+
+
+def start_networks(
+    data: SiteData, state: State, text: str, training: Floats | None = None
+) -> tuple[dict[str, Array], str]:
+    """Draw the parameters of the institution's networks, or go on with a `training`; nothing leaves."""
+    asked = from_json(NetworksRequest, text, f"{data.name}: the question about networks")
+    X = input_columns(state, asked.raw)
+    if DISTILLED in state:
+        learned = state.use(DISTILLED, DistilledNetwork, NOT_STARTED)
+        X = with_distilled(X, learned.widths, learned.theta)
+    widths = (X.shape[1], *asked.hidden, asked.width)
+    check_allocation(data.name, ADAM * asked.count * count_parameters(widths), X.size)
+    if asked.module:
+        networks: Networks = torch_modules.ModuleNetworks.of(
+            asked.module, X.shape[1], asked.width, asked.optimiser
+        )
+    else:
+        networks = Networks.draw(widths, asked.count, asked.optimiser, (asked.seed, asked.number))
+    client = SiteTraining(networks, np.ascontiguousarray(X.T))
+    if training is not None:
+        client.best, client.seen = networks.restore(training), networks.theta.copy()
+    state.keep(ITEM, client, X.shape[0])
+    return {}, ""
+
+
+def train(
+    data: SiteData,
+    state: State,
+    rows: Ints,
+    at: Ints,
+    batch: Array,
+    keep: Array,
+    gradient: Floats | None = None,
+) -> dict[str, Array]:
+    """Learn from the batch before, and release the outputs for the next: ``outputs`` (b, m d).
+
+    `rows` (b_k,) of the block are in the batch; with masks they stand `at` these places of its `batch` rows,
+    which is 0 else. `keep` tells that no look before the latest was better.
+    """
+    client = _client(state)
+    client.take(data.name, gradient)
+    if bool(keep):
+        client.best = client.seen
+    client.activations, outputs = _run(data, client, rows)
+    return {"outputs": _pad(data, outputs, at, int(batch))}
+
+
+def look(
+    data: SiteData, state: State, rows: Ints, at: Ints, batch: Array, gradient: Floats | None = None
+) -> dict[str, Array]:
+    """Release the outputs for entities from which nothing is learned; see :func:`train`."""
+    client = _client(state)
+    client.take(data.name, gradient)
+    client.seen = client.networks.theta.copy()
+    return {"outputs": _pad(data, _run(data, client, rows)[1], at, int(batch))}
+
+
+def _run(data: SiteData, client: SiteTraining, rows: Ints) -> tuple[list[Floats], Floats]:
+    """Activations by network on some rows of the block, and the outputs side by side."""
+    networks, n = client.networks, client.X.shape[1]
+    m, d = len(networks.theta), int(networks.widths[-1])
+    check_allocation(data.name, len(rows) * m * int(networks.widths.sum()), client.X.size)
+    if len(rows) == 0:
+        return [], np.zeros((0, m * d))
+    if not 0 <= rows.min() <= rows.max() < n:
+        raise MessageError(f"{data.name}: expected rows of its block, 0 to {n - 1}")
+    X = np.ascontiguousarray(client.X[:, rows])
+    activations = [networks.activate(i, X) for i in range(m)]
+    outputs = np.hstack([networks.output(A).T for A in activations])
+    if not np.isfinite(outputs).all():
+        raise EstimationError(diverged(data.name, "outputs of the networks", networks))
+    return activations, outputs
+
+
+def _pad(data: SiteData, outputs: Floats, at: Ints, batch: int) -> Floats:
+    """Bring outputs to their places among the rows of a batch; as they are where it has none."""
+    if batch == 0:
+        return outputs
+    check_allocation(data.name, batch * outputs.shape[1], data.table.n_rows * outputs.shape[1])
+    check_lengths(data.name, at=(at, len(outputs)))
+    if len(at):
+        check_positions(data.name, at, batch)
+    padded = np.zeros((batch, outputs.shape[1]))
+    padded[at] = outputs
+    return padded
+
+
+def release_training(data: SiteData, state: State, gradient: Floats | None = None) -> dict[str, Array]:
+    """Release what the training goes on from, after the batch before."""
+    client = _client(state)
+    client.take(data.name, gradient)
+    state.tell(EntityCount(client.X.shape[1]))
+    return {"training": client.networks.state(client.best)}
+
+
+def release_networks(
+    data: SiteData, state: State, best: Array, gradient: Floats | None = None
+) -> dict[str, Array]:
+    """Release the parameters (m, q) of the institution's networks, as they are or at the `best` look."""
+    client = _client(state)
+    client.take(data.name, gradient)
+    theta = client.best if bool(best) else client.networks.theta
+    if theta is None:
+        raise MessageError(f"{data.name}: no look at entities that are held back was kept")
+    client.networks.theta = theta
+    state.tell(EntityCount(client.X.shape[1]))
+    return {"parameters": theta}
+
+
+def represent(
+    data: SiteData,
+    state: State,
+    text: str,
+    parameters: Floats,
+    hidden: Ints,
+    width: Array,
+    shift: Floats,
+    scale: Floats,
+    rows: Ints,
+    n: Array,
+    distilled: Floats | None = None,
+    joint: Array | None = None,
+    permuted: Array | None = None,
+) -> tuple[dict[str, Array], str]:
+    """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the institution has none.
+
+    `shift` and `scale` (p,) are those of the columns in the fit, `rows` where the entities stand among `n`;
+    `text` is the name of a module in the place of the networks, or empty. `distilled` (1, q) has the network
+    whose `joint` outputs stand beside the columns. `permuted` is the number of a permutation of the rows.
+    """
+    X = block_of(state).X
+    check_lengths(data.name, shift=(shift, X.shape[1]), scale=(scale, X.shape[1]), rows=(rows, len(X)))
+    if not (scale > 0.0).all() or (len(rows) and not 0 <= rows.min() <= rows.max() < int(n)):
+        raise MessageError(f"{data.name}: expected positive scales, and positions of its entities")
+    if permuted is not None:
+        X = X[secret_order(data, len(X), int(permuted))]
+    Z, module = np.ascontiguousarray((X - shift) / scale), json.loads(text)
+    if distilled is not None:
+        Z = with_distilled(Z, (X.shape[1], *hidden.tolist(), 0 if joint is None else int(joint)), distilled)
+    if module:
+        outputs = torch_modules.evaluate_module(str(module), parameters, int(width), Z)
+    else:
+        outputs = evaluate(parameters, (Z.shape[1], *hidden.tolist(), int(width)), Z)
+    check_allocation(data.name, int(n) * outputs.shape[1] * outputs.shape[2], X.size)
+    out = np.zeros((int(n), outputs.shape[1] * outputs.shape[2]))
+    out[rows] = outputs.reshape(len(X), -1)
+    return {"outputs": out}, ""
+
+
+def secret_order(data: SiteData, n: int, number: int) -> Ints:
+    """Draw a permutation of n rows, the same for a number as long as the site has its keys.
+
+    Nobody else can: who knew which rows were exchanged would have differences of single outputs.
+    """
+    key = data.trust.identity.secret(f"permutation {number} of {n}")
+    return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).permutation(n)
+
+
+ROWS = ArrayDeclaration("presence", "which of the institution's entities are in the batch", dtype="int64")
+AT = ArrayDeclaration("presence", "where they stand in a masked batch", dtype="int64")
+BATCH = ArrayDeclaration("control", "rows of a masked batch", 0)
+GRADIENT = ArrayDeclaration(
+    "per entity",
+    "derivatives of the loss by the networks' outputs",
+    2,
+    optional=True,
+    dtype="float64",
+    weighs="gradients",
+)
+OUTPUTS = ArrayDeclaration("per entity", "outputs of the institution's networks", 2, maskable=True)
+BEST = ArrayDeclaration("control", "whether the networks of the best look are taken", 0)
+RULES = ExchangeRules(remembers=False)
+EXCHANGE = exchange_steps(RULES)
+SITE_STEPS: Mapping[str, Step] = {
+    "stage_block": EXCHANGE["stage_block"],
+    "start_networks": Step(
+        start_networks,
+        {"training": replace(TRAINING, optional=True, behind=())},
+        text_in=ArrayDeclaration("control", "layers, training and seed"),
+    ),
+    "release_training": Step(release_training, {"gradient": GRADIENT}, {"training": TRAINING}),
+    "train": Step(
+        train,
+        {
+            "rows": ROWS,
+            "at": AT,
+            "batch": BATCH,
+            "keep": ArrayDeclaration("control", "whether the latest look was the best", 0),
+            "gradient": GRADIENT,
+        },
+        {"outputs": OUTPUTS},
+    ),
+    "look": Step(look, {"rows": ROWS, "at": AT, "batch": BATCH, "gradient": GRADIENT}, {"outputs": OUTPUTS}),
+    "release_networks": Step(
+        release_networks,
+        {"best": BEST, "gradient": GRADIENT},
+        {"parameters": ArrayDeclaration("aggregate", "parameters of the networks", 2, behind=(EntityCount,))},
+    ),
+    "represent": Step(
+        represent,
+        {
+            "parameters": ArrayDeclaration("aggregate", "parameters of the networks", 2, dtype="float64"),
+            "hidden": ArrayDeclaration("control", "units of the hidden layers", dtype="int64"),
+            "width": ArrayDeclaration("control", "outputs of a network", 0),
+            "shift": ArrayDeclaration("aggregate", "means of the columns in the fit", dtype="float64"),
+            "scale": ArrayDeclaration(
+                "aggregate", "standard deviations of the columns in the fit", dtype="float64"
+            ),
+            "rows": ArrayDeclaration("presence", "positions of the institution's entities", dtype="int64"),
+            "n": ArrayDeclaration("control", "number of entities", 0),
+            "distilled": ArrayDeclaration(
+                "aggregate", "parameters of a network beside the columns", 2, optional=True, dtype="float64"
+            ),
+            "joint": ArrayDeclaration("control", "outputs of that network", 0, optional=True),
+            "permuted": ArrayDeclaration("control", "number of a permutation of the rows", 0, optional=True),
+        },
+        {"outputs": OUTPUTS},
+        ArrayDeclaration("control", "name of a module in the place of the networks"),
+    ),
+}
+SITE_ORDER: Mapping[str, str] = {
+    "start_networks": "stage_block stage_outcome start_heads distil",
+    "train": "start_networks start_heads train look learn judge release_training release_training_of_heads",
+    "release_training": "train look learn judge",
+    "look": "train learn judge look release_networks release_heads",
+    "release_networks": "release_training release_training_of_heads release_heads look train learn judge",
+}

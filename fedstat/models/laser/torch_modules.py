@@ -1,0 +1,126 @@
+"""PyTorch modules as networks of a site (optional extra ``torch``).
+
+A module does not travel: it is known at a site under a name, in the process that made it or that its owner
+serves from. Its parameters do, as those of other networks; training is the same, with Adam's steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from importlib import import_module
+from typing import Any, Self
+
+import numpy as np
+
+from fedstat.errors import MessageError, ModelError
+from fedstat.models.laser.networks import Networks, Optimizer
+from fedstat.typing import Floats
+
+MODULES: dict[str, Any] = {}
+"""Modules by the name under which a question asks for one."""
+
+
+def torch() -> Any:
+    """Import PyTorch.
+
+    Raises
+    ------
+    ModelError
+        It is not installed.
+    """
+    try:
+        return import_module("torch")
+    except ImportError as error:
+        raise ModelError("representations need PyTorch: pip install 'fedstat[torch]'") from error
+
+
+def register_module(name: str, module: Any) -> None:
+    """Let a site of this process run a module, in double precision, under a name.
+
+    Parameters
+    ----------
+    name : str
+    module : torch.nn.Module
+        From (rows, columns) to (rows, outputs).
+    """
+    if not isinstance(module, torch().nn.Module):
+        raise ModelError(f"representations: expected a torch.nn.Module, received {type(module).__name__}")
+    MODULES[name] = module.double()
+
+
+def check_module(client: str, module: Any, columns: int, width: int) -> None:
+    """Require a module from (rows, `columns`) to (rows, `width`); a ModelError that names the institution."""
+    if not isinstance(module, torch().nn.Module):
+        raise ModelError(
+            f"representations: expected a torch.nn.Module for '{client}', received {type(module).__name__}"
+        )
+    try:
+        found = tuple(deepcopy(module).double()(torch().zeros(2, columns, dtype=torch().float64)).shape)
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"representations: the module of '{client}' does not run on (rows, {columns}), which is what its "
+            "columns in the model are; make its first layer as wide"
+        ) from error
+    if found != (2, width):
+        raise ModelError(
+            f"representations: the module of '{client}' makes {found} of (2, {columns}), expected "
+            f"(2, {width}); make its last layer as wide as width={width}, or change that"
+        )
+
+
+class ModuleNetworks(Networks):
+    """A module as the one network of an institution; its parameters as a vector, (1, q)."""
+
+    module: Any
+    graph: Any = None
+
+    @classmethod
+    def of(cls, name: str, columns: int, width: int, optimiser: Optimizer) -> Self:
+        """Take a module that is known here under a name; a MessageError where none is, or of other widths."""
+        if name not in MODULES:
+            raise MessageError(
+                "the module of this institution is not known in this process: it stays where it was made. "
+                "Make the model there, or register it under its name by register_module()"
+            )
+        module = MODULES[name]
+        theta = _vector(module)
+        networks = cls(np.array([columns, theta.shape[1], width], dtype=np.int64), theta, optimiser)
+        networks.module = module
+        if networks.output(networks.activate(0, np.zeros((columns, 2)))).shape != (width, 2):
+            raise MessageError(
+                f"a module of an institution gives other than (rows, {width}) for (rows, {columns})"
+            )
+        return networks
+
+    def activate(self, i: int, X: Floats) -> Floats:
+        """Return outputs on columns (p, rows); the graph is kept for :meth:`back`."""
+        _load(self.module, self.theta[i])
+        self.graph = self.module(torch().from_numpy(np.ascontiguousarray(X.T)))
+        return np.ascontiguousarray(self.graph.detach().numpy().T)
+
+    def back(self, i: int, A: Floats, D: Floats) -> Floats:
+        """Differentiate a loss by the parameters."""
+        self.module.zero_grad()
+        self.graph.backward(torch().from_numpy(np.ascontiguousarray(D.T)))
+        grads = [p.grad if p.grad is not None else torch().zeros_like(p) for p in self.module.parameters()]
+        return np.concatenate([g.numpy().ravel() for g in grads])
+
+
+def evaluate_module(name: str, theta: Floats, width: int, X: Floats) -> Floats:
+    """Return the outputs of a module with parameters (1, q) on rows (n, p): (n, 1, d)."""
+    networks = ModuleNetworks.of(name, X.shape[1], width, Optimizer(1.0, 0.0))
+    if theta.shape != networks.theta.shape:
+        raise MessageError("parameters of another module")
+    networks.theta = theta
+    return networks.activate(0, np.ascontiguousarray(X.T)).T[:, None]
+
+
+def _vector(module: Any) -> Floats:
+    parts: Sequence[Floats] = [p.detach().numpy().ravel() for p in module.parameters()]
+    return np.concatenate(parts)[None]
+
+
+def _load(module: Any, theta: Floats) -> None:
+    with torch().no_grad():
+        torch().nn.utils.vector_to_parameters(torch().from_numpy(theta.copy()), module.parameters())

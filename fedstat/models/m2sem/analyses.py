@@ -1,0 +1,210 @@
+"""Analyses after the fit that need consent: factor scores, and variables outside the mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedstat.codec import from_json, to_json
+from fedstat.errors import MessageError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.facts import (
+    FactorsRequested,
+    GroupSums,
+    LevelRowCounts,
+    RowGroups,
+    SummedColumns,
+)
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.federation.tables.columns import LevelValue, as_categories, as_numbers, column_kind, find_levels
+from fedstat.inference.mixtures import ModalSums
+from fedstat.models.consent import FurtherAnalysis
+from fedstat.models.m2sem.columns import take_columns
+from fedstat.models.m2sem.request import FAMILY
+from fedstat.typing import Array, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# A variable outside the mixture, at one site: its sums by most likely cluster, and the question for them.
+#
+# Entities with the same most likely cluster have the same weights in means that are corrected for
+# classification, so that sums by these clusters are all that leaves.
+
+MOST_CLUSTERS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideRequest:
+    """A variable of an institution, by so many clusters."""
+
+    variable: str
+    clusters: int
+
+
+def sum_outside(data: SiteData, state: State, text: str, cluster: Ints) -> tuple[dict[str, Array], str]:
+    """Sum a variable by most likely cluster, (n_rows,), -1 for none.
+
+    Released are ``entities`` (K,) with a value, ``means`` (K, C) and ``products`` (K, C, C) about the means;
+    components of a categorical variable are its levels, of which the text tells; numbers have none, however
+    few they are.
+    """
+    asked = from_json(OutsideRequest, text, f"{data.name}: the question about a variable outside")
+    K = asked.clusters
+    check_lengths(data.name, cluster=(cluster, data.table.n_rows))
+    if not 1 <= K <= MOST_CLUSTERS or (len(cluster) and not -1 <= cluster.min() <= cluster.max() < K):
+        raise MessageError(f"{data.name}: expected clusters from 0 to {K - 1}, or -1")
+    column = take_columns(data, state, [asked.variable], frozenset())[asked.variable]
+    levels: tuple[LevelValue, ...] = ()
+    if column_kind(column, data.name, asked.variable) == "category":
+        present = column.dropna()
+        levels, counts = find_levels(present), present.value_counts()
+        state.tell(LevelRowCounts(asked.variable, [int(counts[level]) for level in levels]))
+    used = column.notna().to_numpy(dtype=np.bool_) & (cluster >= 0)
+    rows, code = np.flatnonzero(used), cluster[used]
+    values: Floats
+    if levels:
+        codes = as_categories(column[used], levels, data.name, asked.variable).codes
+        values = np.eye(len(levels))[codes]
+        cells = np.array([values[code == k].sum(axis=0) for k in range(K)])
+        for k in range(K):
+            state.tell(LevelRowCounts(f"{asked.variable} in cluster {k + 1}", cells[k].astype(int).tolist()))
+        summed = None
+    else:
+        values = as_numbers(column[used], data.name, asked.variable)[:, None]
+        summed = SummedColumns(values, code)
+    state.rest_on(len(rows))
+    state.tell(GroupSums(code, summed=summed), RowGroups("", code, rows))
+    sums = sums_by_cluster(values, code, K)
+    return {"entities": sums.entities, "means": sums.means, "products": sums.products}, to_json(levels)
+
+
+def sums_by_cluster(values: Floats, code: Ints, K: int) -> ModalSums:
+    """Entities, means and products about these of values (n, C) by cluster (n,)."""
+    C = values.shape[1]
+    entities, means, products = np.zeros(K), np.zeros((K, C)), np.zeros((K, C, C))
+    for k in np.unique(code).tolist():
+        part = values[code == k]
+        entities[k], means[k] = len(part), part.mean(axis=0)
+        products[k] = (part - means[k]).T @ (part - means[k])
+    return ModalSums(entities, means, products)
+
+
+def request_outside(
+    asking: SecureProductSession, client: str, variable: str, cluster: Ints, K: int
+) -> FitProtocol[tuple[tuple[str, ...], ModalSums]]:
+    """Ask an institution for sums of a variable by cluster (n_rows,), and its levels, none of numbers."""
+    asked = to_json(OutsideRequest(variable, K))
+    (reply,) = yield [asking.ask(client, "sum_outside", asked, cluster=cluster)]
+    levels = from_json(tuple[LevelValue, ...], reply.text or "[]", f"{client}: levels of {variable}")
+    a = reply.arrays
+    return tuple(str(level) for level in levels), ModalSums(a["entities"], a["means"], a["products"])
+
+
+BEHIND = (FactorsRequested, GroupSums, RowGroups)
+OUTSIDE_STEPS = {
+    "sum_outside": Step(
+        sum_outside,
+        {
+            "cluster": ArrayDeclaration(
+                "presence", "most likely cluster of the institution's entities", dtype="int64"
+            )
+        },
+        {
+            "entities": ArrayDeclaration("aggregate", "entities with the variable by cluster", behind=BEHIND),
+            "means": ArrayDeclaration("aggregate", "means of the variable by cluster", 2, behind=BEHIND),
+            "products": ArrayDeclaration(
+                "aggregate", "variation of the variable by cluster", 3, behind=BEHIND
+            ),
+        },
+        ArrayDeclaration("control", "a variable and the number of clusters"),
+        ArrayDeclaration("schema", "levels of a variable", behind=(FactorsRequested,)),
+    ),
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# What results ask of institutions beside the fit: analyses of their own, to which owners consent.
+
+
+def analysis_of(
+    partition: ClientPartition,
+    call: str,
+    clusters: str,
+    columns: Mapping[str, Sequence[str]],
+    step: str,
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
+    guessed: frozenset[str] = frozenset(),
+) -> FurtherAnalysis:
+    """Say what one step asks of sites that read these `columns`, whose arrays have these `shapes` by site."""
+    invent = partial(_invent, partition.rows, step, shapes)
+    return FurtherAnalysis(
+        partition, call, clusters, "a mixture of factor models", invent, columns, guessed=guessed
+    )
+
+
+def _invent(
+    rows: Mapping[str, Ints],
+    step: str,
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
+    policies: Mapping[str, Policy],
+) -> dict[str, DrySite]:
+    declared, sites = FAMILIES[FAMILY][step], {}
+    for name, policy in policies.items():
+        answer = _answer(shapes.get(name, {}), declared.text_out is not None or declared.text_in is not None)
+        instead = {(FAMILY, step): replace(declared, run=answer, after=None)}
+        sites[name] = DrySite(name, policy, len(rows[name]), instead, rows[name])
+    return sites
+
+
+def _answer(shapes: Mapping[str, tuple[int, ...]], with_text: bool) -> Callable[..., Any]:
+    """Return a step that gives zeros of these shapes."""
+
+    def give(data: SiteData, state: State, *given: Array, **arrays: Array) -> Any:
+        for declared in FAMILIES[FAMILY].values():
+            for array in declared.given.values():
+                state.told.update(array.behind)  # facts about rows that are not there
+        state.rest_on(data.table.n_rows)
+        out = {name: np.zeros(shape) for name, shape in shapes.items()}
+        return (out, "") if with_text else out
+
+    return give
+
+
+def request_scores(model: Any, client: str, slot: int) -> Floats:
+    """Ask an institution for the factor scores of its entities in a mixture of a model's session."""
+
+    def protocol() -> FitProtocol[Floats]:
+        (reply,) = yield [model._asking.ask(client, "release_scores", slot=np.array(slot))]
+        return reply.arrays["scores"]
+
+    width = model.n_factors * len(model._agreed.modalities[client])
+    shapes = {client: {"scores": (len(model._subjects.place[client]), width)}}
+    call, columns = f"M2SEMResults.factor_scores({client!r})", {client: model._columns_read(client)}
+    analysis = analysis_of(model.partition, call, model._description, columns, "release_scores", shapes)
+    return analysis.run(protocol(), protocol, model._new_ledger())
+
+
+def request_outside_sums(
+    model: Any, client: str, variable: str, cluster: Ints, ledger: Ledger
+) -> tuple[tuple[str, ...], ModalSums]:
+    """Ask an institution for sums of a variable by cluster (n_rows,), in a model's session."""
+    step, K = "sum_outside", model.n_clusters
+    ask = partial(request_outside, model._asking, client, variable, cluster, K)
+    shapes = {client: {"entities": (K,), "means": (K, 1), "products": (K, 1, 1)}}
+    # Of a session columns stay in play.
+    columns = {client: (variable, *model._columns_read(client))}
+    call = f"M2SEMResults.outside({variable!r})"
+    analysis = analysis_of(
+        model.partition, call, model._description, columns, step, shapes, frozenset({step})
+    )
+    return analysis.run(ask(), ask, ledger)

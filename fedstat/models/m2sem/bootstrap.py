@@ -1,0 +1,277 @@
+"""Parametric bootstrap of a mixture, drawn from released parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import linear_sum_assignment
+from scipy.special import logsumexp
+
+from fedstat.errors import EstimationError, ModelError
+from fedstat.federation.design.coding import BlockSpec
+from fedstat.inference.tables import Sheet, SheetSummary, number
+from fedstat.models.m2sem.columns import OpenedCovariates, OpenedModalities, OpenedModality
+from fedstat.models.m2sem.em import CHANGE, GAIN, soft
+from fedstat.models.m2sem.local_mixtures import make_modality, restored
+from fedstat.models.m2sem.modality.base import Modality
+from fedstat.models.m2sem.record import FittedClient, M2SEMRecord
+from fedstat.models.m2sem.request import ModalityRequest, PredictRequest
+from fedstat.models.m2sem.tables import KEYS, check_alpha, with_limits
+from fedstat.progress_line import open_line
+from fedstat.typing import Array, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Parametric bootstrap of a mixture: drawn from released parameters, and so without any institution.
+#
+# A sample needs one cluster for each entity at all institutions, which is no datum: labels are drawn by the
+# shares, and columns of every institution from what it has released. Of entities it is used which
+# institutions have them; cells that are missing at an institution that has the entity are drawn as if they
+# were there.
+
+LOCAL_STEPS, ROUNDS = 6, 60
+COMBINATIONS = 60
+"""Of covariates that are drawn."""
+MOST_FAILED = 0.2
+"""Share of the samples that may have no fit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawable:
+    """Modalities of a site as fitted, how to make one of drawn columns and covariates, and positions (n,).
+
+    Its columns are adjusted for so many `covariates`.
+    """
+
+    fitted: Sequence[Modality]
+    make: Sequence[Callable[[Array, Floats | None], Modality]]
+    place: Ints
+    covariates: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """Refits of B samples: shares (B, K), profiles (B, K, sum of P C) by site; samples that had no fit."""
+
+    shares: Floats
+    profiles: Mapping[str, Floats]
+    failed: int
+
+
+def draw_refits(
+    clients: Mapping[str, Drawable], shares: Floats, n: int, samples: int, rng: np.random.Generator
+) -> Draws:
+    """Draw samples of n entities, fit each from its own clusters, and name these as they were drawn.
+
+    An EstimationError where too many samples have no fit.
+    """
+    found: list[tuple[Floats, dict[str, Floats]]] = []
+    failed = 0
+    with open_line("sample", samples) as line:
+        while len(found) < samples:
+            labels = rng.choice(len(shares), size=n, p=shares)
+            try:
+                found.append(refit(clients, labels, len(shares), rng))
+                line.step()
+            except ModelError:
+                # A column that does not vary in a sample, or a level that nobody has.
+                failed += 1
+                if failed > MOST_FAILED * samples:
+                    raise EstimationError(
+                        f"bootstrap: {failed} of {failed + len(found)} samples have no fit, since a column "
+                        "does not vary in them; leave out columns of which nearly all entities have the same "
+                        "value"
+                    ) from None
+    return Draws(
+        np.array([w for w, _ in found]),
+        {client: np.array([p[client] for _, p in found]) for client in clients},
+        failed,
+    )
+
+
+def refit(
+    clients: Mapping[str, Drawable], labels: Ints, K: int, rng: np.random.Generator
+) -> tuple[Floats, dict[str, Floats]]:
+    """Draw columns of entities with labels (n,), and fit: shares (K,) and profiles by institution."""
+    drawn = {client: redraw(one, labels[one.place], rng) for client, one in clients.items()}
+    place = {client: one.place for client, one in clients.items()}
+    r = ascend(drawn, place, soft(labels, K))
+    order = as_drawn(r, labels)
+    profiles = {
+        client: np.hstack([np.nan_to_num(m.profile()).reshape(K, -1) for m in some])[order]
+        for client, some in drawn.items()
+    }
+    return r.mean(axis=0)[order], profiles
+
+
+def ascend(drawn: Mapping[str, Sequence[Modality]], place: Mapping[str, Ints], r: Floats) -> Floats:
+    """Fit by EM from posteriors r (n, K), here, and return those at the end."""
+    w, last = r.mean(axis=0), -np.inf
+    for client, some in drawn.items():
+        for m in some:
+            m.begin_means(r[place[client]])
+            m.log_densities()
+    for _ in range(ROUNDS):
+        f = np.tile(np.log(w), (len(r), 1))
+        for client, some in drawn.items():
+            for m in some:
+                f[place[client]] += m.log_densities()
+        total = logsumexp(f, axis=1)
+        new = np.exp(f - total[:, None])
+        gain, change = float(total.sum()) - last, float(np.abs(new - r).max())
+        r, last = new, float(total.sum())
+        if gain < GAIN and change < CHANGE:
+            break
+        w = np.maximum(r.mean(axis=0), 1e-12)
+        for client, some in drawn.items():
+            at = np.ascontiguousarray(r[place[client]])
+            for m in some:
+                for _ in range(LOCAL_STEPS):
+                    m.improve(at)
+    return r
+
+
+def as_drawn(r: Floats, labels: Ints) -> Ints:
+    """Order (K,) in which clusters of posteriors r (n, K) agree best with labels (n,)."""
+    K = r.shape[1]
+    together = np.array([r[labels == k].sum(axis=0) for k in range(K)])
+    return np.asarray(linear_sum_assignment(-together)[1])
+
+
+def redraw(one: Drawable, labels: Ints, rng: np.random.Generator) -> list[Modality]:
+    """Draw the columns of an institution's modalities, on which their support may be fitted again."""
+    out, z = [], None
+    if one.covariates:
+        # Few different ones: rows of categorical columns are counted for each.
+        pool = rng.standard_normal((COMBINATIONS, one.covariates))
+        z = pool[rng.integers(COMBINATIONS, size=len(labels))]
+        z = (z - z.mean(axis=0)) / z.std(axis=0)
+    for fitted, make in zip(one.fitted, one.make, strict=True):
+        m = make(fitted.draw(labels, rng, z), z)
+        m.support = fitted.row_norms() > 0.0
+        m.silent = not fitted.means.any()
+        m.begin(fitted.clusters)
+        out.append(m)
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------
+# Errors of a mixture from its parametric bootstrap.
+
+COVARIATES = (
+    "Covariates were drawn as normal ones that do not depend on one another or on clusters: how they are "
+    "distributed is known to their institutions alone. Where clusters differ in them, errors of the "
+    "information are those to go by."
+)
+
+
+class BootstrapResults:
+    """Profiles and shares with standard errors from refits of samples that were drawn from a fit.
+
+    Attributes
+    ----------
+    samples : int
+        How many were drawn and fitted.
+    failed : int
+        Samples besides these in which a column did not vary.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_clusters(200, ["continuous", "ordinal"], p=3, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> fit = fs.M2SEM(partition, n_clusters=2, n_factors=1).fit(select=None, n_init=1)
+    >>> found = fit.bootstrap(4)
+    >>> found.sizes.shape, found.tidy().shape, "cluster" in found.summary().as_text()
+    ((2, 4), (30, 9), True)
+    """
+
+    def __init__(self, record: M2SEMRecord, draws: Draws, alpha: float) -> None:
+        self._record, self._draws, self._alpha = record, draws, alpha
+        self.samples, self.failed = len(draws.shares), draws.failed
+
+    def tidy(self) -> pd.DataFrame:
+        """Profiles in one frame, a row for each cluster and column or level, with errors and limits."""
+        frame = self._record.profiles()
+        long = frame.reset_index().melt(id_vars=KEYS, var_name="cluster", value_name="estimate")
+        sd = np.concatenate(
+            [
+                self._draws.profiles[client].std(axis=0, ddof=1)[:, with_level(held)].T
+                for client, held in self._record.clients.items()
+            ]
+        )
+        return with_limits(long, sd.T.ravel(), self._alpha)
+
+    @property
+    def sizes(self) -> pd.DataFrame:
+        """Shares of the clusters with errors and limits."""
+        frame = pd.DataFrame({"estimate": self._record.shares}, index=self._record.clusters)
+        return with_limits(frame, self._draws.shares.std(axis=0, ddof=1), self._alpha)
+
+    def summary(self) -> SheetSummary:
+        """Lay out profiles with their errors."""
+        rows = tuple(
+            (
+                " = ".join(str(row[key]) for key in ("column", "level") if row[key]),
+                str(row["cluster"]),
+                *(number(float(row[name])) for name in ("estimate", "std_error", "conf_low", "conf_high")),
+            )
+            for row in self.tidy().to_dict("records")
+        )
+        headers = ("mean or share", "cluster", "estimate", "std err", "low", "high")
+        failed = f" In {self.failed} more a column did not vary." if self.failed else ""
+        notes = [
+            f"Standard deviations over {self.samples} samples drawn from the released parameters and fitted "
+            f"again, without any institution.{failed} They are conditional on the support, and take cells "
+            "that are missing where an entity is there as if they were there.",
+            *([COVARIATES] if self._record.adjusted else []),
+        ]
+        return SheetSummary([Sheet(headers, rows, "llrrrr", (30, 8, 11, 11, 11, 11), gap=2)], notes)
+
+    def __repr__(self) -> str:
+        return self.summary().as_text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()
+
+
+def bootstrap(
+    record: M2SEMRecord, place: Mapping[str, Ints], samples: int, alpha: float, rng: np.random.Generator
+) -> BootstrapResults:
+    """Draw samples from a fit whose institutions have entities at `place`, and fit each."""
+    check_alpha(alpha)
+    clients = {client: drawable(record, held, place[client]) for client, held in record.clients.items()}
+    return BootstrapResults(record, draw_refits(clients, record.shares, record.n, samples, rng), alpha)
+
+
+def drawable(record: M2SEMRecord, held: FittedClient, place: Ints) -> Drawable:
+    """Rebuild the modalities of an institution from what it has released."""
+    q = len(held.covariates)
+    empty = tuple(OpenedModality(one, _no_rows(one)) for one in held.modalities)
+    asked = PredictRequest(len(record.shares), record.factors, record.nodes)
+    covariates = OpenedCovariates(BlockSpec(), np.zeros((1, q)), np.array([np.zeros(q), np.ones(q)]))
+    opened = OpenedModalities(empty, np.zeros(1, dtype=np.bool_), covariates if q else None)
+    fitted = restored("bootstrap", opened, asked, held.parameters, held.units)
+    return Drawable(fitted, [partial(_make, one, record) for one in held.modalities], place, q)
+
+
+def with_level(held: FittedClient) -> list[int]:
+    """Places, among an institution's profiles, of means and of levels that columns have."""
+    out: list[int] = []
+    at = 0
+    for one in held.modalities:
+        for column in one.columns:
+            out += range(at, at + (len(column.levels) or 1))
+            at += one.most_levels
+    return out
+
+
+def _no_rows(one: ModalityRequest) -> Array:
+    return np.zeros((1, len(one.columns)), dtype=np.float64 if one.continuous else np.int64)
+
+
+def _make(one: ModalityRequest, record: M2SEMRecord, values: Array, covariates: Floats | None) -> Modality:
+    return make_modality(OpenedModality(one, values), record.factors, record.nodes, covariates)

@@ -1,1 +1,0 @@
-"""What one institution holds and does in a mixture."""

@@ -1,0 +1,321 @@
+"""Columns and covariates of one site, as a mixture takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from fedstat.codec import from_json, to_json
+from fedstat.errors import DescriptionError, DesignError, MessageError
+from fedstat.federation.design.block import CodedBlock, apply_block, build_block
+from fedstat.federation.design.coding import BlockSpec, read_terms
+from fedstat.federation.design.formula.facts import term_facts
+from fedstat.federation.design.formula.parse import SiteTerms
+from fedstat.federation.design.levels import check_declared
+from fedstat.federation.disclosure.facts import (
+    EntityCount,
+    FactorsRequested,
+    FormulaFactor,
+    LevelRowCounts,
+    SummedColumns,
+)
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step
+from fedstat.federation.tables.columns import (
+    LevelValue,
+    as_categories,
+    as_numbers,
+    at_column,
+    column_kind,
+    find_levels,
+    pick_columns,
+)
+from fedstat.models.m2sem.request import (
+    ColumnReply,
+    ColumnsRequest,
+    CovariatesReply,
+    CovariatesRequest,
+    Kind,
+    ModalityRequest,
+    OpenNewRequest,
+    OpenRequest,
+    Told,
+)
+from fedstat.typing import Array, Bools, Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Known covariates at the institution whose columns they adjust: coded as in a design, and standardised.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedCovariates:
+    """Covariates of the rows that are open, (n, q), with means and deviations (2, q) of those of the fit."""
+
+    spec: BlockSpec
+    X: Floats
+    units: Floats
+
+    @property
+    def standardised(self) -> Floats:
+        """Standardised covariates, (n, q)."""
+        return np.asarray((self.X - self.units[0]) / self.units[1])
+
+    def in_units(self, site: str, units: Floats) -> OpenedCovariates:
+        """Return the same with the means and deviations of a fit."""
+        if units.shape != (2, self.X.shape[1]) or not (units[1] > 0.0).all():
+            raise MessageError(f"{site}: expected means and deviations of {self.X.shape[1]} covariates")
+        return replace(self, units=units)
+
+
+def open_covariates(
+    data: SiteData, state: State, asked: CovariatesRequest, use: Bools
+) -> tuple[OpenedCovariates, Bools, CovariatesReply]:
+    """Code covariates of the rows in `use`: return them, the rows (n_rows,) that have all, what is told."""
+    terms = SiteTerms(data.name, asked.terms, asked.columns)
+    state.tell(term_facts(read_terms(terms.terms, terms.columns)))
+    state.play(asked.columns)
+    block = build_block(
+        data.frame, terms, partial="drop", min_count=data.min_count, use=use, published=data.published
+    )
+    # Levels leave with their names, and means, deviations and slopes of covariates with the estimates.
+    for name in block.spec.levels:
+        state.tell(LevelRowCounts(name, data.frame[name][block.seen].value_counts().tolist()))
+    state.tell(SummedColumns(block.X))
+    units = np.array([block.X.mean(axis=0), block.X.std(axis=0)])
+    told = CovariatesReply(block.spec.names, block.spec.levels, int(use.sum() - block.seen.sum()))
+    return OpenedCovariates(block.spec, block.X, units), block.seen, told
+
+
+def open_new_covariates(
+    data: SiteData, state: State, coding: str, use: Bools
+) -> tuple[OpenedCovariates, Bools]:
+    """Code the covariates of new rows as in a fit: return them, and the rows in `use` that have all."""
+    spec = BlockSpec.from_json(coding)
+    state.tell(term_facts(read_terms(spec.terms, spec.columns)))
+    state.play(spec.columns)
+    block = apply_block(data.frame, spec, client=data.name)
+    return _among(block, use), np.asarray(block.seen & use)
+
+
+def _among(block: CodedBlock, use: Bools) -> OpenedCovariates:
+    X = block.X[use[block.seen]]
+    return OpenedCovariates(block.spec, X, np.array([np.zeros(X.shape[1]), np.ones(X.shape[1])]))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Columns of one institution as a mixture takes them: what they are, and their values.
+
+COLUMNS_ITEM = "m2sem columns"
+FEW_VALUES = 10
+"""Whole numbers with so many values or fewer may be a scale or a code: the analyst says which."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedModality:
+    """A modality's columns over the rows that have some column of the site: nan where a cell is missing.
+
+    Values (n, P) of categorical columns are places of levels, -1 where missing.
+    """
+
+    asked: ModalityRequest
+    values: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedModalities:
+    """Modalities of a site, rows of its table that have some value in them, (n_rows,), their covariates."""
+
+    modalities: tuple[OpenedModality, ...]
+    seen: Bools
+    covariates: OpenedCovariates | None = None
+
+    @property
+    def standardised(self) -> Floats | None:
+        """Standardised covariates of the rows that are seen, (n, q); None without any."""
+        return None if self.covariates is None else self.covariates.standardised
+
+
+def describe_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Tell what columns are, and the levels of those that have some; no value of a row, and no range."""
+    asked = from_json(ColumnsRequest, text, f"{data.name}: the columns asked for")
+    series = take_columns(data, state, asked.columns, frozenset({*asked.ordinal, *asked.nominal}))
+    said: dict[str, Kind] = {
+        **dict.fromkeys(asked.continuous, "continuous"),
+        **dict.fromkeys(asked.ordinal, "ordinal"),
+        **dict.fromkeys(asked.nominal, "nominal"),
+    }
+    told = {
+        name: _describe_column(data, state, one.dropna(), name, said.get(name))
+        for name, one in series.items()
+    }
+    return {}, to_json(told)
+
+
+def take_columns(
+    data: SiteData, state: State, names: Sequence[str], levelled: frozenset[str]
+) -> dict[str, pd.Series]:
+    """Take columns out of the table, once the owner's policy has been asked."""
+    absent = [name for name in names if name not in data.table.columns]
+    if absent or not names:
+        raise DescriptionError(
+            f"{data.name}: has no column {', '.join(map(repr, absent)) or 'that is asked for'}"
+        )
+    state.play(names)
+    picked = pick_columns(data.frame, names, data.name)
+    kinds = {name: column_kind(one, data.name, name) for name, one in picked.items()}
+    factors = [
+        FormulaFactor(name, (name,), ("C",) if kind == "category" or name in levelled else ())
+        for name, kind in kinds.items()
+    ]
+    state.tell(FactorsRequested(factors))
+    return picked
+
+
+def _describe_column(
+    data: SiteData, state: State, present: pd.Series, name: str, said: Kind | None
+) -> ColumnReply:
+    """Say what one column is, from the analyst's word, its type, and its levels as published or found."""
+    public = data.published.get(name)
+    listed = () if public is None else public.levels
+    category = column_kind(present, data.name, name) == "category"
+    if said == "continuous":
+        if category:
+            raise DesignError(f"{at_column(data.name, name)} holds categories, which are not continuous")
+        return ColumnReply("continuous")
+    # Where an owner has questions judged from the description, its numbers are what that says they are.
+    by_description = data.policy.formulas == "simple" and not category and said is None
+    if by_description and not listed:
+        return ColumnReply("continuous")
+    if not category and said is None and not listed:
+        distinct = np.unique(as_numbers(present, data.name, name))
+        whole = len(distinct) <= FEW_VALUES and bool((distinct == np.round(distinct)).all())
+        if len(distinct) > 2 and not whole:
+            return ColumnReply("continuous")
+    found = find_levels(present)
+    ordered = check_declared(data.name, name, found, listed) if listed else found
+    levels = tuple(level for level in ordered if level in found)
+    if len(levels) < 2:
+        raise DesignError(
+            f"{at_column(data.name, name)} has the same value in all of its {len(present):,} rows. Leave it "
+            "out"
+        )
+    counts = present.value_counts()
+    if category or said is not None or len(levels) <= FEW_VALUES:
+        state.tell(LevelRowCounts(name, [int(counts[level]) for level in levels]))
+    return _of_levels(present, levels, category, said)
+
+
+def _of_levels(
+    present: pd.Series, levels: tuple[LevelValue, ...], category: bool, said: Kind | None
+) -> ColumnReply:
+    kind: Told
+    if len(levels) == 2:
+        kind = "binary"
+    elif said is not None:
+        kind = said
+    elif category:
+        dtype = present.dtype
+        kind = "ordinal" if isinstance(dtype, pd.CategoricalDtype) and dtype.ordered else "nominal"
+    elif len(levels) <= FEW_VALUES:
+        kind = "counted"
+    else:
+        return ColumnReply("continuous")
+    return ColumnReply(kind, levels)
+
+
+def open_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Open the columns of an institution's modalities; ``seen`` (n_rows,) tells which rows have any value.
+
+    A row that lacks a covariate is not seen: of its columns it is not known what is due to the covariate.
+    """
+    asked = from_json(OpenRequest, text, f"{data.name}: the modalities asked for")
+    series, seen = _take(data, state, asked.modalities)
+    if asked.adjust is None:
+        return _keep(data, state, asked.modalities, series, seen, None), ""
+    covariates, seen, told = open_covariates(data, state, asked.adjust, seen)
+    return _keep(data, state, asked.modalities, series, seen, covariates), to_json(told)
+
+
+def open_new_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+    """Open the columns of new rows, whose covariates are coded as in a fit."""
+    asked = from_json(OpenNewRequest, text, f"{data.name}: the modalities asked for")
+    series, seen = _take(data, state, asked.modalities)
+    covariates, seen = open_new_covariates(data, state, asked.coding, seen)
+    return _keep(data, state, asked.modalities, series, seen, covariates), ""
+
+
+def _take(
+    data: SiteData, state: State, asked: Sequence[ModalityRequest]
+) -> tuple[dict[str, pd.Series], Bools]:
+    """Take the columns of modalities out of the table, and find the rows that have some value in them."""
+    columns = [column for modality in asked for column in modality.columns]
+    series = take_columns(
+        data, state, [c.name for c in columns], frozenset(c.name for c in columns if c.levels)
+    )
+    missing = [one.isna().to_numpy(dtype=np.bool_) for one in series.values()]
+    return series, ~np.all(missing, axis=0)
+
+
+def _keep(
+    data: SiteData,
+    state: State,
+    asked: Sequence[ModalityRequest],
+    series: dict[str, pd.Series],
+    seen: Bools,
+    covariates: OpenedCovariates | None,
+) -> dict[str, Array]:
+    opened = OpenedModalities(tuple(_open(data, one, series, seen) for one in asked), seen, covariates)
+    width = len(series) + (0 if covariates is None else covariates.X.shape[1])
+    state.keep(COLUMNS_ITEM, opened, int(seen.sum()), columns=width)
+    return {"seen": seen}
+
+
+def _open(
+    data: SiteData, asked: ModalityRequest, series: dict[str, pd.Series], seen: Bools
+) -> OpenedModality:
+    """Read one modality."""
+    held: list[Floats] = []
+    for column in asked.columns:
+        one = series[column.name][seen]
+        if asked.continuous:
+            held.append(as_numbers(one, data.name, column.name))
+            continue
+        there = one.notna().to_numpy(dtype=np.bool_)
+        codes = np.full(len(one), -1.0)
+        codes[there] = as_categories(one[there], column.levels, data.name, column.name).codes
+        held.append(codes)
+    values = np.column_stack(held)
+    return OpenedModality(asked, values if asked.continuous else values.astype(np.int64))
+
+
+COLUMN_FACTS: tuple[type, ...] = (EntityCount, FactorsRequested)
+COLUMN_STEPS = {
+    "describe_columns": Step(
+        describe_columns,
+        prepares=True,
+        text_in=ArrayDeclaration("control", "names of columns, and what the analyst says they are"),
+        text_out=ArrayDeclaration("schema", "whether columns are numbers or categories, and levels"),
+    ),
+    "open_columns": Step(
+        open_columns,
+        prepares=True,
+        gives={"seen": ArrayDeclaration("presence", "which rows have any of the columns", dtype="bool")},
+        text_in=ArrayDeclaration(
+            "control", "modalities, the levels of their columns, and terms of covariates"
+        ),
+        text_out=ArrayDeclaration(
+            "schema", "names and levels of covariates, and rows without some", behind=COLUMN_FACTS
+        ),
+    ),
+    "open_new_columns": Step(
+        open_new_columns,
+        prepares=True,
+        gives={"seen": ArrayDeclaration("presence", "which rows have any of the columns", dtype="bool")},
+        text_in=ArrayDeclaration(
+            "aggregate", "modalities, and the coding of covariates, with the state of transforms"
+        ),
+    ),
+}

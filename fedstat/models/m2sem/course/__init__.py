@@ -1,1 +1,0 @@
-"""The course of a fit, as the coordinator sees it."""

@@ -1,0 +1,503 @@
+"""EM over sites: state of a mixture, exchange of posteriors, and starting values."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp
+
+from fedstat.codec import to_json
+from fedstat.federation.message import Reply, Request
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.inference.likelihood import bic, ebic
+from fedstat.inference.mixtures import hard_assignment, integrated_criterion
+from fedstat.models.m2sem.request import (
+    NONE,
+    BeginRequest,
+    MixtureUpdateRequest,
+    RoundRequest,
+    by_pattern,
+    digest_posteriors,
+)
+from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# One mixture on its way to a maximum, as the coordinator sees it.
+
+GAIN, CHANGE = 0.005, 1e-3
+"""A mixture has converged where a round gains less, and no posterior changes by more."""
+ALIKE = 0.01
+"""Share of entities that may be elsewhere in two mixtures that are one."""
+NEAR = 0.1
+"""What a round gains where a mixture that is compared with others is near enough to its end."""
+REST_OF_WEIGHT = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Penalties of loadings and of means, before they are adapted: to a fit of all, or `anew` to refits."""
+
+    lam1: float = 0.0
+    lam2: float = 0.0
+    anew: tuple[int, int] = (0, 0)
+
+    def __str__(self) -> str:
+        again = f", anew {self.anew[0]}.{self.anew[1]}" if self.anew[0] else ""
+        return f"{self.lam1:g}, {self.lam2:g}{again}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EntityIndex:
+    """Who has whom: institutions in the order of their names, positions of their entities among `total`.
+
+    `pattern` (N,) are the presence patterns, whose institutions `members` (G, M) tell; `least` the fewest
+    entities that each institution wants behind a cluster, and the largest share that one may have.
+    """
+
+    clients: tuple[str, ...]
+    place: Mapping[str, Ints]
+    pattern: Ints
+    members: Bools
+    least: Mapping[str, tuple[int, float]]
+
+    @property
+    def total(self) -> int:
+        """Number of entities."""
+        return len(self.pattern)
+
+    def too_few(self, r: Floats) -> tuple[str, int] | None:
+        """Find a site at which a cluster of posteriors r (N, K) has fewer entities than its owner wants."""
+        for client in self.clients:
+            count, share = self.least[client]
+            at = r[self.place[client]]
+            total, squares = at.sum(axis=0), (at * at).sum(axis=0)
+            heavy = share * total < at.max(axis=0, initial=0.0)
+            wrong = (total**2 < count * squares) | ~(total > 0.0) | heavy
+            # The few heaviest may not have nearly all of the weight either.
+            if 1 < count <= len(at):
+                rest = np.partition(at, len(at) - count + 1, axis=0)[: len(at) - count + 1].sum(axis=0)
+                wrong |= rest < 1.01 * REST_OF_WEIGHT * total
+            if wrong.any():
+                return client, int(np.argmax(wrong))
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class MixtureState:
+    """A mixture of K clusters and Q factors that is improved: posteriors r (N, K), shares w, what it reached.
+
+    `slot` names it at the institutions, `source` what it goes on from. `trace` has the penalised
+    log-likelihood after every round; `change` is the largest of a posterior in the latest one. `half` (N,)
+    are the entities that weigh, all where it is None.
+    """
+
+    clusters: int
+    factors: int
+    r: Floats
+    name: str = ""
+    slot: int = NONE
+    source: int = NONE
+    penalties: Penalties = field(default_factory=Penalties)
+    fixed: bool = False
+    weigh: bool = False
+    tell: bool = False
+    nodes: int = 7
+    half: Floats | None = None
+    w: Floats = field(default_factory=lambda: np.ones(1))
+    loglik: float = -np.inf
+    penalty: float = 0.0
+    parameters: int = 0
+    support: Mapping[str, Bools] = field(default_factory=dict)
+    trace: list[float] = field(default_factory=list)
+    change: float = np.inf
+    emptied: list[str] = field(default_factory=list)
+    failed: str = ""
+
+    @property
+    def penalised(self) -> float:
+        """Penalised observed log-likelihood."""
+        return self.loglik - self.penalty
+
+    @property
+    def gain(self) -> float:
+        """What the latest round has gained."""
+        return self.trace[-1] - self.trace[-2] if len(self.trace) > 1 else np.inf
+
+    @property
+    def converged(self) -> bool:
+        """Whether it has come to an end."""
+        return self.gain < GAIN and self.change < CHANGE
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has come near enough to an end to be compared with others."""
+        return self.gain < NEAR
+
+    @property
+    def sent(self) -> Floats:
+        """Posteriors as they are sent."""
+        return self.r if self.half is None else self.r * self.half[:, None]
+
+    @property
+    def free(self) -> int:
+        """Number of free parameters."""
+        return self.parameters + self.clusters - 1
+
+    def criterion(self, select: str, n: int, chosen: int = 0, columns: int = 0) -> float:
+        """BIC, EBIC or ICL of the mixture on n entities, with so many columns `chosen`; the lower the better.
+
+        EBIC adds twice the logarithm of the number of supports of the size (Chen and Chen 2008, gamma 1); ICL
+        twice the entropy of the posteriors.
+        """
+        twice = -2.0 * self.loglik
+        if select == "ebic":
+            return float(ebic(twice, self.free, n, chosen=chosen, candidates=columns, gamma=1.0))
+        return (
+            integrated_criterion(twice, self.free, n, self.r)
+            if select == "icl"
+            else float(bic(twice, self.free, n))
+        )
+
+    def settle(self, D: Floats, totals: Floats) -> None:
+        """Take differences of log densities (N, K - 1), summed over institutions, and the three totals."""
+        a = np.log(np.maximum(self.w, 1e-300)) + np.column_stack([D, np.zeros(len(D))])
+        top = logsumexp(a, axis=1)
+        r = np.exp(a - top[:, None])
+        self.loglik = float(top.sum() + totals[0])
+        self.penalty, self.parameters = float(totals[1]), round(float(totals[2]))
+        self.change = float(np.abs(r - self.r).max(initial=0.0))
+        self.r = r
+        self.trace.append(self.penalised)
+
+    def refill(self, k: int, rng: np.random.Generator) -> None:
+        """Let a cluster that has been emptied begin anew, as a random half of the largest one."""
+        labels = np.argmax(self.r, axis=1)
+        largest = int(np.argmax(np.bincount(labels, minlength=self.clusters)))
+        members = np.flatnonzero(labels == largest)
+        labels[rng.permutation(members)[: len(members) // 2]] = k
+        self.r = soft(labels, self.clusters)
+        self.trace, self.change = [], np.inf
+
+
+def same_clusters(a: MixtureState, b: MixtureState) -> bool:
+    """Whether two mixtures have come to the same clusters, in whatever order."""
+    overlap = np.sort(hard_assignment(a.r).T @ hard_assignment(b.r), axis=1)[:, -1].sum()
+    return bool(overlap >= (1.0 - ALIKE) * len(a.r)) and abs(a.penalised - b.penalised) < 1.0
+
+
+def soft(labels: Ints, clusters: int, certain: float = 0.8) -> Floats:
+    """Posteriors (N, K) around labels (N,); the same for all clusters where a label is -1."""
+    r = np.full((len(labels), clusters), (1.0 - certain) / clusters)
+    known = labels >= 0
+    r[known, labels[known]] += certain
+    r[~known] = 1.0 / clusters
+    return r
+
+
+def best_of(courses: Sequence[MixtureState]) -> MixtureState:
+    """Return the one with the largest penalised log-likelihood."""
+    return max(courses, key=lambda one: one.penalised)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rounds of a mixture: posteriors go down, differences of log densities come up and are added.
+
+SALT = 16
+RESTARTS = 2
+"""How often a mixture may begin anew because a cluster was emptied."""
+
+
+@dataclass(slots=True, eq=False)
+class MixtureExchange:
+    """What passes between coordinator and institutions of one fit, round by round."""
+
+    asking: SecureProductSession
+    subjects: EntityIndex
+    nodes: int
+    rng: np.random.Generator
+    most: int
+    past: str = ""
+    rounds: int = 0
+    slots: int = 0
+    history: list[tuple[int, str, float]] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        """Rounds that are left."""
+        return max(self.most - self.rounds, 0)
+
+    def begin(self, factors: Sequence[int]) -> FitProtocol[None]:
+        """Let every institution analyse the factors of its modalities."""
+        asked = to_json(BeginRequest(tuple(factors), self.nodes))
+        s = self.subjects
+        self.past = ""
+        yield [
+            self.asking.ask(
+                client,
+                "begin",
+                asked,
+                place=s.place[client],
+                pattern=s.pattern,
+                members=s.members,
+                client=np.array(number),
+            )
+            for number, client in enumerate(s.clients)
+        ]
+
+    def improve(
+        self,
+        courses: Sequence[MixtureState],
+        steps: int,
+        *,
+        kept: Sequence[MixtureState] = (),
+        scores: bool = False,
+        beside: Sequence[Request] = (),
+    ) -> FitProtocol[list[Reply]]:
+        """Take one round with all of some mixtures; return the replies to what is asked beside."""
+        for one in courses:
+            one.w = one.sent.sum(axis=0) / one.sent.sum()
+            if one.slot < 0:
+                one.slot, self.slots = self.slots, self.slots + 1
+        asks = [*beside, *self._asks(courses, steps, [one.slot for one in kept], scores)]
+        replies = yield asks
+        self.rounds += 1
+        self._settle(courses, replies[len(beside) :], scores)
+        return replies[: len(beside)]
+
+    def _asks(
+        self, courses: Sequence[MixtureState], steps: int, kept: Sequence[int], scores: bool
+    ) -> list[Request]:
+        s = self.subjects
+        r = np.hstack([one.sent for one in courses])
+        groups = by_pattern(s.pattern, len(s.members))
+        salts = [secrets.token_bytes(SALT) for _ in groups]
+        slots = tuple(_update_request(one, steps, scores) for one in courses)
+        digests = tuple(digest_posteriors(salt, r[rows]) for salt, rows in zip(salts, groups, strict=True))
+        asked = RoundRequest(slots, tuple(kept), digests, self.past)
+        text = to_json(asked)
+        self.past = asked.follow(text)
+        shares = np.concatenate([one.w for one in courses])
+        table = np.frombuffer(b"".join(salts), dtype=np.uint8).reshape(-1, SALT)
+        asks = []
+        for number, client in enumerate(s.clients):
+            # The salts of patterns without an institution are not for it: it could try posteriors out.
+            own = np.where(s.members[:, number, None], table, 0).astype(np.uint8)
+            asks.append(
+                self.asking.ask(client, "improve", text, r=r[s.place[client]], shares=shares, salts=own)
+            )
+        return asks
+
+    def _settle(self, courses: Sequence[MixtureState], replies: Sequence[Reply], scores: bool) -> None:
+        """Add up what came, whichever order institutions are in, and give every mixture its part."""
+        D = add_exactly([reply.arrays["differences"] for reply in replies])
+        totals = add_exactly([reply.arrays["totals"] for reply in replies])
+        first = told = 0
+        for number, one in enumerate(courses):
+            if one.tell:
+                one.support = {reply.site: reply.arrays["support"][told] for reply in replies}
+                told += 1
+            one.settle(D[:, first : first + one.clusters - 1], totals[number])
+            first += one.clusters - 1
+            if not scores:
+                one.source, one.weigh = one.slot, False
+                self.history.append((self.rounds, one.name, one.penalised))
+
+    def ascend(
+        self,
+        courses: Sequence[MixtureState],
+        steps: int,
+        most: int,
+        kept: Sequence[MixtureState] = (),
+        enough: Callable[[MixtureState], bool] = lambda one: one.converged,
+    ) -> FitProtocol[None]:
+        """Improve mixtures until each is good enough, at most so many rounds."""
+        for _ in range(most):
+            for one in courses:
+                self._refill(one)
+            active = [one for one in courses if not one.failed and not enough(one)]
+            if not active or not self.left:
+                return
+            done = [one for one in courses if one not in active and one.slot >= 0]
+            yield from self.improve(active, steps, kept=[*kept, *done])
+
+    def _refill(self, one: MixtureState) -> None:
+        """Begin anew with a cluster that has too few entities at an institution; give up after some times."""
+        while not one.failed and (found := self.subjects.too_few(one.sent)) is not None:
+            client, k = found
+            if len(one.emptied) >= RESTARTS or one.fixed or one.penalties.lam1 or one.half is not None:
+                one.failed = f"a cluster has too few entities at '{client}'"
+                return
+            one.emptied.append(client)
+            one.refill(k, self.rng)
+
+    def release(self, one: MixtureState, order: Array) -> FitProtocol[list[Reply]]:
+        """Ask for the parameters of a mixture, with its clusters in an order."""
+        replies = yield [
+            self.asking.ask(client, "release_modalities", slot=np.array(one.slot), order=order)
+            for client in self.subjects.clients
+        ]
+        return replies
+
+
+def _update_request(one: MixtureState, steps: int, scores: bool) -> MixtureUpdateRequest:
+    return MixtureUpdateRequest(
+        one.slot,
+        one.source,
+        one.clusters,
+        one.factors,
+        steps,
+        one.penalties.lam1,
+        one.penalties.lam2,
+        one.fixed,
+        scores,
+        one.weigh,
+        one.tell,
+        one.nodes,
+    )
+
+
+def add_exactly(parts: Sequence[Floats]) -> Floats:
+    """Add arrays in a precision in which their order hardly matters: masked sums are exact."""
+    total: Any = np.zeros(parts[0].shape, dtype=np.longdouble)
+    for part in parts:
+        total = total + part
+    return np.asarray(total, dtype=np.float64)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where mixtures begin: k-means of the factor scores of all sites, and each site's own clusters.
+
+MEANS_ROUNDS, SHORT_ROUNDS = 6, 8
+GOING_ON = 2
+"""How many of the starts go on."""
+FAR_BEHIND = 5
+"""Latest gains by which one that is behind the best is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """How many starts by k-means, whether institutions' own clusters too, local steps while many go on."""
+
+    means: int
+    own: bool
+    steps: int
+    local_steps: int
+    rounds: int
+
+
+def start(
+    exchange: MixtureExchange, sizes: Sequence[tuple[int, int]], plan: StartPlan
+) -> FitProtocol[list[MixtureState]]:
+    """Fit mixtures of sizes (K, Q) without penalty, from the best of several starts, side by side.
+
+    One of a size at which all fail has failed itself.
+    """
+    begun = yield from _first(exchange, sizes, plan)
+    for course in begun:
+        # All go on for a while: which is the best cannot be seen before.
+        course.trace.clear()
+    yield from exchange.ascend(begun, plan.steps, SHORT_ROUNDS)
+    going: list[list[MixtureState]] = []
+    for size in sizes:
+        going.append(_foremost([one for one in begun if (one.clusters, one.factors) == size])[:GOING_ON])
+    for _ in range(plan.rounds):
+        # Two that have become one go on as one.
+        going = [some[:1] if len(some) > 1 and same_clusters(*some) else some for some in going]
+        every = [one for some in going for one in some]
+        yield from exchange.ascend(every, plan.local_steps, 1, enough=lambda one: one.settled)
+        going = [_near(_foremost(some)) for some in going]
+    return [some[0] for some in going]
+
+
+def most_rounds(plan: StartPlan) -> int:
+    """Count the rounds that starting takes at most."""
+    return (MEANS_ROUNDS if plan.means else 0) + int(plan.own) + SHORT_ROUNDS + plan.rounds
+
+
+def _foremost(some: Sequence[MixtureState]) -> list[MixtureState]:
+    """Sort mixtures that have not failed, the best first; one that failed where all have."""
+    left = sorted((one for one in some if not one.failed), key=lambda one: -one.penalised)
+    return left or list(some[:1])
+
+
+def _near(some: Sequence[MixtureState]) -> list[MixtureState]:
+    """Keep the best, which is the first, and those that may yet come up with it."""
+    best = some[0].penalised
+    return [one for one in some if one is some[0] or best - one.penalised <= FAR_BEHIND * one.gain]
+
+
+def _first(
+    exchange: MixtureExchange, sizes: Sequence[tuple[int, int]], plan: StartPlan
+) -> FitProtocol[list[MixtureState]]:
+    """Cluster factor scores: squared distances add over institutions."""
+    rng, n = exchange.rng, exchange.subjects.total
+    moving = [
+        MixtureState(K, Q, hard_assignment(rng.random((n, K))), f"start {number + 1}", nodes=exchange.nodes)
+        for K, Q in sizes
+        if K > 1
+        for number in range(plan.means)
+    ]
+    begun = [MixtureState(1, Q, np.ones((n, 1)), "start", nodes=exchange.nodes) for K, Q in sizes if K == 1]
+    own = (
+        yield from _own_clusters(exchange, [size for size in sizes if size[0] > 1]) if plan.own else nothing()
+    )
+    for _ in range(MEANS_ROUNDS if moving else 0):
+        for one in moving:
+            one.r = _filled(hard_assignment(one.r), exchange)
+        yield from exchange.improve(moving, 0, scores=True)
+    found = [(one.clusters, one.factors, np.argmax(one.r, axis=1), one.name) for one in moving]
+    for K, Q, labels, name in [*found, *own]:
+        begun.append(MixtureState(K, Q, soft(labels, K), name, nodes=exchange.nodes))
+    return begun
+
+
+def nothing() -> FitProtocol[list[tuple[int, int, Ints, str]]]:
+    """Ask for nothing."""
+    yield from ()
+    return []
+
+
+def _filled(r: Floats, exchange: MixtureExchange) -> Floats:
+    """Give clusters that are too small a random part of the largest one."""
+    K = r.shape[1]
+    for _ in range(4 * K):
+        found = exchange.subjects.too_few(r)
+        if found is None:
+            return r
+        labels = np.argmax(r, axis=1)
+        members = np.flatnonzero(labels == np.argmax(np.bincount(labels, minlength=K)))
+        labels[exchange.rng.permutation(members)[: len(members) // 2]] = found[1]
+        r = np.eye(K)[labels]
+    return hard_assignment(exchange.rng.random(r.shape))
+
+
+def _own_clusters(
+    exchange: MixtureExchange, sizes: Sequence[tuple[int, int]]
+) -> FitProtocol[list[tuple[int, int, Ints, str]]]:
+    """Ask every institution for clusters of its entities by its own columns."""
+    s, pairs = exchange.subjects, []
+    asks = []
+    for K, Q in sizes:
+        for client in s.clients:
+            pairs.append((K, Q, client))
+            asks.append(
+                exchange.asking.ask(
+                    client,
+                    "own_clusters",
+                    clusters=np.array(K),
+                    factors=np.array(Q),
+                )
+            )
+    replies = yield asks
+    exchange.rounds += 1
+    out = []
+    for (K, Q, client), reply in zip(pairs, replies, strict=True):
+        labels = np.full(s.total, -1, dtype=np.int64)
+        labels[s.place[client]] = reply.arrays["labels"]
+        out.append((K, Q, labels, f"clusters of {client}"))
+    return out

@@ -1,1 +1,0 @@
-"""What a fitted mixture states with its errors: information over sites, profiles, and outside variables."""

@@ -1,0 +1,397 @@
+"""Observed information of a mixture over sites, from local blocks and secure cross-products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from scipy.linalg import block_diag, null_space
+
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
+from fedstat.kernels.ring import fractional_bits
+from fedstat.models.m2sem.modality.base import Modality
+from fedstat.typing import Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Observed information of one institution's modalities, but for what it shares with others (Louis 1982).
+#
+# The factors of different modalities are independent given the cluster. So the information of two
+# modalities' parameters is what their scores, expected given row and cluster, have in common between
+# clusters: ``-sum_ik r_ik c_ik d_ik'`` of scores c, d that are centred over the posterior of each row.
+#
+# Rotations and shifts of the factors change no density: parameters are taken in coordinates without these
+# directions, and only what is free of them is stated. Loadings and means that are fixed at zero are left
+# out.
+
+LOGISTIC = np.pi**2 / 3.0
+"""Variance of a logistic variable."""
+STEP = 1e-5
+"""Of numerical derivatives of statements, in units of a parameter."""
+FLAT, UNKNOWN, NOT_IDENTIFIED = 1e-12, 1e-4, -1.0
+"""Eigenvalue of a direction of no score; slope of a share along one, and what stands for such a share."""
+NEGLIGIBLE = 1e-10
+"""Score, relative to the largest, below which it does not depend on the cluster."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalInformation:
+    """Of an institution's d coordinates, the first q of which have scores that depend on the cluster.
+
+    `own` (d, d) is their information, `with_shares` (K, d) the sums of r c by cluster, `columns` (n, K, q)
+    are the centred scores by the root of the posterior. `jacobian` (s, d) is that of its statements: by
+    modality profiles (K, P, C), flat, then communalities (P,), which are also given for all modalities.
+    `effects` (t, d) is that of effects of covariates, in the order of all modalities' rows.
+    """
+
+    own: Floats
+    with_shares: Floats
+    columns: Floats
+    jacobian: Floats
+    communalities: Floats
+    effects: Floats
+
+
+def local_information(
+    modalities: Sequence[Modality], r: Floats, scale: Floats | None = None
+) -> LocalInformation:
+    """Information of all modalities of an institution, at their present parameters and posteriors r (n, K).
+
+    Effects are those of a unit of covariates, of which a deviation is `scale` (q,).
+    """
+    parts = [_of_modality(m, r) for m in modalities]
+    q = [part.columns.shape[2] for part in parts]
+    columns = np.concatenate([part.columns for part in parts], axis=2)
+    own = block_diag(*(part.own for part in parts))
+    first = np.cumsum([0, *(len(part.own) for part in parts)])
+    at = np.concatenate([np.arange(f, f + w) for f, w in zip(first, q, strict=False)]).astype(np.int64)
+    # Between modalities of one institution as between those of two.
+    own[np.ix_(at, at)] -= np.einsum("ikp,ikq->pq", columns, columns)
+    order = np.concatenate([at, np.setdiff1d(np.arange(len(own)), at)])
+    return LocalInformation(
+        own[np.ix_(order, order)],
+        np.concatenate([part.with_shares for part in parts], axis=1)[:, order],
+        columns,
+        block_diag(*(part.jacobian for part in parts))[:, order],
+        np.concatenate([part.communalities for part in parts]),
+        _per_unit(block_diag(*(part.effects for part in parts))[:, order], scale),
+    )
+
+
+def _per_unit(effects: Floats, scale: Floats | None) -> Floats:
+    return effects if scale is None else effects / np.resize(scale, len(effects))[:, None]
+
+
+def communalities(m: Modality) -> Floats:
+    """Share of a column's variance within clusters that its factors make up: (P,), 0 for nominal ones.
+
+    Of ordinal and binary columns, of the variance of a logistic variable behind them.
+    """
+    squares = m.row_norms() ** 2
+    single = np.bincount(m.row_columns, minlength=m.P) == 1
+    return np.where(single, squares / (squares + getattr(m, "psi", LOGISTIC)), 0.0)
+
+
+def _of_modality(m: Modality, r: Floats) -> LocalInformation:
+    scores, own = m.scores_by_cluster(r)
+    centred = scores - np.einsum("nk,nkp->np", r, scores)[:, None]
+    largest = np.abs(centred).max(axis=(0, 1), initial=0.0)
+    free, flat = free_and_flat(m)
+    unidentified = _unidentified(scores, r, free)
+    flat = np.hstack([flat, unidentified])
+    crossing = free & (largest > NEGLIGIBLE * max(float(np.abs(scores).max(initial=0.0)), 1e-300))
+    bases = [_without(flat[one]) for one in (crossing, free & ~crossing)]
+    Z = np.zeros((len(own), sum(base.shape[1] for base in bases)))
+    q = bases[0].shape[1]
+    Z[crossing, :q], Z[free & ~crossing, q:] = bases
+    weighted = centred @ Z[:, :q]
+    slopes, shared, effects = _slopes(m, free), communalities(m), _of_effects(m)[:, free]
+    # Of few columns the data fix no share of variance: it changes where no density does.
+    unknown = np.abs(slopes[-m.P :] @ flat[free]).max(axis=1, initial=0.0) > UNKNOWN
+    slopes[-m.P :][unknown], shared[unknown] = 0.0, NOT_IDENTIFIED
+    J = slopes @ Z[free]
+    stated = np.vstack([slopes[: -m.P], effects])
+    if np.abs(stated @ unidentified[free]).max(initial=0.0) > UNKNOWN * np.abs(slopes).max():
+        own = -np.eye(len(own))  # profiles that rows do not tell, as where loadings go to infinity
+    shares = np.zeros((r.shape[1], Z.shape[1]))
+    shares[:, :q] = np.einsum("nk,nkp->kp", r, weighted)
+    return LocalInformation(
+        Z.T @ own @ Z, shares, np.sqrt(r)[:, :, None] * weighted, J, shared, effects @ Z[free]
+    )
+
+
+def _of_effects(m: Modality) -> Floats:
+    """Jacobian (t, p) of effects of covariates in all parameters."""
+    places, units = m.effect_places()
+    out = np.zeros((places.size, len(m.state())))
+    out[np.arange(places.size), places.ravel()] = np.repeat(units, places.shape[1])
+    return out
+
+
+def free_and_flat(m: Modality) -> tuple[Bools, Floats]:
+    """Which of the p parameters are free, and directions (p, d) in which no density changes."""
+    state, L = m.state(), m.loadings.copy()
+    loading, means = _places(m, state)
+    free: Bools = m.free.copy()
+    unloaded = ~L.any(axis=1)
+    free[loading[unloaded]] = False
+    silent = m.silent or not m.means.any()
+    free[means] &= not silent
+    directions = [*_rotations(m, loading, means, len(state))]
+    if not silent:
+        directions += [*_shifts(m, state), *_unseen(m, means, len(state))]
+    return free, np.array(directions).T.reshape(len(state), -1)
+
+
+def _places(m: Modality, state: Floats) -> tuple[Ints, Ints]:
+    """Places among the parameters of loadings, (R, Q), and of means, (K, Q)."""
+    m.restore(np.arange(len(state), dtype=np.float64))
+    loading, means = m.loadings.astype(np.int64), m.means.astype(np.int64)
+    m.restore(state)
+    return loading, means
+
+
+def _rotations(m: Modality, loading: Ints, means: Ints, p: int) -> Iterator[Floats]:
+    for a, b in combinations(range(m.Q), 2):
+        turned = np.zeros(p)
+        for places, values in ((loading, m.loadings), (means, m.means)):
+            turned[places[:, a]], turned[places[:, b]] = -values[:, b], values[:, a]
+        yield turned
+
+
+def _shifts(m: Modality, state: Floats) -> Iterator[Floats]:
+    for c in np.eye(m.Q):
+        m.means = m.means - c
+        m._shift(c)
+        yield m.state() - state
+        m.restore(state)
+
+
+def _unseen(m: Modality, means: Ints, p: int) -> Iterator[Floats]:
+    """Means of factors on which no column loads."""
+    for e in null_space(m.loadings).T:
+        for places in means:
+            unseen = np.zeros(p)
+            unseen[places] = e
+            yield unseen
+
+
+def _unidentified(scores: Floats, r: Floats, free: Bools) -> Floats:
+    """Directions (p, d) in which no score of any row differs from zero, as where a factor has two columns."""
+    weighted = (np.sqrt(r)[:, :, None] * scores[:, :, free]).reshape(-1, int(free.sum()))
+    G = weighted.T @ weighted
+    seen = np.diag(G) > FLAT**2 * np.diag(G).max(initial=0.0)
+    scale = np.where(seen, np.diag(G), 1.0) ** -0.5
+    values, vectors = np.linalg.eigh(G * np.outer(scale, scale))
+    out = np.zeros((len(free), int((values < FLAT * values[-1]).sum())))
+    out[free] = scale[:, None] * vectors[:, : out.shape[1]]
+    return np.asarray(out / np.maximum(np.linalg.norm(out, axis=0), 1e-300))
+
+
+def _without(flat: Floats) -> Floats:
+    """Orthonormal coordinates (p, d) without some directions (p, f)."""
+    return null_space(flat.T) if flat.any() else np.eye(len(flat))
+
+
+def _slopes(m: Modality, free: Bools) -> Floats:
+    """Jacobian of the statements in the free parameters; that of communalities by central differences."""
+    state, columns = m.state(), []
+    for j in np.flatnonzero(free).tolist():
+        h = STEP * max(1.0, abs(state[j]))
+        sides = []
+        for moved in (h, -h):
+            m.restore(state + moved * np.eye(1, len(state), j)[0])
+            sides.append(communalities(m))
+        columns.append((sides[0] - sides[1]) / (2.0 * h))
+    m.restore(state)
+    return np.concatenate([np.nan_to_num(m.profile_slopes()[:, free]), np.array(columns).T])
+
+
+# ----------------------------------------------------------------------------------------------------
+# Observed information of a mixture over sites: own blocks from home, cross-blocks by secure products.
+
+SCORES = "scores"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClientInformation:
+    """What a site released of its d coordinates, the first `crossing` of which it multiplied with others'.
+
+    `own` (d, d), `with_shares` (K, d), `jacobian` (s, d) of its statements, with effects of covariates at the
+    end, `communalities` of its columns.
+    """
+
+    own: Floats
+    with_shares: Floats
+    jacobian: Floats
+    communalities: Floats
+    crossing: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObservedInformation:
+    """Inverse (p, p) of the information of K - 1 shares and all institutions' coordinates, in their order.
+
+    `jacobians` (s, d) are those of each institution's statements, `communalities` (sum of P,) of its columns.
+    `problem` says why there is no inverse.
+    """
+
+    cov: Floats
+    clusters: int
+    jacobians: Mapping[str, Floats]
+    communalities: Mapping[str, Floats]
+    problem: str = ""
+
+    @classmethod
+    def none(cls, clusters: int, problem: str) -> ObservedInformation:
+        """Return what stands where nothing is known, and why."""
+        return cls(np.zeros((0, 0)), clusters, {}, {}, problem)
+
+    @property
+    def available(self) -> bool:
+        """Whether there are standard errors."""
+        return not self.problem
+
+    def of_client(self, client: str) -> Floats:
+        """Covariance (s, s) of an institution's statements."""
+        at = self.clusters - 1
+        for name, jacobian in self.jacobians.items():
+            d = jacobian.shape[1]
+            if name == client:
+                return np.asarray(jacobian @ self.cov[at : at + d, at : at + d] @ jacobian.T)
+            at += d
+        raise KeyError(client)
+
+    def of_effects(self, client: str, rows: int) -> Floats:
+        """Covariance (t, t) of an institution's effects of covariates, its last so many statements."""
+        first = len(self.jacobians[client]) - rows
+        return self.of_client(client)[first:, first:]
+
+    def of_shares(self) -> Floats:
+        """Covariance (K, K) of the shares of the clusters."""
+        free = self.clusters - 1
+        J = np.vstack([np.eye(free), -np.ones((1, free))])
+        return np.asarray(J @ self.cov[:free, :free] @ J.T)
+
+
+def request_information(
+    asking: SecureProductSession,
+    slot: int,
+    r: Floats,
+    w: Floats,
+    place: Mapping[str, Ints],
+) -> FitProtocol[ObservedInformation]:
+    """Ask all institutions, who have entities at `place`, and multiply the scores of every two.
+
+    Posteriors r (N, K) and shares w (K,) are those at the present parameters.
+    """
+    clients = tuple(place)
+    K = len(w)
+    replies = yield [asking.ask(client, "open_scores", slot=np.array(slot)) for client in clients]
+    parts = {
+        reply.site: ClientInformation(
+            reply.arrays["own"],
+            reply.arrays["with_shares"],
+            reply.arrays["jacobian"],
+            reply.arrays["communalities"],
+            int(reply.arrays["crossing"]),
+        )
+        for reply in replies
+    }
+    sides = sides_of(parts, place, len(r), K)
+    pairs = [(a, b) for a, b in combinations(sides, 2) if len(np.intersect1d(place[a.site], place[b.site]))]
+    if problem := too_few(parts, place, pairs):
+        return ObservedInformation.none(K, problem)
+    made = yield from asking.multiply(pairs, clients, 1, len(r) * K, fractional_bits(len(r) * K), "scores ")
+    crossed = {(one.a.site, one.b.site): one.products[0] for one in made}
+    return invert(assemble(r, w, parts, crossed), K, parts)
+
+
+def too_few(
+    parts: Mapping[str, ClientInformation],
+    place: Mapping[str, Ints],
+    pairs: Sequence[tuple[ProductOperand, ProductOperand]],
+) -> str:
+    """Say who has too few entities for so many scores; empty where nobody has."""
+    for client, part in parts.items():
+        if len(place[client]) < 2 * part.crossing:
+            return _few(f"'{client}' has", len(place[client]), part.crossing)
+    for a, b in pairs:
+        common = len(np.intersect1d(place[a.site], place[b.site]))
+        if common < 2 * (a.width + b.width):
+            return _few(f"'{a.site}' and '{b.site}' share", common, a.width + b.width)
+    return ""
+
+
+def _few(who: str, entities: int, columns: int) -> str:
+    return (
+        f"{who} {entities:,} entities, and sums of products of {columns} scores need {2 * columns:,}: with "
+        "fewer they would tell of single entities. Select columns, take fewer factors, or use bootstrap()"
+    )
+
+
+def sides_of(
+    parts: Mapping[str, ClientInformation], place: Mapping[str, Ints], n: int, K: int
+) -> list[ProductOperand]:
+    """Name the columns that institutions multiply: of every entity one row for each cluster."""
+    sides, start = [], 0
+    for client, part in parts.items():
+        q = part.crossing
+        if not q:
+            continue
+        rows = np.concatenate([k * n + place[client] for k in range(K)])
+        sides.append(
+            ProductOperand(client, SCORES, slice(start, start + q), rows, np.zeros(len(rows), dtype=np.int64))
+        )
+        start += q
+    return sides
+
+
+def assemble(
+    r: Floats,
+    w: Floats,
+    parts: Mapping[str, ClientInformation],
+    crossed: Mapping[tuple[str, str], Floats],
+) -> Floats:
+    """Put the information of shares w_1 ... w_(K-1) and of all coordinates together."""
+    K = len(w)
+    sizes = [K - 1, *(len(part.own) for part in parts.values())]
+    ends = np.cumsum(sizes)
+    first = dict(zip(parts, ends[:-1].tolist(), strict=True))
+    info = np.zeros((int(ends[-1]), int(ends[-1])))
+    # Scores of w_k are 1 / w_k in cluster k and -1 / w_K in the last.
+    a = np.vstack([np.diag(1.0 / w[:-1]), np.full((1, K - 1), -1.0 / w[-1])])
+    mean = r @ a
+    info[: K - 1, : K - 1] = mean.T @ mean
+    for client, part in parts.items():
+        at = slice(first[client], first[client] + len(part.own))
+        info[at, at] = part.own
+        info[: K - 1, at] = -a.T @ part.with_shares
+        info[at, : K - 1] = info[: K - 1, at].T
+    for (one, other), product in crossed.items():
+        at = slice(first[one], first[one] + product.shape[0])
+        to = slice(first[other], first[other] + product.shape[1])
+        info[at, to], info[to, at] = -product, -product.T
+    return info
+
+
+def invert(info: Floats, clusters: int, parts: Mapping[str, ClientInformation]) -> ObservedInformation:
+    """Invert the information, or say why it has no inverse."""
+    jacobians = {client: part.jacobian for client, part in parts.items()}
+    shared = {client: part.communalities for client, part in parts.items()}
+    diagonal = np.diag(info)
+    scale = np.where(diagonal > 0.0, diagonal, 1.0) ** -0.5
+    values, vectors = np.linalg.eigh(info * np.outer(scale, scale))
+    if not (diagonal > 0.0).all() or values[0] <= len(info) * np.finfo(np.float64).eps * values[-1]:
+        return ObservedInformation(
+            np.zeros((0, 0)),
+            clusters,
+            jacobians,
+            shared,
+            "the observed information is not positive definite: the fit has not reached a maximum, or a "
+            "cluster or an error's variance is at its bound",
+        )
+    half = scale[:, None] * vectors / np.sqrt(values)
+    return ObservedInformation(half @ half.T, clusters, jacobians, shared)

@@ -1,0 +1,290 @@
+"""Modalities of one site in a fit: several mixtures updated in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.models.m2sem.columns import OpenedModalities, OpenedModality
+from fedstat.models.m2sem.modality.base import Modality
+from fedstat.models.m2sem.modality.categorical import CategoricalModality
+from fedstat.models.m2sem.modality.gaussian import GaussianModality
+from fedstat.models.m2sem.request import MOST_STEPS, NONE, MixtureUpdateRequest, PredictRequest
+from fedstat.typing import Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# From the columns that an institution opened to modalities that can be improved.
+
+
+def make_modality(
+    opened: OpenedModality, factors: int, nodes: int, covariates: Floats | None, units: Floats | None = None
+) -> Modality:
+    """Make a modality of one institution's columns, with a number of factors and nodes for each.
+
+    Of new rows `units` are those of the columns in the fit.
+    """
+    asked = opened.asked
+    if asked.continuous:
+        return GaussianModality(opened.values, asked.names, factors, covariates, units)
+    kinds, levels = [c.kind for c in asked.columns], [len(c.levels) for c in asked.columns]
+    return CategoricalModality(opened.values, asked.names, factors, kinds, levels, nodes, covariates, units)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The modalities of one institution in a fit: mixtures side by side, improved with posteriors held.
+
+LEAP, LEAST_LEAP, LEAST_LEAP_OF_FEW = 2, 4, 8
+"""EM steps before a leap, and local steps from which there are some; the last where steps are costly."""
+LONGEST = 50.0
+"""Stride of a leap, in steps."""
+SETTLED = 1e-8
+"""Gain of a leap, relative to the log-likelihood, after which others do not pay."""
+LEAST_NORM, LEAST_SEPARATION = 1e-3, 1e-4
+"""Of loadings and modalities to which penalties are adapted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModalityState:
+    """Parameters of one modality in one mixture, and what penalties are adapted to.
+
+    `support` (P,) are columns that may have loadings, `silent` says that its means are zero; `weights` (P,)
+    and `weight` multiply the penalties of loadings and of means.
+    """
+
+    state: Floats
+    support: Bools
+    silent: bool
+    weights: Floats
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalMixture:
+    """A mixture as an institution holds it: its modalities, and the posteriors (n, K) that it was given last.
+
+    `shaped` (n, K) are those of the last EM steps, from which its
+    parameters are, or of its first means.
+    """
+
+    factors: int
+    nodes: int
+    modalities: tuple[ModalityState, ...]
+    r: Floats | None = None
+    shaped: Floats | None = None
+
+
+class LocalMixtures:
+    """Modalities of one number of factors and nodes, in which any mixture of these can be improved."""
+
+    def __init__(self, modalities: Sequence[Modality]) -> None:
+        self.modalities = tuple(modalities)
+        self._held: LocalMixture | None = None
+
+    def begun(self, factors: int, nodes: int) -> LocalMixture:
+        """Mixture of one cluster: the local factor analyses."""
+        for modality in self.modalities:
+            modality.begin(1)
+        return self.take(factors, nodes, [(np.ones(m.P), 1.0) for m in self.modalities], None)
+
+    def put(self, slot: LocalMixture) -> None:
+        """Let the modalities have the parameters of a mixture."""
+        if self._held is slot:
+            return
+        for modality, held in zip(self.modalities, slot.modalities, strict=True):
+            modality.restore(held.state)
+            modality.support, modality.silent = held.support.copy(), held.silent
+        self._held = None
+
+    def take(
+        self,
+        factors: int,
+        nodes: int,
+        weights: Sequence[tuple[Floats, float]],
+        r: Floats | None,
+        shaped: Floats | None = None,
+    ) -> LocalMixture:
+        """Return what the modalities have now as a mixture."""
+        held = tuple(
+            ModalityState(m.state(), m.support.copy(), m.silent, each, one)
+            for m, (each, one) in zip(self.modalities, weights, strict=True)
+        )
+        self._held = LocalMixture(factors, nodes, held, r, shaped)
+        return self._held
+
+    def densities(self) -> Floats:
+        """Log densities of all rows given each cluster, (n, K), over all modalities."""
+        return np.asarray(sum(m.log_densities() for m in self.modalities))
+
+    def scores(self) -> Floats:
+        """Factor scores of all modalities under one cluster, (n, sum of factors)."""
+        for m in self.modalities:
+            m.log_densities()
+        everyone = np.ones((self.modalities[0].n, 1))
+        return np.hstack([m.factor_scores(everyone) for m in self.modalities])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixtureUpdate:
+    """What a mixture gives after a round: densities (n, K), penalty, parameters, and which columns load."""
+
+    slot: LocalMixture
+    densities: Floats
+    penalty: float
+    parameters: int
+    support: Bools
+
+
+@dataclass(slots=True, eq=False)
+class SessionMixtures:
+    """What an institution holds of a fit.
+
+    `place` (n,) are the positions of its entities among `total`, `groups` those of its rows that have each
+    presence pattern, by pattern. `benches` are by factors and nodes, `analyses` the mixtures of one cluster
+    by factors; `past` is a digest of all that institutions were told alike. `told` is the mixture whose
+    estimates have left, after which no other's do.
+    """
+
+    opened: OpenedModalities
+    place: Ints
+    total: int
+    groups: Mapping[int, Ints]
+    past: str
+    benches: dict[tuple[int, int], LocalMixtures] = field(default_factory=dict)
+    analyses: dict[int, LocalMixture] = field(default_factory=dict)
+    slots: dict[int, LocalMixture] = field(default_factory=dict)
+    told: LocalMixture | None = None
+
+    def bench(self, factors: int, nodes: int) -> LocalMixtures:
+        """Modalities with so many factors and nodes, made when first asked for."""
+        if (factors, nodes) not in self.benches:
+            made = [
+                make_modality(one, factors, nodes, self.opened.standardised) for one in self.opened.modalities
+            ]
+            self.benches[factors, nodes] = LocalMixtures(made)
+        return self.benches[factors, nodes]
+
+    def begin(self, factors: int, nodes: int) -> None:
+        """Analyse the factors of every modality, of one cluster."""
+        self.analyses[factors] = self.bench(factors, nodes).begun(factors, nodes)
+
+    def source(self, name: str, asked: MixtureUpdateRequest) -> LocalMixture:
+        """Find the mixture from which one goes on."""
+        kept = self.analyses.get(asked.factors) if asked.source == NONE else self.slots.get(asked.source)
+        if kept is None or kept.factors != asked.factors:
+            raise MessageError(
+                f"{name}: holds no mixture {asked.source} of {asked.factors} factors in this fit"
+            )
+        return kept
+
+    def improve(self, name: str, asked: MixtureUpdateRequest, r: Floats, shares: Floats) -> MixtureUpdate:
+        """Take local steps from a source with posteriors r (n, K) held."""
+        source, bench = self.source(name, asked), self.bench(asked.factors, asked.nodes)
+        bench.put(source)
+        if asked.scores:
+            return self._spheres(bench, source, r)
+        weights = [(one.weights, one.weight) for one in source.modalities]
+        if asked.weigh:
+            weights = [adapt(m, shares) for m in bench.modalities]
+        anew = any(m.clusters != r.shape[1] for m in bench.modalities)
+        if anew:
+            for m in bench.modalities:
+                m.begin_means(r)
+        if asked.fixed:
+            for m in bench.modalities:
+                m.support = m.row_norms() > 0.0
+                m.silent = not (m.support.any() and np.any(m.means))
+        pairs = [(asked.lam1 * each, asked.lam2 * one) for each, one in weights]
+        for m, (rows, means) in zip(bench.modalities, pairs, strict=True):
+            least = LEAST_LEAP if m.leaps else LEAST_LEAP_OF_FEW if asked.fixed else MOST_STEPS + 1
+            if asked.lam1 or asked.lam2 or asked.steps < least:
+                m.improve(r, rows, means, asked.steps)
+            else:
+                ascend_in_leaps(m, r, asked.steps)
+        f = bench.densities()
+        shaped = r if asked.steps or anew or source.shaped is None else source.shaped
+        slot = bench.take(asked.factors, asked.nodes, weights, r, shaped)
+        self.slots[asked.slot] = slot
+        loaded = [np.append(m.row_norms() > 0.0, bool(np.any(m.means))) for m in bench.modalities]
+        return MixtureUpdate(
+            slot,
+            f,
+            sum(m.penalty(rows, means) for m, (rows, means) in zip(bench.modalities, pairs, strict=True)),
+            sum(m.free_parameters() for m in bench.modalities),
+            np.concatenate(loaded),
+        )
+
+    def _spheres(self, bench: LocalMixtures, source: LocalMixture, r: Floats) -> MixtureUpdate:
+        """Move k-means' centres on the factor scores of one cluster; densities are those of spheres."""
+        scores = bench.scores()
+        centres = r.T @ scores / r.sum(axis=0)[:, None]
+        f = scores @ centres.T - 0.5 * (centres * centres).sum(axis=1)
+        return MixtureUpdate(source, f, 0.0, 0, np.zeros(0, dtype=np.bool_))
+
+    def only(self, slots: Sequence[int]) -> None:
+        """Forget all other mixtures."""
+        self.slots = {number: slot for number, slot in self.slots.items() if number in slots}
+
+
+def restored(
+    name: str, opened: OpenedModalities, asked: PredictRequest, parameters: Floats, units: Floats
+) -> list[Modality]:
+    """Make modalities of new rows, with the parameters of a fit."""
+    made, at, first = [], 0, 0
+    for one in opened.modalities:
+        columns = one.asked.columns
+        width = 2 * len(columns) if one.asked.continuous else sum(len(c.levels) for c in columns)
+        m = make_modality(one, asked.factors, asked.nodes, opened.standardised, units[first : first + width])
+        first += width
+        m.means = np.zeros((asked.clusters, asked.factors))
+        size = m.state().size
+        if at + size > len(parameters):
+            break
+        m.restore(parameters[at : at + size])
+        at += size
+        made.append(m)
+    if at != len(parameters) or first != len(units) or len(made) < len(opened.modalities):
+        raise MessageError(f"{name}: the parameters are not of a fit of these columns")
+    return made
+
+
+def ascend_in_leaps(m: Modality, r: Floats, steps: int) -> None:
+    """Take EM steps without penalty; after each two leap ahead, where that is no lower.
+
+    This is the squared extrapolation of Varadhan and Roland (2008). Where it leaves the parameter space the
+    density is lower, or none.
+    """
+    before = m.expected(r)
+    for _ in range(steps // LEAP):
+        first = m.state()
+        m.improve(r)
+        second = m.state()
+        m.improve(r)
+        third = m.state()
+        move, bend = second - first, third - 2.0 * second + first
+        length = float(np.linalg.norm(bend))
+        if length == 0.0:
+            return
+        stride = min(float(np.linalg.norm(move)) / length, LONGEST)
+        if stride <= 1.0:
+            continue
+        reached = m.expected(r)
+        m.restore(first + 2.0 * stride * move + stride**2 * bend)
+        with np.errstate(all="ignore"):
+            ahead = m.expected(r)
+        if not ahead >= reached:
+            m.restore(third)
+        now = max(reached, ahead) if ahead == ahead else reached
+        if now - before < SETTLED * (1.0 + abs(now)):
+            return
+        before = now
+
+
+def adapt(modality: Modality, shares: Floats) -> tuple[Floats, float]:
+    """Weights of penalties: 1 / |l_p| and 1 / D_m at the present parameters."""
+    return (
+        1.0 / np.maximum(modality.row_norms(), LEAST_NORM),
+        1.0 / max(modality.separation(shares), LEAST_SEPARATION) ** 0.5,
+    )

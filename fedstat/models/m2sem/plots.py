@@ -1,0 +1,223 @@
+"""Plots of a fitted mixture, its information criteria and its convergence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import NotAvailableError
+from fedstat.models.m2sem.record import M2SEMRecord
+from fedstat.plotting import (
+    COLORS,
+    NARROW,
+    SMALL,
+    axes_for,
+    axes_width_inches,
+    name_width,
+    set_headline,
+    shorten,
+    thin_labels,
+    title_figure,
+)
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# ----------------------------------------------------------------------------------------------------
+# Pictures of clusters: profiles by modality, heat map, grid of sizes.
+
+MOST_COLUMNS = 60
+"""Of a heat map."""
+TINY = 1e-12
+
+
+def places(r: M2SEMRecord, selected: bool) -> pd.DataFrame:
+    """Where clusters are in each column, around the mean of all and in standard deviations over entities.
+
+    Of categories it is the mean place of the level, from 0, or of nominal ones the probability of the level
+    that differs most.
+    """
+    chosen, rows, keys = r.features["selected"], [], []
+    for client, held in r.clients.items():
+        units = held.units
+        for one, values, _, _ in held.parts:
+            for p, column in enumerate(one.columns):
+                key, L = (client, one.name, column.name), len(column.levels)
+                if L:
+                    # Rows by level, column after column; of numbers all means, and then all deviations.
+                    counts, units = units[:L], units[L:]
+                    at, sd = _place_of_levels(values[:, p, :L], counts, column.kind == "nominal")
+                else:
+                    at, sd = values[:, p, 0], float(units[len(one.columns) + p])
+                if not selected or chosen[key]:
+                    keys.append(key)
+                    rows.append((at - r.shares @ at) / max(sd, TINY))
+            units = units[2 * len(one.columns) :] if one.continuous else units
+    if not rows:
+        raise NotAvailableError("no column tells clusters apart; plot with selected=False")
+    index = pd.MultiIndex.from_tuples(keys, names=["client", "modality", "column"])
+    return pd.DataFrame(np.array(rows), index=index, columns=r.clusters)
+
+
+def _place_of_levels(probabilities: Floats, counts: Floats, nominal: bool) -> tuple[Floats, float]:
+    """Mean place of the level by cluster (K, L), or the one that differs most, and its deviation over all."""
+    L, shares = len(counts), counts / counts.sum()
+    place = np.arange(L) * 1.0
+    if nominal:
+        place = (np.arange(L) == np.argmax(np.ptp(probabilities, axis=0))) * 1.0
+    return probabilities @ place, float((shares @ place**2 - (shares @ place) ** 2) ** 0.5)
+
+
+def plot_cluster_profiles(r: M2SEMRecord, selected: bool) -> Figure:
+    """Draw a panel for each modality, a line for each cluster."""
+    frame = places(r, selected)
+    groups = [(key, part) for key, part in frame.groupby(level=["client", "modality"], sort=False)]
+    whole = axes_for(None, 7.0, 0.9 + 0.24 * (len(frame) + 3 * len(groups)))
+    figure = whole.get_figure(root=True)
+    assert figure is not None
+    whole.remove()
+    heights = [len(part) + 1 for _, part in groups]
+    axes = figure.subplots(len(groups), 1, squeeze=False, sharex=True, height_ratios=heights).ravel()
+    for ax, ((client, modality), part) in zip(axes, groups, strict=True):
+        y = np.arange(len(part))[::-1]
+        for number, (k, values) in enumerate(part.items()):
+            label = f"cluster {k} ({r.shares[number]:.0%})"
+            colour = COLORS[number % len(COLORS)]
+            ax.plot(values.to_numpy(), y, "o-", color=colour, linewidth=1.0, markersize=4, label=label)
+        ax.axvline(0.0, color="0.7", linewidth=0.8, zorder=0)
+        names = [shorten(str(key[2]), 28) for key in part.index]
+        ax.set_yticks(y, names, fontsize=SMALL, parse_math=False)
+        title = str(client) if client == modality else f"{client}: {modality}"
+        ax.set_title(title, fontsize=SMALL, fontweight="bold", loc="left", parse_math=False)
+        ax.set_ylim(-0.6, len(part) - 0.4)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("distance from the mean of all, in standard deviations of the column")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper right", frameon=False, fontsize=SMALL, ncols=2)
+    title_figure(figure, "Profiles of the clusters")
+    figure.set_layout_engine("none")
+    figure.tight_layout(rect=(0.0, 0.0, 1.0, 1.0 - 0.35 / figure.get_figheight()))
+    return figure
+
+
+def plot_profile_heat(r: M2SEMRecord, ax: Axes | None) -> Axes:
+    """Draw a row for each column, a column for each cluster."""
+    frame = places(r, bool(r.features["selected"].any())).iloc[:MOST_COLUMNS]
+    ax = axes_for(ax, 3.0 + 0.5 * len(frame.columns), 1.2 + 0.2 * len(frame), hidden=())
+    values = frame.to_numpy()
+    most = max(float(np.abs(values).max()), 1e-12)
+    image = ax.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
+    most_wide = name_width(ax, 0.4, 40)
+    names = [shorten(f"{client}: {name}", most_wide) for client, _, name in frame.index]
+    ax.set_yticks(range(len(frame)), names, fontsize=SMALL, parse_math=False)
+    ax.set_xticks(range(len(frame.columns)), [f"{k}" for k in frame.columns])
+    ax.set_xlabel("cluster")
+    where: dict[str, Any] = {"location": "bottom"} if axes_width_inches(ax) < NARROW else {}
+    ax.figure.colorbar(image, ax=ax, label="standard deviations from the mean", **where)
+    set_headline(ax, "Profiles of the clusters")
+    thin_labels(ax)
+    return ax
+
+
+# ----------------------------------------------------------------------------------------------------
+# Figures of a fitted mixture: criteria, course and pictures.
+
+
+class ClusterFigures:
+    """How good a fitted mixture is, how it came about, and what its clusters look like.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_clusters(300, ["continuous", "ordinal"], p=3, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> fit = fs.M2SEM(partition, n_clusters=2, n_factors=1).fit(n_init=1, seed=0)
+    >>> fit.n_clusters, fit.nobs, fit.labels.nunique(), fit.posterior.shape, fit.sizes.shape
+    (2, 300, 2, (300, 2), (2, 3))
+    >>> fit.llf < 0.0, fit.bic < fit.icl, fit.df_model > 20, fit.converged, 0.0 < fit.entropy <= 1.0
+    (True, True, True, True, True)
+    >>> fit.history.columns.tolist()[:3], fit.path.columns.tolist()[:3]
+    (['round', 'mixture', 'llf'], ['lam1', 'lam2', 'columns'])
+    >>> len(fit.modalities), len(fit.features), fit.classification.shape
+    (2, 6, (2, 3))
+    >>> len(fit.profiles()), len(fit.tidy()), len(fit.tests()), len(fit.contrasts()), len(fit.communalities())
+    (15, 30, 6, 15, 6)
+    >>> fit.predict(partition).shape, fit.factor_scores("Client 1").shape
+    ((300, 2), (300, 1))
+    >>> bool(fit.plot_heat().has_data()), len(fit.plot_profiles().axes)
+    (True, 2)
+    >>> "clusters" in fit.summary().as_text()
+    True
+    """
+
+    _record: M2SEMRecord
+
+    @property
+    def llf(self) -> float:
+        """Observed log-likelihood."""
+        return self._record.loglik
+
+    @property
+    def df_model(self) -> int:
+        """Number of free parameters."""
+        return self._record.parameters
+
+    @property
+    def nobs(self) -> int:
+        """Number of entities."""
+        return self._record.n
+
+    @property
+    def bic(self) -> float:
+        """Schwarz's criterion; the lower the better."""
+        return self._record.bic
+
+    @property
+    def icl(self) -> float:
+        """BIC and twice the entropy of the posteriors."""
+        return self.bic + 2.0 * self._record.uncertainty
+
+    @property
+    def converged(self) -> bool:
+        """Whether the fit came to an end."""
+        return self._record.converged
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """Penalised log-likelihood of every mixture that was improved, by round."""
+        return pd.DataFrame(list(self._record.history), columns=["round", "mixture", "llf"])
+
+    @property
+    def path(self) -> pd.DataFrame:
+        """What penalties led to which support, and what its refit without penalties is worth."""
+        return self._record.path
+
+    # ---- pictures --------------------------------------------------------------------------------
+
+    def plot_profiles(self, selected: bool = True) -> Figure:
+        """Draw clusters' means, and mean places of levels, a panel for each modality.
+
+        Parameters
+        ----------
+        selected : bool
+            Whether only columns that tell clusters apart are drawn.
+
+        Returns
+        -------
+        matplotlib Figure
+
+        Raises
+        ------
+        NotAvailableError
+            No column tells clusters apart.
+        """
+        return plot_cluster_profiles(self._record, selected)
+
+    def plot_heat(self, ax: Axes | None = None) -> Axes:
+        """Draw how far each cluster's columns are from their means over clusters, as a heat map."""
+        return plot_profile_heat(self._record, ax)

@@ -1,0 +1,198 @@
+"""Record of a fitted mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+
+from fedstat.codec import Minimum
+from fedstat.errors import ModelError
+from fedstat.models.m2sem.information import ObservedInformation
+from fedstat.models.m2sem.request import ModalityRequest
+from fedstat.models.m2sem.selection import JudgedSupport
+from fedstat.models.saved import SavedLedger
+from fedstat.typing import Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedClient:
+    """An institution's modalities as released: parameters, and profiles (K, sum of P C) of all side by side.
+
+    `norms` (sum of P,) are lengths of loadings, `relevance` (M,) by how much modalities tell clusters apart,
+    `floor` names columns whose errors have the least variance allowed, `entities` counts its rows. Of columns
+    that are adjusted `effects` (R, q) are of `covariates`, of which `coding` is a ``BlockSpec`` in JSON, and
+    `spread` (2, q) their means and deviations; `without` counts rows that lack some.
+    """
+
+    modalities: tuple[ModalityRequest, ...]
+    parameters: Floats
+    units: Floats
+    profiles: Floats
+    norms: Floats
+    relevance: Floats
+    floor: tuple[str, ...]
+    entities: int
+    terms: tuple[str, ...]
+    covariates: tuple[str, ...]
+    without: int
+    coding: str
+    spread: Floats
+    effects: Floats
+
+    @property
+    def parts(self) -> list[tuple[ModalityRequest, Floats, Floats, float]]:
+        """By modality: profiles (K, P, C), norms (P,), relevance."""
+        out, at, first = [], 0, 0
+        for one, relevance in zip(self.modalities, self.relevance.tolist(), strict=True):
+            P, C = len(one.columns), one.most_levels
+            profiles = self.profiles[:, at : at + P * C].reshape(-1, P, C)
+            out.append((one, profiles, self.norms[first : first + P], relevance))
+            at, first = at + P * C, first + P
+        return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class M2SEMRecord:
+    """What a file of results holds: no value of an entity, and so no posterior."""
+
+    clients: Mapping[str, FittedClient]
+    shares: Floats
+    factors: Annotated[int, Minimum(1)]
+    nodes: Annotated[int, Minimum(2)]
+    n: Annotated[int, Minimum(1)]
+    loglik: float
+    parameters: int
+    select: str | None
+    uncertainty: float
+    classified: Floats
+    history: tuple[tuple[int, str, float], ...]
+    judged: tuple[JudgedSupport, ...]
+    rounds: int
+    converged: bool
+    coarse: float
+    emptied: tuple[str, ...]
+    masked: bool
+    own: bool
+    frequencies: Floats | None
+    observed: ObservedInformation | None
+    ledger: SavedLedger | None
+
+    def check(self) -> None:
+        """Require parts of one fit."""
+        K = len(self.shares)
+        wrong = any(len(one.profiles) != K for one in self.clients.values())
+        if wrong or self.classified.shape != (K, K + 1):
+            raise ModelError("profiles and shares are not of one fit")
+
+    @property
+    def clusters(self) -> pd.RangeIndex:
+        """Numbers of the clusters."""
+        return pd.RangeIndex(1, len(self.shares) + 1, name="cluster")
+
+    @property
+    def sizes(self) -> pd.DataFrame:
+        """Shares of the clusters, and entities of which each is the most likely one."""
+        counts = self.classified[:, -1].astype(np.int64)
+        return pd.DataFrame({"share": self.shares, "entities": counts}, index=self.clusters)
+
+    @property
+    def entropy(self) -> float:
+        """One where posteriors are certain, zero where they tell nothing."""
+        K = len(self.shares)
+        return 1.0 - self.uncertainty / (self.n * float(np.log(K))) if K > 1 else 1.0
+
+    @property
+    def bic(self) -> float:
+        """Schwarz's criterion."""
+        return -2.0 * self.loglik + self.parameters * float(np.log(self.n))
+
+    @property
+    def classification(self) -> pd.DataFrame:
+        """Mean posterior of every cluster (columns) by the most likely one (rows), with entities."""
+        index = self.clusters.rename("most likely")
+        table = pd.DataFrame(self.classified, index=index, columns=[*self.clusters, "entities"])
+        return table.astype({"entities": np.int64})
+
+    def profiles(self) -> pd.DataFrame:
+        """Means and probabilities by cluster; see results."""
+        keys, rows = [], []
+        for client, held in self.clients.items():
+            for one, values, _, _ in held.parts:
+                for p, column in enumerate(one.columns):
+                    for c, level in enumerate(column.levels or ("",)):
+                        keys.append((client, one.name, column.name, str(level)))
+                        rows.append(values[:, p, c])
+        index = pd.MultiIndex.from_tuples(keys, names=["client", "modality", "column", "level"])
+        return pd.DataFrame(np.array(rows), index=index, columns=self.clusters)
+
+    @property
+    def modalities(self) -> pd.DataFrame:
+        """A row for each modality; see results."""
+        rows = [
+            {
+                "client": client,
+                "modality": one.name,
+                "kind": one.kind,
+                "columns": len(one.columns),
+                "loaded": int((norms > 0.0).sum()),
+                "entities": held.entities,
+                "distance": relevance**0.5,
+                "selected": relevance > 0.0,
+            }
+            for client, held in self.clients.items()
+            for one, _, norms, relevance in held.parts
+        ]
+        frame = pd.DataFrame(rows).set_index(["client", "modality"])
+        return frame if self.frequencies is None else frame.assign(frequency=self._frequencies()[1])
+
+    @property
+    def features(self) -> pd.DataFrame:
+        """A row for each column; see results."""
+        rows = [
+            {
+                "client": client,
+                "modality": one.name,
+                "column": column.name,
+                "kind": column.kind,
+                "loading": norm,
+                "selected": norm > 0.0 and relevance > 0.0,
+            }
+            for client, held in self.clients.items()
+            for one, _, norms, relevance in held.parts
+            for column, norm in zip(one.columns, norms.tolist(), strict=True)
+        ]
+        frame = pd.DataFrame(rows).set_index(["client", "modality", "column"])
+        return frame if self.frequencies is None else frame.assign(frequency=self._frequencies()[0])
+
+    @property
+    def adjusted(self) -> dict[str, tuple[str, ...]]:
+        """Terms of the covariates by institution whose columns are adjusted."""
+        return {client: held.terms for client, held in self.clients.items() if held.terms}
+
+    def _frequencies(self) -> tuple[Floats, Floats]:
+        """Return selection frequencies of columns, and of modalities, in the order of the institutions."""
+        assert self.frequencies is not None
+        sizes = [len(one.columns) for held in self.clients.values() for one in held.modalities]
+        parts = np.split(self.frequencies, np.cumsum([size + 1 for size in sizes])[:-1])
+        return np.concatenate([part[:-1] for part in parts]), np.array([part[-1] for part in parts])
+
+    @property
+    def path(self) -> pd.DataFrame:
+        """A row for each pair of penalties; see results."""
+        rows = [
+            {
+                "lam1": one.penalties.lam1,
+                "lam2": one.penalties.lam2,
+                "columns": one.columns,
+                "modalities": one.modalities,
+                "parameters": one.parameters,
+                "llf": one.loglik,
+                str(self.select): one.criterion,
+            }
+            for one in self.judged
+        ]
+        return pd.DataFrame(rows)

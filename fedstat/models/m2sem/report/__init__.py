@@ -1,1 +1,0 @@
-"""What is printed and drawn of clusters over institutions."""

@@ -1,0 +1,224 @@
+"""Requests of the coordinator of a mixture to the sites."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Literal, TypeAlias
+
+import numpy as np
+
+from fedstat.codec import Minimum
+from fedstat.errors import MessageError
+from fedstat.federation.tables.columns import LevelValue
+from fedstat.typing import Floats, Ints
+
+FAMILY = "m2sem"
+Kind: TypeAlias = Literal["continuous", "ordinal", "binary", "nominal"]
+Told: TypeAlias = Literal["continuous", "ordinal", "binary", "nominal", "counted"]
+MOST_CLUSTERS, MOST_FACTORS, MOST_NODES, MOST_STEPS, MOST_SLOTS = 50, 5, 31, 100, 200
+MOST_GRID = 20_000
+"""Nodes of a grid over all factors."""
+NONE = -1
+"""In the place of a slot: the local factor analyses, from which clusters start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsRequest:
+    """Columns of an institution, and those of which the analyst says what they are."""
+
+    columns: tuple[str, ...]
+    continuous: tuple[str, ...] = ()
+    ordinal: tuple[str, ...] = ()
+    nominal: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnReply:
+    """What a column is, and its levels in their order; "counted" are whole numbers with few values."""
+
+    kind: Told
+    levels: tuple[LevelValue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureColumn:
+    """A column of a modality, with the levels that take part."""
+
+    name: str
+    kind: Kind
+    levels: tuple[LevelValue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModalityRequest:
+    """Columns that share factors: all continuous, or all categorical."""
+
+    name: str
+    columns: tuple[MixtureColumn, ...]
+
+    @property
+    def continuous(self) -> bool:
+        """Whether its columns are numbers."""
+        return all(column.kind == "continuous" for column in self.columns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its columns."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def most_levels(self) -> int:
+        """Levels of the column that has most; one of numbers."""
+        return max(1, *(len(column.levels) for column in self.columns))
+
+    @property
+    def kind(self) -> str:
+        """What its columns are, in a word or two."""
+        return " and ".join(dict.fromkeys(column.kind for column in self.columns))
+
+    def check(self) -> None:
+        """Require columns, of one sort."""
+        mixed = {column.kind == "continuous" for column in self.columns}
+        if len(mixed) != 1 or any((c.kind == "continuous") == bool(c.levels) for c in self.columns):
+            raise MessageError("expected modalities of columns that are all numbers, or all have levels")
+
+
+@dataclass(frozen=True, slots=True)
+class CovariatesRequest:
+    """Terms of known covariates, and the columns that they read."""
+
+    terms: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """Modalities of an institution, and the covariates that all of their columns are adjusted for."""
+
+    modalities: tuple[ModalityRequest, ...]
+    adjust: CovariatesRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenNewRequest:
+    """Modalities of new rows, whose covariates are to be coded as in a fit: a ``BlockSpec`` in JSON."""
+
+    modalities: tuple[ModalityRequest, ...]
+    coding: str
+
+
+@dataclass(frozen=True, slots=True)
+class CovariatesReply:
+    """Names (q,) of covariates as coded, levels of columns, and rows that lack some but are else there."""
+
+    names: tuple[str, ...]
+    levels: Mapping[str, tuple[LevelValue, ...]]
+    without: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRequest:
+    """Numbers of factors of which there is to be a factor analysis, and nodes for each factor."""
+
+    factors: tuple[Annotated[int, Minimum(1)], ...]
+    nodes: Annotated[int, Minimum(2)]
+
+    def check(self) -> None:
+        """Require grids for which a site has room."""
+        most = max(self.factors, default=0)
+        if not self.factors or most > MOST_FACTORS or self.nodes > MOST_NODES or self.nodes**most > MOST_GRID:
+            raise MessageError(
+                f"expected 1 to {MOST_FACTORS} factors, at most {MOST_NODES} nodes for each and "
+                f"{MOST_GRID:,} for all together"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureUpdateRequest:
+    """One mixture to be improved, by so many EM steps over the factors with posteriors held.
+
+    It goes on from what is kept as `source`. With `scores` its densities are those of spheres around the
+    means of the factor scores, of k-means. `fixed`: loadings and means that are zero in the source stay so.
+    `weigh`: penalties are adapted to the source first. `nodes` for each factor; `tell` asks for the support.
+    """
+
+    slot: Annotated[int, Minimum(0)]
+    source: Annotated[int, Minimum(-1)]
+    clusters: Annotated[int, Minimum(1)]
+    factors: Annotated[int, Minimum(1)]
+    steps: Annotated[int, Minimum(0)] = 1
+    lam1: Annotated[float, Minimum(0.0)] = 0.0
+    lam2: Annotated[float, Minimum(0.0)] = 0.0
+    fixed: bool = False
+    scores: bool = False
+    weigh: bool = False
+    tell: bool = False
+    nodes: Annotated[int, Minimum(2)] = 7
+
+    def check(self) -> None:
+        """Require what a site has time for."""
+        if self.clusters > MOST_CLUSTERS or self.steps > MOST_STEPS:
+            raise MessageError(f"expected at most {MOST_CLUSTERS} clusters and {MOST_STEPS} local steps")
+        if self.nodes > MOST_NODES or self.nodes**self.factors > MOST_GRID:
+            raise MessageError(f"expected at most {MOST_NODES} nodes a factor, {MOST_GRID:,} in all")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRequest:
+    """Mixtures that are improved side by side; others than these and the `kept` are forgotten.
+
+    All institutions are told alike: `posteriors` are digests of those of every presence pattern, and `past`
+    of all that was told before in this fit.
+    """
+
+    slots: tuple[MixtureUpdateRequest, ...]
+    kept: tuple[int, ...]
+    posteriors: tuple[str, ...]
+    past: str
+
+    def check(self) -> None:
+        """Require different mixtures, one at least."""
+        if not self.slots or len({one.slot for one in self.slots}) < len(self.slots):
+            raise MessageError("expected different mixtures to be improved, one or more")
+        if len(self.slots) > MOST_SLOTS:
+            raise MessageError(f"expected at most {MOST_SLOTS} mixtures in one round")
+
+    def follow(self, text: str) -> str:
+        """Digest of what was told up to this round, which had this text."""
+        return hashlib.sha256(f"{self.past} {text}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class PredictRequest:
+    """Size of a fitted mixture, and its nodes for each factor."""
+
+    clusters: Annotated[int, Minimum(1)]
+    factors: Annotated[int, Minimum(1)]
+    nodes: Annotated[int, Minimum(2)]
+
+    def check(self) -> None:
+        """Require what a site has room for."""
+        if self.clusters > MOST_CLUSTERS or self.nodes**self.factors > MOST_GRID:
+            raise MessageError(f"expected at most {MOST_CLUSTERS} clusters and {MOST_GRID:,} nodes")
+
+
+def digest_posteriors(salt: bytes, r: Floats) -> str:
+    """Digest of the posteriors (n, K) of all entities with one presence pattern, in their order."""
+    digest = hashlib.sha256(salt + str(r.shape).encode())
+    digest.update(np.ascontiguousarray(r).tobytes())
+    return digest.hexdigest()
+
+
+def by_pattern(pattern: Ints, groups: int) -> list[Ints]:
+    """Entities of each presence pattern, in their order."""
+    order = np.argsort(pattern, kind="stable")
+    ends = np.searchsorted(pattern[order], np.arange(groups + 1))
+    return [order[a:b] for a, b in pairwise(ends.tolist())]
+
+
+def split_columns(values: Floats, widths: Sequence[int]) -> list[Floats]:
+    """Split what several mixtures have side by side, (n, sum of widths)."""
+    return np.split(values, np.cumsum(widths)[:-1], axis=1)

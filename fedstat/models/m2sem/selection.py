@@ -1,0 +1,218 @@
+"""Selection of columns and modalities by adaptive penalties along a path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.models.m2sem.em import MixtureExchange, MixtureState, Penalties
+from fedstat.progress_line import counted
+from fedstat.typing import Bools, Floats
+
+LAM1 = (1.0, 2.0, 4.0, 8.0, 12.0, 18.0)
+PATH_ROUNDS, REFIT_ROUNDS = 3, 4
+ANEW, FROM = 5, 2
+"""How often penalties are adapted anew, and to how many refits."""
+NO_ROUNDS = "no rounds are left"
+SIDE_BY_SIDE = 50
+"""Half-samples in one round."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedSupport:
+    """A support on the path, by the penalties that led to it, and its refit's criterion."""
+
+    penalties: Penalties
+    columns: int
+    modalities: int
+    parameters: int
+    loglik: float
+    criterion: float
+
+
+@dataclass(slots=True, eq=False)
+class SupportPath:
+    """Refits of all supports that a path has met. `columns` are places of a support that are no modality."""
+
+    exchange: MixtureExchange
+    select: str
+    steps: int
+    columns: Bools
+    refits: dict[bytes, MixtureState] = field(default_factory=dict)
+    met: list[tuple[Penalties, bytes]] = field(default_factory=list)
+    penalised: dict[Penalties, MixtureState] = field(default_factory=dict)
+    left: set[bytes] = field(default_factory=set)
+
+    def kept(self) -> list[MixtureState]:
+        """List the mixtures that institutions are to keep."""
+        return [one for one in (*self.refits.values(), *self.penalised.values()) if one.slot >= 0]
+
+    def criterion(self, one: MixtureState) -> float:
+        """Return what a refit is judged by."""
+        chosen, _ = self.counts(one)
+        return one.criterion(self.select, self.exchange.subjects.total, chosen, int(self.columns.sum()))
+
+    def counts(self, one: MixtureState) -> tuple[int, int]:
+        """Count the columns that load, and the modalities whose means differ."""
+        if not one.support:
+            return 0, 0
+        on = np.frombuffer(support_of(one), dtype=np.uint8)
+        return int(on[self.columns].sum()), int(on[~self.columns].sum())
+
+    def judge(self, courses: Sequence[MixtureState]) -> FitProtocol[None]:
+        """Refit the supports of penalised mixtures that are new, side by side."""
+        new = []
+        for one in courses:
+            key = support_of(one)
+            self.met.append((one.penalties, key))
+            self.penalised[one.penalties] = one
+            if key not in self.refits:
+                self.refits[key] = refit = continued(one, Penalties(), fixed=True)
+                refit.name = f"refit at {one.penalties}"
+                new.append(refit)
+        yield from self.exchange.ascend(new, self.steps, REFIT_ROUNDS, self.kept(), lambda one: one.settled)
+        for one in new:
+            one.failed = one.failed or ("" if one.trace else NO_ROUNDS)
+
+    def best(self) -> Penalties:
+        """Return the penalties whose support has the best refit."""
+        known = [(p, key) for p, key in self.met if not self.refits[key].failed]
+        return min(known, key=lambda pair: self.criterion(self.refits[pair[1]]))[0]
+
+    def refit(self, penalties: Penalties) -> MixtureState:
+        """Return the refit at penalties."""
+        return self.refits[dict(self.met)[penalties]]
+
+    def table(self) -> list[JudgedSupport]:
+        """List what was judged."""
+        out = []
+        for penalties, key in self.met:
+            one = self.refits[key]
+            out.append(JudgedSupport(penalties, *self.counts(one), one.free, one.loglik, self.criterion(one)))
+        return out
+
+
+def support_of(one: MixtureState) -> bytes:
+    """Support of a mixture, of all institutions in the order of their names."""
+    return np.concatenate([one.support[client] for client in sorted(one.support)]).astype(np.uint8).tobytes()
+
+
+def continued(
+    one: MixtureState, penalties: Penalties, *, fixed: bool = False, weigh: bool = False
+) -> MixtureState:
+    """Go on from a mixture in a new place, with other penalties."""
+    return replace(
+        one,
+        slot=-1,
+        source=one.slot,
+        penalties=penalties,
+        fixed=fixed,
+        weigh=weigh,
+        tell=True,
+        trace=[],
+        change=np.inf,
+        name=f"penalties {penalties}",
+    )
+
+
+def select_support(
+    exchange: MixtureExchange, fit: MixtureState, path: SupportPath
+) -> FitProtocol[MixtureState]:
+    """Go along the penalties of loadings, then penalise the best refits anew; return the best of all.
+
+    Where no round is left for that it is the fit as it was.
+    """
+    first = yield from _penalise(exchange, fit, Penalties(), path, weigh=True)
+    if first.failed:
+        return fit
+    yield from _along(exchange, first, path)
+    if all(one.failed for one in path.refits.values()):
+        return fit
+    for number in range(ANEW):
+        best = path.best()
+        yield from _anew(exchange, path, number + 1)
+        if path.best() == best:
+            break
+    return path.refit(path.best())
+
+
+def _anew(exchange: MixtureExchange, path: SupportPath, number: int) -> FitProtocol[None]:
+    """Penalise the best refits, side by side, with weights by their own loadings and distances.
+
+    All columns blur the clusters under which weights were made first: columns that tell the sharper ones
+    apart may leave before others that tell nothing. A column of loadings l with curvature H is dropped where
+    H l^2 is below the penalty: at Q log n that is where its likelihood ratio does not pay for Q parameters.
+    Means of a modality go by n D^2, and are to pay for Q (K - 1) parameters.
+    """
+    if exchange.left < 2 * (PATH_ROUNDS + REFIT_ROUNDS):
+        return
+    fresh = [key for key, one in path.refits.items() if key not in path.left and not one.failed]
+    fresh = sorted(fresh, key=lambda key: path.criterion(path.refits[key]))[:FROM]
+    path.left.update(fresh)
+    log, made = float(np.log(exchange.subjects.total)), []
+    for place, key in enumerate(fresh):
+        source = path.refits[key]
+        lam2 = 0.5 * source.factors * (source.clusters - 1) * log
+        penalties = Penalties(source.factors * log, lam2, (number, place))
+        made.append(continued(source, penalties, weigh=True))
+    yield from exchange.ascend(made, path.steps, PATH_ROUNDS, path.kept(), lambda one: one.settled)
+    yield from path.judge([one for one in made if one.trace and not one.failed])
+
+
+def _along(exchange: MixtureExchange, first: MixtureState, path: SupportPath) -> FitProtocol[None]:
+    """Go along the penalties of loadings, each point from the one before, and judge all with the first."""
+    made = [first]
+    for lam1 in LAM1:
+        one = yield from _penalise(exchange, made[-1], Penalties(lam1), path, beside=made)
+        if one.failed:
+            break
+        made.append(one)
+    yield from path.judge(made)
+
+
+def _penalise(
+    exchange: MixtureExchange,
+    source: MixtureState,
+    penalties: Penalties,
+    path: SupportPath,
+    *,
+    weigh: bool = False,
+    beside: Sequence[MixtureState] = (),
+) -> FitProtocol[MixtureState]:
+    """Improve a mixture under penalties."""
+    one = continued(source, penalties, weigh=weigh)
+    kept = [*path.kept(), *beside, source]
+    # Without penalties it is the fit itself, whose support is asked for.
+    rounds, steps = (1, 1) if weigh else (PATH_ROUNDS, path.steps)
+    old = [each for each in kept if each.slot >= 0]
+    yield from exchange.ascend([one], steps, rounds, old, lambda one: one.settled)
+    one.failed = one.failed or ("" if one.trace else NO_ROUNDS)
+    return one
+
+
+def select_in_halves(
+    exchange: MixtureExchange, path: SupportPath, count: int, kept: Sequence[MixtureState]
+) -> FitProtocol[dict[str, Floats] | None]:
+    """Return the share of random half-samples that select each column and modality, by institution.
+
+    All go on from the mixture at the best penalties, side by side (Meinshausen and Buehlmann 2010); what had
+    left before these were adapted stays out. None where none could be taken.
+    """
+    source, n = path.penalised[path.best()], exchange.subjects.total
+    made = []
+    for number in range(count):
+        one = continued(source, source.penalties)
+        one.half = np.zeros(n)
+        one.half[exchange.rng.permutation(n)[: n // 2]] = 1.0
+        one.name = f"half-sample {number + 1}"
+        made.append(one)
+    for first in counted(range(0, count, SIDE_BY_SIDE), "set of half-samples"):
+        some = made[first : first + SIDE_BY_SIDE]
+        yield from exchange.ascend(some, path.steps, PATH_ROUNDS, [source, *kept])
+    found = [one.support for one in made if one.trace and not one.failed]
+    if not found:
+        return None
+    return {client: np.mean([one[client] for one in found], axis=0) for client in found[0]}

@@ -1,0 +1,331 @@
+"""Which columns are clustered, adjusted or share factors, and the agreement on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedstat.codec import from_json, to_json
+from fedstat.errors import DataWarning, DesignError, EstimationError, FormulaError, ModelError, warn
+from fedstat.federation.design.formula.parse import SiteTerms, parse_formula
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.models.m2sem.em import EntityIndex
+from fedstat.models.m2sem.request import (
+    ColumnReply,
+    ColumnsRequest,
+    CovariatesReply,
+    CovariatesRequest,
+    MixtureColumn,
+    ModalityRequest,
+    OpenRequest,
+)
+from fedstat.typing import Bools, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Which columns of which institutions are clustered, and which share factors: from what a user names.
+
+SHOWN = 8
+"""Columns that an error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSelection:
+    """Columns by site, groups that share factors by name, what the user says they are, and covariates."""
+
+    columns: Mapping[str, tuple[str, ...]]
+    groups: Mapping[str, tuple[str, ...]]
+    continuous: tuple[str, ...]
+    ordinal: tuple[str, ...]
+    nominal: tuple[str, ...]
+    adjust: Mapping[str, SiteTerms] = field(default_factory=dict)
+
+    def covariates(self, client: str) -> CovariatesRequest | None:
+        """Return the covariates that an institution's columns are adjusted for."""
+        terms = self.adjust.get(client)
+        return None if terms is None else CovariatesRequest(terms.terms, terms.columns)
+
+    def asked(self, client: str) -> ColumnsRequest:
+        """Return what an institution is asked about its columns."""
+        own = self.columns[client]
+        said = (self.continuous, self.ordinal, self.nominal)
+        return ColumnsRequest(own, *(tuple(name for name in names if name in own) for names in said))
+
+    def modalities(self, client: str, told: Mapping[str, ColumnReply]) -> tuple[ModalityRequest, ...]:
+        """Divide an institution's columns into modalities: named groups, then the others, each by kind."""
+        own, out = self.columns[client], []
+        grouped = {name for names in self.groups.values() for name in names}
+        groups = {name: [one for one in names if one in own] for name, names in self.groups.items()}
+        groups[client] = [*groups.get(client, []), *(name for name in own if name not in grouped)]
+        for name, names in groups.items():
+            columns = [_column(one, told[one]) for one in names]
+            numbers = tuple(one for one in columns if one.kind == "continuous")
+            others = tuple(one for one in columns if one.kind != "continuous")
+            both = bool(numbers and others)
+            for part, what in ((numbers, "continuous"), (others, "categorical")):
+                if part:
+                    out.append(ModalityRequest(f"{name} ({what})" if both else name, part))
+        return tuple(out)
+
+
+def _column(name: str, told: ColumnReply) -> MixtureColumn:
+    assert told.kind != "counted"  # which was asked about before
+    return MixtureColumn(name, told.kind, told.levels)
+
+
+def choose_columns(
+    partition: ClientPartition,
+    columns: Sequence[str] | None,
+    modalities: Mapping[str, Sequence[str]] | None,
+    said: Mapping[str, Sequence[str]],
+    adjust: Mapping[str, SiteTerms],
+) -> ColumnSelection:
+    """Take the columns that a user names, by default all but covariates; else a ModelError."""
+    held = partition.columns
+    apart = {name for terms in adjust.values() for name in terms.columns}
+    owner = {name: client for client, names in held.items() for name in names}
+    for what, names in (("columns", columns or ()), *said.items()):
+        _check_names(what, names, owner)
+    groups = {name: tuple(names) for name, names in (modalities or {}).items()}
+    for name, names in groups.items():
+        _check_names(f"modalities['{name}']", names, owner)
+        if not names or len({owner[one] for one in names}) > 1:
+            clients = ", ".join(sorted({owner[one] for one in names})) or "none"
+            raise ModelError(
+                f"modalities['{name}']: expected columns of one institution, received columns of {clients}; "
+                "columns of two institutions share no factors"
+            )
+    if len(columns or ()) == 0 and columns is not None:
+        raise ModelError("columns: expected names of columns, received none")
+    if both := [name for name in columns or () if name in apart]:
+        raise ModelError(
+            f"columns: {', '.join(map(repr, both[:SHOWN]))} stand in adjust= as well; what is adjusted for "
+            "is not clustered. Leave them out of one"
+        )
+    wanted = [name for name in owner if name not in apart] if columns is None else list(columns)
+    many = [one for names in groups.values() for one in names]
+    if len(set(many)) < len(many):
+        raise ModelError("modalities: a column stands in two of them, or twice in one")
+    outside = [name for name in many if name not in wanted]
+    if outside:
+        raise ModelError(f"modalities: {', '.join(map(repr, outside[:SHOWN]))} are not among the columns")
+    _check_said(said)
+    chosen = {client: tuple(n for n in names if n in wanted) for client, names in held.items()}
+    return ColumnSelection(
+        {client: names for client, names in chosen.items() if names},
+        groups,
+        **{what: tuple(names) for what, names in said.items()},
+        adjust={client: terms for client, terms in adjust.items() if chosen.get(client)},
+    )
+
+
+def _check_names(what: str, names: Sequence[str], owner: Mapping[str, str]) -> None:
+    if isinstance(names, str):
+        raise ModelError(f"{what}: expected a list of names, received the text {names!r}")
+    absent = [name for name in names if name not in owner]
+    if absent:
+        raise ModelError(f"{what}: no institution has a column {', '.join(map(repr, absent[:SHOWN]))}")
+
+
+def _check_said(said: Mapping[str, Sequence[str]]) -> None:
+    names = [name for some in said.values() for name in some]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ModelError(f"{', '.join(map(repr, twice))}: named in two of {', '.join(said)}, or twice")
+
+
+def check_counted(told: Mapping[str, Mapping[str, ColumnReply]]) -> None:
+    """Ask what whole numbers with few values are; a DesignError lists all of them."""
+    unclear = {
+        client: [
+            f"{name!r} ({len(one.levels)} values)" for name, one in columns.items() if one.kind == "counted"
+        ]
+        for client, columns in told.items()
+    }
+    unclear = {client: names for client, names in unclear.items() if names}
+    if not unclear:
+        return
+    listed = "; ".join(
+        f"{', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''} at "
+        f"institution '{client}'"
+        for client, names in unclear.items()
+    )
+    raise DesignError(
+        f"whole numbers with few values may be ordered answers, codes or measurements: {listed}. Say which "
+        "by ordinal=[...], nominal=[...] or continuous=[...]"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Known covariates: whose columns are adjusted for what, from what a user writes.
+
+HELD_THERE = "Covariates stand at the institution whose columns they adjust"
+
+
+def read_adjust(adjust: str | Mapping[str, str] | None, partition: ClientPartition) -> dict[str, SiteTerms]:
+    """Return the covariates of each site that is adjusted: of one formula, to each site its own terms.
+
+    A FormulaError tells of what is outside the language, of a column that nobody has, and of a term of two
+    sites; a ModelError of a column that a site lacks.
+    """
+    if adjust is None:
+        return {}
+    if isinstance(adjust, str):
+        return {terms.client: terms for terms in _parsed(adjust, partition.columns)}
+    if not isinstance(adjust, Mapping):
+        raise ModelError(
+            "adjust: expected a formula such as '~ age', or one by institution, received "
+            f"{type(adjust).__name__}"
+        )
+    return {client: _of_client(client, text, partition.columns) for client, text in adjust.items()}
+
+
+def _of_client(client: str, text: str, held: Mapping[str, Sequence[str]]) -> SiteTerms:
+    if client not in held:
+        raise ModelError(f"adjust: expected institutions {', '.join(held)}, received {client!r}")
+    terms = _parsed(text, held)
+    if lacking := [name for one in terms for name in one.columns if name not in held[client]]:
+        (own,) = lacking[:1]
+        raise ModelError(
+            f"adjust: '{client}' lacks {', '.join(map(repr, lacking))}. {HELD_THERE}: let '{client}' take it "
+            f"into its table under a name of its own, such as '{own}_{client}', or leave '{client}' out of "
+            "adjust="
+        )
+    (own_terms,) = terms
+    return own_terms
+
+
+def _parsed(text: str, held: Mapping[str, Sequence[str]]) -> tuple[SiteTerms, ...]:
+    try:
+        formula = parse_formula(text, held, response=False)
+    except FormulaError as error:
+        raise FormulaError(f"adjust: {error}") from None
+    if not formula.intercept:
+        raise FormulaError("adjust: columns have intercepts of their own; write for instance '~ age'.")
+    return formula.clients
+
+
+def check_adjusted(terms: Mapping[str, SiteTerms], chosen: ColumnSelection, *, one_for_all: bool) -> None:
+    """Require that each site with covariates has columns that they adjust; warn of sites without any."""
+    if idle := [client for client in terms if client not in chosen.adjust]:
+        raise ModelError(
+            f"adjust: no column of {', '.join(map(repr, idle))} is clustered, so that covariates there "
+            f"adjust nothing. {HELD_THERE}: let the others take them into their tables, under names of their "
+            "own"
+        )
+    left = [client for client in chosen.columns if client not in chosen.adjust]
+    if one_for_all and left:
+        warn(
+            f"adjust: columns of {', '.join(map(repr, left))} stay as they are, since no covariate stands "
+            "there, and clusters may be due to it. Let that institution take it into its table under a name "
+            "of its own, leave its columns out, or say by adjust={client: '~ ...'} that this is meant",
+            DataWarning,
+        )
+
+
+def warn_of_lacking(told: Mapping[str, CovariatesReply]) -> None:
+    """Warn of entities that count as missing at an institution for want of a covariate."""
+    counts = [f"{one.without:,} at '{client}'" for client, one in told.items() if one.without]
+    if counts:
+        warn(
+            f"adjust: entities that lack a covariate count as missing there: {', '.join(counts)}. Fill "
+            "covariates in before the partition is made to keep them",
+            DataWarning,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is agreed before a fit: kinds and levels of columns, modalities, and which entities who has.
+
+PER_FACTOR, PER_CLUSTER = 5, 10
+"""Fewest entities of an institution for each factor, and in all for each cluster."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AgreedColumns:
+    """Modalities by site, which of its records have a value in them, (n_rows,), and covariates as coded."""
+
+    modalities: Mapping[str, tuple[ModalityRequest, ...]]
+    seen: Mapping[str, Bools]
+    covariates: Mapping[str, CovariatesReply] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of all institutions."""
+        return sum(len(one.columns) for some in self.modalities.values() for one in some)
+
+
+def agree_columns(asking: SecureProductSession, chosen: ColumnSelection) -> FitProtocol[AgreedColumns]:
+    """Agree with every institution on its columns."""
+    clients = list(chosen.columns)
+    replies = yield [asking.ask(c, "describe_columns", to_json(chosen.asked(c))) for c in clients]
+    told = {
+        reply.site: from_json(dict[str, ColumnReply], reply.text, f"{reply.site}: what it tells of columns")
+        for reply in replies
+    }
+    check_counted(told)
+    modalities = {client: chosen.modalities(client, told[client]) for client in clients}
+    asked = {c: OpenRequest(modalities[c], chosen.covariates(c)) for c in clients}
+    replies = yield [asking.ask(c, "open_columns", to_json(asked[c])) for c in clients]
+    covariates = {
+        reply.site: from_json(CovariatesReply, reply.text, f"{reply.site}: what it tells of covariates")
+        for reply in replies
+        if asked[reply.site].adjust is not None
+    }
+    return AgreedColumns(modalities, {reply.site: reply.arrays["seen"] for reply in replies}, covariates)
+
+
+def who_has_whom(
+    agreed: AgreedColumns,
+    rows: Mapping[str, Ints],
+    n_entities: int,
+    least: Mapping[str, tuple[int, float]],
+    *,
+    nobody: bool = False,
+) -> tuple[EntityIndex, Ints]:
+    """Find the entities that some institution has, and their positions among all.
+
+    An EstimationError where nobody has a value of some entities, unless that may be.
+    """
+    clients = tuple(sorted(agreed.modalities))
+    table = np.zeros((n_entities, len(clients)), dtype=np.bool_)
+    for k, client in enumerate(clients):
+        table[rows[client][agreed.seen[client]], k] = True
+    here = np.flatnonzero(table.any(axis=1))
+    if len(here) < n_entities and not nobody:
+        with_covariates = ", or lack a covariate of adjust=" if agreed.covariates else ""
+        raise EstimationError(
+            f"{n_entities - len(here):,} of {n_entities:,} entities have no value in any of these columns at "
+            f"any institution{with_covariates}; nothing is known of "
+            "their clusters. Leave them out of the partition, or take more columns"
+        )
+    members, pattern = np.unique(table[here], axis=0, return_inverse=True)
+    place = {client: np.flatnonzero(table[here, k]) for k, client in enumerate(clients)}
+    return EntityIndex(clients, place, pattern.ravel().astype(np.int64), members, least), here
+
+
+def check_sizes(agreed: AgreedColumns, subjects: EntityIndex, clusters: int, factors: int) -> None:
+    """Require entities enough for so many clusters, and columns and entities for so many factors."""
+    n = subjects.total
+    if clusters > n / PER_CLUSTER:
+        raise ModelError(
+            f"n_clusters: expected at most {n // PER_CLUSTER} for {n:,} entities, {PER_CLUSTER} for each; "
+            f"received {clusters}"
+        )
+    for client, some in agreed.modalities.items():
+        here = len(subjects.place[client])
+        if here < PER_FACTOR * factors:
+            raise ModelError(
+                f"n_factors: '{client}' has {here:,} entities, and {factors} factors need "
+                f"{PER_FACTOR * factors}. Take fewer factors, or leave its columns out"
+            )
+        for one in some:
+            if factors > len(one.columns):
+                raise ModelError(
+                    f"n_factors: modality '{one.name}' of '{client}' has {len(one.columns)} column(s) "
+                    f"({', '.join(one.names[:4])}), fewer than {factors} factors. Take n_factors="
+                    f"{len(one.columns)}, or join it with others by modalities={{...}}"
+                )

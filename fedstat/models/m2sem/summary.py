@@ -1,0 +1,230 @@
+"""Printed summary of a fitted mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.inference.mixtures import OVERLAP
+from fedstat.inference.summary import blank_repeats, header_sheet, released_kinds
+from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
+from fedstat.models.m2sem.record import M2SEMRecord
+from fedstat.models.m2sem.tables import has_errors, profile_errors, wald_tests
+
+COARSE = 0.01
+"""Change of a posterior by fewer nodes of which the summary tells."""
+SHOWN = 6
+MOST_COLUMNS, MOST_CLUSTERS = 20, 4
+"""Of profiles that are printed."""
+UNCONVERGED = "Not converged: numbers below are of a fit that was broken off"
+
+
+def summarise(r: M2SEMRecord, ledger: Ledger | None) -> SheetSummary:
+    """Lay out header, clusters, modalities, institutions and notes."""
+    left = [
+        ("Clusters", f"{len(r.shares)}, {r.factors} factor{'s' * (r.factors > 1)} a modality"),
+        ("Entities", f"{r.n:,}"),
+        ("Log-likelihood", f"{r.loglik:,.2f}"),
+        ("Parameters", f"{r.parameters:,}"),
+        ("BIC", f"{r.bic:,.1f}"),
+        ("ICL", f"{r.bic + 2.0 * r.uncertainty:,.1f}"),
+        ("Entropy", f"{r.entropy:.3f}"),
+        ("Selection", "none" if r.select is None else f"{r.select.upper()} of refits"),
+    ]
+    right = [
+        ("Institutions", str(len(r.clients))),
+        ("Exchange", "masked sums" if r.masked else "clear"),
+        ("Rounds", f"{r.rounds:,} of the fit" if ledger is None else f"{ledger.rounds:,}"),
+        ("Traffic", "not recorded" if ledger is None else human_bytes(ledger.bytes)),
+        ("Converged", "yes" if r.converged else "NO"),
+    ]
+    sheets = [
+        header_sheet("Clusters over institutions", left, right),
+        _clusters(r),
+        _modalities(r),
+        *_profiles(r),
+        _clients(r, ledger),
+    ]
+    return SheetSummary(sheets, list(notes(r)), "" if r.converged else f"*** {UNCONVERGED} ***")
+
+
+def _clusters(r: M2SEMRecord) -> Sheet:
+    sizes, means = r.sizes, np.diag(r.classified).tolist()
+    rows = tuple(
+        (f"{k:d}", f"{share:.3f}", f"{entities:,}", f"{right:.3f}")
+        for k, (share, entities, right) in enumerate(
+            zip(sizes["share"], sizes["entities"], means, strict=True), 1
+        )
+    )
+    headers = ("cluster", "share", "most likely of", "their mean posterior")
+    return Sheet(headers, rows, "lrrr", (18, 10, 18, 24), gap=2)
+
+
+def _modalities(r: M2SEMRecord) -> Sheet:
+    frame = r.modalities
+    clients = [str(client) for client, _ in frame.index]
+    rows = tuple(
+        (
+            client,
+            str(name),
+            str(row["kind"]),
+            f"{row['loaded']} of {row['columns']}",
+            number(float(row["distance"]), 3) if row["selected"] else "0",
+            *([f"{row['frequency']:.2f}"] if "frequency" in frame else []),
+        )
+        for client, (_, name), row in zip(
+            blank_repeats(clients), frame.index, frame.to_dict("records"), strict=True
+        )
+    )
+    often = "frequency" in frame
+    headers = ("institution", "modality", "kind", "columns", "distance", *(["selected in"] if often else []))
+    widths = (16, 18 if often else 24, 18, 10, 10, *([11] if often else []))
+    return Sheet(headers, rows, "lllrr" + "r" * often, widths, gap=1, wrap=True)
+
+
+def _profiles(r: M2SEMRecord) -> Iterator[Sheet]:
+    """Lay out profiles with standard errors, of the columns that differ most between clusters."""
+    if not has_errors(r) or len(r.shares) > MOST_CLUSTERS:
+        return
+    frame, errors, tests = r.profiles(), profile_errors(r), wald_tests(r)
+    shown = tests["statistic"].dropna().nlargest(MOST_COLUMNS).index
+    p_values = dict(zip(tests.index.tolist(), tests["p_value"].tolist(), strict=True))
+    here = [at for at, key in enumerate(frame.index) if key[:3] in shown]
+    if not here:
+        return
+    rows = tuple(
+        (
+            " = ".join(str(part) for part in (column, level) if part),
+            *(
+                f"{number(value, 3)} ({number(error, 3)})"
+                for value, error in zip(frame.iloc[at], errors[at], strict=True)
+            ),
+            f"{p_values[client, modality, column]:.3f}",
+        )
+        for at in here
+        for client, modality, column, level in [tuple(map(str, frame.index[at]))]
+    )
+    headers = ("mean or share (std err)", *(f"cluster {k}" for k in r.clusters), "P>chi2")
+    widths = (24, *(18 for _ in r.shares), 7)
+    yield Sheet(headers, rows, "l" + "r" * (len(widths) - 1), widths, gap=1)
+
+
+def _clients(r: M2SEMRecord, ledger: Ledger | None) -> Sheet:
+    kinds = None if ledger is None else ledger.kinds_by_client()
+    rows = tuple(
+        (
+            client,
+            str(sum(len(one.columns) for one in held.modalities)),
+            f"{held.entities:,}",
+            released_kinds(client, kinds),
+        )
+        for client, held in r.clients.items()
+    )
+    return Sheet(
+        ("institution", "columns", "entities", "what left it"),
+        rows,
+        "lrrl",
+        (22, 8, 10, 32),
+        gap=2,
+        wrap=True,
+    )
+
+
+def notes(r: M2SEMRecord) -> Iterator[str]:
+    """Say what is to be known of the fit."""
+    if not r.converged:
+        yield (
+            f"{UNCONVERGED} after {r.rounds:,} rounds: the log-likelihood still rises, or posteriors still "
+            "move. Fit with more max_rounds, or take fewer clusters or factors."
+        )
+    if r.select is not None:
+        yield (
+            "What is said of columns and modalities is conditional on the support that was selected: "
+            "probabilities and criteria do not count that other supports were tried."
+        )
+        if not r.modalities["selected"].any():
+            yield (
+                "No modality tells the clusters apart: all means were selected to be the same. There is no "
+                "sign of clusters by this criterion."
+            )
+    yield (
+        "Distance: how far clusters are apart in a modality, in standard deviations of what its columns tell "
+        "of its factors; 0 where it tells nothing of them."
+    )
+    if r.adjusted:
+        words = adjusted_in_words(r.adjusted, r.clients)
+        lacking = [f"{held.without:,} at '{c}'" for c, held in r.clients.items() if held.without]
+        yield (
+            f"{words[0].upper()}{words[1:]}: means and shares are at the means of the covariates, whose "
+            "effects are in covariate_effects()."
+            + (f" Entities without a covariate count as missing: {', '.join(lacking)}." if lacking else "")
+        )
+    if r.observed is not None and not r.observed.available:
+        yield f"No standard errors: {r.observed.problem}."
+    if has_errors(r):
+        dropped = len(r.features) - MOST_COLUMNS
+        more = "; the others are in tidy() and tests()" if dropped > 0 else ""
+        yield (
+            "Standard errors are from the observed information of all institutions together (Louis "
+            f"1982){more}. P is of Wald's test that all clusters are the same in a column."
+        )
+    if r.entropy < OVERLAP and len(r.shares) > 1:
+        yield (
+            f"Clusters overlap (entropy {r.entropy:.2f}): labels of many entities are uncertain, and "
+            "standard errors may be too small. Take posteriors, and compare with bootstrap()."
+        )
+    if r.emptied:
+        yield (
+            f"A cluster was emptied at {', '.join(map(repr, dict.fromkeys(r.emptied)))}, and began anew as "
+            "half of the largest one. There may be fewer clusters."
+        )
+    floors = [f"'{name}' at '{client}'" for client, held in r.clients.items() for name in held.floor]
+    if floors:
+        more = f" and {len(floors) - SHOWN} more" if len(floors) > SHOWN else ""
+        yield (
+            f"The error variance of {', '.join(floors[:SHOWN])}{more} is at the least that is allowed: other "
+            "columns of the modality give it away, and its likelihood has no maximum. Leave a column out, or "
+            "take fewer factors."
+        )
+    if r.coarse > COARSE:
+        yield (
+            f"Posteriors differ by up to {r.coarse:.2f} between the nodes of the search and those of the "
+            "last fit: the comparison of supports is coarse."
+        )
+    yield from disclosed(r)
+
+
+def adjusted_in_words(terms: Mapping[str, tuple[str, ...]], clients: Mapping[str, object]) -> str:
+    """Say whose columns are adjusted for what, and whose are not."""
+    each = ", ".join(f"of '{client}' for {' + '.join(own)}" for client, own in terms.items())
+    left = ", ".join(repr(client) for client in clients if client not in terms)
+    return f"columns {each} are adjusted" + (f", those of {left} are not" if left else "")
+
+
+def disclosed(r: M2SEMRecord) -> Iterator[str]:
+    """Say what the exchange has told whom."""
+    few = len(r.clients) < 3
+    hidden = (
+        "under masks, so that each part is hidden where three institutions or more have an entity"
+        if r.masked and not few
+        else "which with two institutions give each part away to the other"
+        if r.masked
+        else "as each institution's own part, in clear"
+    )
+    yield (
+        "The coordinator was handed, for every entity and round, sums over institutions of differences of "
+        f"log densities, {hidden}. They span the joint factor scores. Each institution was told the "
+        "probabilities of clusters of its own entities, which say something of the columns that others hold."
+    )
+    if r.own:
+        yield "Clusters of each institution's own columns were shown, from which some starts began."
+    count = int(np.sum([held.entities for held in r.clients.values()]))
+    if count < r.n * len(r.clients):
+        share = 1.0 - count / (r.n * len(r.clients))
+        yield (
+            f"{share:.0%} of entities and institutions are pairs without a record: such entities are "
+            "clustered by what there is, which is right where lacking a record depends on nothing that is "
+            "not there."
+        )

@@ -1,0 +1,325 @@
+"""Tables with standard errors: profiles, contrasts, Wald tests, and communalities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.models.m2sem.information import ObservedInformation
+from fedstat.models.m2sem.record import FittedClient, M2SEMRecord
+from fedstat.typing import Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Tables with standard errors: profiles, differences between clusters, Wald tests, communalities, shares.
+
+KEYS = ["client", "modality", "column", "level"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnStatements:
+    """Estimates (K, C) of a column by cluster, with covariance (K C, K C); communality with its error."""
+
+    key: tuple[str, str, str]
+    levels: tuple[str, ...]
+    estimates: Floats
+    cov: Floats
+    communality: tuple[float, float]
+
+
+def has_errors(r: M2SEMRecord) -> bool:
+    """Whether there are standard errors."""
+    return r.observed is not None and r.observed.available
+
+
+def require_errors(r: M2SEMRecord) -> ObservedInformation:
+    """Return the information, or say why there is none."""
+    if r.observed is None:
+        raise NotAvailableError(
+            "standard errors: the fit was asked for none; fit(cov_type='observed') has them, of two clusters "
+            "or more"
+        )
+    if not r.observed.available:
+        raise NotAvailableError(f"standard errors: {r.observed.problem}")
+    return r.observed
+
+
+def statements_of(r: M2SEMRecord) -> Iterator[ColumnStatements]:
+    """Go through all columns, in the order of the profiles."""
+    observed = require_errors(r)
+    for client, held in r.clients.items():
+        yield from _of_client(client, held, observed.of_client(client), observed.communalities[client])
+
+
+def _of_client(
+    client: str, held: FittedClient, cov: Floats, communalities: Floats
+) -> Iterator[ColumnStatements]:
+    start = first = 0
+    for one, profiles, norms, _ in held.parts:
+        K, P, C = profiles.shape
+        places = np.arange(start, start + K * P * C).reshape(K, P, C)
+        start += K * P * C
+        for p, column in enumerate(one.columns):
+            levels = len(column.levels) or 1
+            at = places[:, p, :levels].ravel()
+            variance = float(cov[start + p, start + p])
+            yield ColumnStatements(
+                (client, one.name, column.name),
+                tuple(str(level) for level in column.levels or ("",)),
+                profiles[:, p, :levels],
+                cov[np.ix_(at, at)],
+                (float(communalities[first + p]), float(max(variance, 0.0) ** 0.5) if norms[p] else 0.0),
+            )
+        start, first = start + P, first + P
+
+
+def profile_errors(r: M2SEMRecord) -> Floats:
+    """Return standard errors of the profiles, in their order: (rows, K)."""
+    rows = [
+        np.sqrt(np.clip(np.diag(one.cov), 0.0, None)).reshape(one.estimates.shape).T
+        for one in statements_of(r)
+    ]
+    return np.concatenate(rows)
+
+
+def tidy_profiles(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
+    """Profiles in one frame, a row for each cluster and column or level, with what errors there are."""
+    check_alpha(alpha)
+    frame = r.profiles()
+    long = frame.reset_index().melt(id_vars=KEYS, var_name="cluster", value_name="estimate")
+    if not has_errors(r):
+        return long
+    return with_limits(long, profile_errors(r).T.ravel(), alpha)
+
+
+def contrasts(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
+    """Differences between every two clusters, by column or level."""
+    check_alpha(alpha)
+    keys, estimates, errors = [], [], []
+    for one in statements_of(r):
+        K, C = one.estimates.shape
+        for a, b in combinations(range(K), 2):
+            R = _between(K, C, a, b)
+            estimates += (R @ one.estimates.ravel()).tolist()
+            errors += np.sqrt(np.clip(np.diag(R @ one.cov @ R.T), 0.0, None)).tolist()
+            keys += [(*one.key, level, f"{a + 1} - {b + 1}") for level in one.levels]
+    index = pd.MultiIndex.from_tuples(keys, names=[*KEYS, "clusters"])
+    return with_tests(
+        with_limits(pd.DataFrame({"estimate": estimates}, index=index), np.array(errors), alpha)
+    )
+
+
+def wald_tests(r: M2SEMRecord) -> pd.DataFrame:
+    """Wald's test, by column, that all clusters are the same in it."""
+    rows, keys = [], []
+    for one in statements_of(r):
+        K, C = one.estimates.shape
+        # Probabilities add up to one: the last level says nothing new.
+        free = max(C - 1, 1)
+        R = np.concatenate([_between(K, C, k, K - 1)[:free] for k in range(K - 1)])
+        V, d = R @ one.cov @ R.T, R @ one.estimates.ravel()
+        values, vectors = np.linalg.eigh(V)
+        # Profiles lie where the factors take them, in fewer directions than there are differences.
+        there = values > 1e-9 * max(float(values[-1]), 1e-300)
+        df = int(there.sum()) if values[-1] > 0.0 else 0
+        chi2 = float((((vectors.T @ d)[there]) ** 2 / values[there]).sum()) if df else np.nan
+        rows.append((chi2, df, float(stats.chi2.sf(chi2, df)) if df else np.nan))
+        keys.append(one.key)
+    index = pd.MultiIndex.from_tuples(keys, names=KEYS[:3])
+    return pd.DataFrame(rows, index=index, columns=["statistic", "df", "p_value"])
+
+
+def covariate_effects(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
+    """Effects of covariates on columns, with tests where there are errors."""
+    check_alpha(alpha)
+    if not r.adjusted:
+        raise NotAvailableError("covariate_effects: no columns are adjusted; M2SEM(adjust='~ age') does so")
+    keys, estimates, errors = [], [], []
+    for client, held in r.clients.items():
+        keys += [(client, *key, covariate) for key in _effect_rows(held) for covariate in held.covariates]
+        estimates += held.effects.ravel().tolist()
+        if has_errors(r) and held.terms:
+            cov = require_errors(r).of_effects(client, held.effects.size)
+            errors += np.sqrt(np.clip(np.diag(cov), 0.0, None)).tolist()
+    index = pd.MultiIndex.from_tuples(keys, names=[*KEYS, "covariate"])
+    frame = pd.DataFrame({"estimate": estimates}, index=index)
+    return with_tests(with_limits(frame, np.array(errors), alpha)) if errors else frame
+
+
+def _effect_rows(held: FittedClient) -> Iterator[tuple[str, str, str]]:
+    """Modality, column and level of each row of effects: of nominal columns levels at hand but the first."""
+    at = 0
+    for one in held.modalities:
+        for column in one.columns:
+            counts = held.units[at : at + len(column.levels)]
+            at += len(column.levels)
+            seen = [level for level, count in zip(column.levels, counts, strict=True) if count > 0]
+            for level in seen[1:] if column.kind == "nominal" else ("",):
+                yield one.name, column.name, str(level)
+        at += 2 * len(one.columns) if one.continuous else 0
+
+
+def communality_table(r: M2SEMRecord, alpha: float) -> pd.DataFrame:
+    """Share of each column's variance within clusters that its factors make up."""
+    check_alpha(alpha)
+    found = list(statements_of(r))
+    index = pd.MultiIndex.from_tuples([one.key for one in found], names=KEYS[:3])
+    values = np.array([one.communality for one in found])
+    values[values[:, 0] < 0.0] = np.nan  # not identified
+    return with_limits(pd.DataFrame({"estimate": values[:, 0]}, index=index), values[:, 1], alpha)
+
+
+def with_share_errors(r: M2SEMRecord) -> pd.DataFrame:
+    """Shares of the clusters and their sizes, with standard errors of the shares where there are some."""
+    if not has_errors(r):
+        return r.sizes
+    return r.sizes.assign(std_error=np.sqrt(np.diag(require_errors(r).of_shares())))
+
+
+def with_limits(frame: pd.DataFrame, errors: Floats, alpha: float) -> pd.DataFrame:
+    """Put standard errors, and limits of level ``1 - alpha``, beside estimates."""
+    half = float(stats.norm.isf(alpha / 2.0)) * errors
+    estimate = frame["estimate"].to_numpy()
+    return frame.assign(std_error=errors, conf_low=estimate - half, conf_high=estimate + half)
+
+
+def with_tests(frame: pd.DataFrame) -> pd.DataFrame:
+    """Put statistics and p-values of zero beside estimates with errors."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        statistic = frame["estimate"] / frame["std_error"]
+    return frame.assign(statistic=statistic, p_value=2.0 * stats.norm.sf(statistic.abs()))
+
+
+def check_alpha(alpha: float) -> None:
+    """Require a level between 0 and 1."""
+    if not 0.0 < alpha < 1.0:
+        raise ModelError(f"expected alpha between 0 and 1, received {alpha}")
+
+
+def _between(K: int, C: int, a: int, b: int) -> Floats:
+    R = np.zeros((C, K, C))
+    R[:, a], R[:, b] = np.eye(C), -np.eye(C)
+    return R.reshape(C, K * C)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Tables of a fitted mixture with standard errors.
+
+
+class ClusterTables:
+    """What is stated of a fitted mixture, with standard errors where there are any."""
+
+    _record: M2SEMRecord
+
+    def tidy(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Profiles in one frame, a row for each cluster and column or level.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            ``estimate`` and, where there are standard errors, ``std_error``, ``conf_low``, ``conf_high``.
+        """
+        return tidy_profiles(self._record, alpha)
+
+    def contrasts(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Differences between every two clusters, by column or level, with tests.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            Index (client, modality, column, level, clusters); ``estimate``, ``std_error``, ``conf_low``,
+            ``conf_high``, ``statistic``, ``p_value``.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no standard errors; says why.
+        """
+        return contrasts(self._record, alpha)
+
+    def tests(self) -> pd.DataFrame:
+        """Wald's test, by column, that all clusters are the same in it.
+
+        Returns
+        -------
+        DataFrame
+            Index (client, modality, column); ``statistic``, ``df``, ``p_value``, nan for columns and
+            modalities that were selected to be the same.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no standard errors; says why.
+        """
+        return wald_tests(self._record)
+
+    def covariate_effects(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Tell what the covariates of ``adjust=`` do to columns, given the cluster and the factors.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            Index (client, modality, column, level, covariate). ``estimate`` for a unit of the covariate: of
+            the mean of a continuous column, in its units; of the logit of higher levels of an ordinal or
+            binary one; of a level of a nominal one against its first, the logarithm of their ratio. With
+            standard errors ``std_error``, ``conf_low``, ``conf_high``, ``statistic`` and ``p_value``.
+
+        Raises
+        ------
+        NotAvailableError
+            No columns are adjusted.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_clusters(300, ["continuous", "ordinal"], p=3, seed=1)
+        >>> data.frames["Client 1"]["age"] = 20.0 + data.frames["Client 1"].index % 60
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> model = fs.M2SEM(partition, 2, 1, adjust={"Client 1": "~ age"})
+        >>> len(model.fit(select=None, n_init=1).covariate_effects())
+        3
+        """
+        return covariate_effects(self._record, alpha)
+
+    def communalities(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Share of each column's variance within clusters that its factors make up.
+
+        Of ordinal and binary columns, of the variance of a logistic variable behind them; 0 for nominal ones,
+        nan where columns are too few for it to be known.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            ``estimate``, ``std_error``, ``conf_low``, ``conf_high``.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no standard errors; says why.
+        """
+        return communality_table(self._record, alpha)

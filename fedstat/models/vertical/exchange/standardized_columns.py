@@ -1,0 +1,374 @@
+"""A site's standardized columns and response during a fit, with dither and a product history."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.audit.event_log import SiteLedger
+from fedstat.federation.design.vertical_design import block_of
+from fedstat.federation.disclosure.facts import GroupSums, SummedColumns
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import check_allocation, check_lengths
+from fedstat.federation.protocols.product_steps import check_positions
+from fedstat.federation.tables.cardinality import PLAIN, ColumnCardinality
+from fedstat.federation.tables.table import entities_of
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.vertical.moments import number_patterns
+from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Dither: columns are moved a little before they are summed, so that a sum carries few bits about them.
+#
+# Each value of a design column moves by up to half a hundredth of the column's standard deviation, so a sum
+# of products by .3 % of its sampling error, and carries log2(1 / .0029) = 8.4 bits about the column,
+# whatever it is multiplied with. Moves are drawn by the site's secret from the column: asked again, in
+# whatever guise, session or groups, the same value moves the same way, and asking often averages nothing
+# out. All sums are of the columns as moved, so that standard errors contain the dither: it adds a
+# thousandth of a percent of a column's variance.
+
+WIDTH = 0.01
+"""Of a value's move, in standard deviations of its column."""
+DIGITS = 6
+"""To which standardised columns are compared: center(x), x and C(x) of two levels move alike."""
+
+
+def dithered(data: SiteData, X: Floats) -> Floats:
+    """Return columns (n, p) as they enter sums: dithered where the owner wants it, nan where missing."""
+    if data.policy.rounding == "none" or not len(X):
+        return X
+    secret, out = data.trust.identity.secret("dither"), np.array(X, dtype=np.float64)
+    for j, whole in enumerate(X.T):
+        here = ~np.isnan(whole)
+        column = whole[here]
+        sd = float(column.std()) if len(column) else 0.0
+        if not sd > 0.0:
+            continue
+        z = np.round((column - column.mean()) / sd, DIGITS) + 0.0
+        sign = 1.0 if z[np.flatnonzero(z)[0]] > 0.0 else -1.0
+        drawn = hmac.digest(secret, (sign * z + 0.0).tobytes(), "sha256")
+        rng = np.random.default_rng(int.from_bytes(drawn, "big"))
+        out[here, j] += sign * sd * rng.uniform(-WIDTH / 2.0, WIDTH / 2.0, size=len(z))
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------
+# Columns of others that were multiplied with an institution's, in this fit and in all earlier ones.
+#
+# What a sum carries about a column of few values adds up over fits: so the site remembers of every group of
+# rows by which columns its own were multiplied, as the marks that the other institution gives its columns.
+# A mark is of the column's content, so that the same fit again adds nothing.
+
+PRODUCT_MARK = "multiplied "
+"""Under which word the account keeps marks, by group."""
+
+
+@dataclass(slots=True)
+class ProductHistory:
+    """How many columns of others were multiplied with those of an institution in a fit, by product and group.
+
+    Columns of few values are judged by the sums of all products together. `marked` are columns by group, also
+    of earlier fits.
+    """
+
+    products: dict[str, dict[int, int]] = field(default_factory=dict)
+    marked: dict[int, frozenset[str]] = field(default_factory=dict)
+
+    def add(self, product: str, columns: int, code: Ints) -> None:
+        """Note a product over groups, (n,); one that is asked again counts once."""
+        self.products[product] = dict.fromkeys(np.unique(code[code >= 0]).tolist(), columns)
+
+    def add_marked(self, data: SiteData, code: Ints, rows: Ints, marks: Array) -> Callable[[], None]:
+        """Note columns by group, (n,), of rows of the table: marks (groups, q, bytes), groups ascending.
+
+        Returns what enters them into the account, for when the product leaves.
+        """
+        fresh: dict[str, list[str]] = {}
+        earlier = marks_by_group(data.account)
+        for group, columns in zip(np.unique(code).tolist(), marks, strict=True):
+            name = _name(data, rows[code == group])
+            known, now = earlier.get(name, frozenset()), {one.tobytes().hex() for one in columns}
+            self.marked[group] = self.marked.get(group, frozenset()) | known | now
+            if now - known:
+                fresh[name] = sorted(now - known)
+        return lambda: data.account.spend(PRODUCT_MARK + json.dumps(fresh, sort_keys=True)) if fresh else None
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Columns by group."""
+        total: Counter[int] = Counter({group: len(marks) for group, marks in self.marked.items()})
+        for product in self.products.values():
+            total.update(product)
+        return dict(total)
+
+
+def marks_by_group(account: SiteLedger) -> dict[str, frozenset[str]]:
+    """List the marks of the columns that were multiplied with the site's, by group of rows."""
+    found: dict[str, set[str]] = {}
+    for name, marks in _entered(account):
+        found.setdefault(name, set()).update(marks)
+    return {name: frozenset(marks) for name, marks in found.items()}
+
+
+def _entered(account: SiteLedger) -> Iterator[tuple[str, list[str]]]:
+    for text in account.spent:
+        if text.startswith(PRODUCT_MARK):
+            yield from json.loads(text.removeprefix(PRODUCT_MARK)).items()
+
+
+def _name(data: SiteData, rows: Ints) -> str:
+    """Name a group of rows by a keyed digest of its entities, in whatever order they are."""
+    entities = np.ascontiguousarray(entities_of(data.table)[rows])
+    width = entities.nbytes // max(len(entities), 1)
+    members = b"".join(sorted(one.tobytes() for one in entities.view(np.uint8).reshape(-1, width)))
+    return hashlib.blake2b(members, digest_size=16, key=data.mark_key).hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------
+# An institution's columns and response during a fit, standardised over its entities of the fit.
+
+CONSTANT = 1e-12
+"""Standard deviation, relative to the mean, below which a column counts as constant."""
+UNRELEASED = 2.0
+"""In the place of the shape of a column, which is one at most, where it is not told."""
+EMPTY_GROUPS = 1024
+"""Groups that a question may name however few rows there are: of most of them a site may have none."""
+
+
+@dataclass(slots=True)
+class StandardizedBlock:
+    """A site's standardised columns (n, p) during a fit; means and standard deviations (p,) in their units.
+
+    `keep` (n_seen,) are the rows of the opened block that take part; `held` (n,) those of X that are its own:
+    others are filled in with their mean, and hide nothing. `weight` (n,) are the latest row weights, empty
+    before the first, and `grams` counts the weighted Gram matrices that were released. `detail` has the
+    columns of few values, `beside` with which columns of others these were multiplied. `table_rows` (n,) are
+    the rows of the site's table, -1 for those that are filled in; `groups_judged` are digests of the rows
+    over which the columns were summed. Where not all columns
+    count as seen in all rows, the others are zero there, `alike` (n,) numbers the rows' sets of columns and
+    `counts` (p,) the rows that have each. `case` (n,) are weights that entities have by the data.
+    """
+
+    X: Floats
+    shift: Floats
+    scale: Floats
+    keep: Bools
+    held: Bools
+    weight: Floats = field(default_factory=lambda: np.empty(0))
+    grams: int = 0
+    detail: ColumnCardinality = PLAIN
+    beside: ProductHistory = field(default_factory=ProductHistory)
+    table_rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    groups_judged: dict[bytes, bool] = field(default_factory=dict)
+    alike: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    counts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    case: Floats | None = None
+
+    def groups(self, code: Ints, columns: int, times: int = 1, weights: Floats | None = None) -> GroupSums:
+        """Tell of products of so many columns by group, (n,): rows that are filled in do not count.
+
+        A MessageError where rows of a group have different columns: sums of one that few of them have would
+        be over these few.
+        """
+        held = np.where(self.held, code, -1)
+        if len(self.alike):
+            here = held >= 0
+            kinds = np.unique(np.column_stack([held[here], self.alike[here]]), axis=0)
+            if len(kinds) > len(np.unique(held[here])):
+                raise MessageError("rows of a pattern or fold have different columns")
+        summed = newly_summed(self.X, held, self.groups_judged)
+        return GroupSums(held, columns, times, weights, self.detail, self.beside.counts, summed)
+
+    def summed(self, code: Ints, rows: Ints) -> SummedColumns:
+        """Tell of sums of the columns by group, (m,), of some rows."""
+        return newly_summed(self.X, spread(code, rows, len(self.X)), self.groups_judged)
+
+    def among_all(self, code: Ints) -> Ints:
+        """Bring groups of the entities of the fit to the rows of the block, -1 where they take no part."""
+        out = np.full(len(self.keep), -1, dtype=np.int64)
+        out[self.keep] = code[self.held]
+        return out
+
+
+@dataclass(slots=True)
+class StandardizedResponse:
+    """The response during a fit: (n,), with mean, standard deviation, distribution, and rows of the table."""
+
+    y: Floats
+    distribution: DistributionSpec
+    mean: float
+    sd: float
+    rows: Ints
+    detail: ColumnCardinality = PLAIN
+    beside: ProductHistory = field(default_factory=ProductHistory)
+    groups_judged: dict[bytes, bool] = field(default_factory=dict)
+    case: Floats | None = None
+
+    def groups(self, code: Ints, rows: Ints | None = None, columns: int = 0) -> GroupSums:
+        """Tell of sums and products of the response by group, (m,), of some of its rows or of all."""
+        summed = self.summed(code, np.arange(len(self.y)) if rows is None else rows)
+        return GroupSums(code, columns, detail=self.detail, beside=self.beside.counts, summed=summed)
+
+    def summed(self, code: Ints, rows: Ints) -> SummedColumns:
+        """Tell of sums of the response by group, (m,), of some rows."""
+        return newly_summed(self.standardised[:, None], spread(code, rows, len(self.y)), self.groups_judged)
+
+    @property
+    def standardised(self) -> Floats:
+        """Mean 0, mean square 1."""
+        return np.asarray((self.y - self.mean) / self.sd)
+
+
+def by_case(case: Floats | None, n: int) -> Floats:
+    """Give weights that entities have by the data, (n,): ones where they have none."""
+    return np.ones(n) if case is None else case
+
+
+def newly_summed(X: Floats, code: Ints, judged: dict[bytes, bool]) -> SummedColumns:
+    """Columns by group, (n,), without groups that were `judged` before: one product follows the other."""
+    new = np.array(code)
+    for group in np.unique(code[code >= 0]):
+        rows = np.flatnonzero(code == group)
+        digest = hashlib.sha256(rows.tobytes()).digest()
+        if digest in judged:
+            new[rows] = -1
+        judged[digest] = True
+    return SummedColumns(X, new)
+
+
+def spread(code: Ints, rows: Ints, n: int) -> Ints:
+    """Bring groups of some rows, (m,), to all n, -1 for the others."""
+    out = np.full(n, -1, dtype=np.int64)
+    out[rows] = code
+    return out
+
+
+def staged_block(state: State) -> StandardizedBlock:
+    """Return this fit's columns, or say that the fit was not started here."""
+    return state.use(
+        "staged block", StandardizedBlock, "this fit was not started here; ask 'stage_block' first"
+    )
+
+
+def staged_response(state: State) -> StandardizedResponse:
+    """Return this fit's response, or say that it is not here."""
+    return state.use(
+        "staged response", StandardizedResponse, "this fit has no response here; ask 'stage_response' first"
+    )
+
+
+def standardize_block(
+    data: SiteData,
+    state: State,
+    keep: Bools,
+    rows: Ints | None = None,
+    n: int = 0,
+    seen: Bools | None = None,
+    may_be_flat: bool = False,
+) -> StandardizedBlock:
+    """Standardise the columns over the entities of a fit that the institution has, and keep them.
+
+    `keep` (n_seen,) are the rows of the opened block that take part, `rows` (n_k,) their positions among the
+    n entities of the fit: those that the institution lacks then get its means, which are zero after
+    standardising. `seen` (n_k, p) tells which columns count as seen in these rows, each over its own, by
+    default all; the others are zero. An EstimationError where there are fewer than two entities, or a column
+    is constant among them, unless it `may_be_flat`, and is zero then.
+    """
+    block = block_of(state)
+    check_lengths(data.name, keep=(keep, len(block.X)))
+    X = np.ascontiguousarray(dithered(data, block.X)[keep])
+    n_own = len(X)
+    if seen is not None and rows is not None:
+        raise MessageError(f"{data.name}: means stand for whole blocks, and not for some of their columns")
+    check_seen(data.name, X, seen)
+    counts = np.full(X.shape[1], n_own) if seen is None else seen.sum(axis=0)
+    if counts.min() < 2:
+        raise EstimationError(
+            f"{data.name}: {counts.min()} of the entities of this fit have its block; two are the least"
+        )
+    if seen is None:
+        shift, scale = X.mean(axis=0), X.std(axis=0)
+    else:
+        values = [column[own] for column, own in zip(X.T, seen.T, strict=True)]
+        shift, scale = (np.array([take(own) for own in values]) for take in (np.mean, np.std))
+    flat = scale <= CONSTANT * np.maximum(1.0, np.abs(shift))
+    if may_be_flat:
+        scale[flat] = 1.0
+    elif flat.any():
+        names = [name for name, bad in zip(block.spec.names, flat, strict=True) if bad]
+        raise EstimationError(
+            f"{data.name}: constant among the {counts[flat].min():,} entities of this fit: "
+            f"{', '.join(names)}; drop them"
+        )
+    X, held = (X - shift) / scale, np.ones(n_own, dtype=np.bool_)
+    alike = np.zeros(0, dtype=np.int64)
+    if seen is not None:
+        X, alike = np.where(seen, X, 0.0), number_patterns(seen)[1]
+    table_rows = np.flatnonzero(block.seen)[keep]
+    if rows is not None:
+        check_lengths(data.name, rows=(rows, n_own))
+        check_positions(data.name, rows, n)
+        check_allocation(data.name, n * X.shape[1], X.size)
+        # Rows that are filled in do not count among the entities behind a sum.
+        X, held = fill_with_mean(X, rows, n), np.isin(np.arange(n), rows)
+        own, table_rows = table_rows, np.full(n, -1, dtype=np.int64)
+        table_rows[rows] = own
+    detail = detail_of(state, "block")
+    staged = StandardizedBlock(X, shift, scale, keep, held, detail=detail, table_rows=table_rows)
+    staged.alike, staged.counts = alike, counts
+    state.keep("staged block", staged, int(counts.min()))
+    return staged
+
+
+def signed_squares(staged: StandardizedBlock) -> Floats:
+    """Mean of z |z| of every standardised column, (p,): zero where it is symmetric, at most one.
+
+    Unlike the third moment it gives no row more weight than the standard deviation does. Of columns of few
+    values by themselves it is in their counts; where products of such columns are judged, none is told.
+    """
+    if not all(one.alone for one in staged.detail.levelled):
+        return np.full(staged.X.shape[1], UNRELEASED)
+    Z = staged.X[staged.held]
+    squares = Z * np.abs(Z)
+    return np.asarray(squares.sum(axis=0) / staged.counts if len(staged.alike) else squares.mean(axis=0))
+
+
+def check_seen(name: str, X: Floats, seen: Bools | None) -> None:
+    """Require of columns that count as seen, (n, p), that the rows have them, and some in each row."""
+    there = ~np.isnan(X)
+    own = there | True if seen is None else seen
+    if own.shape != X.shape or not there[own].all() or not own.any(axis=1).all():
+        raise MessageError(f"{name}: columns count as seen that its entities do not have")
+
+
+def detail_of(state: State, what: str) -> ColumnCardinality:
+    """Columns of few values of what was opened; none where the owner does not have them judged."""
+    name = f"{what} detail"
+    return (state.look_at(name) if name in state else None) or PLAIN
+
+
+def fill_with_mean(X: Floats, rows: Ints, n: int) -> Floats:
+    """Give every entity that the institution lacks the mean, which is zero after standardising."""
+    filled = np.zeros((n, X.shape[1]))
+    filled[rows] = X
+    return filled
+
+
+def require_groups(name: str, code: Ints, groups: int, each: int, columns: int = 1) -> None:
+    """Require groups from 0, or -1 for entities that take no part, and some that do; and sums that fit.
+
+    `each` numbers are released for a group of rows of so many columns: a question may name more groups than
+    an answer has room for.
+    """
+    if groups < 1 or len(code) == 0 or code.min() < -1 or not 0 <= code.max() < groups:
+        raise MessageError(f"{name}: expected patterns or folds from 0 to {groups - 1}, or -1 for none")
+    if groups > max(EMPTY_GROUPS, len(code)):
+        raise MessageError(f"{name}: {groups:,} patterns or folds are more than its {len(code):,} rows")
+    check_allocation(name, groups * each, len(code) * columns)

@@ -1,0 +1,1 @@
+"""The joint normal model of columns with missing blocks."""

@@ -1,0 +1,299 @@
+"""Tests of the assumptions on missing blocks: MCAR, and independence of the blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+from scipy.linalg import solve_triangular
+
+from fedstat.errors import AssumptionWarning, NotAvailableError, warn
+from fedstat.inference.likelihood import LRTest, format_pvalue, format_test
+from fedstat.models.checks import check_choice
+from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit, fit_joint_normal
+from fedstat.models.vertical.joint_normal.likelihood import (
+    inverse_by_pattern,
+    joint_normal_covariance,
+    joint_normal_likelihood,
+    observed,
+)
+from fedstat.models.vertical.joint_normal.sparse_pairs import edges_between, fit_joint_model
+from fedstat.models.vertical.likelihood import block_covariance, residuals
+from fedstat.models.vertical.moments import PatternMoments
+from fedstat.typing import Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Tests of what fits with missing blocks assume, from their moments: MCAR, and independent blocks.
+
+REJECTED = 0.01
+"""P-value, times the number of pairs, below which independent blocks are warned of."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnrestrictedNormal:
+    """A normal law of standardised (x, y), (P + 1,), and its log-likelihood of what is seen."""
+
+    mean: Floats
+    cov: Floats
+    log_likelihood: float
+
+
+class LittleTest(NamedTuple):
+    """Little's test of missingness completely at random: statistic, p-value, degrees of freedom, patterns.
+
+    A tuple of `statistic`, `pvalue`, `df` and the number of `patterns`.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> test = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit().mcar_test()
+    >>> 0.0 <= test.pvalue <= 1.0
+    True
+    """
+
+    statistic: float
+    pvalue: float
+    df: int
+    patterns: int
+
+    def __repr__(self) -> str:
+        return format_test("Little's test of missingness completely at random", self._asdict())
+
+
+class BlockIndependence(NamedTuple):
+    """Wilks' test that two institutions' blocks are uncorrelated, on the n entities that both have.
+
+    Bartlett's chi-square, nan where n is too small; the largest canonical correlation; and the mean absolute
+    correlation of a column of the one with a column of the other.
+    """
+
+    first: str
+    second: str
+    n: int
+    statistic: float
+    pvalue: float
+    df: int
+    canonical: float
+    mean_abs: float
+
+
+def joint_normal_of_fit(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
+    """Law of standardised (x, y) at the estimates of a fit."""
+    if isinstance(fit, JointNormalFit):
+        return UnrestrictedNormal(fit.point.mean, fit.point.cov, fit.joint)
+    standard, point = fit.standard, fit.point
+    at = residuals(standard, point)
+    Sigma = block_covariance(standard, point, at)
+    cov = joint_normal_covariance(Sigma, point.beta, np.exp(point.log_s2))
+    mean = np.append(point.mu, point.b + at.m.sum())
+    return UnrestrictedNormal(mean, cov, joint_normal_likelihood(standard.moments, mean, cov))
+
+
+def unrestricted_normal(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
+    """Law of standardised (x, y) with all covariances free, where institutions share enough entities."""
+    edges = edges_between(fit.moments, "free")
+    if not isinstance(fit, JointNormalFit) or (fit.moves.edges != edges).any():
+        fit = fit_joint_normal(fit.moments, edges)
+    return joint_normal_of_fit(fit)
+
+
+def little_test(fit: MomentsFit | JointNormalFit, law: UnrestrictedNormal | None = None) -> LittleTest:
+    """Test that the means of what is seen differ between missing patterns by chance alone (MCAR).
+
+    d2 = sum_g n_g (xbar_g - mu_g)' Sigma_g^-1 (xbar_g - mu_g) over the columns and the response that pattern
+    g sees, chi-square with sum_g p_g - p degrees of freedom under MCAR. Sigma is the maximum likelihood
+    estimate, as in R's naniar; a factor n / (n - 1) for it would make d2 smaller by the share 1 / n. Mean and
+    covariance under the null, `law`, are by default those of the model, :func:`joint_normal_of_fit`. Where
+    its blocks
+    are independent between institutions correlation between them may make it reject as well; Little's own
+    test has all covariances free, as :func:`unrestricted_normal`.
+
+    References
+    ----------
+    Little (1988), A test of missing completely at random for multivariate data with missing values,
+    Journal of the American Statistical Association 83, 1198-1202.
+    """
+    moments = fit.moments
+    used = moments.n > 0.0
+    if used.sum() < 2:
+        raise NotAvailableError("Little's test compares missing patterns, and all entities have the same one")
+    law = law or joint_normal_of_fit(fit)
+    seen = observed(moments)[used]
+    n = moments.n[used]
+    K, _ = inverse_by_pattern(law.cov, seen)
+    d = moments.grams[used, 0, 1:] - n[:, None] * (seen * law.mean)
+    statistic = float(np.sum(np.einsum("gi,gij,gj->g", d, K, d) / n))
+    df = int(seen.sum()) - seen.shape[1]
+    return LittleTest(statistic, float(stats.chi2.sf(statistic, df)), df, len(n))
+
+
+def independence_lr_test(
+    fit: MomentsFit | JointNormalFit, restricted: MomentsFit | JointNormalFit | None = None
+) -> LRTest:
+    """Likelihood ratio of all covariances free against blocks independent between institutions.
+
+    Unlike the pairwise tests it is valid when missingness depends on what is seen (MAR). Its degrees of
+    freedom are the pairs of columns of two institutions that share enough entities. `restricted` is the fit
+    with independent blocks, where it is at hand.
+    """
+    moments = fit.moments
+    free, own = (edges_between(moments, law) for law in ("free", "independent"))
+    df = (free & ~own).sum() // 2
+    if not df:
+        raise NotAvailableError("no two institutions share enough entities, so no correlation can be seen")
+    if restricted is None:
+        within = not isinstance(fit, JointNormalFit) or (fit.moves.edges == own).all()
+        restricted = fit if within else fit_joint_model(moments, "independent")
+    statistic = 2.0 * (
+        unrestricted_normal(fit).log_likelihood - joint_normal_of_fit(restricted).log_likelihood
+    )
+    return LRTest(statistic, float(stats.chi2.sf(statistic, df)), float(df))
+
+
+def worst_pair(moments: PatternMoments) -> tuple[BlockIndependence, float] | None:
+    """Find the pair of sites whose blocks are most clearly correlated, and its p-value times the pairs."""
+    tests = [test for test in independence_tests(moments) if np.isfinite(test.pvalue)]
+    if not tests:
+        return None
+    worst = min(tests, key=lambda test: (test.pvalue, -test.canonical))
+    return worst, min(1.0, worst.pvalue * len(tests))
+
+
+def most_correlated(moments: PatternMoments, instead: str) -> Iterator[str]:
+    """Say which blocks are most clearly correlated, and what to do `instead` where the assumption fails."""
+    if found := worst_pair(moments):
+        pair, pvalue = found
+        yield (
+            f"Most correlated blocks: '{pair.first}' and '{pair.second}', largest canonical correlation "
+            f"{pair.canonical:.2f} over {pair.n:,} entities, {format_pvalue(pvalue)} (times the number of pairs)."
+            + (f" The assumption does not hold: {instead}." if pvalue < REJECTED else "")
+        )
+
+
+def warn_of_dependence(
+    moments: PatternMoments, assumed: str = "between='independent'", instead: str = "Fit with between='free'"
+) -> None:
+    """Warn where blocks that count as independent, as `assumed`, are not."""
+    found = worst_pair(moments)
+    if found is not None and found[1] < REJECTED:
+        pair, pvalue = found
+        warn(
+            f"{assumed}: the blocks of '{pair.first}' and '{pair.second}' are correlated "
+            f"(largest canonical correlation {pair.canonical:.2f} over {pair.n:,} entities, {format_pvalue(pvalue)}); "
+            f"coefficients are biased where blocks are missing. {instead}",
+            AssumptionWarning,
+        )
+
+
+def independence_tests(moments: PatternMoments) -> list[BlockIndependence]:
+    """Test every pair of institutions for correlation between their blocks.
+
+    Wilks' Lambda = |S| / (|S_jj| |S_kk|) of the entities that both have, by Bartlett's approximation
+    -(n - 1 - (p_j + p_k + 1)/2) log Lambda ~ chi-square with p_j p_k degrees of freedom. Where missingness
+    depends on the response, the entities at hand may be correlated though the population is not.
+    """
+    pairs = combinations(range(len(moments.sizes)), 2)
+    return [wilks(moments, j, k) for j, k in pairs]
+
+
+def wilks(moments: PatternMoments, j: int, k: int) -> BlockIndependence:
+    """Wilks' test of one pair of institutions."""
+    p, q = moments.sizes[j], moments.sizes[k]
+    n, S = covariance_of_shared(moments, j, k)
+    names = moments.clients[j], moments.clients[k]
+    if n <= p + q + 1:
+        return BlockIndependence(*names, int(n), np.nan, np.nan, p * q, np.nan, np.nan)
+    root = np.sqrt(np.diag(S))
+    R = S / np.outer(root, root)
+    A, B = np.linalg.cholesky(R[:p, :p]), np.linalg.cholesky(R[p:, p:])
+    left = solve_triangular(A, R[:p, p:], lower=True)
+    canonical = np.linalg.svd(solve_triangular(B, left.T, lower=True), compute_uv=False)
+    statistic = -(n - 1.0 - 0.5 * (p + q + 1)) * float(np.log1p(-(canonical**2)).sum())
+    pvalue = float(stats.chi2.sf(statistic, p * q))
+    mean_abs = float(np.abs(R[:p, p:]).mean())
+    return BlockIndependence(*names, int(n), statistic, pvalue, p * q, float(canonical[0]), mean_abs)
+
+
+def covariance_of_shared(moments: PatternMoments, j: int, k: int) -> tuple[float, Floats]:
+    """Count and covariance of two institutions' columns over the entities that have all of them."""
+    columns = 1 + np.flatnonzero(np.isin(moments.owner, (j, k)))
+    both = moments.seen[:, columns - 1].all(axis=1)
+    total = moments.grams[both].sum(axis=0)
+    n = float(moments.n[both].sum())
+    if n == 0.0:
+        return n, np.zeros((len(columns), len(columns)))
+    mean = total[0, columns] / n
+    return n, np.asarray(total[np.ix_(columns, columns)] / n - np.outer(mean, mean))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Statements of results on what is assumed of missing blocks, from moments by missing pattern.
+
+
+class AssumptionTests:
+    """Tests of missingness completely at random, and of blocks that are independent between institutions.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI + LP", partition).fit()
+    >>> fit.independence_tests().shape[0], fit.independence_lr_test().df_diff
+    (3, 3.0)
+    >>> fit.mcar_test()._fields
+    ('statistic', 'pvalue', 'df', 'patterns')
+    """
+
+    def mcar_test(self, structure: Literal["model", "unrestricted"] = "model") -> LittleTest:
+        """Little's test that blocks are missing completely at random.
+
+        Parameters
+        ----------
+        structure : {"model", "unrestricted"}
+            Covariance under the null: that of the model, or free between institutions whatever the model.
+
+        Returns
+        -------
+        (statistic, pvalue, df, patterns)
+        """
+        check_choice("structure", structure, ("model", "unrestricted"))
+        fit = self._moments()
+        return little_test(fit, unrestricted_normal(fit) if structure == "unrestricted" else None)
+
+    def independence_tests(self) -> pd.DataFrame:
+        """Test every pair of institutions for correlation between their blocks.
+
+        Returns
+        -------
+        DataFrame
+            One row per pair: entities that both have, Bartlett's statistic, p-value, degrees of freedom,
+            largest canonical correlation, mean absolute correlation.
+        """
+        return pd.DataFrame(independence_tests(self._moments().moments))
+
+    def independence_lr_test(self) -> LRTest:
+        """Likelihood ratio of columns that depend between institutions against independent blocks.
+
+        Unlike :meth:`independence_tests` it is valid where missingness depends on what is seen.
+
+        Returns
+        -------
+        (statistic, pvalue, df_diff)
+
+        Raises
+        ------
+        NotAvailableError
+            No two institutions share enough entities; or the fit has no moments.
+        """
+        return independence_lr_test(self._moments())
+
+    def _moments(self) -> MomentsFit | JointNormalFit:
+        """Return the fit of all columns from the moments; a NotAvailableError where there are none."""
+        raise NotImplementedError

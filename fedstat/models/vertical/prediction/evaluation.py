@@ -1,0 +1,302 @@
+"""Evaluation of predictions at the response holder, over groups of entities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedstat.errors import DataWarning, MessageError, ModelError, warn
+from fedstat.federation.design.vertical_design import design_request, response_of
+from fedstat.federation.disclosure.facts import EntityCount, ModelEvaluation
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.inference.bins import bin_edges, merge_small_bins, probabilities
+from fedstat.inference.evaluation import Accuracy, Evaluation
+from fedstat.inference.recalibration import Recalibration, recalibrate
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.sums import Rows
+from fedstat.models.consent import FurtherAnalysis
+from fedstat.models.vertical.prediction.protocol import ResponseSource, new_ledger
+from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Predictions from outside, as they may be held against a response: those of groups of entities.
+#
+# Whoever chooses the predictions chooses what a sum of losses tells: with numbers that differ by powers of
+# two it tells every label, and with two levels it tells one. Averaged over cells of entities that depend on
+# predictions alone, whatever is counted or added up is a function of sums of the response over cells.
+
+
+def average_in_groups(data: SiteData, predicted: Floats, code: Ints, by: Floats | None = None) -> Floats:
+    """Average predictions, (n,) or (n, q), over cells of entities of one group, of `code` (n,), -1 for none.
+
+    Cells hold as many entities as the owner wants behind a sum, or more; they are made of entities that are
+    next to each other, where lie the predictions, or what is `by` (n, q) a function of them. An owner who
+    answers any number of evaluations lets labels be told anyway: then predictions are as they came.
+    """
+    if data.policy.evaluation == "any":
+        return predicted
+    places, out = predicted if by is None else by, np.array(predicted)
+    places = places.reshape(len(predicted), -1)
+    for group in np.unique(code[code >= 0]):
+        for cell in group_codes(places, np.flatnonzero(code == group), max(data.min_count, 1)):
+            out[cell] = predicted[cell].mean(axis=0)
+    return out
+
+
+def group_codes(places: Floats, rows: Ints, least: int) -> list[Ints]:
+    """Divide rows of `places` (n, q) in cells of `least` or more, by halves of the widest column.
+
+    Examples
+    --------
+    >>> cells(np.array([[5.0], [1.0], [2.0], [9.0], [8.0]]), np.arange(5), 2)
+    [array([1, 2]), array([0, 4, 3])]
+    """
+    if len(rows) < 2 * least:
+        return [rows]
+    own = places[rows]
+    order = rows[np.argsort(own[:, np.ptp(own, axis=0).argmax()], kind="stable")]
+    half = len(rows) // 2
+    return [*group_codes(places, order[:half], least), *group_codes(places, order[half:], least)]
+
+
+def squared_errors(y: Floats, given: Floats, used: Floats, code: Ints, groups: int) -> Floats:
+    """Sum squared errors of predictions (n,) by group, (groups,), from `used`, their averages over cells.
+
+    They are those of the averages, more or less what averaging took away: within cells the response is taken
+    to move with its predictions as between cells, as far as it can. Nothing but sums over cells is behind it.
+    """
+    moved = used - used.mean() if len(used) else used
+    slope = float(moved @ y / (moved @ moved)) if moved.any() else 1.0
+    errors, within = (np.bincount(code, weights=one**2, minlength=groups) for one in (y - used, given - used))
+    most = np.sqrt(errors) * np.sqrt(within)
+    return np.asarray(errors + within - 2.0 * (slope * within).clip(-most, most))
+
+
+# ----------------------------------------------------------------------------------------------------
+# How well predictions agree with the response of a partition: counted where the response is.
+
+GROUP_AVERAGES = (
+    "Predictions were averaged over a few entities that have similar ones before they were counted, by the "
+    "policy of the institution that holds the response."
+)
+SMALLEST, LARGEST = 1e-290, 1e140
+"""Mean of a positive response, below which its logarithm has no end, and one whose square has one."""
+SUM_COUNT = 9
+"""Of a recalibration: whether there is one, intercept, slope, their covariance, and three more."""
+
+
+def evaluate_at_holder(
+    data: SiteData,
+    state: State,
+    text: str,
+    predicted: Floats,
+    use: Bools,
+    code: Ints,
+    groups: Ints,
+    centre: Floats,
+    width: Floats,
+) -> tuple[dict[str, Array], str]:
+    """Count how well predicted means (n,) agree with the opened response of the rows in `use`.
+
+    `text` is distribution and link, `code` (n,) the group of each row, of so many `groups`; for `centre` and
+    `width` see :func:`bin_edges`. Released are ``bins`` (3 G, B), entities and sums of response and of
+    predictions by bin of the linear predictor, small bins counted with a neighbour and small groups not at
+    all; ``squares`` (G,), sums of squared errors; ``spread`` (G,) about the mean of the group and
+    ``deviance`` (2,) of all and of a constant, zero of a binary response; ``regression`` (9,), the response
+    of all of these regressed on the linear predictor. Of predictions, see :func:`averaged`.
+    """
+    distribution = DistributionSpec.from_json(text)
+    family, binary = distribution.make(), distribution.name == "Binomial"
+    response = response_of(state)
+    check_lengths(data.name, use=(use, len(response)))
+    y, G = response[use], int(groups)
+    check_lengths(data.name, predicted=(predicted, len(y)), code=(code, len(y)))
+    if not _are_means(predicted, distribution) or not 1 <= G <= max(len(y), 1) or not float(width) > 0.0:
+        raise MessageError(f"{data.name}: expected means that the family has, in one group or more")
+    there = np.isfinite(y)
+    y, given, code = y[there], predicted[there], code[there]
+    # Where tables are invented, and their responses with them, any number above zero is an event.
+    y = (y > 0.0).astype(np.float64) if binary else y
+    if len(code) and not 0 <= code.min() <= code.max() < G:
+        raise MessageError(f"{data.name}: array 'code' names a group that is not there")
+    predicted = average_in_groups(data, given, code, np.asarray(family.link(given)))
+    eta, edges = np.asarray(family.link(predicted)), bin_edges(distribution, float(centre), float(width))
+    at, B = np.searchsorted(edges, eta), len(edges) + 1
+    bins, squares, spread = np.zeros((3 * G, B)), np.zeros(G), np.zeros(G)
+    counted = np.zeros(len(y), dtype=bool)
+    for g in range(G):
+        here = code == g
+        if np.count_nonzero(here) < max(data.min_count, 1):
+            continue
+        counted |= here
+        cell = merge_small_bins(np.bincount(at[here], minlength=B), data.min_count)[at[here]]
+        by_row = (np.ones(len(cell)), y[here], predicted[here])
+        bins[3 * g : 3 * g + 3] = [np.bincount(cell, weights=one, minlength=B) for one in by_row]
+        if binary:
+            squares[g] = float(((y[here] - predicted[here]) ** 2).sum())
+        else:
+            spread[g] = float(((y[here] - y[here].mean()) ** 2).sum())
+    found, deviance = None, np.zeros(2)
+    if counted.any():
+        X = np.column_stack([np.ones(int(counted.sum())), eta[counted]])
+        found = recalibrate(Rows(X, y[counted]), distribution)
+        if not binary:
+            constant = _inside(np.full(len(X), y[counted].mean()), distribution)
+            squares = squared_errors(y[counted], given[counted], predicted[counted], code[counted], G)
+            deviance = np.array([family.deviance(y[counted], mu) for mu in (predicted[counted], constant)])
+    state.tell(EntityCount(int(counted.sum())))
+    sums = {"bins": bins, "squares": squares, "spread": spread, "deviance": deviance}
+    sums["regression"] = _as_array(found)
+    state.tell(ModelEvaluation(np.concatenate([one.ravel() for one in sums.values()])))
+    return {**sums, "least": np.array(data.min_count)}, ""
+
+
+def _are_means(predicted: Floats, distribution: DistributionSpec) -> bool:
+    """Whether the distribution can have these means, and the link takes them."""
+    if distribution.name == "Binomial":
+        return bool(((predicted > 0.0) & (predicted < 1.0)).all())
+    if distribution.name != "Gaussian" and not (predicted > 0.0).all():
+        return False
+    return bool(np.isfinite(distribution.make().link(predicted)).all())
+
+
+def _as_array(found: Recalibration | None) -> Floats:
+    if found is None:
+        return np.zeros(SUM_COUNT)
+    numbers = [[1.0], found.params, found.cov[np.triu_indices(2)], found.large, [found.statistic]]
+    return np.concatenate([np.asarray(one, dtype=np.float64) for one in numbers])
+
+
+def _from_array(told: Floats) -> Recalibration | None:
+    if not told[0]:
+        return None
+    cov = np.array([[told[3], told[4]], [told[4], told[5]]])
+    return Recalibration(told[1:3], cov, (float(told[6]), float(told[7])), float(told[8]))
+
+
+def _sums_of_errors(what: str, ndim: int = 1) -> ArrayDeclaration:
+    return ArrayDeclaration("aggregate", what, ndim, behind=(EntityCount, ModelEvaluation))
+
+
+EVALUATION_STEPS: Mapping[str, Step] = {
+    "judge_predictions": Step(
+        evaluate_at_holder,
+        {
+            "predicted": ArrayDeclaration("per entity", "predictions", dtype="float64", weighs="predictions"),
+            "use": ArrayDeclaration("presence", "which entities are compared", dtype="bool"),
+            "code": ArrayDeclaration(
+                "presence", "institutions that have each entity, by number", dtype="int64"
+            ),
+            "groups": ArrayDeclaration("control", "number of sets of institutions", 0, dtype="int64"),
+            "centre": ArrayDeclaration("aggregate", "mean of the linear predictors", 0),
+            "width": ArrayDeclaration("aggregate", "their deviation", 0),
+        },
+        {
+            "bins": _sums_of_errors("entities, sums of response and of predictions by bin", 2),
+            "squares": _sums_of_errors("squared errors of predictions"),
+            "spread": _sums_of_errors("squared differences of responses from their mean"),
+            "deviance": _sums_of_errors("deviance of predictions, and of a constant"),
+            "regression": _sums_of_errors("response regressed on the linear predictor"),
+            "least": ArrayDeclaration("control", "fewest entities of a bin", 0),
+        },
+        ArrayDeclaration("control", "family and link"),
+    )
+}
+
+
+def evaluate_predictions(
+    family: str,
+    response: ResponseSource,
+    distribution: DistributionSpec,
+    clients: Sequence[str],
+    predicted: Callable[[], FitProtocol[tuple[Floats, str]]],
+    analysis: FurtherAnalysis,
+) -> Evaluation:
+    """Hold predicted means of a partition's entities, nan for none, against its response.
+
+    `predicted` asks for them, and says in which session; `analysis` says so to owners, who consent once to
+    that and to what is asked here. A row for each set of `clients` that entities have. A ModelError where the
+    partition lacks the response; a DataWarning of sets that are too small to be counted.
+    """
+    partition, holder = analysis.partition, response.client
+    if holder not in partition.sites:
+        raise ModelError(f"evaluate: the partition lacks institution '{holder}', which has the response")
+    rows = partition.rows[holder]
+    has = np.zeros(partition.n_entities, dtype=np.int64)
+    for k, client in enumerate(clients):
+        if client in partition.rows:
+            has[partition.rows[client]] |= 1 << k
+    question = {"response": response.text, "columns": response.columns}
+
+    def asking() -> FitProtocol[tuple[Mapping[str, Array], Ints, tuple[float, float]]]:
+        known, session = yield from predicted()
+        use = np.isfinite(known[rows])
+        if not use.any():
+            raise ModelError("evaluate: no entity of the partition has a prediction and is at the holder")
+        sets, code = np.unique(has[rows[use]], return_inverse=True)
+        means = _inside(known[rows[use]], distribution)
+        eta = np.asarray(distribution.make().link(means))
+        place = float(eta.mean()), float(eta.std()) or 1.0
+        to = SecureProductSession(family, session, None)
+        yield [design_request(holder, "open_response", session, question)]
+        (reply,) = yield [
+            to.ask(
+                holder,
+                "judge_predictions",
+                distribution.to_json(),
+                predicted=means,
+                use=use,
+                code=code.astype(np.int64),
+                groups=np.array(len(sets)),
+                centre=np.array(place[0]),
+                width=np.array(place[1]),
+            )
+        ]
+        return reply.arrays, sets, place
+
+    columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
+    analysis = replace(analysis, call="evaluate()", columns=columns)
+    told, sets, place = analysis.run(asking(), asking, new_ledger(partition, holder))
+    n, observed, expected = told["bins"].reshape(len(sets), 3, -1).swapaxes(0, 1)
+    there = n.sum(axis=1) > 0.0
+    names = [" + ".join(k for i, k in enumerate(clients) if s >> i & 1) or "none" for s in sets.tolist()]
+    if not there.all():
+        few = ", ".join(name for name, fine in zip(names, there, strict=True) if not fine)
+        warn(f"evaluate: entities of too small sets of institutions are not counted: {few}", DataWarning)
+    edges = np.concatenate([[-np.inf], bin_edges(distribution, *place), [np.inf]])
+    squares, binary = told["squares"][there], distribution.name == "Binomial"
+    accuracy = Accuracy(
+        n=n[there].sum(axis=1),
+        total=observed[there].sum(axis=1),
+        squares=squares,
+        spread=told["spread"][there],
+        deviance=float(told["deviance"][0]),
+        null_deviance=float(told["deviance"][1]),
+    )
+    return Evaluation(
+        edges=edges,
+        sites=tuple(name for name, fine in zip(names, there, strict=True) if fine),
+        n=n[there],
+        observed=observed[there],
+        expected=expected[there],
+        binary=binary,
+        least=int(told["least"]),
+        means=probabilities(edges, distribution) if binary else None,
+        squares=np.append(squares, squares.sum()) if binary else None,
+        recalibration=_from_array(told["regression"]),
+        accuracy=None if binary else accuracy,
+        remarks=() if partition.sites[holder].policy.evaluation == "any" else (GROUP_AVERAGES,),
+        counted=f"entities of one set of institutions (as {holder} counts them)",
+    )
+
+
+def _inside(means: Floats, distribution: DistributionSpec) -> Floats:
+    """Predictions at the ends of their range tell no more than ones next to them."""
+    if distribution.name == "Binomial":
+        return means.clip(1e-12, 1.0 - 1e-12)
+    return means.clip(-LARGEST if distribution.name == "Gaussian" else SMALLEST, LARGEST)

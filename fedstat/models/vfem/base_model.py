@@ -1,0 +1,256 @@
+"""Constructor, argument checks, layout and iterative fit that both VFEM models share."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
+
+import numpy as np
+
+from fedstat.errors import EstimationError, ModelError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.formula.parse import Formula
+from fedstat.federation.design.vertical_design import Design
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.vertical.exchange.patterns import (
+    PatternExchange,
+    SmallPatterns,
+    remember_patterns,
+    reuse_patterns,
+)
+from fedstat.models.vertical.layout import Layout, complete_at, lay_out
+from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vfem.base_results import VFEMBaseResults
+from fedstat.models.vfem.covariance.cross_products import CrossProductOptions
+from fedstat.models.vfem.covariance.from_moments import CovType
+from fedstat.models.vfem.covariance.protocol import CovarianceOptions
+from fedstat.models.vfem.iteration.messages import FAMILY
+from fedstat.models.vfem.iteration.state import IterationOptions, Progress
+from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_of_merges
+from fedstat.models.vfem.protocol import IterativeResult
+from fedstat.typing import Floats
+
+# ----------------------------------------------------------------------------------------------------
+# The entities and blocks that take part in a fit of VFEM, by method.
+
+
+def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
+    """Lay out a fit by one of the methods "vfem", "cc", "impute" and "single".
+
+    Entities with some of an institution's columns take part with these where the fit may have them `partly`.
+
+    Raises ModelError for "single" where the response holder has no columns, EstimationError where complete
+    entities are too few.
+    """
+    blocks = design.blocks
+    if method == "single":
+        blocks = tuple(b for b in blocks if b.client == design.active)
+        if not blocks:
+            raise ModelError(
+                f"method='single' uses the columns of '{design.active}' alone, and it holds none of "
+                "the model's; use 'cc', 'impute' or 'vfem'"
+            )
+    complete = method in ("cc", "single")
+    use = complete_at(blocks, design.n) if complete else np.ones(design.n, dtype=bool)
+    layout = lay_out(design, blocks, use, filled=method == "impute", partly=partly)
+    if layout.n <= layout.p + 1:
+        raise EstimationError(
+            f"method='{method}': {layout.n} entities are complete at {', '.join(layout.clients)}, and "
+            f"{layout.p + 1} coefficients need more; use method='vfem', or leave institutions out"
+        )
+    return layout
+
+
+# ----------------------------------------------------------------------------------------------------
+# Columns beside the response, and arguments that belong to one exchange: what cannot be, with a remedy.
+
+ITERATION_ARGUMENTS = (
+    "masked",
+    "cross_products",
+    "sketch",
+    "sketch_size",
+    "step",
+    "acceleration",
+    "memory",
+    "learning_rate",
+    "init",
+)
+"""Arguments of a fit that have no meaning where moments are exchanged."""
+
+
+def check_roles(roles: Mapping[str, str], formula: Formula, partition: Any) -> None:
+    """Require columns beside the response, and one kind of weights."""
+    if {"freq_weights", "var_weights"} <= roles.keys():
+        raise ModelError("freq_weights, var_weights: give one of them; an entity has one weight here")
+    holder = formula.response_client
+    for role, name in roles.items():
+        there = [client for client, columns in partition.columns.items() if name in columns]
+        if there != [holder]:
+            found = f"is at '{there[0]}'" if there else "is at no institution"
+            raise ModelError(
+                f"{role}: column {name!r} {found}, and has to stand beside the response "
+                f"'{formula.response}', at '{holder}': add it to that institution's table"
+            )
+        if name in formula.response_columns:
+            raise ModelError(f"{role}: column {name!r} is the response")
+
+
+def check_weights(roles: Mapping[str, str], exchange: str, correction: str | None) -> None:
+    """Refuse weights and offset where a fit of a normal response has none."""
+    if roles and exchange == "iterative":
+        raise ModelError(
+            f"{', '.join(roles)}: exchange='iterative' has none for a normal response; leave "
+            "exchange='moments'"
+        )
+    if correction == "skewness" and roles.keys() - {"offset"}:
+        raise ModelError("correction='skewness' has no weights; use correction='small-sample', or none")
+
+
+def check_variances(roles: Mapping[str, str], layout: Layout) -> None:
+    """Refuse weights of variances where entities lack blocks."""
+    if "var_weights" in roles and layout.missing.any():
+        raise ModelError(
+            "var_weights: where entities lack blocks the likelihood is no function of weighted sums; fit "
+            "with method='cc', or use freq_weights if an entity stands for several"
+        )
+
+
+def refuse_iterative(arguments: Mapping[str, object], fit: Callable[..., Any]) -> None:
+    """Refuse, by name, what belongs to the iterative exchange, unless it is the default."""
+    defaults = inspect.signature(fit).parameters
+    given = [
+        name
+        for name in ITERATION_ARGUMENTS
+        # An array of first coefficients compares entry by entry, and is no default in any case.
+        if not isinstance(arguments[name], str | int | None) or arguments[name] != defaults[name].default
+    ]
+    if given:
+        raise ModelError(
+            f"{', '.join(given)}: no part of exchange='moments', which has one exchange of sums and its own "
+            f"start; leave {'them' if len(given) > 1 else 'it'} out, or fit with exchange='iterative'"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Constructor, layout and fit by iteration that the models of a normal response and of another share.
+
+Results = TypeVar("Results", bound=VFEMBaseResults[Any])
+VFEMMethod: TypeAlias = Literal["vfem", "cc", "impute", "single"]
+CrossSource: TypeAlias = Literal["secure", "sketch", "exact"]
+SketchKind: TypeAlias = Literal["structured", "gaussian"]
+InitialValues: TypeAlias = "Literal['zero', 'cc', 'impute'] | Sequence[float] | Mapping[str, float] | Floats"
+
+
+@dataclass(frozen=True, slots=True)
+class IterativeOptions:
+    """What is asked of a fit by iteration; see :meth:`fedstat.VFEMRegression.fit`.
+
+    Where columns depend between institutions `small` says which missing patterns are too small.
+    """
+
+    method: VFEMMethod
+    options: IterationOptions
+    covariance: CovarianceOptions
+    init: InitialValues = "zero"
+    estimates_alpha: bool = False
+    small: SmallPatterns | None = None
+
+
+class VFEMModel(VerticalModel):
+    """What models of a normal response and of another share."""
+
+    family: ClassVar[str] = FAMILY
+
+    def __init__(
+        self,
+        formula: Formula,
+        partition: Any,
+        *,
+        offset: str | None = None,
+        freq_weights: str | None = None,
+        var_weights: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        given = {"offset": offset, "freq_weights": freq_weights, "var_weights": var_weights}
+        self._roles = {role: name for role, name in given.items() if name is not None}
+        check_roles(self._roles, formula, partition)
+        if not formula.intercept:
+            raise ModelError(
+                f"'{formula.text}' leaves out the intercept; VFEM centres every block at its mean and "
+                "has one: drop '- 1' or '0 +'"
+            )
+        super().__init__(formula, partition, **kwargs)
+
+    def _layout(self, method: VFEMMethod, *, partly: bool = False) -> Layout:
+        check_choice("method", method, get_args(VFEMMethod))
+        layout = make_layout(self.design, method, partly=partly)
+        return replace(layout, frequencies="freq_weights" in self._roles)
+
+    def _beside(self) -> dict[str, str]:
+        names = {"offset": "offset", "freq_weights": "weights", "var_weights": "weights"}
+        return {names[role]: column for role, column in self._roles.items()}
+
+    def _names(self) -> dict[str, tuple[str, ...]]:
+        return {block.client: block.names for block in self.design.blocks}
+
+    def _covariance_options(
+        self, cov_type: CovType, cross_products: CrossSource, sketch: SketchKind, sketch_size: int
+    ) -> CovarianceOptions:
+        check_choice("cross_products", cross_products, get_args(CrossSource))
+        check_choice("sketch", sketch, get_args(SketchKind))
+        check_whole("sketch_size", sketch_size, 1)
+        # Neither needs products of two institutions: no round asks for them, and nobody need deal.
+        how = "none" if cov_type in ("expected", "none") else cross_products
+        at, min_count = self._agreement.at, self.partition.min_count
+        return CovarianceOptions(
+            cov_type, self._names(), CrossProductOptions(how, sketch, sketch_size, at, min_count)
+        )
+
+    def _begin(self, method: VFEMMethod, *, partly: bool = False) -> tuple[Layout, Ledger]:
+        """Lay out a fit, with an account of its own that goes on from that of the agreement.
+
+        Entities take part `partly` where a fit conditions on what it sees of an institution's columns.
+        """
+        complete = method in ("cc", "single")
+        conditioned = self._conditions and self.partition.partial == "condition"
+        if conditioned and not partly and method in ("vfem", "impute"):
+            self._warn_of_partial_blocks("this fit")
+        layout = self._layout(method, partly=partly)
+        layout = reuse_patterns(layout, self.partition, complete=complete, partly=partly)
+        return self._with_dealer(layout), copy.deepcopy(self._agreement)
+
+    def _keep_division(self, layout: Layout, exchange: PatternExchange) -> None:
+        """Let later fits set aside what this one did, and say if that is much."""
+        remember_patterns(layout, self.partition, exchange.plan, exchange.released, exchange.columns)
+        warn_of_merges(exchange, layout.n)
+
+    def _fit_by_iteration(self, wanted: IterativeOptions, results: type[Results]) -> Results:
+        layout, ledger = self._begin(wanted.method)
+        reporter = Progress(wanted.options)
+        protocol = self._iterate(wanted, layout, reporter)
+        try:
+            found = self.engine.run(self._receipted(protocol, ledger), ledger)
+        finally:
+            reporter.close()
+        outcome = VFEMOutcome(
+            method=wanted.method,
+            cov_type=wanted.covariance.cov_type,
+            init=wanted.init if isinstance(wanted.init, str) else "given",
+            options=wanted.options,
+            fit=found.fit,
+            covariance=found.covariance,
+        )
+        if found.exchange is not None:
+            self._keep_division(layout, found.exchange)
+        held = SessionArtifacts(found.fitted, found.exchange, found.linear)
+        return results._of(self, layout, outcome, held, ledger)
+
+    def _iterate(
+        self, wanted: IterativeOptions, layout: Layout, report: Progress | None
+    ) -> FitProtocol[IterativeResult]:
+        """Fit by iteration, with the covariance of the estimates."""
+        raise NotImplementedError

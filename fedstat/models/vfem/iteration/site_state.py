@@ -1,0 +1,261 @@
+"""The state of a fit at a site: its standardized block, or the response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.design.vertical_design import block_of, response_of
+from fedstat.federation.disclosure.facts import ExternalWeights
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
+from fedstat.federation.protocols.product_steps import check_positions
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.row_products import column_sums, gram
+from fedstat.models.vertical.exchange.standardized_columns import StandardizedBlock, standardize_block
+from fedstat.models.vertical.exchange.steps import INCLUDED
+from fedstat.models.vertical.moments import COLLINEAR
+from fedstat.typing import Array, Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# One institution's block during a fit: its standardised rows, and the sums that stay fixed.
+#
+# Notation of Tang, Wang, Feng and Li (TWFL): an institution k holds x_i^k in R^{p_k} for n_k of n entities,
+# beta_k, mu_k and Sigma_k. Columns are standardised at their institution once; the maximum likelihood
+# estimate moves along with them.
+
+BLOCK_STATE_ITEM = "vfem"
+"""The one item of a fit that an institution keeps: what goes back after a refusal goes back as a whole."""
+MOST_STEPS_KEPT = 100
+MIN_OWN_VARIANCE = 1e-4
+"""Entry of a vector of length one above which its column takes part in a collinearity."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockParameters:
+    """One institution's parameters: beta (p,), mu (p,), Sigma (p, p), of standardised columns."""
+
+    beta: Floats
+    mu: Floats
+    Sigma: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedPoint:
+    """A point at which the likelihood was evaluated, its M-step, and the direction of beta."""
+
+    at: BlockParameters
+    image: BlockParameters
+    direction: Floats
+    move: Floats
+
+
+@dataclass(slots=True)
+class BlockState:
+    """One institution's block during a fit.
+
+    Its standardised columns X (n_k, p) of the entities it has, at positions `rows` among the n of the fit,
+    ascending; `shift` and `scale` (p,) are their means and standard deviations in the units of the data.
+    `padded`: values per entity go out for all n entities, zero where the institution lacks them. `table_rows`
+    (n_k,) are the rows of the site's table, -1 for those that are filled in with their mean.
+    """
+
+    X: Floats
+    rows: Ints
+    n: int
+    shift: Floats
+    scale: Floats
+    s1: Floats
+    S2: Floats
+    log_det: float
+    memory: int
+    padded: bool = False
+    omega: float = 1.0
+    eta: float = 0.0
+    current: BlockParameters | None = None
+    z: Floats = field(default_factory=lambda: np.empty(0))
+    points: list[BlockParameters] = field(default_factory=list)
+    evaluated: list[EvaluatedPoint | None] = field(default_factory=list)
+    base: EvaluatedPoint | None = None
+    previous: tuple[list[BlockParameters], list[EvaluatedPoint | None]] = field(
+        default_factory=lambda: ([], [])
+    )
+    root: Floats | None = None
+    s2_reference: float = 1.0
+    staged: dict[str, Array] = field(default_factory=dict)
+    table_rows: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    @property
+    def block(self) -> BlockState:
+        """Itself: other algorithms keep a block within an item of their own."""
+        return self
+
+    @property
+    def held(self) -> Bools:
+        """Which rows are its own: others are filled in, and hide nothing."""
+        return np.asarray(self.table_rows >= 0)
+
+    @property
+    def n_seen(self) -> int:
+        """Entities whose block counts as seen."""
+        return len(self.X)
+
+    @property
+    def estimate(self) -> BlockParameters:
+        """The point that was evaluated last."""
+        assert self.current is not None
+        return self.current
+
+    def first_point(self, beta: Floats | None = None) -> BlockParameters:
+        """Coefficients of standardised columns, zero by default, beside the block's own moments."""
+        mean = self.s1 / self.n_seen
+        first = np.zeros_like(mean) if beta is None else beta
+        return BlockParameters(first, mean, self.S2 / self.n_seen - np.outer(mean, mean))
+
+    def weights(self, values: Floats, what: str) -> ExternalWeights:
+        """Tell of weights of its own rows, (rows,): those of rows that are filled in hide nothing."""
+        return ExternalWeights(values[self.held], what)
+
+    def pad(self, values: Floats) -> Floats:
+        """Values of the institution's entities, (n_k,), as they go out: (n_k,), or padded (n,)."""
+        if not self.padded:
+            return values
+        out = np.zeros(self.n)
+        out[self.rows] = values
+        return out
+
+
+def block_state_of(state: State) -> BlockState:
+    """Return this fit's institution, or say that the fit was not started here."""
+    return state.use(BLOCK_STATE_ITEM, BlockState, "this fit was not started here; ask 'start' first").block
+
+
+BLOCK_OPENING: Mapping[str, ArrayDeclaration] = {
+    "keep": INCLUDED,
+    "rows": ArrayDeclaration("presence", "positions of its entities among those of the fit", dtype="int64"),
+    "n": ArrayDeclaration("control", "number of entities", 0),
+    "filled": ArrayDeclaration("control", "whether missing blocks count as their mean", 0),
+}
+"""What an institution is told of a fit: which rows of its block take part, and where they stand."""
+
+
+def stage_block_state(
+    data: SiteData, state: State, keep: Bools, rows: Ints, n: int, filled: bool, memory: int
+) -> BlockState:
+    """Standardise the rows of a fit, `keep` (n_seen,) of the opened block, at positions `rows` (n_k,) of n.
+
+    `filled`: the entities that the institution does not have are mean-imputed (the "impute" baseline), and it
+    counts as having them all.
+    """
+    check_lengths(data.name, rows=(rows, int(np.count_nonzero(keep))))
+    check_positions(data.name, rows, n)
+    check_allocation(data.name, n, n)
+    if not 0 <= memory <= MOST_STEPS_KEPT:
+        raise MessageError(f"{data.name}: expected at most {MOST_STEPS_KEPT} steps to remember")
+    staged = standardize_block(data, state, keep, rows if filled else None, n)
+    check_collinear(data.name, block_of(state).spec.names, staged.X, len(rows))
+    client = summarise(staged, np.arange(n) if filled else rows, n, memory)
+    # Filled in, the block has as many rows as the fit; what it rests on are the institution's own.
+    state.keep(BLOCK_STATE_ITEM, client, len(rows))
+    return client
+
+
+def summarise(staged: StandardizedBlock, rows: Ints, n: int, memory: int) -> BlockState:
+    """Compute the sums that stay fixed during a fit."""
+    X = staged.X
+    ones = np.ones(len(X))
+    s1, S2 = column_sums(X, ones), gram(X, ones)
+    S = S2 / len(X) - np.outer(s1, s1) / len(X) ** 2
+    log_det = float(np.linalg.slogdet(S)[1])
+    return BlockState(
+        X=X,
+        rows=rows,
+        n=n,
+        shift=staged.shift,
+        scale=staged.scale,
+        s1=s1,
+        S2=S2,
+        log_det=log_det,
+        memory=memory,
+        table_rows=staged.table_rows,
+    )
+
+
+def check_collinear(name: str, columns: tuple[str, ...], X: Floats, n_own: int) -> None:
+    """Refuse, by an EstimationError that names columns, a block whose covariance is singular on its rows."""
+    eigenvalues, vectors = np.linalg.eigh(gram(X, np.ones(len(X))) / n_own)
+    if eigenvalues[0] < COLLINEAR * eigenvalues[-1]:
+        names = [c for c, v in zip(columns, vectors[:, 0], strict=True) if abs(v) > MIN_OWN_VARIANCE]
+        raise EstimationError(
+            f"{name}: collinear among the {n_own} entities of this fit: {', '.join(names)}; drop one of them"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# The response during a fit, at the institution that holds it.
+
+
+@dataclass(slots=True)
+class NormalResponse:
+    """The response holder during a fit: y (n,), missing pattern of each entity, and its latest E-step.
+
+    Of that the centred intercept a, the sum of linear predictors eta (n,), the variance v (G,) by pattern
+    and the standardised residuals z (n,).
+    """
+
+    y: Floats
+    code: Ints
+    a: float = 0.0
+    eta: Floats = field(default_factory=lambda: np.empty(0))
+    v: Floats = field(default_factory=lambda: np.empty(0))
+    z: Floats = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass(slots=True)
+class GLMResponse:
+    """The holder of a response that is not normal: y (n,), missing pattern of each entity, latest evaluation.
+
+    `spec` is its distribution, `offset` (n,) known, `rows` (n,) those of the site's table; m and v (n,) are
+    mean and variance of the linear predictors, `terms` (6, n) or (10, n) the likelihood with its derivatives
+    there (:mod:`fedstat.kernels.glm.quadrature` and :mod:`fedstat.kernels.glm.negative_binomial`).
+    """
+
+    y: Floats
+    code: Ints
+    spec: DistributionSpec
+    rows: Ints
+    m: Floats = field(default_factory=lambda: np.empty(0))
+    v: Floats = field(default_factory=lambda: np.empty(0))
+    terms: Floats = field(default_factory=lambda: np.empty((6, 0)))
+    estimates_alpha: bool = False
+    offset: Floats | float = 0.0
+
+    def by_pattern(self, values: Floats, patterns: int) -> Floats:
+        """Sum rows of numbers per entity by missing pattern: (q, n) -> (G, q)."""
+        return np.array([np.bincount(self.code, weights=row, minlength=patterns) for row in values]).T
+
+
+def normal_response_of(state: State) -> NormalResponse:
+    """Return this fit's response, or say that the fit was not started here."""
+    return state.use(
+        "vfem active", NormalResponse, "this fit was not started here; ask 'start_response' first"
+    )
+
+
+RESPONSE_OPENING: Mapping[str, ArrayDeclaration] = {
+    "keep": INCLUDED,
+    "code": ArrayDeclaration("presence", "missing pattern of each entity", dtype="int64"),
+}
+"""What the response holder is told of a fit."""
+
+
+def choose_response(data: SiteData, state: State, keep: Bools, code: Ints) -> Floats:
+    """Response of the rows in `keep`, in the order of the entities; `code` (n,) are their patterns."""
+    response = response_of(state)
+    check_lengths(data.name, keep=(keep, len(response)), code=(code, int(np.count_nonzero(keep))))
+    if len(code) and code.min() < 0:
+        raise MessageError(f"{data.name}: array 'code' holds numbers below zero")
+    return np.ascontiguousarray(response[keep])

@@ -1,0 +1,431 @@
+"""Joint maximum likelihood of dependent columns and a nonnormal response, with the covariance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from fedstat.errors import EstimationError
+from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.running_sums import ColumnOpening
+from fedstat.federation.protocols.secure_products import ProductOperand
+from fedstat.models.vertical.exchange.patterns import PatternExchange
+from fedstat.models.vertical.exchange.protocol import dealing_sites
+from fedstat.models.vertical.joint_normal.fit import (
+    JointNormalFit,
+    all_effects,
+    fit_joint_normal,
+    inverse_information,
+    not_determined,
+)
+from fedstat.models.vertical.joint_normal.likelihood import (
+    FreeParameters,
+    JointNormalPoint,
+    joint_normal_covariance,
+)
+from fedstat.models.vertical.joint_normal.sparse_pairs import edges_between
+from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vertical.pattern_merging import min_entities
+from fedstat.models.vfem.covariance.cross_product_steps import STAGES
+from fedstat.models.vfem.covariance.cross_products import product_session
+from fedstat.models.vfem.covariance.from_moments import FROM_MOMENTS
+from fedstat.models.vfem.covariance.information import PsiCovariance
+from fedstat.models.vfem.iteration.glm_protocol import GLMPoint, QuasiNewtonIteration, split_by_site
+from fedstat.models.vfem.iteration.glm_steps import seal_all
+from fedstat.models.vfem.iteration.messages import BLOCK, SQUARES
+from fedstat.models.vfem.iteration.quasi_newton import QuasiNewtonMemory, quasi_newton
+from fedstat.models.vfem.iteration.state import NormalModel, VFEMFit
+from fedstat.models.vfem.joint_likelihood import (
+    MissingModel,
+    ResponseSums,
+    columns_alone,
+    columns_derivatives,
+    columns_likelihood,
+    missing_model,
+    response_information,
+    response_score,
+    without_scale,
+)
+from fedstat.typing import Array, Bools, Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Joint maximum likelihood where columns depend between institutions and the response is not normal.
+#
+# The coordinator has the moments of the columns by missing pattern, and all parameters. One iteration is
+# three round trips: to the institutions with the coefficients of every pattern, to the response holder with
+# the sum of the linear predictors, and to the institutions for the sums of their columns with the
+# derivatives there, by pattern. The method is that of :mod:`fedstat.models.vfem.iteration.quasi_newton`
+# with one party, from the information at the mean weight of each pattern. It starts from the normal law of
+# columns and response.
+
+LEAST_PATTERN = 16
+"""Entities of a pattern: each round makes an equation in a column's values there, and two entities bear one.
+
+Fits take some eight rounds.
+"""
+NEAR = 1e-6
+"""Relative score that will do where the smallest pattern bears no more rounds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointPoint(GLMPoint):
+    """An evaluated point: the law, and what of it is missing in each pattern."""
+
+    law: JointNormalPoint
+    missing: MissingModel
+    boxes: tuple[Array, ...]
+
+
+@dataclass(slots=True)
+class JointIteration(QuasiNewtonIteration):
+    """Steps of a quasi-Newton method on all parameters, which the coordinator has.
+
+    The layout is that after merges of small patterns, of which `exchange` has the moments.
+    """
+
+    exchange: PatternExchange = field(kw_only=True)
+    linear: JointNormalFit = field(init=False)
+    alone_moments: PatternMoments = field(init=False)
+    moves: FreeParameters = field(init=False)
+    joint: JointPoint = field(init=False)
+    sums: ResponseSums = field(init=False)
+    largest: float = field(init=False)
+    bears: str = ""
+    factor: tuple[Floats, Floats] = field(init=False)
+    weighing: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        moments = reorder_patterns(
+            self.exchange.moments, np.repeat(~self.layout.missing, self.layout.sizes, axis=1)
+        )
+        self.moves = all_effects(edges_between(moments, "free"))
+        self.linear = fit_joint_normal(moments, self.moves.edges)
+        self.alone_moments = columns_alone(self.linear.moments)
+        # Doors refuse more rounds than that; the last word is theirs.
+        bears = int(moments.n[moments.seen.any(axis=1)].min()) // MIN_ENTITIES_PER_EQUATION
+        if bears < self.options.maxiter:
+            self.options = replace(self.options, maxiter=bears)
+            self.bears = f"the smallest missing pattern bears {bears} rounds"
+        n, sd = moments.nobs, float(self.linear.moments.scale[-1])
+        own = self.linear.log_likelihood + n * np.log(sd)
+        # With no effect the law of the columns and the response, of variance one, are apart.
+        self.largest = float(self.linear.joint - own - 0.5 * n * (np.log(2.0 * np.pi) + 1.0))
+
+    @property
+    def seen(self) -> Bools:
+        """Which columns each pattern sees, (G, P)."""
+        return self.alone_moments.seen
+
+    def _openings(self) -> list[ColumnOpening]:
+        lay, openings = self.layout, []
+        for k, p in zip(lay.clients, lay.sizes, strict=True):
+            if k == lay.active:
+                continue
+            code, rows = lay.code[lay.rows[k]], lay.rows[k]
+            squares = np.flatnonzero(self.alone(k))
+            for g in np.unique(code):
+                only = np.flatnonzero(code == g)
+                rounds = self.options.maxiter + 1 + self.curved
+                openings.append(ColumnOpening(k, f"{BLOCK} {g}", 1 + p, only, rows[only], rounds))
+                width = (p + 1) * (p + 2) // 2
+                if self.curved and g in squares and len(only) >= min_entities(width, self.min_count):
+                    openings.append(ColumnOpening(k, f"{SQUARES} {g}", width, only, rows[only], 1))
+        return openings
+
+    @property
+    def sealed(self) -> list[tuple[str, str]]:
+        """Columns, as they were opened, and the institution of each of the sums that an evaluation seals."""
+        return [(one.columns, one.site) for one in self.openings if not is_squares(one.columns)]
+
+    def start(self) -> FitProtocol[None]:
+        """Evaluate the normal law, with coefficients in the scale of the linear predictor at the mean."""
+        self.memory = QuasiNewtonMemory(self.options.memory)
+        family, at, moments = self.distribution.make(), self.linear.point, self.linear.moments
+        intercept = float(family.link(np.array([self.mean]))[0])
+        slope = float(family.link.deriv(np.array([self.mean]))[0]) * float(moments.scale[-1])
+        law = JointNormalPoint(at.mu, intercept, slope * at.beta, 1.0, at.Q)
+        while True:
+            point = yield from self._at(law, 0.0, -np.inf)
+            if point is not None:
+                break
+            law = replace(law, beta=0.5 * law.beta)
+        self.point = self.joint = point
+
+    def _at(self, law: JointNormalPoint, change: float, needed: float) -> FitProtocol[JointPoint | None]:
+        """Evaluate a law; None where it is not admissible, or the log-likelihood is below the one needed."""
+        lay, places = self.layout, self.layout.places()
+        try:
+            of_columns = columns_likelihood(self.alone_moments, law) - self.largest
+            missing = missing_model(law, self.seen)
+        except np.linalg.LinAlgError:
+            return None
+        replies = yield [
+            self.ask(k, "joint_predict", slopes=missing.slopes[:, places[k]], code=lay.code[lay.rows[k]])
+            for k in lay.clients
+        ]
+        lowest = {} if needed == -np.inf else {"lowest": needed - of_columns}
+        (reply,) = yield [
+            self.ask(
+                lay.active,
+                "glm_evaluate",
+                json.dumps(self.sealed),
+                predictor=law.a + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0),
+                centre=-missing.slopes @ law.mu,
+                spread=np.maximum(missing.variance, 0.0),
+                **lowest,
+            )
+        ]
+        own = reply.arrays
+        if not own["inside"]:
+            self.at_the_edge = True
+        if "sums" not in own:
+            return None
+        log_likelihood = float(own["log_likelihood"]) + of_columns
+        return JointPoint(
+            own=np.concatenate([[law.a], law.beta, law.mu, law.Q[self.moves.entries]]),
+            log_likelihood=log_likelihood,
+            change=change,
+            sums=own["sums"],
+            shown={},
+            of_alpha=np.zeros(0),
+            law=law,
+            missing=missing,
+            boxes=tuple(split_by_site(own)),
+        )
+
+    def _evaluate(
+        self, at: Floats, weights: Sequence[Mapping[str, Any]], length: float, needed: float = -np.inf
+    ) -> FitProtocol[GLMPoint | None]:
+        move = at - self.point.own
+        law = self.moves.step(self.joint.law, np.insert(move, 1, 0.0))
+        return (yield from self._at(law, float(np.abs(move).max()), needed))
+
+    def take(self) -> FitProtocol[None]:
+        """Accept the evaluated point: ask for the sums of the columns, and combine the next direction."""
+        assert isinstance(self.point, JointPoint)
+        self.joint = at = self.point
+        self.first_information = self.first_information or at.information
+        self.sums = yield from self._sums()
+        score = response_score(at.law, at.missing, self.sums, self.seen, self.moves.edges)
+        score += columns_derivatives(self.alone_moments, at.law, self.moves.edges).score
+        self.factor = self._information(self.sums)
+        self.memory.take(at.own, without_scale(score))
+        sy, yhy = self.memory.products(self._scale)
+        self.weights, self.slope = quasi_newton(sy, yhy)
+        self.enter(
+            at.log_likelihood,
+            float(np.sqrt(yhy[-1, -1] / self.layout.n)),
+            at.change if self.trace else np.inf,
+            "quasi-Newton" if self.trace else "start",
+        )
+        if self.bears and not self.converged and len(self.trace) == self.options.maxiter:
+            self.converged, self.reason = self.trace[-1].score <= NEAR, self.bears
+
+    def _sums(self) -> FitProtocol[ResponseSums]:
+        """Ask every institution for the sums of its columns with L_m by pattern."""
+        lay, at, places = self.layout, self.joint, self.layout.places(1)
+        asks = []
+        for k in lay.clients:
+            own = {"code": lay.code[lay.rows[k]], "patterns": len(lay.counts)}
+            names, shown = sealed_boxes_by_site(k, self.sealed, at.boxes)
+            asks.append(self.ask(k, "joint_score", names, **own, **shown))
+        *replies, weights = yield [*asks, self.ask(lay.active, "joint_weights", patterns=len(lay.counts))]
+        self.weighing = weights.arrays["sums"]
+        first = np.zeros((len(lay.counts), 1 + lay.p))
+        first[:, 0] = at.sums[:, 0]
+        for k, reply in zip(lay.clients, replies, strict=True):
+            first[:, places[k]] = reply.arrays["sums"][:, 1:]
+        return ResponseSums(first, at.sums[:, 1], at.sums[:, 2])
+
+    def _information(self, sums: ResponseSums) -> tuple[Floats, Floats]:
+        """Factor a guess of the information, which shapes the way and not its end.
+
+        Where the guess of the observed one is not positive definite, without terms of expectation zero.
+        """
+        at, seen, edges = self.joint, self.seen, self.moves.edges
+        curvatures = approximate_curvatures(
+            self.linear.moments.grams, at.missing.slopes, sums.h, self.weighing[:, :-1]
+        )
+        for expected in (False, True):
+            if expected:
+                curvatures[:, :-1, -1] = curvatures[:, -1, :-1] = 0.0
+                curvatures[:, -1, -1] = at.sums[:, 3]
+            own = columns_derivatives(self.alone_moments, at.law, edges, expected=expected).information
+            first = None if expected else sums
+            own += response_information(at.law, at.missing, curvatures, seen, edges, first)
+            own = without_scale(own)
+            root = np.sqrt(np.maximum(np.diag(own), np.finfo(float).tiny))
+            try:
+                return root, np.tril(cho_factor(own / np.outer(root, root), lower=True)[0])
+            except np.linalg.LinAlgError:
+                continue
+        raise EstimationError(not_determined(self.linear.moments))
+
+    def _scale(self, score: Floats) -> Floats:
+        root, factor = self.factor
+        return np.asarray(cho_solve((factor, True), (score / root).T).T / root)
+
+    def estimate(self) -> FitProtocol[VFEMFit]:
+        """Return the estimates of the accepted point in the units of the data; nothing is asked."""
+        yield from ()
+        lay, law, moments = self.layout, self.joint.law, self.linear.moments
+        shift, scale = moments.centre[:-1], moments.scale[:-1]
+        beta, mu = law.beta / scale, shift + scale * law.mu
+        Sigma = law.covariates * np.outer(scale, scale)
+        places = lay.places()
+        return VFEMFit(
+            a=law.a,
+            s2=1.0,
+            beta={k: beta[here] for k, here in places.items()},
+            mu={k: mu[here] for k, here in places.items()},
+            t={k: float(beta[here] @ Sigma[here, here] @ beta[here]) for k, here in places.items()},
+            log_likelihood=self.joint.log_likelihood,
+            trace=tuple(self.trace),
+            converged=self.converged,
+            reason=self.reason,
+            distribution=self.distribution,
+            null=float(self.null),
+            law=NormalModel(
+                np.append(mu, law.a), joint_normal_covariance(Sigma, beta, 0.0), self.moves.edges
+            ),
+        )
+
+
+def approximate_curvatures(grams: Floats, slopes: Floats, h: Floats, weights: Floats) -> Floats:
+    """Guess sums by pattern of second derivatives with (1, x, .)(1, x, .)': (G, P + 2, P + 2).
+
+    `grams` are those of (1, x, y), `h` (G,) and `weights` (G, 5) sums of derivatives, with powers of the
+    linear predictor s = d'(x - its mean). Of normal columns all but q s, q = Cov(x) d / Var(s), is
+    independent of s, and derivatives depend on x through s alone.
+    """
+    out = np.zeros_like(grams)
+    n, (h1, h2, c0, c1, vv) = grams[:, 0, 0], weights.T
+    mean = grams[:, 0, 1:-1] / n[:, None]
+    S = grams[:, 1:-1, 1:-1] / n[:, None, None] - mean[:, :, None] * mean[:, None, :]
+    Sd = np.einsum("gij,gj->gi", S, slopes)
+    spread = np.sum(Sd * slopes, axis=1)
+    q = np.where(spread[:, None] > 0.0, Sd / np.where(spread > 0.0, spread, 1.0)[:, None], 0.0)
+    out[:, 0, 0], out[:, -1, -1] = h, vv
+    out[:, 0, 1:-1] = h[:, None] * mean + h1[:, None] * q
+    out[:, 1:-1, -1] = c0[:, None] * mean + c1[:, None] * q
+    out[:, 0, -1] = c0
+    out[:, 1:-1, 0], out[:, -1, :-1] = out[:, 0, 1:-1], out[:, :-1, -1]
+    both = mean[:, :, None] * q[:, None, :]
+    out[:, 1:-1, 1:-1] = (
+        h[:, None, None] * (S + mean[:, :, None] * mean[:, None, :])
+        + h1[:, None, None] * (both + both.transpose(0, 2, 1))
+        + (h2 - h * spread)[:, None, None] * q[:, :, None] * q[:, None, :]
+    )
+    return out
+
+
+def reorder_patterns(moments: PatternMoments, seen: Bools) -> PatternMoments:
+    """Bring moments to the order of the patterns of a layout, of which `seen` (G, P) are the columns."""
+    places = {tuple(row): g for g, row in enumerate(moments.seen.tolist())}
+    order = [places[tuple(row)] for row in seen.tolist()]
+    return replace(moments, seen=seen, n=moments.n[order], grams=moments.grams[order])
+
+
+def is_squares(columns: str) -> bool:
+    """Whether these are squares and products, opened for the information."""
+    return columns.partition(" ")[0] == SQUARES
+
+
+def sealed_boxes_by_site(
+    client: str, sealed: Sequence[tuple[str, str]], boxes: Sequence[Array]
+) -> tuple[str, dict[str, Array]]:
+    """Take what was sealed for an institution, with the names of the columns; nothing where nothing was."""
+    own = [(columns, box) for (columns, k), box in zip(sealed, boxes, strict=True) if k == client]
+    shown = {} if not own else seal_all(box for _, box in own)
+    return json.dumps([columns for columns, _ in own]), shown
+
+
+# ----------------------------------------------------------------------------------------------------
+# The covariance of the joint estimates: who is asked what for the observed information of all parameters.
+
+
+def joint_estimates_covariance(iteration: JointIteration) -> FitProtocol[PsiCovariance]:
+    """Invert the observed information of (a, beta, mu, Q) at the accepted point.
+
+    Returns that of (a, 0, beta_1, mu_1, ..., beta_K, mu_K, Q).
+    """
+    curvatures = yield from request_curvatures(iteration)
+    information, law = information_of(iteration, curvatures)
+    return PsiCovariance(inverse_information(law, information, scale=False), FROM_MOMENTS)
+
+
+def information_of(iteration: JointIteration, curvatures: Floats) -> tuple[Floats, JointNormalFit]:
+    """Put the information (d, d) together; with the law at the accepted point, which names its parameters."""
+    at, edges, seen = iteration.joint, iteration.moves.edges, iteration.seen
+    information = response_information(at.law, at.missing, curvatures, seen, edges, iteration.sums)
+    information += columns_derivatives(iteration.alone_moments, at.law, edges).information
+    moments = iteration.linear.moments
+    # The linear predictor has no unit.
+    unit = replace(moments, scale=np.append(moments.scale[:-1], 1.0))
+    return information, replace(iteration.linear, moments=unit, moves=iteration.moves, point=at.law)
+
+
+def request_curvatures(iteration: JointIteration) -> FitProtocol[Floats]:
+    """Sum second derivatives with (1, x, .)(1, x, .)' by pattern, (G, P + 2, P + 2)."""
+    lay, places = iteration.layout, iteration.layout.places(1)
+    patterns = len(lay.counts)
+    wanted = [(one.columns, one.site) for one in iteration.openings]
+    each = released_to_sites(iteration)
+    (reply,) = yield [
+        iteration.ask(lay.active, "joint_curvature", json.dumps(wanted), patterns=patterns, each=each)
+    ]
+    boxes, h, asks = split_by_site(reply.arrays), reply.arrays["h"], []
+    for k in lay.clients:
+        names, shown = sealed_boxes_by_site(k, wanted, boxes)
+        own: Mapping[str, Array] = {} if k == lay.active else {"h": h[lay.rows[k]], **shown}
+        code = lay.code[lay.rows[k]]
+        asks.append(iteration.ask(k, "joint_information", names, code=code, patterns=patterns, **own))
+    replies = yield asks
+    out = np.zeros((patterns, lay.p + 2, lay.p + 2))
+    out[:, 0, 0], out[:, 0, -1], out[:, -1, -1] = reply.arrays["sums"].T[:3]
+    for k, one in zip(lay.clients, replies, strict=True):
+        here, grams, cross = places[k], one.arrays["grams"], one.arrays["cross"]
+        out[:, 0, here], out[:, here, here] = grams[:, 0, 1:], grams[:, 1:, 1:]
+        out[:, here, -1] = cross[:, 1:]
+    yield from multiply_weighted(iteration, out)
+    upper = np.triu(out)
+    return upper + np.triu(out, 1).transpose(0, 2, 1)
+
+
+def released_to_sites(iteration: JointIteration) -> Bools:
+    """Tell in which patterns curvatures leave one by one, (G,).
+
+    Two institutions or more see these, or one alone so few that sums of squares would tell as much.
+    """
+    lay = iteration.layout
+    each: Bools = (~lay.missing).sum(axis=1) > 1
+    squares = {one.columns.partition(" ")[2] for one in iteration.openings if is_squares(one.columns)}
+    for one in iteration.openings:
+        number = one.columns.partition(" ")[2]
+        if one.columns.startswith(BLOCK) and number not in squares:
+            each[int(number)] = True
+    return each
+
+
+def multiply_weighted(iteration: JointIteration, out: Floats) -> FitProtocol[None]:
+    """Enter products of two institutions' weighted columns by pattern above the diagonal."""
+    lay, seen = iteration.layout, ~iteration.layout.missing
+    together, places = seen.sum(axis=1) > 1, lay.places(1)
+    sides = []
+    for k, rows in lay.rows.items():
+        code = np.where(together[lay.code[rows]], lay.code[rows], -1)
+        sides.append(ProductOperand(k, STAGES[0], places[k], rows, code))
+    pairs = [
+        (sides[j], sides[k]) for j, k in combinations(range(len(sides)), 2) if (seen[:, j] & seen[:, k]).any()
+    ]
+    asking = product_session(iteration.session, iteration.at)
+    multiplied = yield from asking.multiply(pairs, dealing_sites(lay), len(seen), lay.n)
+    for one in multiplied:
+        out[:, one.a.place, one.b.place] = one.products

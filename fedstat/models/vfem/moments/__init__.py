@@ -1,1 +1,0 @@
-"""Sums of products of institutions' columns: by missing pattern, and between two of them."""

@@ -1,0 +1,483 @@
+"""Notes below a VFEM summary: assumptions, accuracy, and what the exchange discloses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import EstimationError, NotAvailableError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.inference.likelihood import format_pvalue
+from fedstat.models.vertical.exchange.notes import (
+    MANTISSA_BITS,
+    dealer_notes,
+    dither_notes,
+    merge_notes,
+    rounds_of_predictors,
+    solvable_note,
+    sums_note,
+)
+from fedstat.models.vertical.exchange.patterns import PatternExchange, reused_pattern_notes
+from fedstat.models.vertical.joint_normal.assumption_tests import independence_lr_test, most_correlated
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit
+from fedstat.models.vertical.joint_normal.sparse_pairs import (
+    extremes,
+    fit_joint_model,
+    name_sparse,
+    sparse_pairs,
+)
+from fedstat.models.vertical.layout import Layout
+from fedstat.models.vfem.corrections import correction_notes
+from fedstat.models.vfem.covariance.from_moments import moments_covariance
+from fedstat.models.vfem.disclosure_notes import (
+    MOMENTS,
+    masked_notes,
+    response_notes,
+    secure_product_notes,
+    small_patterns,
+)
+from fedstat.models.vfem.iteration.distributions import NORMAL
+from fedstat.models.vfem.iteration.state import VFEMFit, fit_by_site
+from fedstat.models.vfem.outcome import (
+    EntityCounts,
+    SessionArtifacts,
+    VFEMOutcome,
+    as_between,
+    reported_covariance,
+)
+from fedstat.typing import Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Counts that vary more than their distribution allows: what a summary says of it.
+
+LEAST_EXCESS = 0.1
+"""Excess of Pearson's statistic per entity that is passed over."""
+ERRORS = 2.0
+"""Standard errors of it that are chance; terms with a long tail to the right rarely have more."""
+
+
+def excess(fit: VFEMFit) -> float:
+    """Pearson's statistic per entity, where chance has no part in what it exceeds one by, else 0."""
+    if fit.dispersion is None:
+        return 0.0
+    ratio, error = fit.dispersion
+    return ratio if ratio > 1.0 + max(LEAST_EXCESS, ERRORS * error) else 0.0
+
+
+def dispersion_alarm(fit: VFEMFit) -> str:
+    """First line of a summary of counts whose distribution has too little variance."""
+    ratio = excess(fit)
+    if not ratio:
+        return ""
+    return f"OVERDISPERSED: Pearson chi2 / n = {ratio:.2f}; see the notes before you use these numbers"
+
+
+def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[str]:
+    """Say what the excess does, and what to fit in its place."""
+    ratio = excess(fit)
+    if not ratio:
+        return
+    name = fit.distribution.name
+    more = (
+        f"The counts vary {ratio:.2f} times as much as {name} with these columns allows (Pearson's statistic "
+        "over the entities, from what is observed of each). "
+    )
+    if cov_type != "robust":
+        more += f"Standard errors are about {np.sqrt(ratio):.1f} times too small. "
+    remedy = DISPERSION_REMEDIES[name, fit.estimates_alpha]
+    if fit.law is not None:
+        remedy += " (alpha='ml' and cov_type='robust' have between='independent' as yet.)"
+    if layout.missing.any():
+        yield (
+            f"{more}The fit takes the excess for effects of what is missing: coefficients of institutions "
+            "that lack entities are too large. In simulations intervals of nominal 95 % covered 51 to 57 %, "
+            f"with cov_type='robust' 64 to 69 %. {remedy}"
+        )
+    elif cov_type != "robust":
+        yield f"{more}{remedy} Or use cov_type='robust'."
+
+
+ALPHA_REMEDY = "fit(alpha='ml'), with between='independent' as yet; its intervals covered 93 to 95 %."
+DISPERSION_REMEDIES = {
+    ("Poisson", False): f"Use family=sm.families.NegativeBinomial() and {ALPHA_REMEDY}",
+    ("NegativeBinomial", False): f"This alpha is too small: use {ALPHA_REMEDY}",
+    ("NegativeBinomial", True): "Their tails are longer than those of any alpha: look for outliers.",
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# What covariances between institutions cost that a fit leaves free, beside a law without them.
+
+INDEPENDENCE_LEVEL = 0.05
+
+
+def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[str]:
+    """Compare standard errors of coefficients with those of independent blocks, and the two laws."""
+    if len(fit.moments.sizes) < 2 or fit.moments.seen.all():
+        return
+    try:
+        other = fit_joint_model(fit.moments, "independent")
+        covariance = reported_covariance(moments_covariance(other), fit_by_site(other, "independent"))
+        pvalue = independence_lr_test(fit, other).pvalue
+    except (EstimationError, NotAvailableError):
+        return
+    ratio = errors / np.sqrt(np.diag(covariance))[1:]
+    yield (
+        f"Standard errors of coefficients are {np.median(ratio):.2f} times (median; {ratio.min():.2f} to "
+        f"{ratio.max():.2f}) those of between='independent', blocks independent between institutions. "
+        f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} such a law (likelihood "
+        f"ratio, {format_pvalue(pvalue)}); where it does not hold its coefficients are biased."
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Statements on pairs of institutions that share too few entities for a covariance of their columns.
+
+SENSITIVITY_COLUMNS = ["first", "second", "n", "name", "estimate", "low", "high"]
+
+
+def sensitivity(fit: JointNormalFit) -> pd.DataFrame:
+    """Extremes of every coefficient that are compatible with the data, by pair that they leave open."""
+    rows: list[tuple[object, ...]] = []
+    names = [name.replace("'", "") for name in fit.moments.unit_names]
+    for pair in sparse_pairs(fit.moments):
+        if pair.undetermined:
+            clients = names[pair.first], names[pair.second]
+            each = zip(fit.moments.names, fit.beta, *extremes(fit, pair), strict=True)
+            rows += [(*clients, pair.n, *of_column) for of_column in each]
+    return pd.DataFrame(rows, columns=SENSITIVITY_COLUMNS)
+
+
+def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[str]:
+    """Name the pairs, and how far a coefficient moves between extremes; `errors` are standard errors."""
+    text = name_sparse(fit.moments)
+    if not text:
+        return
+    table = sensitivity(fit)
+    if len(table):
+        unit = np.abs(table["estimate"].to_numpy())
+        if errors is not None:
+            unit = np.tile(errors, len(table) // len(errors))
+        relative = (table["high"] - table["low"]).to_numpy() / unit
+        one = table.iloc[int(np.argmax(relative))]
+        text += (
+            f" Between extremes that have the same likelihood {one['name']} goes from {one['low']:.4g} to "
+            f"{one['high']:.4g}, {relative.max():.1f} times its "
+            f"{'standard error' if errors is not None else 'estimate'}; see .sensitivity()."
+        )
+    yield text
+
+
+# ----------------------------------------------------------------------------------------------------
+# Statements on a response that is not normal, where columns depend between institutions.
+
+JOINT_NOTE = (
+    "Joint maximum likelihood of response and columns, all parameters of the law of the columns included: "
+    "they are jointly normal, with a covariance that is free between institutions. Valid when missingness "
+    "depends on observed values only (MAR), the response among them. Columns of an institution that lacks "
+    "entities count as normal: for columns that are not, such as indicators, that is an approximation."
+)
+KNOWN_NOTE = (
+    "The coordinator makes these coefficients, and knows them: of an entity that has fewer columns than "
+    "numbers passed it can solve for the row."
+)
+
+
+def joint_assumptions(linear: JointNormalFit) -> Iterator[str]:
+    """Say what is assumed, and what of it the data contradict or leave open; of the normal law beside it."""
+    yield JOINT_NOTE
+    try:
+        pvalue = independence_lr_test(linear).pvalue
+        yield (
+            f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} blocks that are "
+            "independent between institutions, between='independent' (likelihood ratio of the normal law of "
+            f"columns and response, {format_pvalue(pvalue)})."
+        )
+    except (EstimationError, NotAvailableError):
+        pass
+    if sparse := name_sparse(linear.moments):
+        yield sparse
+
+
+def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, masked: bool) -> Iterator[str]:
+    """Say what sums by missing pattern and numbers per entity told."""
+    others = [k for k in layout.clients if k != layout.active]
+    # What the coordinator's own institution tells it does not travel.
+    rounds = Counter(e.sender for e in ledger.entries if (e.step, e.array) == ("joint_score", "sums"))
+    once = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
+    told = []
+    for j, (k, p) in enumerate(zip(layout.clients, layout.sizes, strict=True)):
+        numbers = int(exchange.plan.patterns[:, j].sum()) * (1 + p) * rounds[k]
+        if numbers:
+            told.append(
+                f"{k} {numbers:,} ({MANTISSA_BITS * numbers:,} bits) of {len(layout.kept[k]):,} entities"
+            )
+    yield (
+        "Sums of the columns and of their products were exchanged once, by missing pattern; at least "
+        f"{exchange.smallest:,} entities stand behind each. Numbers released, products of two institutions "
+        f"counted at both: {once}."
+    )
+    if told:
+        yield (
+            f"Residuals stayed with the response holder. In each of {max(rounds.values())} rounds an "
+            "institution learned sums of its own columns with them, by missing pattern, and told the "
+            f"coordinator: {', '.join(told)}. A binary response is one bit an entity: these sums narrow the "
+            "responses down, and in a small pattern whoever solves them has these."
+        )
+    yield from small_patterns(exchange.moments.n, ledger, layout.active)
+    if any(one.array == "h" and one.step == "joint_information" for one in ledger.entries):
+        yield (
+            "For standard errors the coordinator, and the institutions that have them, were told a curvature "
+            "of every entity that two institutions or more have. Where another lacks it, it tells the "
+            "response to who knows the linear predictor, as the coordinator does; cov_type='none' sends none."
+        )
+    if masked:
+        yield from masked_notes(layout, ledger, remedy="", normal=False)
+    if others:
+        yield KNOWN_NOTE
+    yield from dealer_notes(exchange.dealers, "", layout.bystanders)
+    yield from merge_notes(exchange)
+    yield from dither_notes(layout)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The sentences below a VFEM summary: assumptions, accuracy, and what the exchange discloses.
+
+BASELINES = {
+    "cc": (
+        "Only entities with every block are used: right where who lacks a block depends on the columns "
+        "alone, and biased where it depends on the response given the columns."
+    ),
+    "impute": (
+        "Missing blocks count as their mean: coefficients are biased in general, and the standard "
+        "errors ignore the imputation."
+    ),
+    "single": "Other institutions' columns are left out; coefficients are those of a smaller model.",
+}
+NORMAL_RESPONSE = BASELINES | {
+    "vfem": (
+        "Maximum likelihood under normal errors and normal blocks that are independent between "
+        "institutions (between='independent'); valid when missingness depends on observed values only (MAR) "
+        "and blocks do not correlate: where they do, coefficients are biased however records are missing. "
+        "R-squared is that of an entity with every block."
+    ),
+}
+FREE_COVARIANCE = (
+    "Maximum likelihood under normal errors and jointly normal columns, whose covariance is free between "
+    "institutions; valid when missingness depends on observed values only (MAR). R-squared is that of an "
+    "entity with every block."
+)
+OTHER_RESPONSE = BASELINES | {
+    "vfem": (
+        "Maximum likelihood under normal blocks that are independent between institutions "
+        "(between='independent'); valid when missingness depends on observed values only (MAR) and blocks do "
+        "not correlate, which independence_tests() looks at: where they do, coefficients are biased however "
+        "records are missing. Columns of an institution that lacks entities count as jointly normal: for "
+        "columns that are not, such as indicators, that is an approximation."
+    ),
+}
+UNMASKED_NORMAL = (
+    "In every round each institution's linear predictor of every entity that it has, and the "
+    "residuals of the response holder, leave their institution. From a dozen such rounds, or from "
+    "one with chosen starting coefficients, their receiver can recover an institution's raw rows: "
+    "use this exchange only where that is allowed. See .ledger.releases()."
+)
+UNMASKED_OTHER = (
+    "In every round each institution's linear predictor of every entity that it has leaves it. From a dozen "
+    "such rounds their receiver can recover an institution's raw rows: use masked=False only where that is "
+    "allowed. See .ledger.releases()."
+)
+SMALL_SAMPLE = 0.02
+ROBUST = (
+    "Standard errors are robust (Huber and White; HC0): they allow for another variance of the response and "
+    "for columns that are not normal, and mend no bias that either causes. Likelihood ratio, AIC and BIC go "
+    "by the model."
+)
+SPLIT_RESIDUALS = (
+    "For them the response holder split each residual at random between two institutions at a time: neither "
+    "can tell it, but two that put both parts together have the residuals of the entities that both have."
+)
+EXPECTED = (
+    "Standard errors take cross-products between institutions at their expectation, zero: this needs "
+    "blocks that are missing completely at random and independent between institutions."
+)
+EXPECTED_FREE = (
+    "Standard errors come from the expected information: this needs columns that follow the normal law, and "
+    "blocks that are missing completely at random."
+)
+
+
+OFFSET_NOTE = "The offset "
+
+
+def role_notes(roles: Mapping[str, str]) -> Iterator[str]:
+    """Say what stands beside the response, and what that means."""
+    for role, name in roles.items():
+        if role == "offset":
+            yield (
+                f"{OFFSET_NOTE}'{name}' is in the linear predictor with coefficient one, and is taken as "
+                "independent of columns that are missing; predictions are those at an offset of zero."
+            )
+            continue
+        meaning = (
+            f"An entity stands for as many as '{name}' says"
+            if role == "freq_weights"
+            else f"The variance of the response is the error variance over '{name}'"
+        )
+        yield f"{meaning}; every institution was told the weights of its entities."
+
+
+def fit_notes(
+    layout: Layout, outcome: VFEMOutcome, held: SessionArtifacts, counts: EntityCounts, ledger: Ledger
+) -> list[str]:
+    """Write the notes of one fit."""
+    return [
+        *count_notes(outcome.method, counts, conditioned=bool(layout.has)),
+        *reused_pattern_notes(layout),
+        *_assumptions(outcome, held),
+        *([] if outcome.correction == "small-sample" else _small_sample(layout, outcome)),
+        *correction_notes(outcome.correction, held.moments_fit if outcome.method == "vfem" else None),
+        *dispersion_notes(layout, outcome.fit, outcome.cov_type),
+        *_covariance(layout, outcome, ledger),
+        *_release_notes(layout, outcome, held, ledger),
+    ]
+
+
+def _release_notes(
+    layout: Layout, outcome: VFEMOutcome, held: SessionArtifacts, ledger: Ledger
+) -> Iterator[str]:
+    """Say what passed, and what it tells."""
+    if held.exchange is None:
+        return _iterations(layout, outcome, ledger)
+    if is_normal(outcome):
+        return _moments(layout, outcome, held.exchange, ledger)
+    return chain(
+        joint_notes(layout, held.exchange, ledger, masked=outcome.options.masked),
+        () if outcome.options.masked else _unmasked(layout, outcome, ledger),
+    )
+
+
+def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[str]:
+    """Say what is assumed, and what in the data contradicts it or says nothing of it."""
+    fit, covariance = held.moments_fit, outcome.covariance
+    if isinstance(fit, JointNormalFit) and not is_normal(outcome):
+        yield from joint_assumptions(fit)
+        return
+    free = as_between(outcome) == "free"
+    if free:
+        yield FREE_COVARIANCE
+    if isinstance(fit, JointNormalFit):
+        errors = None
+        if covariance is not None:
+            errors = np.sqrt(np.diag(reported_covariance(covariance, outcome.fit)))[1:]
+            if free:
+                yield from dependence_notes(fit, errors)
+        yield from sparse_notes(fit, errors)
+    if free:
+        return
+    model = NORMAL_RESPONSE if is_normal(outcome) else OTHER_RESPONSE
+    yield model[outcome.method]
+    if outcome.method == "vfem" and fit is not None:
+        yield from most_correlated(fit.moments, "fit with between='free'")
+
+
+def is_normal(outcome: VFEMOutcome) -> bool:
+    """Whether the response is normal."""
+    return outcome.fit.distribution == NORMAL
+
+
+def count_notes(method: str, counts: EntityCounts, *, conditioned: bool = False) -> Iterator[str]:
+    """Say which entities a fit left out, or took as missing."""
+    if counts.dropped:
+        yield f"{counts.dropped:,} entities without a response were left out."
+    if counts.unused:
+        yield f"{counts.unused:,} entities with a response were left out by method='{method}'."
+    if counts.partial:
+        listed = ", ".join(f"{n:,} at {client}" for client, n in counts.partial.items())
+        so = " The fit conditions on what they have." if conditioned else ""
+        yield f"Entities with only some of an institution's columns: {listed}.{so}"
+
+
+def _small_sample(layout: Layout, outcome: VFEMOutcome) -> Iterator[str]:
+    if not is_normal(outcome):
+        return
+    used = 1 + sum(len(beta) for beta in outcome.fit.beta.values())
+    inflation = np.sqrt(layout.n / (layout.n - used)) - 1.0
+    if inflation > SMALL_SAMPLE and outcome.covariance is not None:
+        yield (
+            f"The residual variance is that of maximum likelihood: with {layout.n:,} entities for {used} "
+            "coefficients, ordinary least squares would report standard errors that are "
+            f"{100 * inflation:.0f} % larger."
+        )
+
+
+def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
+    covariance = outcome.covariance
+    if covariance is None:
+        return
+    if outcome.cov_type == "expected" and len(layout.clients) > 1:
+        yield EXPECTED if outcome.fit.law is None else EXPECTED_FREE
+    if covariance.how == "sketch":
+        yield (
+            f"Cross-products between institutions come from a {covariance.size:,}-row sketch: the error of a "
+            f"product is about {100 * np.sqrt(1.0 / covariance.size):.2g} % of the columns' lengths "
+            f"({100 * covariance.error:.2g} % measured within institutions); the assembled matrix moved by "
+            f"{100 * covariance.moved:.2g} % to be positive semi-definite."
+        )
+        if ledger.at is not None:
+            yield (
+                f"The institutions share the seed of the sketch, and the coordinator sits at one of them, "
+                f"'{ledger.at}': to it the sketches do not hide the columns of the others. "
+                'from_formula(..., coordinator="apart") keeps seed and sketches apart.'
+            )
+    yield from secure_product_notes(covariance)
+    if outcome.cov_type == "robust":
+        yield ROBUST
+        if not is_normal(outcome) and any(one.step == "glm_scores" for one in ledger.entries):
+            yield SPLIT_RESIDUALS
+    if outcome.cov_type == "sem":
+        yield f"Supplemented EM: relative asymmetry {covariance.asymmetry:.1e} before it was made symmetric."
+
+
+def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
+    normal = is_normal(outcome)
+    if not normal:
+        yield from response_notes(layout, ledger)
+    if outcome.options.masked and any(k != ledger.at for k in layout.clients):
+        yield from masked_notes(layout, ledger, remedy=MOMENTS if normal else "", normal=normal)
+    else:
+        yield from _unmasked(layout, outcome, ledger)
+    if outcome.covariance is not None and outcome.covariance.how == "exact":
+        yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."
+
+
+def _unmasked(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
+    if others := [k for k in layout.clients if k != ledger.at]:
+        yield UNMASKED_NORMAL if is_normal(outcome) else UNMASKED_OTHER
+        yield from solvable_note(rounds_of_predictors(ledger, others), layout.p, ledger, others)
+
+
+def _moments(
+    layout: Layout, outcome: VFEMOutcome, exchange: PatternExchange, ledger: Ledger
+) -> Iterator[str]:
+    numbers = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
+    yield (
+        f"{sums_note(', by missing pattern', exchange.smallest)} "
+        f"Numbers released, products of two institutions counted at both: {numbers}."
+    )
+    if outcome.refitted:
+        yield "A part of a larger model, fitted from the sums of that one: nothing further was exchanged."
+    yield from dealer_notes(exchange.dealers, "; see .dealers", layout.bystanders)
+    if (
+        exchange.dealers
+        and not layout.bystanders
+        and len({*layout.clients, layout.active}) == 2
+        and ledger.at is None
+    ):
+        yield "Two institutions take part: the coordinator sits at neither, since a third party has to deal."
+    yield from merge_notes(exchange)
+    yield from dither_notes(layout)

@@ -1,0 +1,210 @@
+"""The outcome of a VFEM fit, with the estimate and the entity counts derived from it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedstat.errors import ConvergenceWarning, DataWarning, warn
+from fedstat.inference.covariance import delta_method
+from fedstat.inference.estimate import INTERCEPT, Estimate
+from fedstat.models.vertical.exchange.notes import noise_added, values_left_out
+from fedstat.models.vertical.exchange.patterns import PatternExchange
+from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit
+from fedstat.models.vertical.joint_normal.sparse_pairs import Between
+from fedstat.models.vertical.layout import Layout, client_blocks
+from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vertical.pattern_merging import LARGEST_SHARE
+from fedstat.models.vfem.corrections import SIMULATED, Correction
+from fedstat.models.vfem.covariance.information import ParameterLayout, PsiCovariance
+from fedstat.models.vfem.iteration.distributions import NORMAL
+from fedstat.models.vfem.iteration.state import IterationOptions, VFEMFit
+from fedstat.typing import Array, Floats
+
+NO_COVARIANCE = {"cov_params": "cov_type='none' was asked for"}
+NO_RSQUARED = {"rsquared": "this family has pseudo_rsquared() instead"}
+
+
+@dataclass(frozen=True, slots=True)
+class VFEMOutcome:
+    """How a fit was made, and its numbers; whether from sums of a larger fit, and how they were corrected."""
+
+    method: str
+    cov_type: str
+    init: str
+    options: IterationOptions
+    fit: VFEMFit
+    covariance: PsiCovariance | None
+    refitted: bool = False
+    correction: Correction | None = None
+
+
+def as_between(outcome: VFEMOutcome) -> Between:
+    """Whether columns of two institutions depend in the law that was fitted.
+
+    Methods without missing blocks say "independent": nothing depends on it there.
+    """
+    return "independent" if outcome.fit.law is None else outcome.fit.law.between
+
+
+@dataclass(frozen=True, slots=True)
+class SessionArtifacts:
+    """What a fit leaves behind in its session, and no file holds: values per entity, or moments."""
+
+    fitted: Mapping[str, Array] = field(default_factory=dict)
+    exchange: PatternExchange | None = None
+    moments_fit: MomentsFit | JointNormalFit | None = None
+
+    def nobs(self, layout: Layout) -> int:
+        """Entities that weights of a fit stand for; zero where it has none."""
+        counted = layout.frequencies and layout.weights is not None and self.exchange is not None
+        return round(self.exchange.moments.nobs) if counted and self.exchange is not None else 0
+
+    @property
+    def left_out(self) -> int:
+        """Entities that count as missing everywhere in the exchange of moments, because they are too few."""
+        return 0 if self.exchange is None else self.exchange.plan.left_out
+
+
+@dataclass(frozen=True, slots=True)
+class EntityCounts:
+    """Entities of the fit, `dropped` without a response, and `unused` with one that the method leaves out.
+
+    `partial` are those with some but not all of an institution's columns; `patterns` has a digest of the
+    entities that count as seen by each institution, to tell whether two fits saw the same records.
+    """
+
+    n: int
+    dropped: int
+    partial: Mapping[str, int]
+    unused: int
+    patterns: Mapping[str, str]
+
+
+def count_entities(model: VerticalModel, layout: Layout, held: SessionArtifacts) -> EntityCounts:
+    """Count what the fit used and left out."""
+    design, exchange = model.design, held.exchange
+    blocks = {b.client: b for b in design.blocks if b.client in layout.clients}
+    partly = exchange is not None and bool(exchange.columns)
+    seen = {k: b.rows if partly else b.rows[b.whole] for k, b in blocks.items()}
+    if exchange is not None and exchange.plan.changes:
+        seen = {k: rows[exchange.released[k]] for k, rows in seen.items()}
+    return EntityCounts(
+        layout.n - held.left_out,
+        design.n_dropped,
+        {k: b.n_partial for k, b in blocks.items() if b.n_partial},
+        design.n - layout.n,
+        {k: digest(design.entities[rows]) for k, rows in seen.items()},
+    )
+
+
+def digest(positions: Array) -> str:
+    """Short digest of positions."""
+    return hashlib.sha256(np.ascontiguousarray(positions, dtype=np.int64).tobytes()).hexdigest()[:16]
+
+
+def make_estimate(model: VerticalModel, layout: Layout, outcome: VFEMOutcome, nobs: int) -> Estimate:
+    """Coefficients with the intercept at the origin, and their covariance by the delta method."""
+    fit = outcome.fit
+    blocks = [b for b in model.design.blocks if b.client in layout.clients]
+    params = np.concatenate([[fit.beta0], *[fit.beta[b.client] for b in blocks]])
+    row, normal = fit.trace[-1], fit.distribution == NORMAL
+    return Estimate(
+        params=params,
+        cov=None if outcome.covariance is None else reported_covariance(outcome.covariance, fit),
+        names=(INTERCEPT, *[name for b in blocks for name in b.names]),
+        clients=("", *[b.client for b in blocks for _ in b.names]),
+        terms=(INTERCEPT, *[term for b in blocks for term in b.term_names]),
+        response=model.formula.response,
+        nobs=nobs,
+        df_model=float(len(params) - 1),
+        n_parameters=len(params) + 1 if fit.estimates_alpha else None,
+        converged=fit.converged,
+        convergence=f"{fit.reason}; relative score {row.score:.1e} after {row.iteration} iterations",
+        llf=fit.log_likelihood + log_weights(layout),
+        rsquared=explained_share(fit, outcome.method) if normal else None,
+        scale=fit.s2 * layout.variance_of_one,
+        privacy=noise_added(layout if normal else None),
+        cov_type=cov_name(outcome),
+        blocks=client_blocks(layout),
+        reasons=NO_COVARIANCE if normal else NO_COVARIANCE | NO_RSQUARED,
+    )
+
+
+def log_weights(layout: Layout) -> float:
+    """Give what weights of variances add to the log-likelihood: half the sum of their logarithms."""
+    return 0.0 if layout.frequencies else 0.5 * float(np.log(layout.relative).sum())
+
+
+def explained_share(fit: VFEMFit, method: str) -> float:
+    """R-squared of an entity with every block; that of the response itself where no block is missing."""
+    if fit.law is not None:
+        return float(1.0 - fit.s2 / fit.law.cov[-1, -1])
+    assert fit.response_moments is not None
+    spread = fit.s2 + sum(fit.t.values()) if method == "vfem" else float(fit.response_moments[1])
+    return 1.0 - fit.s2 / spread
+
+
+def cov_name(outcome: VFEMOutcome) -> str:
+    """Covariance type as printed."""
+    how = outcome.covariance.how if outcome.covariance is not None else ""
+    if how == SIMULATED:
+        return SIMULATED
+    return outcome.cov_type + (f" ({how})" if how in ("sketch", "exact") else "")
+
+
+def reported_covariance(covariance: PsiCovariance, fit: VFEMFit) -> Floats:
+    """Covariance of (beta0, beta) from that of psi, of which (a, s2, beta_1, mu_1, ...) comes first."""
+    jacobian = origin_jacobian(fit, tuple(fit.beta))
+    # Where t_1, ..., t_K or a concentration follow psi, no coefficient depends on them.
+    d = jacobian.shape[1]
+    return delta_method(covariance.psi[:d, :d], jacobian)
+
+
+def origin_jacobian(fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
+    """Jacobian of (beta0, beta) by psi = (a, s2, beta_1, mu_1, ...); beta0 = a - sum mu'beta."""
+    places = ParameterLayout(tuple(len(fit.beta[k]) for k in clients))
+    J = np.zeros((1 + sum(places.sizes), places.total))
+    J[0, 0], at = 1.0, 1
+    for j, k in enumerate(clients):
+        J[0, places.beta(j)], J[0, places.mu(j)] = -fit.mu[k], -fit.beta[k]
+        J[at : at + places.sizes[j], places.beta(j)] = np.eye(places.sizes[j])
+        at += places.sizes[j]
+    return J
+
+
+def warn_of_merges(exchange: PatternExchange, n: int) -> None:
+    """Warn where many entities count otherwise than they are, because their patterns are small.
+
+    And of single values that count as missing, however few.
+    """
+    plan = exchange.plan
+    if exchange.columns and exchange.lost:
+        warn(
+            "missing patterns with too few entities to be released were merged: "
+            f"{values_left_out(exchange.lost)} count as missing in {plan.moved + plan.trimmed:,} of {n:,} "
+            "entities that have them",
+            DataWarning,
+        )
+    elif plan.changes > LARGEST_SHARE * n:
+        warn(
+            f"{plan.changes:,} of {n:,} entities ({100 * plan.changes / n:.1f} %) are in missing patterns "
+            "with too few to be released, and count as missing at institutions that have them: standard "
+            "errors grow, and estimates are biased as far as being in such a pattern goes with the values "
+            "that are set aside",
+            DataWarning,
+        )
+
+
+def warn_unless_converged(fit: VFEMFit) -> None:
+    """Warn of a fit that stopped before its tolerances, at the line that asked for it."""
+    if not fit.converged:
+        warn(
+            f"VFEM did not converge: {fit.reason} ({len(fit.trace)} iterations, relative score "
+            f"{fit.trace[-1].score:.1e}); raise maxiter or loosen the tolerances",
+            ConvergenceWarning,
+        )

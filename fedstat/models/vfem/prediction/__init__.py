@@ -1,1 +1,0 @@
-"""Prediction for entities with any pattern of missing blocks."""

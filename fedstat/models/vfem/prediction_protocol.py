@@ -1,0 +1,402 @@
+"""The protocol of predictions from a VFEM fit: linear predictors of new entities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.design.vertical_design import design_request
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.evaluation import Evaluation
+from fedstat.kernels.glm.quadrature import marginal_mean
+from fedstat.models.consent import FurtherAnalysis
+from fedstat.models.vertical.moments import number_patterns
+from fedstat.models.vertical.prediction.evaluation import evaluate_predictions
+from fedstat.models.vertical.prediction.marginal_effects import ProjectedEntities
+from fedstat.models.vertical.prediction.protocol import (
+    FittedBlocks,
+    OpenedBlocks,
+    PredictedBlocks,
+    ResponseSource,
+    new_ledger,
+    open_blocks,
+    predict_blocks,
+    prediction_analysis,
+    present_clients,
+    project_blocks,
+)
+from fedstat.models.vfem.covariance.information import ParameterLayout
+from fedstat.models.vfem.iteration.distributions import NORMAL, kernel_of
+from fedstat.models.vfem.iteration.messages import FAMILY, vfem_request
+from fedstat.models.vfem.iteration.state import NormalModel, VFEMFit
+from fedstat.typing import Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Prediction where columns depend between institutions: coefficients for every set of columns that is seen.
+#
+# Of the columns M that an entity lacks, the mean given those that it has, S, is linear in them, with slopes
+# C = Sigma_MS Sigma_SS^-1. The mean of the response is a + b'(x_S - mu_S), b = beta_S + C'beta_M, its
+# variance v = s2 + beta_M'Q_MM^-1 beta_M with Q the concentration of the columns; b moves by E'dbeta with
+# beta, E = (I; C), and by -E'dQ h with Q, h = Q_MM^-1 beta_M; v moves by 2 h'dbeta - h'dQ h. Where the
+# response is not normal all this is said of its linear predictor, and s2 is no part of v.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObservedModel:
+    """Law of the response given the columns that are seen.
+
+    `slopes` (P,) are zero at columns that are not; `variance` is that of the response. `factor` (1 + P, r) is
+    a root of the covariance of mean and slopes, for columns less their means; zero where not seen, too. A
+    last row, (2 + P, r), is that of the variance, where the response is not normal.
+    """
+
+    slopes: Floats
+    variance: float
+    factor: Floats | None
+
+
+def observed_model(
+    law: NormalModel, s2: float, seen: Bools, psi: Floats | None, *, of_variance: bool = False
+) -> ObservedModel:
+    """Take the law of the response given the columns in `seen` (P,); `psi` has the covariance of all."""
+    P = len(seen)
+    Q = np.linalg.inv(law.cov[:-1, :-1])
+    beta = Q @ law.cov[:-1, -1]
+    lacks = ~seen
+    E, h = np.eye(P) * seen, np.zeros(P)
+    if lacks.any():
+        E[np.ix_(lacks, seen)] = -np.linalg.solve(Q[np.ix_(lacks, lacks)], Q[np.ix_(lacks, seen)])
+        h[lacks] = np.linalg.solve(Q[np.ix_(lacks, lacks)], beta[lacks])
+    slopes, variance = E.T @ beta, s2 + float(beta @ h)
+    if psi is None:
+        return ObservedModel(slopes, variance, None)
+    i, j = np.nonzero(np.triu(law.edges))
+    by_Q = -(E.T[:, i] * h[j] + np.where(i == j, 0.0, E.T[:, j] * h[i]))
+    J = np.zeros((1 + P + int(of_variance), 2 + 2 * P + len(i)))
+    J[0, 0] = 1.0
+    J[0, 2 + P : 2 + 2 * P] = -slopes
+    J[1 : 1 + P, 2 : 2 + P], J[1 : 1 + P, 2 + 2 * P :] = E.T, by_Q
+    if of_variance:
+        J[-1, 2 : 2 + P], J[-1, 2 + 2 * P :] = 2.0 * h, -np.where(i == j, 1.0, 2.0) * h[i] * h[j]
+    values, vectors = np.linalg.eigh(J @ psi @ J.T)
+    factor = np.asarray(vectors * np.sqrt(values.clip(min=0.0)))
+    factor[1 : 1 + P][lacks] = 0.0  # and not nearly: nothing is asked of a column that is missing
+    return ObservedModel(slopes, variance, factor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PatternPrediction:
+    """Mean and variance of the response by entity (n,), and their derivatives times a factor (n, r).
+
+    Those of the variance are zero where the response is normal.
+    """
+
+    mean: Floats
+    variance: Floats
+    gradients: tuple[Floats, Floats] | None
+
+
+def predict_by_pattern(
+    fit: VFEMFit, clients: tuple[str, ...], psi: Floats | None, opened: OpenedBlocks
+) -> FitProtocol[PatternPrediction]:
+    """Ask every institution for one linear predictor of each entity, by the columns that the entity has."""
+    law = fit.law
+    assert law is not None
+    places = prediction_block_slices(fit, clients)
+    seen = observed_columns(opened, clients, places)
+    first, code, _ = number_patterns(seen)
+    whole = None if psi is None else column_order(psi, fit, clients)
+    normal, P = fit.distribution == NORMAL, len(law.mean) - 1
+    laws = [observed_model(law, fit.s2, row, whole, of_variance=not normal) for row in seen[first]]
+    mean = np.full(len(seen), law.mean[-1])
+    slopes = np.array([one.slopes for one in laws])
+    replies = yield [
+        vfem_request(
+            k,
+            "predict_by_pattern",
+            opened.session,
+            slopes=slopes[:, places[k]],
+            code=code[rows],
+        )
+        for k, rows in opened.rows.items()
+    ]
+    for (k, rows), reply in zip(opened.rows.items(), replies, strict=True):
+        mean[rows] += reply.arrays["linear_predictor"] - (slopes[:, places[k]] @ fit.mu[k])[code[rows]]
+    variance = np.array([one.variance for one in laws])[code]
+    if psi is None:
+        return PatternPrediction(mean, variance, None)
+    factors = np.array([one.factor for one in laws])
+    gradient = factors[code, 0]
+    replies = yield [
+        vfem_request(
+            k,
+            "project_by_pattern",
+            opened.session,
+            mu=fit.mu[k],
+            factors=factors[:, 1 : 1 + P][:, places[k]],
+            code=code[rows],
+        )
+        for k, rows in opened.rows.items()
+    ]
+    for rows, reply in zip(opened.rows.values(), replies, strict=True):
+        gradient[rows] += reply.arrays["projection"]
+    return PatternPrediction(mean, variance, (gradient, 0.0 * gradient if normal else factors[code, -1]))
+
+
+def prediction_block_slices(fit: VFEMFit, clients: tuple[str, ...]) -> Mapping[str, slice]:
+    """Where each institution's columns stand in the law."""
+    ends = np.cumsum([len(fit.beta[k]) for k in clients]).tolist()
+    return {k: slice(end - len(fit.beta[k]), end) for k, end in zip(clients, ends, strict=True)}
+
+
+def observed_columns(opened: OpenedBlocks, clients: tuple[str, ...], places: Mapping[str, slice]) -> Bools:
+    """Which columns each entity has, (n, P)."""
+    sizes = [places[k].stop - places[k].start for k in clients]
+    seen = ~np.repeat(opened.missing, sizes, axis=1)
+    for client, has in opened.has.items():
+        seen[opened.rows[client], places[client]] = has
+    return seen
+
+
+def column_order(psi: Floats, fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
+    """Bring the covariance of (a, s2, beta_1, mu_1, beta_2, ..., Q) to (a, s2, beta, mu, Q)."""
+    places = ParameterLayout(tuple(len(fit.beta[k]) for k in clients))
+    every = np.arange(len(psi))
+    if len(psi) == places.total:
+        raise NotAvailableError(
+            "get_prediction: standard errors for entities that lack columns need the covariance of all "
+            "covariances, which a fit of so many columns, or with correction='skewness', does not hold; "
+            "predict() does without"
+        )
+    beta = [every[places.beta(k)] for k in range(len(clients))]
+    mu = [every[places.mu(k)] for k in range(len(clients))]
+    order: Ints = np.concatenate([[0, 1], *beta, *mu, every[places.total :]])
+    return psi[np.ix_(order, order)]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Linear predictors of new entities, whatever the distribution of the response: who is asked what.
+
+
+@dataclass(frozen=True, slots=True)
+class VFEMPredictor:
+    """What prediction needs of a fit.
+
+    `psi` is the covariance of (a, s2, beta_1, mu_1, ...), (2 + 2p, 2 + 2p); where the response is not normal
+    t_1, ..., t_K follow. `specs` say how each institution's columns are coded.
+    """
+
+    fit: VFEMFit
+    clients: tuple[str, ...]
+    psi: Floats | None
+    specs: Mapping[str, str]
+    response: ResponseSource
+
+    @property
+    def blocks(self) -> FittedBlocks:
+        """Coefficients by institution, blocks centred at their means."""
+        beta, mu = self.fit.beta, self.fit.mu
+        means = {k: float(mu[k] @ beta[k]) for k in self.clients}
+        return FittedBlocks(self.clients, self.specs, beta, self.fit.a, means)
+
+    def analysis(self, call: str, partition: ClientPartition) -> FurtherAnalysis:
+        """Say what a prediction is, for owners who are asked."""
+        return prediction_analysis(call, self.blocks, self.response.text, self.fit.distribution, partition)
+
+    @property
+    def places(self) -> ParameterLayout:
+        """Where each institution's beta and mu stand in psi."""
+        return ParameterLayout(tuple(len(self.fit.beta[k]) for k in self.clients))
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorGradients:
+    """Derivatives of mean and variance of each linear predictor times a factor of the covariance, (n, r).
+
+    Those of the variance are zero where the covariance does not have t_1, ..., t_K.
+    """
+
+    mean: Floats
+    variance: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPredictors:
+    """Linear predictors given what an entity has, by entity (n,), and the ledger of what passed for them.
+
+    The variance is that of what is missing, zero for an entity with every block; `blocks` counts the
+    institutions of the fit that have the entity.
+    """
+
+    mean: pd.Series
+    variance: pd.Series
+    blocks: pd.Series
+    gradients: PredictorGradients | None
+    ledger: Ledger
+
+
+def predict_linear(
+    predictor: VFEMPredictor, partition: ClientPartition, *, mean_only: bool
+) -> LinearPredictors:
+    """Ask the institutions for the linear predictors of every entity of a partition.
+
+    Raises ModelError where the partition is horizontal, or shares no institution with the fit.
+    """
+    ledger, by_mean = new_ledger(partition, predictor.response.client), mean_only or predictor.psi is None
+    asking = _prediction_protocol(predictor, partition, mean_only=by_mean)
+    analysis = predictor.analysis("predict()" if mean_only else "get_prediction()", partition)
+    found, opened = analysis.run(asking(), asking, ledger)
+    index, missing = partition.entities, opened.missing
+    return LinearPredictors(
+        mean=pd.Series(found.mean, index=index),
+        variance=pd.Series(found.variance, index=index),
+        blocks=pd.Series((~missing).sum(axis=1), index=index),
+        gradients=found.gradients,
+        ledger=ledger,
+    )
+
+
+def evaluate_fit(predictor: VFEMPredictor, partition: ClientPartition) -> Evaluation:
+    """Hold predicted means of the entities of a partition against its response, where that is.
+
+    Raises ModelError as :func:`predict_linear`, and where the partition lacks the response.
+    """
+    asking = _prediction_protocol(predictor, partition, mean_only=True)
+    distribution = predictor.fit.distribution
+
+    def predicted() -> FitProtocol[tuple[Floats, str]]:
+        found, opened = yield from asking()
+        if distribution == NORMAL:
+            return found.mean, opened.session
+        return marginal_mean(kernel_of(distribution), found.mean, found.variance)[0], opened.session
+
+    analysis = predictor.analysis("evaluate()", partition)
+    return evaluate_predictions(
+        FAMILY, predictor.response, distribution, predictor.clients, predicted, analysis
+    )
+
+
+def project_entities(
+    predictor: VFEMPredictor, of: Sequence[str], partition: ClientPartition, factor: Floats
+) -> ProjectedEntities:
+    """Ask for linear predictors of entities, and projections of their columns on a factor (p + 1, r).
+
+    `of` (p,) names the institution of each column. Raises ModelError where the partition lacks one.
+    """
+    clients = predictor.clients
+
+    def asking() -> FitProtocol[tuple[PredictedBlocks, Floats]]:
+        return project_blocks(predictor.blocks, clients, partition, FAMILY, factor, of)
+
+    ledger = new_ledger(partition, predictor.response.client)
+    found, rows = predictor.analysis("get_margeff()", partition).run(asking(), asking, ledger)
+    return ProjectedEntities(found.linear, rows, np.asarray(~found.missing.any(axis=1)))
+
+
+def _prediction_protocol(
+    predictor: VFEMPredictor, partition: ClientPartition, *, mean_only: bool
+) -> Callable[[], FitProtocol[tuple[PredictedDistribution, OpenedBlocks]]]:
+    present = present_clients(predictor.clients, partition)
+    if not present:
+        raise ModelError(
+            f"predict: expected at least one of the institutions {', '.join(predictor.clients)}; the "
+            f"partition has {', '.join(partition.clients)}"
+        )
+    how = _by_block if predictor.fit.law is None else _by_pattern
+    return partial(how, predictor, partition, present, mean_only)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedDistribution:
+    """Mean and variance of the linear predictor given what is seen, (n,), and their derivatives."""
+
+    mean: Floats
+    variance: Floats
+    gradients: PredictorGradients | None
+
+
+def _by_block(
+    predictor: VFEMPredictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
+) -> FitProtocol[tuple[PredictedDistribution, OpenedBlocks]]:
+    found = yield from predict_blocks(predictor.blocks, present, partition, FAMILY)
+    variance = found.missing @ np.array([predictor.fit.t[k] for k in predictor.clients])
+    gradients = None if mean_only else (yield from _derivatives(predictor, found))
+    return PredictedDistribution(found.linear, variance, gradients), found.opened
+
+
+def _by_pattern(
+    predictor: VFEMPredictor, partition: ClientPartition, present: tuple[str, ...], mean_only: bool
+) -> FitProtocol[tuple[PredictedDistribution, OpenedBlocks]]:
+    opened = yield from open_blocks(predictor.blocks, present, partition, FAMILY, partly=True)
+    psi = None if mean_only else predictor.psi
+    found = yield from predict_by_pattern(predictor.fit, predictor.clients, psi, opened)
+    gradients = None if found.gradients is None else PredictorGradients(*found.gradients)
+    # Rounding must not make a variance of zero negative.
+    variance = np.maximum(found.variance - predictor.fit.s2, 0.0)
+    return PredictedDistribution(found.mean, variance, gradients), opened
+
+
+def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> FitProtocol[PredictorGradients]:
+    """Project the derivatives of every linear predictor by the parameters on the covariance of these."""
+    fit, places, number = predictor.fit, predictor.places, predictor.clients.index
+    factor = covariance_factor(predictor)
+    replies = yield [
+        vfem_request(
+            k, "project_block", found.opened.session, mu=fit.mu[k], factor=factor[places.beta(number(k))]
+        )
+        for k in found.opened.rows
+    ]
+    # a + sum (x - mu)'beta over the seen blocks moves by 1 with a, by x - mu with beta, by -beta with mu.
+    by_mean = np.tile(factor[0], (len(found.linear), 1))
+    for (k, rows), reply in zip(found.opened.rows.items(), replies, strict=True):
+        by_mean[rows] += reply.arrays["projection"] - fit.beta[k] @ factor[places.mu(number(k))]
+    of_t = factor[places.total :]
+    by_variance = found.missing @ of_t if len(of_t) else np.zeros_like(by_mean)
+    return PredictorGradients(by_mean, by_variance)
+
+
+def covariance_factor(predictor: VFEMPredictor) -> Floats:
+    """R with R R' the covariance of psi."""
+    assert predictor.psi is not None
+    values, vectors = np.linalg.eigh(predictor.psi)
+    return np.asarray(vectors * np.sqrt(values.clip(min=0.0)))
+
+
+def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) -> float:
+    """R-squared of the predictions for the entities of a partition that every institution has.
+
+    Raises ModelError where it lacks an institution or the response, or fewer than two entities are complete.
+    """
+    holder = predictor.response.client
+    lacking = [k for k in (*predictor.clients, holder) if k not in partition.sites]
+    if lacking:
+        raise ModelError(f"R-squared of predictions: the partition lacks institution {', '.join(lacking)}")
+    rows, response = partition.rows[holder], predictor.response
+    question = {"response": response.text, "columns": response.columns}
+
+    def asking() -> FitProtocol[Floats]:
+        # Of entities with every block; nothing that they lack has to be predicted.
+        found = yield from predict_blocks(predictor.blocks, predictor.clients, partition, FAMILY)
+        session = found.opened.session
+        use = ~found.missing[rows].any(axis=1)
+        yield [design_request(holder, "open_response", session, question)]
+        predicted = found.linear[rows[use]]
+        (reply,) = yield [vfem_request(holder, "prediction_errors", session, use=use, predicted=predicted)]
+        return reply.arrays["sums"]
+
+    analysis = predictor.analysis("prediction_rsquared()", partition)
+    columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
+    analysis = replace(analysis, columns=columns)
+    n, sse, sst = analysis.run(asking(), asking, new_ledger(partition, holder))
+    if n < 2 or sst <= 0.0:
+        raise ModelError(
+            f"R-squared of predictions: {n:.0f} entities of the partition have the response and every block"
+        )
+    return float(1.0 - sse / sst)

@@ -1,0 +1,335 @@
+"""Predicted means with errors and intervals, marginal effects, and evaluation of a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat.errors import ModelError, NotAvailableError
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.evaluation import Evaluation
+from fedstat.inference.results import FederatedResults
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.glm.quadrature import marginal_mean
+from fedstat.models.margins import MarginalEffects
+from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vertical.prediction.marginal_effects import (
+    FittedMean,
+    ProjectedEntities,
+    effects_over_columns,
+)
+from fedstat.models.vfem.iteration.distributions import kernel_of
+from fedstat.models.vfem.iteration.state import VFEMFit
+from fedstat.models.vfem.prediction_protocol import (
+    LinearPredictors,
+    VFEMPredictor,
+    evaluate_fit,
+    project_entities,
+)
+from fedstat.typing import Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Predicted means, their standard errors and intervals.
+
+
+class MeanPredictions:
+    """Predicted means with standard errors, whatever the distribution of the response.
+
+    Attributes
+    ----------
+    predicted_mean : Series, (n,)
+        E[y | the blocks that the entity has]: the mean over what it lacks, not the mean at the mean.
+    blocks : Series of int, (n,)
+        Institutions of the fit that have the entity.
+    ledger : Ledger
+        What passed for this prediction.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
+    >>> predicted = fit.get_prediction(partition)
+    >>> predicted.predicted_mean.shape, bool((predicted.se_mean > 0.0).all()), sorted(set(predicted.blocks))
+    ((5000,), True, [0, 1, 2])
+    >>> predicted.summary_frame().columns[:3].tolist(), predicted.conf_int().shape
+    (['mean', 'mean_se', 'mean_ci_lower'], (5000, 2))
+    """
+
+    conf_int: Callable[..., pd.DataFrame]
+
+    def __init__(self, linear: LinearPredictors, mean: pd.Series, gradient: Floats | None) -> None:
+        self.predicted_mean, self.blocks, self.ledger = mean, linear.blocks, linear.ledger
+        self._gradient = gradient
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self.predicted_mean):,} entities; see .summary_frame()>"
+
+    @property
+    def se_mean(self) -> pd.Series:
+        """Standard error of the predicted mean, from all estimated parameters."""
+        if self._gradient is None:
+            raise NotAvailableError("no standard error of the mean: the fit has no covariance")
+        lengths = np.sqrt(np.einsum("ij,ij->i", self._gradient, self._gradient))
+        return pd.Series(lengths, index=self.predicted_mean.index)
+
+    def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
+        """One row per entity, with statsmodels' column names."""
+        limits = self.conf_int(alpha=alpha)
+        return pd.DataFrame(
+            {
+                "mean": self.predicted_mean,
+                "mean_se": self.se_mean,
+                "mean_ci_lower": limits[0],
+                "mean_ci_upper": limits[1],
+            }
+        )
+
+
+class PredictionResults(MeanPredictions):
+    """Predicted means, their standard errors, and the variance of a new response.
+
+    Attributes
+    ----------
+    predicted_mean, blocks, ledger
+        See :class:`MeanPredictions`.
+    var_resid : Series, (n,)
+        v_g: residual variance, with that of the blocks that the entity lacks.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
+    >>> predicted = fit.get_prediction(partition)
+    >>> bool((predicted.conf_int(obs=True)[0] < predicted.conf_int()[0]).all())
+    True
+    >>> predicted.summary_frame().columns[-2:].tolist()
+    ['obs_ci_lower', 'obs_ci_upper']
+    """
+
+    def __init__(self, linear: LinearPredictors, s2: float) -> None:
+        super().__init__(linear, linear.mean, None if linear.gradients is None else linear.gradients.mean)
+        self.var_resid = s2 + linear.variance
+
+    def conf_int(self, obs: bool = False, alpha: float = 0.05) -> pd.DataFrame:
+        """Interval of the mean, or with `obs` of a new response; columns 0 and 1."""
+        spread = np.sqrt(self.se_mean**2 + self.var_resid) if obs else self.se_mean
+        half = normal_quantile(alpha) * spread
+        return pd.DataFrame({0: self.predicted_mean - half, 1: self.predicted_mean + half})
+
+    def summary_frame(self, alpha: float = 0.05) -> pd.DataFrame:
+        """One row per entity, with statsmodels' column names."""
+        obs = self.conf_int(obs=True, alpha=alpha)
+        return super().summary_frame(alpha).assign(obs_ci_lower=obs[0], obs_ci_upper=obs[1])
+
+
+class GLMPredictionResults(MeanPredictions):
+    """Predicted means with intervals.
+
+    Attributes
+    ----------
+    predicted_mean, blocks, ledger
+        See :class:`MeanPredictions`.
+    linear : DataFrame, (n, 2)
+        ``mean`` and ``variance`` of the linear predictor given those blocks; the variance is that of what
+        is missing, zero for an entity with every block.
+
+    Examples
+    --------
+    >>> import fedstat as fs, statsmodels.api as sm
+    >>> data = fs.datasets.make_sme_risk(1_000)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> model = fs.VFEMRegression.from_formula("RISK ~ PL1 + CA1", partition, family=sm.families.Binomial())
+    >>> predicted = model.fit().get_prediction(partition)
+    >>> predicted.linear.columns.tolist(), bool(predicted.conf_int()[1].max() <= 1.0), predicted.se_mean.shape
+    (['mean', 'variance'], True, (1000,))
+    """
+
+    def __init__(self, linear: LinearPredictors, distribution: DistributionSpec) -> None:
+        self.linear = pd.DataFrame({"mean": linear.mean, "variance": linear.variance})
+        self._link = distribution.make().link
+        m, v = (np.ascontiguousarray(values) for values in (linear.mean, linear.variance))
+        mean, by_m, by_v = marginal_mean(kernel_of(distribution), m, v)
+        gradient = None
+        if linear.gradients is not None:
+            gradient = by_m[:, None] * linear.gradients.mean + by_v[:, None] * linear.gradients.variance
+        super().__init__(linear, pd.Series(mean, index=linear.mean.index, name="predicted_mean"), gradient)
+
+    @property
+    def se_mean(self) -> pd.Series:
+        """Standard error of the predicted mean, from all estimated parameters."""
+        return super().se_mean.rename("se_mean")
+
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Interval of the mean, symmetric on the scale of the link; columns 0 and 1.
+
+        For an entity with every block it is that of statsmodels.
+        """
+        mean = self.predicted_mean.to_numpy()
+        # On the scale of the link no limit leaves the range of the mean.
+        centre = self._link(mean)
+        half = normal_quantile(alpha) * self.se_mean.to_numpy() * self._link.deriv(mean)
+        limits = {0: self._link.inverse(centre - half), 1: self._link.inverse(centre + half)}
+        return pd.DataFrame(limits, index=self.predicted_mean.index)
+
+
+def normal_quantile(alpha: float) -> float:
+    """Half the width of an interval of level 1 - alpha, in standard errors."""
+    if not 0.0 < alpha < 1.0:
+        raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
+    return float(stats.norm.ppf(1.0 - alpha / 2.0))
+
+
+# ----------------------------------------------------------------------------------------------------
+# What results of VFEM say of the mean response: marginal effects, and how well it is predicted.
+
+
+class EntityAnalyses(FederatedResults):
+    """Results of which the institutions can be asked about entities."""
+
+    _fit: VFEMFit
+    _model: VerticalModel | None
+
+    def get_margeff(
+        self,
+        at: Literal["overall", "mean", "zero"] = "overall",
+        method: Literal["dydx", "eyex", "dyex", "eydx"] = "dydx",
+        atexog: Mapping[int | str, float] | None = None,
+        dummy: bool = False,
+        count: bool = False,
+    ) -> MarginalEffects:
+        """Marginal effects on the mean of the response, with errors by the delta method, as in statsmodels.
+
+        ``at="mean"`` asks nothing further. ``at="overall"`` averages over the entities of the fit that every
+        institution has: as for :meth:`get_prediction`, linear predictors of these and projections of their
+        columns on the covariance of the estimates go to the coordinator, and disclose the columns.
+
+        Parameters
+        ----------
+        at : {"overall", "mean", "zero"}
+            Average over entities, or at one row: the means of the columns, or zeros.
+        method : {"dydx", "eyex", "dyex", "eydx"}
+            Derivative, elasticity, or a semi-elasticity; of averages only "dydx" and "eydx".
+        atexog, dummy, count
+            Not available: they need values of one column beside those of all others.
+
+        Returns
+        -------
+        MarginalEffects
+            ``margeff``, ``margeff_se``, ``summary_frame()``, ``summary()``.
+
+        Raises
+        ------
+        NotAvailableError
+            No covariance, values of single entities, an average beside weights or an offset, or one of
+            results that were read from a file.
+        PolicyError
+            A site refuses its columns; ``at="mean"`` does without.
+
+        Examples
+        --------
+        >>> import fedstat as fs, statsmodels.api as sm
+        >>> data = fs.datasets.make_sme_risk(1_000)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> binomial = sm.families.Binomial()
+        >>> model = fs.VFEMRegression.from_formula("RISK ~ PL1 + CA1", partition, family=binomial)
+        >>> effects = model.fit().get_margeff(at="mean")
+        >>> effects.margeff.index.tolist(), effects.margeff_options["at"]
+        (['PL1', 'CA1'], 'mean')
+        """
+        partition = None if self._model is None else self._model.partition
+        beside = {} if self._model is None else dict(self._model._roles)
+        if self._has_offset:  # of results from a file, the notes tell
+            beside.setdefault("offset", "")
+
+        def project(factor: Floats) -> ProjectedEntities:
+            if partition is None:
+                raise NotAvailableError("get_margeff: results from a file have no entities; use at='mean'")
+            return project_entities(self._predictor(), self.estimate.clients[1:], partition, factor)
+
+        fit = self._fit
+        of = FittedMean(
+            names=self.estimate.names,
+            params=self.estimate.params,
+            cov=self._cov(),
+            distribution=fit.distribution,
+            means=np.concatenate([fit.mu[k] for k in dict.fromkeys(self.estimate.clients[1:])]),
+            beside=beside,
+            words=(self.model_name, self.estimate.response),
+            law=self._law,
+            student=self.use_t,
+        )
+        others = {"atexog": atexog, "dummy": dummy, "count": count}
+        return effects_over_columns(of, at, method, project, others=others)
+
+    def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
+        """How well predictions agree with the response, counted at the institution that holds it.
+
+        Every institution is asked for the linear predictors of the partition's entities, as by
+        :meth:`predict`; the holder of the response is handed the predictions, and counts. One that answers a
+        single evaluation averages them over a few entities first, which moves figures little unless a
+        few predictions are far from all others.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            With the response, at the institution that had it in the fit; by default that of the fit, on which
+            the figures flatter.
+
+        Returns
+        -------
+        Evaluation
+            By set of institutions that entities have, and of all: ``recalibration``, ``calibration()``,
+            ``plot_calibration()``; of a binary response AUC, ``roc()``, ``confusion(threshold)``, ``brier``;
+            of others ``accuracy`` with R-squared, root mean squared error and deviance.
+
+        Raises
+        ------
+        ModelError
+            The partition lacks the response, or all institutions.
+        NotAvailableError
+            There is no partition: the results were read from a file; or the fit has an offset, which
+            predictions leave out.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+        >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
+        >>> fit.evaluate().to_frame()[["n", "rmse", "rsquared"]].iloc[-1].round(2).tolist()
+        [5000.0, 5.2, 0.0]
+        """
+        self._check_no_offset("evaluate")
+        if partition is None:
+            partition = self._need_model("evaluate without a partition").partition
+        return evaluate_fit(self._predictor(), partition)
+
+    def _predictor(self) -> VFEMPredictor:
+        """Return what prediction needs of the fit."""
+        raise NotImplementedError
+
+    @property
+    def _has_offset(self) -> bool:
+        """Whether the fit has an offset, which predictions leave out."""
+        raise NotImplementedError
+
+    def _check_no_offset(self, call: str) -> None:
+        """Hold no predictions at an offset of zero against responses that have another."""
+        if self._has_offset:
+            raise NotAvailableError(
+                f"{call}: predictions are those at an offset of zero; predict(partition), and add the offset "
+                "where it is held"
+            )
+
+    def _need_model(self, what: str) -> VerticalModel:
+        """Return the model of this session, or say that a file has none."""
+        if self._model is None:
+            raise NotAvailableError(
+                f"{what}: this result was read from a file and has no partition; give one"
+            )
+        return self._model

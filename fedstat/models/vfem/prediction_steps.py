@@ -1,0 +1,118 @@
+"""Site steps of a VFEM prediction: projections by missing pattern, and prediction errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedstat.errors import MessageError
+from fedstat.federation.design.vertical_design import block_of, response_of
+from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights, ModelEvaluation
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.kernels.row_products import row_dots
+from fedstat.models.vertical.prediction.evaluation import average_in_groups, squared_errors
+from fedstat.models.vertical.prediction.steps import PREDICTOR
+from fedstat.typing import Array, Bools, Floats, Ints
+
+
+def predict_by_pattern(data: SiteData, state: State, slopes: Floats, code: Ints) -> dict[str, Array]:
+    """Linear predictor of the opened rows, (n,), with the slopes (G, p) of the pattern of each."""
+    X = np.ascontiguousarray(block_of(state).X)
+    _check_code(data, code, len(X), len(slopes), slopes.shape[1], X.shape[1])
+    X = _where_known(data, X, slopes[code] != 0.0)
+    out = np.empty(len(X))
+    for g in np.unique(code):
+        out[code == g] = row_dots(np.ascontiguousarray(X[code == g]), np.ascontiguousarray(slopes[g]))
+    return {"linear_predictor": out}
+
+
+def project_by_pattern(
+    data: SiteData, state: State, mu: Floats, factors: Floats, code: Ints
+) -> dict[str, Array]:
+    """Project the centred rows on the factor (p, r) of the pattern of each, of (G, p, r)."""
+    X = block_of(state).X
+    _check_code(data, code, len(X), len(factors), factors.shape[1], X.shape[1])
+    check_lengths(data.name, mu=(mu, X.shape[1]))
+    out = np.empty((len(X), factors.shape[2]))
+    X = _where_known(data, X - mu, (factors != 0.0).max(axis=2)[code])
+    for g in np.unique(code):
+        out[code == g] = X[code == g] @ factors[g]
+    return {"projection": out}
+
+
+def _where_known(data: SiteData, X: Floats, asked: Bools) -> Floats:
+    """Put zero where rows lack a column; nothing may be asked of it there."""
+    missing = np.isnan(X)
+    if (missing & asked).any():
+        raise MessageError(f"{data.name}: a pattern has columns that its entities lack")
+    return np.where(missing, 0.0, X)
+
+
+def _check_code(data: SiteData, code: Ints, n: int, patterns: int, given: int, columns: int) -> None:
+    check_lengths(data.name, code=(code, n))
+    if len(code) and not 0 <= code.min() <= code.max() < patterns:
+        raise MessageError(f"{data.name}: array 'code' names a pattern that is not there")
+    if given != columns:
+        raise MessageError(f"{data.name}: {given} slopes for {columns} columns")
+
+
+def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Floats) -> dict[str, Array]:
+    """Compare predictions with the response of the rows in `use`.
+
+    Released: ``sums`` of rows compared, squared errors, squared deviations of the response from its mean.
+    Of predictions, see :func:`averaged`.
+    """
+    response = response_of(state)
+    check_lengths(data.name, use=(use, len(response)), predicted=(predicted, int(np.count_nonzero(use))))
+    y = response[use]
+    there = np.isfinite(y)
+    y, predicted = y[there], predicted[there]
+    state.rest_on(len(y))
+    deviation = y - y.mean() if len(y) else y
+    all_rows = np.zeros(len(y), dtype=np.int64)
+    used = average_in_groups(data, predicted, all_rows)
+    (errors,) = squared_errors(y, predicted, used, all_rows, 1)
+    sums = np.array([len(y), errors, deviation @ deviation])
+    state.tell(ModelEvaluation(sums))
+    return {"sums": sums}
+
+
+PATTERN_CODE = ArrayDeclaration("presence", "missing pattern of each entity", dtype="int64")
+PREDICTION_STEPS: Mapping[str, Step] = {
+    "predict_by_pattern": Step(
+        predict_by_pattern,
+        {"slopes": ArrayDeclaration("aggregate", "coefficients by missing pattern", 2), "code": PATTERN_CODE},
+        {"linear_predictor": PREDICTOR},
+    ),
+    "project_by_pattern": Step(
+        project_by_pattern,
+        {
+            "mu": ArrayDeclaration("aggregate", "means"),
+            "factors": ArrayDeclaration(
+                "aggregate", "factors of the covariance of the estimates by pattern", 3
+            ),
+            "code": PATTERN_CODE,
+        },
+        {
+            "projection": ArrayDeclaration(
+                "raw columns", "columns projected on the covariance of the estimates", 2, maskable=True
+            )
+        },
+    ),
+    "prediction_errors": Step(
+        prediction_errors,
+        {
+            "use": ArrayDeclaration("presence", "which entities are compared", dtype="bool"),
+            "predicted": ArrayDeclaration("per entity", "predictions", weighs="predictions"),
+        },
+        {
+            "sums": ArrayDeclaration(
+                "aggregate",
+                "number of predictions, their squared errors, squared deviations",
+                behind=(EntityCount, ModelEvaluation, ExternalWeights),
+            )
+        },
+    ),
+}

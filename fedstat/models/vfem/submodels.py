@@ -1,0 +1,228 @@
+"""Smaller models from the moments of a larger fit: refits, and fits without each column."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat.errors import EstimationError, FormulaError, ModelError
+from fedstat.federation.design.coding import read_terms
+from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_formula
+from fedstat.federation.design.formula.terms import Term, term_columns, term_text
+from fedstat.federation.design.vertical_design import BlockDesign, Design
+from fedstat.models.vertical.exchange.patterns import PatternExchange
+from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit, without_effects
+from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.likelihood import LikelihoodPoint, StandardizedMoments
+from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vfem.base_model import make_layout
+from fedstat.models.vfem.corrections import apply_correction, check_correction
+from fedstat.models.vfem.covariance.from_moments import CovType, MomentsOptions, estimate_from_moments
+from fedstat.models.vfem.iteration.state import fit_by_site
+from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, as_between
+from fedstat.typing import Floats
+
+# ----------------------------------------------------------------------------------------------------
+# A smaller model from the moments of a larger one, at no further message.
+
+
+def refit(
+    model: VerticalModel, outcome: VFEMOutcome, exchange: PatternExchange, text: str, cov_type: CovType | None
+) -> tuple[VerticalModel, Layout, VFEMOutcome, SessionArtifacts]:
+    """Fit the smaller model of the formula `text` from model, outcome and moments of a larger fit."""
+    formula = keep_terms(model.design, read_formula(text, model.formula, model.partition.columns))
+    smaller = copy.copy(model)
+    smaller.formula = formula
+    blocks = tuple(keep_columns(b, formula) for b in model.design.blocks if b.client in clients_of(formula))
+    smaller.design = replace(model.design, formula=formula, blocks=blocks)
+    # Who has an entity, and which entities take part, stays as it was in the larger fit.
+    layout = make_layout(model.design, outcome.method, partly=outcome.method == "vfem")
+    kept = [block for block in blocks if block.client in layout.clients]
+    names = tuple(name for block in kept for name in block.names)
+    layout = replace(
+        layout,
+        clients=tuple(block.client for block in kept),
+        sizes=tuple(len(block.names) for block in kept),
+        names=names,
+        terms=tuple(term for block in kept for term in block.term_names),
+        details=tuple(block.detail for block in kept),
+        has={block.client: block.has for block in kept if block.has is not None and not block.whole.all()},
+        frequencies="freq_weights" in model._roles,
+    )
+    moments = exchange.moments.submodel(list(names))
+    asked = cov_type or cast(CovType, outcome.cov_type)
+    check_correction(outcome.correction, asked, as_between(outcome) == "free")
+    wanted = MomentsOptions(asked, as_between(outcome), outcome.options.maxiter)
+    found, covariance = estimate_from_moments(moments, wanted)
+    made = apply_correction(found, covariance, outcome.correction)
+    fit = fit_by_site(made.reported, wanted.between)
+    return (
+        smaller,
+        layout,
+        replace(outcome, cov_type=asked, fit=fit, covariance=made.covariance, refitted=True),
+        SessionArtifacts(exchange=replace(exchange, moments=moments), moments_fit=found),
+    )
+
+
+def read_formula(text: str, larger: Formula, columns: Mapping[str, Sequence[str]]) -> Formula:
+    """Read the formula of a smaller model; ``.`` stands for the columns that the larger one reads."""
+    read = {*larger.response_columns, *[name for terms in larger.clients for name in terms.columns]}
+    of_fit = {k: [name for name in names if name in read] for k, names in columns.items()}
+    try:
+        return parse_formula(text, of_fit)
+    except FormulaError:
+        return parse_formula(text, columns)  # a column that is not in the fit is named below
+
+
+def clients_of(formula: Formula) -> list[str]:
+    """Institutions with terms."""
+    return [terms.client for terms in formula.clients]
+
+
+def keep_terms(design: Design, smaller: Formula) -> Formula:
+    """Write the smaller formula with the terms of the larger one, in their order there, if it is within."""
+    larger = design.formula
+    if smaller.response != larger.response or not smaller.intercept:
+        raise ModelError(
+            f"refit: expected the response '{larger.response}' and an intercept, received '{smaller.text}'"
+        )
+    wanted = {terms.client: read_by_factors(terms) for terms in smaller.clients}
+    clients = []
+    for terms in larger.clients:
+        there, asked = read_by_factors(terms), wanted.pop(terms.client, {})
+        _refuse_unknown([term for factors, term in asked.items() if factors not in there], larger)
+        kept = {factors: term for factors, term in there.items() if factors in asked}
+        _check_coding(design, terms.client, there, kept)
+        read = {name for term in kept.values() for name in term_columns(term)}
+        if kept:
+            texts = tuple(term_text(term) for term in kept.values())
+            clients.append(SiteTerms(terms.client, texts, tuple(c for c in terms.columns if c in read)))
+    _refuse_unknown([term for asked in wanted.values() for term in asked.values()], larger)
+    return replace(smaller, clients=tuple(clients))
+
+
+def read_by_factors(terms: SiteTerms) -> dict[frozenset[str], Term]:
+    """Read the terms of an institution; the order of the factors of a product does not matter."""
+    return {frozenset(f.text for f in term): term for term in read_terms(terms.terms, terms.columns)}
+
+
+def _refuse_unknown(terms: list[Term], larger: Formula) -> None:
+    if terms:
+        texts = ", ".join(f"'{term_text(term)}'" for term in terms)
+        listed = ", ".join(text for client in larger.clients for text in client.terms)
+        raise ModelError(f"refit: no term {texts} in this fit; it has {listed}. Fit the formula anew")
+
+
+def _check_coding(
+    design: Design, client: str, there: Mapping[frozenset[str], Term], kept: Mapping[frozenset[str], Term]
+) -> None:
+    """Refuse to leave out a term on which the coding of the levels in a product depends."""
+    block = next(b for b in design.blocks if b.client == client)
+    levels = {term for name, term in zip(block.names, block.term_names, strict=True) if "[" in name}
+    for factors, term in kept.items():
+        gone = [term_text(there[other]) for other in there if other < factors and other not in kept]
+        if gone and term_text(term) in levels:
+            raise ModelError(
+                f"refit: the coding of '{term_text(term)}' depends on {', '.join(gone)}; keep both, or fit "
+                "the formula anew"
+            )
+
+
+def keep_columns(block: BlockDesign, formula: Formula) -> BlockDesign:
+    """Keep the columns of the terms of a formula."""
+    terms = next(c.terms for c in formula.clients if c.client == block.client)
+    columns = zip(block.names, block.term_names, strict=True)
+    kept = [(name, term) for name, term in columns if term in terms]
+    has = None if block.has is None else block.has[:, [term in terms for term in block.term_names]]
+    return replace(block, names=tuple(n for n, _ in kept), term_names=tuple(t for _, t in kept), has=has)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Fits without each column in turn, from moments, at no further round.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeaveOneColumnOut:
+    """Fits without each of the P columns.
+
+    The statistic (P,) is the likelihood ratio of the full fit against that without the column, of one degree
+    of freedom; `params` (P, 1 + P) are intercept and coefficients without it, nan at its own place.
+    """
+
+    names: tuple[str, ...]
+    clients: tuple[str, ...]
+    log_likelihood: Floats
+    rsquared: Floats
+    statistic: Floats
+    pvalue: Floats
+    params: Floats
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per column that is left out."""
+        return pd.DataFrame(
+            {
+                "client": self.clients,
+                "statistic": self.statistic,
+                "pvalue": self.pvalue,
+                "llf": self.log_likelihood,
+                "rsquared": self.rsquared,
+            },
+            index=pd.Index(self.names, name="left out"),
+        )
+
+
+def leave_one_out(fit: MomentsFit | JointNormalFit) -> LeaveOneColumnOut:
+    """Fit without each column in turn.
+
+    Where columns depend between institutions the column stays in their law: it has no coefficient, and tells
+    of those that are missing; of one without which the likelihood has no maximum the row is nan.
+
+    Raises ModelError where there is one only, EstimationError where a smaller fit has no maximum.
+    """
+    moments, P = fit.moments, len(fit.moments.names)
+    if P < 2:
+        raise ModelError("leave_one_out: the fit has one column; without it there is no block left")
+    params = np.full((P, 1 + P), np.nan)
+    llf, rsquared = np.full(P, np.nan), np.full(P, np.nan)
+    for j in range(P):
+        keep = np.arange(P) != j
+        if isinstance(fit, JointNormalFit):
+            try:
+                restricted = without_effects(fit, keep)
+            except EstimationError:
+                continue
+            params[j, np.append(True, keep)] = restricted.params[np.append(True, keep)]
+            llf[j], rsquared[j] = restricted.log_likelihood, restricted.rsquared
+        else:
+            smaller = fit_without(fit, moments, j)
+            params[j, np.append(True, keep)] = smaller.params
+            llf[j], rsquared[j] = smaller.log_likelihood, smaller.rsquared
+    statistic = 2.0 * (fit.log_likelihood - llf)
+    return LeaveOneColumnOut(
+        moments.names,
+        tuple(moments.clients[k] for k in moments.owner),
+        llf,
+        rsquared,
+        statistic,
+        stats.chi2.sf(statistic, 1),
+        params,
+    )
+
+
+def fit_without(fit: MomentsFit, moments: PatternMoments, j: int) -> MomentsFit:
+    """Fit all columns but one, from the estimates of all."""
+    columns = [name for i, name in enumerate(moments.names) if i != j]
+    standard = StandardizedMoments(moments.submodel(columns))
+    keep = np.arange(len(moments.names)) != j
+    stay = np.array([client in standard.moments.clients for client in moments.clients])
+    point = fit.point
+    start = LikelihoodPoint(point.b, point.log_s2, point.beta[keep], point.mu[keep], point.lam[stay])
+    return fit_moments(standard, start=start)

@@ -1,0 +1,121 @@
+"""Debiased (desparsified) estimates: intervals for all coefficients after a penalized fit.
+
+The lasso is that of the lambda with the smallest AIC, whatever penalty selects: of two fits that predict as
+well, inference wants the one that shrinks less. For the normal family all of it follows from the sums of
+products; other families take some linear predictors and one weighted Gram at that lasso.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.post_selection import Debiased, debias
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.penalized.path import lambda_grid, lambda_max
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
+from fedstat.models.vertical.exchange.protocol import ColumnScales
+from fedstat.models.vglm.normal_path import normal_path
+from fedstat.models.vglm.path import CoefficientPath, choose_fit, score_path, to_units
+from fedstat.models.vglm.path_following import PathFollower
+from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.models.vglm.proximal_newton import LossPoint
+from fedstat.typing import Floats
+
+LASSO = Penalty("lasso")
+SIZE, RATIO = 50, 1e-3
+"""Of the lambdas of the lasso."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DebiasedFit:
+    """Debiased estimates (1 + p,) in the units of the data, with their covariance.
+
+    `scale` is the residual variance of least squares on all columns, of other families the dispersion at the
+    lasso, whose lambda is `lam`; `relaxed` columns have an inverse of the information that was relaxed.
+    """
+
+    params: Floats
+    cov: Floats
+    scale: float
+    lam: float
+    relaxed: int
+
+    @classmethod
+    def of(cls, found: Debiased, units: ColumnScales, turn: Floats, scale: float, lam: float) -> DebiasedFit:
+        """Bring estimates of (1, X T) to the units of the data; `turn` holds (1, T)."""
+        J = to_units(np.ones(len(units.scale), dtype=bool), units) @ turn
+        relaxed = int(np.count_nonzero(found.lambdas))
+        return cls(J @ found.params, J @ found.cov @ J.T, scale, lam, relaxed)
+
+
+def lasso_setup(setup: PathSetup) -> PathSetup:
+    """Take the plain lasso of single columns in the place of a penalty; columns without one stay free."""
+    weights = np.repeat(setup.groups.penalised.astype(np.float64), setup.groups.sizes)
+    return PathSetup(
+        penalty=LASSO,
+        groups=CoefficientGroups.single(len(weights), weights),
+        adaptive=0.0,
+        lambdas=None,
+        size=SIZE,
+        ratio=RATIO,
+        algorithm="descent",
+        tol=setup.tol,
+    )
+
+
+def normal_debiased(S: Floats, units: ColumnScales, setup: PathSetup) -> DebiasedFit:
+    """Debias the lasso of the normal family; of the setup of the fit, penalty and lambdas are left aside.
+
+    S (p + 2, p + 2) are sums of products of (1, X, y) of all entities, X and y standardised.
+    """
+    n = float(S[0, 0])
+    path = normal_path(S, units, lasso_setup(setup))
+    best = choose_fit(score_path(path, int(n)), "aic")
+    # Sums of products hold the response centred: the intercept is estimated as a distance from its mean.
+    a = path.intercepts[best] + path.coefficients[best] @ units.shift - units.mean
+    b = np.concatenate([[a], path.standardised[best]])
+    H, c = S[:-1, :-1] / n, units.sd * S[:-1, -1] / n
+    scale = residual_variance(S, units)
+    found = debias(b, c - H @ b, H, n, scale)
+    found = replace(found, params=found.params + np.eye(len(b))[0] * units.mean)
+    return DebiasedFit.of(found, units, np.eye(len(b)), scale, float(path.lambdas[best]))
+
+
+def residual_variance(S: Floats, units: ColumnScales) -> float:
+    """Residual variance of least squares on all columns, which has no bias whatever is selected.
+
+    Sums of products are released over twice as many entities as there are columns, so that it always exists.
+    """
+    values, vectors = np.linalg.eigh(S[:-1, :-1])
+    kept = values > 1e-10 * values[-1]
+    fitted = (S[:-1, -1] @ vectors[:, kept]) ** 2 / values[kept]
+    return float(units.sd**2 * (S[-1, -1] - fitted.sum()) / (S[0, 0] - kept.sum()))
+
+
+def debiased_fit(
+    follower: PathFollower, point: LossPoint, H: Floats, distribution: DistributionSpec
+) -> FitProtocol[DebiasedFit]:
+    """Go to the lasso with the smallest AIC, and debias it there.
+
+    From the point where the fit ended, with the Hessian (p + 1, p + 1) as far as it is known.
+    """
+    oracle, setup = follower.oracle, lasso_setup(follower.setup)
+    n, scale = oracle.layout.n, lambda_max(follower.gradient, LASSO, setup.groups)
+    grid = lambda_grid(scale, ratio=RATIO, size=SIZE)
+
+    def select(path: CoefficientPath) -> int:
+        return choose_fit(score_path(path, n, distribution.name), "aic")
+
+    lasso = replace(follower, setup=setup, lambdas=grid, select=select, steps=None, scale=scale)
+    lasso.seen, lasso.solved = {}, {}
+    path, best, at = yield from lasso.quadratic(point, H)
+    H = yield from oracle.hessian(at)
+    dispersion = 1.0
+    if distribution.estimates_scale:
+        dispersion = at.pearson / (n - 1 - int(path.selected[best].sum()))
+    found = debias(at.b, at.score, H, n, dispersion)
+    turn = oracle.unit * oracle.turn
+    return DebiasedFit.of(found, follower.units, turn, dispersion, float(path.lambdas[best]))

@@ -1,1 +1,0 @@
-"""Selection where institutions lack some entities, from moments by missing pattern."""

@@ -1,0 +1,207 @@
+"""Selection with missing blocks (missing="em"), and tests of its assumptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedstat.errors import EstimationError, NotAvailableError
+from fedstat.inference.covariance import delta_method
+from fedstat.kernels.penalized.path import follow_path
+from fedstat.kernels.penalized.penalties import Penalty, orthonormaliser
+from fedstat.models.vertical.exchange.patterns import PatternExchange
+from fedstat.models.vertical.exchange.protocol import ColumnScales
+from fedstat.models.vertical.fit import MomentsFit, fit_moments, origin_covariance
+from fedstat.models.vertical.joint_normal.assumption_tests import AssumptionTests
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit, not_determined, without_effects
+from fedstat.models.vertical.joint_normal.likelihood import differentiate_joint_normal
+from fedstat.models.vertical.likelihood import StandardizedMoments, log_likelihood
+from fedstat.models.vertical.newton import solve_information
+from fedstat.models.vglm.em_models import FreeCovarianceModel, WorkingModel
+from fedstat.models.vglm.em_solver import BlockSolution, BlockSolver
+from fedstat.models.vglm.path import CoefficientPath, Refit
+from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.typing import Bools, Floats
+
+# ----------------------------------------------------------------------------------------------------
+# Selection with the normal family where institutions lack some entities: missing="em".
+#
+# Sums of products by missing pattern are exchanged once. Everything after that happens at the coordinator:
+# the path of :mod:`fedstat.models.vglm.em_solver`, and maximum likelihood on the columns that were chosen.
+
+NOTHING = 1e3
+"""Level of the lasso, for standardised columns and response, at which every penalised coefficient is zero."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPath:
+    """Fits along a path with missing blocks.
+
+    The loss of the path is half the variance at which a complete normal sample of as many entities has the
+    likelihood of what is observed; without missing blocks it is half the mean deviance. The units of a column
+    are over the entities that have it. `rsquared` (L,) is the share of the variance of the response that is
+    explained for an entity with every block, `means` (L, p) those of the columns, in the units of the data.
+    """
+
+    path: CoefficientPath
+    units: ColumnScales
+    rsquared: Floats
+    means: Floats
+
+
+def blocks_path(law: WorkingModel, setup: PathSetup) -> BlockPath:
+    """Fit the normal family along a path, from moments by missing pattern."""
+    standard = law.standard
+    moments = standard.moments
+    sd = float(moments.scale[-1])
+    T, groups = orthonormaliser(standard.S, setup.groups)
+    setup = replace(setup, groups=groups)
+    steps = None
+    if setup.from_unpenalised:
+        # Of a group of dependent columns some coordinates are zero, and T has no inverse.
+        whole = np.linalg.pinv(T) @ law.unpenalised() * sd
+        setup, steps = setup.adapted(whole), setup.linear_steps(whole)
+    solver, every = BlockSolver(law, T), np.ones(len(groups.weights), dtype=np.bool_)
+    # By the solver itself, since s2 and the means of the blocks belong to the null model as well.
+    null = solver.solve(Penalty("lasso").at(NOTHING * sd, setup.groups), solver.start(), every, 1e-9 * sd)
+    fits = follow_path(
+        solver,
+        setup.penalty,
+        setup.groups,
+        null,
+        setup.grid(null.gradient, steps),
+        algorithm=setup.algorithm,
+        steps=steps,
+        tol=setup.tol,
+    )
+    found = [one for one in fits.solutions if isinstance(one, BlockSolution)]
+    loss = [equivalent_loss(one.loss, moments.nobs) for one in found]
+    fits = replace(fits, loss=np.array(loss))
+    units = ColumnScales(moments.centre[:-1], moments.scale[:-1], float(moments.centre[-1]), sd, 0.0)
+    a = units.mean + sd * np.array([one.point.b for one in found])
+    path = CoefficientPath.of(fits, fits.coefficients @ T.T, a, units, setup.groups)
+    means = units.shift + units.scale * np.array([one.point.mu for one in found])
+    return BlockPath(path, units, np.array([1.0 - np.exp(one.point.log_s2) for one in found]), means)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MissingBlocksFit:
+    """What a fit with missing blocks hands over beside the path.
+
+    Shares of variance explained for an entity with every block, by the chosen fit and by that on its columns,
+    and the means (p,) of the columns at the chosen fit; `whole` is the law of all columns without a penalty,
+    where they depend between institutions.
+    """
+
+    exchange: PatternExchange
+    rsquared: float
+    refit_rsquared: float
+    means: Floats
+    whole: JointNormalFit | None = None
+
+
+def equivalent_loss(llf: float, n: float) -> float:
+    """Half the variance at which a complete normal sample of n has this log-likelihood at its maximum."""
+    return float(np.exp(-2.0 * llf / n - 1.0) / (4.0 * np.pi))
+
+
+def refit_blocks(law: WorkingModel, support: Bools) -> tuple[Refit, float]:
+    """Maximise the likelihood on the support; returns as well the share of variance that is explained.
+
+    Columns that are not in the support do not enter the likelihood of the response given blocks that are
+    independent; where columns depend they stay in their law, and tell of those that are missing. An
+    EstimationError where there is no maximum.
+    """
+    standard = law.standard
+    moments = standard.moments
+    names = [name for name, chosen in zip(moments.names, support, strict=True) if chosen]
+    if not names:
+        return null_refit(standard, support), 0.0
+    if isinstance(law, FreeCovarianceModel):
+        return refit_joint_normal(law.whole, support)
+    fit = fit_moments(moments.submodel(names))
+    if not fit.converged:
+        raise EstimationError(
+            f"the {len(names)} columns of the chosen fit have no estimate without a penalty: {fit.reason}; "
+            "use fewer columns, or a larger lambda"
+        )
+    loss = equivalent_loss(fit.log_likelihood, moments.nobs)
+    refit = Refit(support, fit.params, origin_covariance(fit), fit.log_likelihood, fit.s2, loss)
+    return refit, fit.rsquared
+
+
+def refit_joint_normal(whole: JointNormalFit, support: Bools) -> tuple[Refit, float]:
+    """Maximise the likelihood on the support, with all columns in their law."""
+    fit, P = without_effects(whole, support, tol=1e-9), len(support)
+    if not fit.converged:
+        raise EstimationError(f"the chosen fit has no estimate without a penalty: {fit.reason}")
+    information = differentiate_joint_normal(fit.moments, fit.point, fit.moves).information
+    k, sd, scale = int(support.sum()), float(fit.moments.scale[-1]), fit.moments.scale[:-1]
+    try:
+        cov = solve_information(information, np.eye(len(information), 2 + k + P))[: 2 + k + P]
+    except np.linalg.LinAlgError:
+        raise EstimationError(not_determined(fit.moments)) from None
+    # (intercept at the origin, coefficients) by (a, s2, beta of the support, mu), in the units of the data.
+    J = np.zeros((1 + k, 2 + k + P))
+    centre = fit.point.mu + fit.moments.centre[:-1] / scale
+    J[0, 0], J[0, 2 : 2 + k], J[0, 2 + k :] = sd, -sd * centre[support], -sd * fit.point.beta
+    J[1:, 2 : 2 + k] = np.diag(sd / scale[support])
+    params = fit.params[np.append(True, support)]
+    loss = equivalent_loss(fit.log_likelihood, fit.moments.nobs)
+    return Refit(support, params, delta_method(cov, J), fit.log_likelihood, fit.s2, loss), fit.rsquared
+
+
+def null_refit(standard: StandardizedMoments, support: Bools) -> Refit:
+    """Fit the mean of the response alone."""
+    n, (mean, variance) = standard.moments.nobs, standard.moments.response_moments
+    llf = log_likelihood(standard, standard.start())
+    return Refit(support, np.array([mean]), np.array([[variance / n]]), llf, float(variance), variance / 2.0)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Tests of what is assumed of the missing blocks of a selecting fit.
+
+
+class MissingBlockTests(AssumptionTests):
+    """Of a fit with missing="em", on all of its columns; other fits raise NotAvailableError.
+
+    Attributes
+    ----------
+    observed : Observed or None
+        What a fit with missing blocks holds of them.
+    scales : Series
+        Standard deviations of the columns, where the fit has them.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> data = fs.datasets.make_blocks(600, missing=[0.0, 0.0, 0.0], seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> model = fs.VerticalGLM.from_formula("y ~ .", partition)
+    >>> fit = model.fit(n_lambdas=8, folds=6, draws=3, inference="debiased")
+    >>> fit.lam > 0.0, fit.path.columns[:3].tolist(), fit.path_params.shape
+    (True, ['loss', 'df', 'aic'], (8, 8))
+    >>> len(fit.selection_report()), fit.refit.nobs, fit.debiased.nobs, fit.llnull < fit.llf
+    (7, 600, 600, True)
+    >>> fit.stable(0.9)[0].columns.tolist()
+    ['client', 'name', 'frequency']
+    >>> all(ax.has_data() for ax in (fit.plot_path(), fit.plot_criterion(), fit.plot_stability()))
+    True
+    >>> fit.predict(partition).shape, fit.get_prediction(partition).summary_frame().shape
+    ((600,), (600, 4))
+    >>> evaluation = fit.evaluate(partition)
+    >>> evaluation.to_frame().columns[-2:].tolist(), len(evaluation.accuracy.rsquared)
+    (['rmse', 'rsquared'], 2)
+    """
+
+    observed: MissingBlocksFit | None = None
+
+    def _moments(self) -> MomentsFit | JointNormalFit:
+        if self.observed is None:
+            raise NotAvailableError(
+                "this needs the sums by missing pattern of a fit in this session with missing='em'; other "
+                "fits and files of results do not hold them"
+            )
+        # What was selected does not matter: the laws are those of all columns and the response.
+        return self.observed.whole or fit_moments(self.observed.exchange.moments)

@@ -1,0 +1,249 @@
+"""Penalized maximum likelihood with missing blocks, from moments by pattern.
+
+The working model is one of :mod:`fedstat.models.vglm.em_models`: normal errors, and normal columns, with
+covariances between institutions or without. With l the log-likelihood of what is observed, s2 the residual
+variance, and beta the coefficients of standardised columns, a fit is where
+
+    beta, means and covariances of the blocks maximise   l - n P_lambda(beta) / s2   at this s2,
+    s2 maximises   l   at these coefficients, means and covariances.
+
+That is where EM ends whose M-step is penalised least squares on the expected Gram, and then the mean of the
+expected squared residuals (Staedler and Buehlmann 2012 in other parameters). Without missing blocks the
+first line is ``RSS/(2n) + P_lambda`` whatever s2 is, the path of the complete data; without a penalty both
+lines are maximum likelihood.
+
+For s2 given, steps are those of proximal Newton on the profile likelihood, in which all but beta is free and
+eliminated, halved until the objective rises: it never falls. The s2 is the root of its score.
+
+References
+----------
+Staedler, N. and Buehlmann, P. (2012). Missing values: sparse inverse covariance estimation and an extension
+to sparse regression. Statistics and Computing 22, 219-235. doi:10.1007/s11222-010-9219-7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedstat.errors import EstimationError
+from fedstat.kernels.penalized.coordinate_descent import GramSolver
+from fedstat.kernels.penalized.path import Solution
+from fedstat.kernels.penalized.penalties import Terms
+from fedstat.models.vertical.fit import LONGEST_LOG, ROUNDING, VANISHING, vanishing_variance_message
+from fedstat.models.vertical.likelihood import LikelihoodDerivatives, StandardizedMoments
+from fedstat.models.vglm.em_models import WorkingModel, WorkingPoint
+from fedstat.typing import Bools, Floats
+
+MOST_STEPS, MOST_HALVINGS = 100, 20
+MOST_VARIANCES = 60
+"""Values of s2 that are tried for one lambda."""
+SHARE = 0.1
+"""Share of the tolerance to which the scores of s2, and of what has no penalty, are brought."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockSolution(Solution):
+    """A solution, with all parameters of the model there."""
+
+    point: WorkingPoint
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReducedProblem:
+    """The problem of beta at a point, with b, the means and the blocks' variances eliminated.
+
+    G (p, p) is the information of theta over n, times s2, and `pull` (p,) the score of theta in the same
+    units; `free` (d - p,) is the step of the eliminated parameters where theta stays, `follow` (d - p, p)
+    what they follow a step of theta by.
+    """
+
+    G: Floats
+    pull: Floats
+    free: Floats
+    follow: Floats
+
+
+@dataclass(slots=True, eq=False)
+class BlockSolver:
+    """What the path asks of the likelihood of observed blocks.
+
+    Coefficients of standardised columns, in the units of the response, are ``T theta``, T being (p, p): theta
+    are the coordinates of the penalty.
+    """
+
+    law: WorkingModel
+    T: Floats
+
+    @property
+    def standard(self) -> StandardizedMoments:
+        """The moments."""
+        return self.law.standard
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation of the response."""
+        return float(self.standard.moments.scale[-1])
+
+    def beta(self, theta: Floats) -> Floats:
+        """Return coefficients of standardised columns and response."""
+        return np.asarray(self.T @ theta / self.sd)
+
+    def variance(self, point: WorkingPoint) -> float:
+        """Residual variance in the units of the data."""
+        return float(np.exp(point.log_s2)) * self.sd**2
+
+    def start(self, point: WorkingPoint | None = None) -> BlockSolution:
+        """Return the point of no effects, or with some beta, as a solution to start from."""
+        at = self.law.start() if point is None else point
+        return self._solution(
+            at, np.linalg.pinv(self.T) @ at.beta * self.sd, self.law.evaluate(at), 0, np.inf
+        )
+
+    def solve(self, terms: Terms, start: Solution, working: Bools, tol: float) -> BlockSolution:
+        """Find a stationary point; see :class:`~fedstat.kernels.penalized.path.Solver`."""
+        assert isinstance(start, BlockSolution)
+        theta, point, steps, root = start.b, start.point, 0, VarianceRoot(start.point.log_s2)
+        n = self.standard.moments.nobs
+        for _ in range(MOST_VARIANCES):
+            theta, point, at, used, violation = self._climb(terms, theta, point, working, SHARE * tol)
+            steps += used
+            score = 2.0 * float(at.score[1]) / n
+            # In the unit of a residual, as the scores of theta: one tolerance is for both.
+            violation = max(violation, self.sd * abs(score))
+            if self.sd * abs(score) <= SHARE * tol:
+                break
+            point = self.law.with_variance(point, root.next(score, 2.0 * float(at.expected[1, 1]) / n))
+            if np.exp(point.log_s2) <= VANISHING:
+                raise EstimationError(vanishing_variance_message(self.standard.moments))
+        return self._solution(point, theta, at, steps, violation)
+
+    def _climb(
+        self, terms: Terms, theta: Floats, point: WorkingPoint, working: Bools, tol: float
+    ) -> tuple[Floats, WorkingPoint, LikelihoodDerivatives, int, float]:
+        """Maximise at the s2 of the point."""
+        n, s2 = self.standard.moments.nobs, self.variance(point)
+        moved = True
+        for step in range(MOST_STEPS + 1):
+            at = self.law.evaluate(point)
+            score, free = self._split(at.score * s2 / n)
+            violation = max(terms.violation(theta, -score), float(np.abs(free).max()) / self.sd)
+            if violation <= tol or not moved or step == MOST_STEPS:
+                break
+            moved, theta, point = self._step(terms, theta, point, at, working, min(tol, 0.1 * violation))
+        return theta, point, at, step, violation
+
+    def _step(
+        self,
+        terms: Terms,
+        theta: Floats,
+        point: WorkingPoint,
+        at: LikelihoodDerivatives,
+        working: Bools,
+        tol: float,
+    ) -> tuple[bool, Floats, WorkingPoint]:
+        """Take one step of proximal Newton, as far as the objective rises; False where it does not."""
+        reduced = self._reduce(at, self.variance(point))
+        # The tangent of a concave penalty lies above it: where the penalty's own model misleads, that one
+        # leads up.
+        for model in (terms, terms.linearised(theta)):
+            solver = GramSolver(reduced.G, reduced.G @ theta + reduced.pull, terms.groups)
+            d = solver.solve(model, solver.start(theta), working, tol).b - theta
+            found = self._search(terms, model, theta, point, d, reduced.free - reduced.follow @ d)
+            if found is not None:
+                return True, *found
+        return False, theta, point
+
+    def _search(
+        self, terms: Terms, model: Terms, theta: Floats, point: WorkingPoint, d: Floats, free: Floats
+    ) -> tuple[Floats, WorkingPoint] | None:
+        """Go along a step until the objective has not fallen; None where it falls however short."""
+        n, s2 = self.standard.moments.nobs, self.variance(point)
+        move = self._join(self.beta(d), free)
+        lowest = self.law.log_likelihood(point) - n * terms.value(theta) / s2
+        lowest -= ROUNDING * (abs(lowest) + n)
+        share = self.law.longest(move)
+        for _ in range(MOST_HALVINGS):
+            trial = self.law.move(point, share * move)
+            b = theta + share * d
+            if self.law.log_likelihood(trial) - n * terms.value(b) / s2 >= lowest:
+                return b, trial
+            share /= 2.0
+        return None
+
+    def _reduce(self, at: LikelihoodDerivatives, s2: float) -> ReducedProblem:
+        """Eliminate what has no penalty, from the observed information where it is positive definite."""
+        n = self.standard.moments.nobs
+        score, free = self._split(at.score * s2 / n)
+        for information in (at.information, at.expected):
+            H, across, inner = self._blocks(information * s2 / n)
+            try:
+                half = np.linalg.inv(np.linalg.cholesky(inner))
+                follow = half.T @ (half @ across.T)
+                G = H - across @ follow
+                values = np.linalg.eigvalsh(G)
+            except np.linalg.LinAlgError:
+                continue
+            # The observed information is not positive in theta here; the expected one is everywhere.
+            if values[0] < -1e-10 * values[-1]:
+                continue
+            step = half.T @ (half @ free)
+            return ReducedProblem(G, score - across @ step, step, follow)
+        raise EstimationError(
+            "the information on the means and variances of the blocks is not positive definite: too few "
+            "entities share what several institutions hold; leave out columns or institutions"
+        )
+
+    # ---- (intercept, log s2, beta, the law of the columns) in two parts: theta, and what has no penalty --
+
+    def _split(self, values: Floats) -> tuple[Floats, Floats]:
+        """Split derivatives into those by theta, and by all else but log s2."""
+        beta = self.standard.places[0]
+        return self.T.T @ values[beta] / self.sd, np.concatenate([values[:1], values[beta.stop :]])
+
+    def _join(self, beta: Floats, free: Floats) -> Floats:
+        """Put a step of beta and of what has no penalty together; log s2 stays."""
+        return np.concatenate([free[:1], [0.0], beta, free[1:]])
+
+    def _blocks(self, H: Floats) -> tuple[Floats, Floats, Floats]:
+        """Blocks (theta, theta), (theta, free) and (free, free) of a matrix."""
+        beta = self.standard.places[0]
+        free = np.concatenate([[0], np.arange(beta.stop, len(H))])
+        across = self.T.T @ H[beta][:, free] / self.sd
+        return self.T.T @ H[beta, beta] @ self.T / self.sd**2, across, H[np.ix_(free, free)]
+
+    def _solution(
+        self, point: WorkingPoint, theta: Floats, at: LikelihoodDerivatives, steps: int, violation: float
+    ) -> BlockSolution:
+        n, s2 = self.standard.moments.nobs, self.variance(point)
+        score, _ = self._split(at.score * s2 / n)
+        return BlockSolution(theta, -score, at.log_likelihood, steps, violation, point)
+
+
+@dataclass(slots=True)
+class VarianceRoot:
+    """Search for the logarithm of s2 at which its score is zero: secants within a bracket.
+
+    The score was positive at `low`, negative at `high`; `before` is the last place with the score there.
+    """
+
+    at: float
+    low: float = -np.inf
+    high: float = np.inf
+    before: tuple[float, float] | None = None
+
+    def next(self, score: float, slope: float) -> float:
+        """Return where to look next, from the score here; `slope` is its expected slope, negated."""
+        if score > 0.0:
+            self.low = max(self.low, self.at)
+        else:
+            self.high = min(self.high, self.at)
+        if self.before is not None and self.before[0] != self.at:
+            secant = (self.before[1] - score) / (self.at - self.before[0])
+            slope = secant if secant > 0.0 else slope
+        new = self.at + float(np.clip(score / slope, -LONGEST_LOG, LONGEST_LOG))
+        if not self.low < new < self.high:
+            new = (self.low + self.high) / 2.0
+        self.before, self.at = (self.at, score), new
+        return new

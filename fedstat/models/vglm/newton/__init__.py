@@ -1,1 +1,0 @@
-"""Proximal Newton over institutions, for every distribution of the response."""

@@ -1,0 +1,284 @@
+"""A path by proximal Newton, the choice of one fit, and the refit on its columns.
+
+A point takes one round of sums of linear predictors, one question to the holder of the response, and one
+round of scores; see :mod:`fedstat.models.vglm.proximal_newton` for what they show of the response. A
+Hessian takes the sums of the institutions' own weighted products, and secure products between them; it is
+kept from one step, and from one lambda, to the next for as long as it brings the point nearer. At the null
+model all weights are the same, so that the first Hessian is the plain Gram of the columns.
+
+Between two Hessians the steps themselves tell of the curvature. Linear predictors at known coefficients are
+equations about the rows of an entity, too: as many as there are columns determine them. A path at which only
+the chosen fit is exact takes about a dozen; see :class:`~fedstat.models.vglm.path_following.PathFollower`.
+
+Every weighted Gram makes as many equations about a column as there are columns: their number is bounded by
+the number of entities (``most_grams`` of the layout), here and at every institution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from fedstat.errors import EstimationError
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.covariance import invert_information
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.penalized.path import lambda_max
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Terms, orthonormaliser
+from fedstat.models.vertical.exchange.protocol import ColumnScales
+from fedstat.models.vglm.debiased import DebiasedFit, debiased_fit
+from fedstat.models.vglm.distributions import log_likelihood, own_units
+from fedstat.models.vglm.path import CoefficientPath, Refit, to_units
+from fedstat.models.vglm.path_following import FoldFit, Folds, PathFollower, use_folds
+from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.models.vglm.proximal_newton import MAXIMUM, LossOracle, LossPoint, solve
+from fedstat.typing import Bools, Floats
+
+UNPENALIZED = Penalty("lasso")
+FARTHEST = 1e4
+"""Scores this many times the tolerance are no maximum of a likelihood."""
+PERFECT = 1e-6
+"""Half the mean deviance at which a binary response counts as separated: its maximum is at infinity."""
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectedPath:
+    """What a fit hands over: the path, the place that was chosen, and what was released for it.
+
+    `points` are linear predictors, `grams` weighted Gram matrices; `dealers` dealt for pairs of institutions.
+    `cv` has the mean deviance of folds left out with its standard error, (L,) each; `halves` (L, p) and (L,)
+    are those of :func:`~fedstat.models.vglm.normal_path.stability`, `split_p` (p,) of
+    :func:`~fedstat.models.vglm.normal_path.split_pvalues`. `shown`: residuals were sent.
+    """
+
+    path: CoefficientPath
+    chosen: int
+    refit: Refit | None
+    points: int
+    grams: int
+    dealers: Mapping[tuple[str, str], str]
+    cv: tuple[Floats, Floats] | None = None
+    halves: tuple[Floats, Floats] | None = None
+    debiased: DebiasedFit | None = None
+    split_p: Floats | None = None
+    shown: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FitExtras:
+    """What a fit does besides: folds, estimates of all columns that are debiased.
+
+    `apart` are other entities, on which the columns that are selected are estimated.
+    """
+
+    folds: Folds | None = None
+    debiased: bool = False
+    apart: LossOracle | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PathStart:
+    """The fit of the intercept alone, in coordinates of columns that are orthonormal within groups there.
+
+    H (p + 1, p + 1) is the Hessian at that point; the setup has the groups of these coordinates.
+    """
+
+    units: ColumnScales
+    setup: PathSetup
+    intercept_alone: LossPoint
+    H: Floats
+
+
+def fit_path(
+    oracle: LossOracle,
+    distribution: DistributionSpec,
+    setup: PathSetup,
+    select: Callable[[CoefficientPath], int],
+    *,
+    exact: bool,
+    further: FitExtras | None = None,
+) -> FitProtocol[tuple[SelectedPath, ColumnScales, float]]:
+    """Follow the path, choose one of its fits by its place, and refit on its support.
+
+    With `exact` every fit of the path is exact, otherwise the chosen one; see :class:`PathFollower`. Returned
+    last is the loss of the intercept alone. An EstimationError where the unpenalised coefficients have no
+    estimate.
+    """
+    further = further or FitExtras()
+    start = yield from _start_path(oracle, distribution, setup)
+    follower, fit = yield from _follow_path(oracle, distribution, start, select, exact=exact)
+    if further.folds is not None:
+        oracle.left += further.folds.parts
+        fit = yield from use_folds(follower, fit, further.folds)
+    support, apart = fit.path.selected[fit.chosen], further.apart
+    if apart is None:
+        refit = yield from refit_support(oracle, fit.point, fit.H, support, start.units, distribution)
+    else:
+        refit = yield from refit_apart(apart, support, distribution)
+    debiased = None
+    if further.debiased:
+        debiased = yield from debiased_fit(follower, fit.point, fit.H, distribution)
+    oracles = [oracle] if apart is None else [oracle, apart]
+    found = SelectedPath(
+        path=fit.path,
+        chosen=fit.chosen,
+        refit=refit,
+        points=sum(one.points for one in oracles),
+        grams=sum(one.grams for one in oracles),
+        dealers=oracle.dealers,
+        cv=fit.cv,
+        halves=fit.halves,
+        debiased=debiased,
+        shown=oracle.response.sums is None,
+    )
+    return found, start.units, start.intercept_alone.loss
+
+
+def _start_path(
+    oracle: LossOracle, distribution: DistributionSpec, setup: PathSetup
+) -> FitProtocol[PathStart]:
+    """Standardise the columns, fit the intercept, and turn to the coordinates of the groups."""
+    units = yield from oracle.begin(distribution)
+    first = yield from _intercept_alone(oracle, distribution, units)
+    # At the null model every weight is the same: the Gram of the columns, whatever the distribution.
+    H = yield from oracle.hessian(first)
+    oracle.T, groups = orthonormaliser(H[1:, 1:] / H[0, 0], setup.groups)
+    first = replace(first, score=np.concatenate([first.score[:1], first.score[1:] @ oracle.T]))
+    return PathStart(units, replace(setup, groups=groups), first, oracle.turned(H))
+
+
+def _follow_path(
+    oracle: LossOracle,
+    distribution: DistributionSpec,
+    start: PathStart,
+    select: Callable[[CoefficientPath], int],
+    *,
+    exact: bool,
+) -> FitProtocol[tuple[PathFollower, FoldFit]]:
+    """Follow the path from the null model, or with `steps` from the estimate without a penalty."""
+    setup, point, H = start.setup, start.intercept_alone, start.H
+    steps = of_columns = None
+    if setup.from_unpenalised:
+        whole = yield from _whole(oracle, distribution, point, H)
+        setup = setup.adapted(whole.b[1:])
+        steps, of_columns = setup.linear_steps(whole.b), setup.linear_steps(whole.b[1:])
+    null = yield from _null(oracle, setup, point, H)
+    gradient, point = -null.score[1:], null
+    lambdas, scale = setup.grid(gradient, of_columns), lambda_max(gradient, setup.penalty, setup.groups)
+    follower = PathFollower(
+        oracle=oracle,
+        setup=setup,
+        lambdas=lambdas,
+        units=start.units,
+        select=select,
+        steps=steps,
+        scale=scale,
+        gradient=gradient,
+    )
+    if steps is not None and not exact and oracle.left > 0:
+        # The steps' lassos are near the estimate without a penalty, and so is their quadratic model.
+        point, H = whole, (yield from oracle.hessian(whole))
+        follower.seen = {np.inf: null, 0.0: whole}
+    path, chosen, at = yield from (follower.exact if exact else follower.quadratic)(point, H)
+    return follower, FoldFit(path, chosen, at, H)
+
+
+def _intercept_alone(
+    oracle: LossOracle, distribution: DistributionSpec, units: ColumnScales
+) -> FitProtocol[LossPoint]:
+    """Go to the mean response, the estimate of an intercept whatever distribution and link are."""
+    b = np.zeros(oracle.layout.p + 1)
+    b[0] = distribution.make().link(units.mean)
+    first = yield from oracle.masked(oracle.evaluate(b))
+    if first is None:
+        raise EstimationError(f"{distribution} has no deviance at the mean response; rescale the response")
+    oracle.unit, size = own_units(distribution, first.squares / oracle.layout.n, first.weight)
+    oracle.tol = MAXIMUM * size
+    return replace(first, b=first.b / oracle.unit, score=first.score * oracle.unit)
+
+
+def _whole(
+    oracle: LossOracle, distribution: DistributionSpec, first: LossPoint, H: Floats
+) -> FitProtocol[LossPoint]:
+    """Maximise the likelihood without a penalty."""
+    (whole,) = yield from solve(oracle, [_free(oracle.layout.p)], first, H, 100.0 * oracle.tol)
+    if _separated(distribution, whole.point) or not whole.violation <= FARTHEST * oracle.tol:
+        raise EstimationError(
+            f"the {oracle.layout.p} columns have no estimate without a penalty: half the mean deviance is "
+            f"{whole.point.loss:.1e}, the score {whole.violation:.1e}. Leave out adaptive and steps, which "
+            "start from it, or use fewer columns"
+        )
+    return whole.point
+
+
+def _separated(distribution: DistributionSpec, at: LossPoint) -> bool:
+    return distribution.name == "Binomial" and at.loss < PERFECT
+
+
+def _null(oracle: LossOracle, setup: PathSetup, first: LossPoint, H: Floats) -> FitProtocol[LossPoint]:
+    """Fit the unpenalised coefficients alone."""
+    free = setup.groups.columns(~setup.groups.penalised)
+    if not len(free):
+        return first
+    at = np.concatenate([[0], 1 + free])
+    (null,) = yield from solve(oracle, [_free(len(free))], first, H, oracle.tol, at=at)
+    if not null.violation <= FARTHEST * oracle.tol:
+        raise EstimationError(
+            f"the {len(free)} unpenalised columns alone have no estimate: score {null.violation:.1e}; "
+            "penalise those that do not have to be in the model"
+        )
+    return null.point
+
+
+def _free(p: int) -> Terms:
+    """No penalty on an intercept and p coefficients."""
+    return UNPENALIZED.at(0.0, CoefficientGroups.single(p + 1))
+
+
+def refit_apart(
+    oracle: LossOracle, support: Bools, distribution: DistributionSpec
+) -> FitProtocol[Refit | None]:
+    """Maximise the likelihood on the support over other entities."""
+    units = yield from oracle.begin(distribution)
+    first = yield from _intercept_alone(oracle, distribution, units)
+    H = yield from oracle.hessian(first)
+    return (yield from refit_support(oracle, first, H, support, units, distribution))
+
+
+def refit_support(
+    oracle: LossOracle,
+    start: LossPoint,
+    H: Floats,
+    support: Bools,
+    units: ColumnScales,
+    distribution: DistributionSpec,
+) -> FitProtocol[Refit | None]:
+    """Maximise the likelihood on the support; None where no weighted Gram may be released any more."""
+    layout, names = oracle.layout, ("Intercept", *oracle.layout.names)
+    moving = np.abs(oracle.T[support]).max(axis=0, initial=0.0) > 0.0
+    at = np.concatenate([[0], 1 + np.flatnonzero(moving)])
+    (found,) = yield from solve(oracle, [_free(len(at) - 1)], start, H, oracle.tol, at=at)
+    if _separated(distribution, found.point) or not found.violation <= FARTHEST * oracle.tol:
+        raise EstimationError(
+            f"the {len(at) - 1} columns of the chosen fit have no estimate without a penalty: half the mean "
+            f"deviance is {found.point.loss:.1e}, the score {found.violation:.1e}; they may separate the "
+            "response. Use fewer columns, or a larger lambda"
+        )
+    # Without one at the estimate there is no covariance, and an approximate one would claim too much.
+    if layout.most_grams <= oracle.grams:
+        return None
+    H = yield from oracle.hessian(found.point)
+    info = layout.n * H[np.ix_(at, at)]
+    inverse = invert_information(info, [names[i] for i in at])
+    # The support is whole groups: its columns, and no others, are combinations of the coordinates that move.
+    own = np.concatenate([[0], 1 + np.flatnonzero(support)])
+    J = oracle.unit * to_units(support, units) @ oracle.turn[np.ix_(own, at)]
+    scale = 1.0
+    if distribution.estimates_scale:
+        scale = found.point.pearson / (layout.n - len(at))
+    llf = log_likelihood(distribution.name, found.point.loss, layout.n, units.constant, scale)
+    return Refit(support, J @ found.point.b[at], scale * J @ inverse @ J.T, llf, scale, found.point.loss)

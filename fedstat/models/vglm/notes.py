@@ -1,0 +1,158 @@
+"""Notes below the summary of a vertical generalized linear model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.crypto.masks import TWO_SITES, hides
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.vertical.exchange.notes import (
+    dealer_notes,
+    dither_notes,
+    merge_notes,
+    solvable_note,
+    sums_note,
+)
+from fedstat.models.vertical.exchange.patterns import reused_pattern_notes
+from fedstat.models.vertical.joint_normal.assumption_tests import most_correlated
+from fedstat.models.vertical.joint_normal.sparse_pairs import name_sparse
+from fedstat.models.vertical.layout import Layout
+from fedstat.models.vglm.debiased import DebiasedFit
+from fedstat.models.vglm.em_fit import MissingBlocksFit
+from fedstat.models.vglm.outcome import SelectionOutcome
+from fedstat.models.vglm.path_setup import describe_incomplete
+
+FREE_ALTERNATIVE = "from_formula(..., missing='em', between='free') lets blocks depend on each other"
+COVARIANCE_MODELS = {
+    "independent": "normal blocks that are independent between institutions (between='independent')",
+    "free": "jointly normal columns, whose covariance is free between institutions",
+}
+FREE = (
+    "Columns that are not selected stay in the law of the columns, where they tell of those that are "
+    "missing. Predictions take a missing block at its mean, whatever columns of others tell of it."
+)
+
+
+def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[str]:
+    """Write the notes of one fit."""
+    fitted, layout, distribution = outcome.fitted, outcome.layout, outcome.distribution
+    if outcome.observed is not None:
+        how = _blocks(layout, outcome, outcome.observed)
+    else:
+        how = _sums(layout, outcome.folds) if fitted.points == 0 else _iterations(layout, outcome, ledger)
+    return [
+        *([f"{describe_incomplete(layout)}."] if layout.left_out else []),
+        *reused_pattern_notes(layout),
+        *how,
+        *_steps(outcome),
+        *_dispersion(distribution),
+        *_debiased(layout, fitted.debiased),
+        *dealer_notes(fitted.dealers, bystanders=layout.bystanders),
+        *dither_notes(layout),
+    ]
+
+
+def _sums(layout: Layout, folds: int) -> Iterator[str]:
+    parts = f", for each of {folds} random parts of the entities" if folds > 1 else ""
+    yield sums_note(parts, layout.n // folds)
+
+
+def _blocks(layout: Layout, outcome: SelectionOutcome, observed: MissingBlocksFit) -> Iterator[str]:
+    moments = observed.exchange.moments
+    if layout.absent:
+        lacking = ", ".join(f"{count:,} at {client}" for client, count in layout.absent.items())
+        yield (
+            f"Missing blocks (missing='em'): of {layout.n:,} entities these lack an institution's columns: "
+            f"{lacking}; {moments.n_complete:,} have all. None is left out for it."
+        )
+    yield (
+        "Penalised maximum likelihood of what is observed, the limit of penalised EM, under normal errors "
+        f"and {COVARIANCE_MODELS[outcome.plan.between]}; valid when missingness depends on "
+        "observed values only (MAR). Criteria come from the likelihood of what is observed. Standard errors "
+        "come from its information and allow for the estimated means and covariances of the blocks; the "
+        "residual variance is that of maximum likelihood. R-squared is that of an entity with every block."
+    )
+    if observed.whole is None:
+        yield from most_correlated(moments, FREE_ALTERNATIVE)
+    else:
+        yield FREE
+        if sparse := name_sparse(observed.whole.moments):
+            yield sparse
+    yield sums_note(", by missing pattern", int(moments.n.min()))
+    yield from merge_notes(observed.exchange)
+
+
+def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> Iterator[str]:
+    fitted, hidden = outcome.fitted, outcome.plan.passing.hidden
+    over = f"{layout.n:,}"
+    if outcome.plan.choice.split:
+        over = f"{outcome.n:,} or the other {layout.n - outcome.n:,}"
+    who = "the response holder" if ledger.at == layout.active else "the coordinator and the response holder"
+    told = (
+        "residuals and weights, which tell the response, to every institution"
+        if fitted.shown
+        else "fitted means, which tell of the response what the fit predicts, to every institution; "
+        "residuals stayed with the response holder"
+    )
+    yield (
+        f"{fitted.points:,} sums of linear predictors over institutions went to {who}, entity by entity, and "
+        f"{told}; {fitted.grams} weighted Gram matrices of {layout.p} columns were released over {over} "
+        "entities."
+    )
+    if outcome.folds > 1:
+        yield (
+            "Cross-validation and selection frequencies are those of quadratic models of the deviance at the "
+            f"chosen fit, one for each of {outcome.folds} folds: approximate, and rough at lambdas far away."
+        )
+    if outcome.plan.passing.exchange == "admm":
+        yield (
+            "The coordinator knows the coefficients at the end of each lambda only; the sums of many rounds "
+            "still span the columns of all institutions."
+        )
+    else:
+        yield "The coefficients of every round are known to the coordinator."
+    solved = fitted.path.solved
+    if not solved.all():
+        yield (
+            f"Of {len(solved)} lambdas {solved.sum()} are solved, to the violation of stationarity in .path; "
+            "fits at the others are proposed by a quadratic model of the loss at the chosen one: their "
+            "coefficients, criteria and lambdas of entry are approximate. path='exact' solves all."
+        )
+    others = [k for k in layout.clients if k != layout.active]
+    yield from solvable_note(fitted.points, layout.p, ledger, others)
+    if not hidden and len(layout.clients) > 1:
+        yield "Linear predictors were not masked: every institution's own went to the coordinator."
+    if hidden and not hides(len(layout.clients)):
+        yield TWO_SITES
+
+
+def _steps(outcome: SelectionOutcome) -> Iterator[str]:
+    setup = outcome.plan.setup
+    number, name = setup.steps, setup.penalty.name.upper()
+    if number is not None:
+        yield (
+            f"{number} local linear approximation{'s' * (number > 1)} of {name} from the estimate without a "
+            "penalty (Zou and Li 2008), a lasso with weights each; the stationarity conditions are those of "
+            "the last."
+        )
+
+
+def _dispersion(distribution: DistributionSpec) -> Iterator[str]:
+    if distribution.estimates_scale and distribution.name != "Gaussian":
+        yield (
+            "Standard errors and the log-likelihood take Pearson's estimate of the dispersion; criteria take "
+            "that of maximum likelihood. Penalties are on coefficients in the unit of the linear predictor "
+            "in which the weight of an entity at the mean response is one."
+        )
+    if not distribution.canonical:
+        yield "The link is not canonical: standard errors come from the expected information."
+
+
+def _debiased(layout: Layout, found: DebiasedFit | None) -> Iterator[str]:
+    if found is not None:
+        yield (
+            f"Debiased from the lasso at lambda = {found.lam:.4g}. The inverse of the information is relaxed "
+            f"for {found.relaxed} of {layout.p} columns, whose standard errors it would have raised by more "
+            "than a quarter; the others have no bias of the first order."
+        )

@@ -1,0 +1,157 @@
+"""Options of a fit, grouped by topic, and their validation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from fedstat.errors import ModelError
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.penalized.penalties import Penalty
+from fedstat.models.checks import check_choice, check_positive, check_whole
+from fedstat.models.vertical.exchange.patterns import SmallPatterns
+from fedstat.models.vertical.joint_normal.sparse_pairs import Between
+from fedstat.models.vertical.layout import Layout
+from fedstat.models.vertical.pattern_merging import PatternRule
+from fedstat.models.vglm.path import Select
+from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.typing import Floats
+
+Inference: TypeAlias = Literal["conditional", "debiased", "split"]
+FEWEST_FOLDS_OF_HALVES = 4
+FEWEST_FOLDS_OF_STABILITY = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOptions:
+    """What chooses a fit of the path, and what is said of the columns that it selects.
+
+    `draws` are pairs of halves of the folds for selection frequencies, `splits` those for p-values.
+    """
+
+    select: Select
+    inference: Inference
+    folds: int
+    draws: int
+    splits: int
+
+    def __post_init__(self) -> None:
+        check_choice("select", self.select, get_args(Select))
+        check_choice("inference", self.inference, get_args(Inference))
+        check_whole("folds", self.folds, 2)
+        check_whole("draws", self.draws, 0)
+        check_whole("splits", self.splits, 1)
+
+    @property
+    def split(self) -> bool:
+        """Whether one half of the entities selects, and the other estimates."""
+        return self.inference == "split"
+
+    @property
+    def divides(self) -> bool:
+        """Whether sums over parts of the entities are needed."""
+        return self.select == "cv" or self.draws > 0 or self.inference != "conditional"
+
+    @property
+    def parts(self) -> int:
+        """Folds that are needed for the choice of lambda, and for many halves."""
+        return self.folds if self.select == "cv" or self.draws or self.splits > 1 else 1
+
+    def check_folds(self, lambdas: Floats | None) -> None:
+        """Require folds enough to be divided again, and of a split that its half selects something."""
+        if self.split:
+            self._check_split(lambdas)
+        if (self.draws or self.splits > 1) and self.folds < FEWEST_FOLDS_OF_STABILITY:
+            raise ModelError(
+                f"draws, splits: expected {FEWEST_FOLDS_OF_STABILITY} folds or more, received {self.folds}"
+            )
+
+    def _check_split(self, lambdas: Floats | None) -> None:
+        if lambdas is not None and not lambdas.any():
+            raise ModelError(
+                "inference='split': lam=0 selects no columns, and needs no other half; leave it out"
+            )
+        if self.draws:
+            raise ModelError("draws: expected 0 with inference='split', whose halves are those of one split")
+        if self.select == "cv" and self.folds < FEWEST_FOLDS_OF_HALVES:
+            raise ModelError(
+                f"folds: expected {FEWEST_FOLDS_OF_HALVES} or more for select='cv' in a half of the "
+                f"entities; received {self.folds}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeOptions:
+    """What passes between institutions, and for how long; `hidden`: linear predictors are masked."""
+
+    exchange: Literal["products", "admm"]
+    path: Literal["quadratic", "exact"]
+    hidden: bool
+    eps: float
+    maxiter: int
+
+    def __post_init__(self) -> None:
+        check_choice("path", self.path, ("quadratic", "exact"))
+        check_choice("exchange", self.exchange, ("products", "admm"))
+        check_positive("eps", self.eps)
+        check_whole("maxiter", self.maxiter, 1)
+        check_choice("masked", self.hidden, (True, False))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FitPlan:
+    """What is fitted, and how: agreed before anything is asked.
+
+    `small` says how many entities stand behind a sum at least, and of missing="em" which patterns are
+    released, and `between` whether columns of two institutions depend; `random` deals folds and halves.
+    """
+
+    layout: Layout
+    distribution: DistributionSpec
+    conversation: SecureProductSession
+    small: SmallPatterns
+    setup: PathSetup
+    choice: ChoiceOptions
+    passing: ExchangeOptions
+    random: np.random.Generator
+    between: Between = "independent"
+
+    @property
+    def least(self) -> int:
+        """Entities of a fold, at least."""
+        layout = self.layout
+        rule = PatternRule(self.small.min_count, layout.sizes, layout.details, layout.response_detail)
+        return rule.least((True,) * len(layout.sizes))
+
+
+def check_steps(steps: int | None, penalty: Penalty, algorithm: str, exchange: str) -> None:
+    """Require something to linearise, and an exchange that knows the estimate without a penalty."""
+    if steps is None:
+        return
+    check_whole("steps", steps, 1)
+    if penalty.convex or algorithm != "lla":
+        raise ModelError(
+            f"steps are local linear approximations of SCAD and MCP (algorithm='lla'); leave steps out with "
+            f"penalty='{penalty.name}', algorithm='{algorithm}'"
+        )
+    if exchange != "products":
+        raise ModelError("steps need exchange='products'; leave steps out with exchange='admm'")
+
+
+def read_lambdas(lam: float | None, lambdas: Sequence[float] | Floats | None) -> Floats | None:
+    """Return the lambdas that were given, largest first; None for none."""
+    if lam is None and lambdas is None:
+        return None
+    if lam is not None and lambdas is not None:
+        raise ModelError("lam, lambdas: give one of them")
+    try:
+        values = np.atleast_1d(np.asarray(lambdas if lam is None else lam, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise ModelError("lam, lambdas: expected numbers") from error
+    if values.ndim != 1 or not len(values) or not (np.isfinite(values) & (values >= 0.0)).all():
+        raise ModelError("lam, lambdas: expected finite numbers of zero or more")
+    return np.unique(values)[::-1].copy()

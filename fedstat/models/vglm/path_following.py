@@ -1,0 +1,394 @@
+"""Following a path beyond the normal family, and quadratic models of the loss by fold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.kernels.penalized.coordinate_descent import gram_path
+from fedstat.kernels.penalized.path import LinearSteps, PenalizedPath
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Terms
+from fedstat.models.vertical.exchange.protocol import ColumnScales
+from fedstat.models.vglm.normal_path import stability, weighted_mean
+from fedstat.models.vglm.path import CoefficientPath, first_smallest
+from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.models.vglm.proximal_newton import CertifiedPoint, LossOracle, LossPoint, ProximalNewton, solve
+from fedstat.progress_line import counted, open_line
+from fedstat.typing import Bools, Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Following a path where every point takes rounds, and choosing one of its fits.
+#
+# References
+# ----------
+# Wang, H. and Leng, C. (2007). Unified LASSO estimation by least squares approximation. Journal of the
+# American Statistical Association 102, 1039-1048.
+
+MOST_EXPANSIONS = 6
+NEARBY_TOLERANCE = 1e-3
+"""Distance in the metric of the Hessian within which a model of the loss lacks nothing that counts."""
+
+
+@dataclass(slots=True, eq=False)
+class PathFollower:
+    """How a path is followed, and one of its fits chosen: `select` takes the path to the place of the fit.
+
+    With `steps`, local linear approximations of a nonconvex penalty start from the unpenalised fit; `seen`
+    has, by lambda, the points at which the loss is then known, the null model at infinity. `scale` is
+    lambda_max, and `gradient` (p,) that of the loss at the null model. `solved` are the fits of the path that
+    are solutions, by their places; all others are what a model proposes.
+    """
+
+    oracle: LossOracle
+    setup: PathSetup
+    lambdas: Floats
+    units: ColumnScales
+    select: Callable[[CoefficientPath], int]
+    steps: LinearSteps | None = None
+    scale: float = 1.0
+    gradient: Floats = field(default_factory=lambda: np.empty(0))
+    seen: dict[float, LossPoint] = field(default_factory=dict)
+    solved: dict[int, CertifiedPoint] = field(default_factory=dict)
+
+    @property
+    def unit(self) -> float:
+        """Violation at which a fit has converged."""
+        return self.setup.tol * (self.scale if self.scale > 0.0 else 1.0)
+
+    @property
+    def linearise(self) -> bool:
+        """Whether the penalty is reached by local linear approximation."""
+        return self.setup.algorithm == "lla" and not self.setup.penalty.convex
+
+    def problem(self, place: int) -> Terms:
+        """Return the penalty at one of the lambdas."""
+        return self.setup.penalty.at(float(self.lambdas[place]), with_intercept(self.setup.groups))
+
+    def exact(self, point: LossPoint, H: Floats) -> FitProtocol[tuple[CoefficientPath, int, LossPoint]]:
+        """Solve at every lambda, from the largest on, and choose one of the solutions.
+
+        All to one tolerance: solved once more, a fit of a concave penalty may go to another stationary point.
+        """
+        problems = [self.problem(i) for i in range(len(self.lambdas))]
+        found = yield from solve(
+            self.oracle, problems, point, H, self.unit, linearise=self.linearise, only=self.steps
+        )
+        return self._solved_path(dict(enumerate(found)))
+
+    def quadratic(self, point: LossPoint, H: Floats) -> FitProtocol[tuple[CoefficientPath, int, LossPoint]]:
+        """Solve where the path of the quadratic model proposes, until it proposes what has been solved.
+
+        The model is that of the loss at the best of them (a least-squares approximation as in Wang and Leng
+        2007, at the solution itself). Its other fits cost nothing, and far from there they may be wrong:
+        what has been solved stands in the place of what the model says of it.
+        With `steps` the first is that at the estimate without a penalty, and the loss at known points tells
+        what a model lacks in between.
+        """
+        ends = self._ends(self.seen.get(np.inf, point))
+        known = ends if self.steps is None else {}
+        with open_line("proposal", MOST_EXPANSIONS, at_most=True) as line:
+            for _ in range(MOST_EXPANSIONS):
+                # At the largest lambda a solution may hold a coefficient that is next to nothing.
+                all_known = known | ends if known else known
+                b, loss, kkt = self.model_path(point, H, all_known)
+                path = self.path(b, loss, kkt)
+                place = self.select(path)
+                if place in all_known:
+                    self.solved = all_known
+                    return path, place, all_known[place].point
+                known[place], H = yield from self.follow_proposal(place, b[place], known, point, H)
+                point = known[place].point
+                line.step()
+                if self.oracle.left > 0 and len(self.lambdas) > 1:
+                    H = yield from self.oracle.hessian(point)
+        # It would go on: what has been solved is the path.
+        return self._solved_path(known | ends)
+
+    def follow_proposal(
+        self, place: int, b: Floats, known: Mapping[int, CertifiedPoint], last: LossPoint, H: Floats
+    ) -> FitProtocol[tuple[CertifiedPoint, Floats]]:
+        """Solve one of the problems from what a model proposes for it; return as well the latest Hessian."""
+        start = yield from self._start(b, place, known, last)
+        newton = self._newton(place, start, H)
+        (found,) = yield from newton.run()
+        if self.seen:
+            self.seen[float(self.lambdas[place])] = found.point
+        return found, newton.H
+
+    def _newton(self, place: int, start: LossPoint, H: Floats) -> ProximalNewton:
+        """Newton's method for the problem at one of the lambdas, from a point."""
+        terms = self.problem(place)
+        newton = ProximalNewton(
+            oracle=self.oracle,
+            problems=[terms],
+            at=np.arange(self.oracle.layout.p + 1),
+            unit=self.unit,
+            point=start,
+            H=H.copy(),
+            linearise=self.linearise,
+            only=self.steps,
+        )
+        if self.linearise and self.steps is None:
+            # The model was solved from its lasso: linearising there is the next step of the same kind.
+            newton.model = terms.linearised(start.b)
+        return newton
+
+    def _solved_path(self, known: Mapping[int, CertifiedPoint]) -> tuple[CoefficientPath, int, LossPoint]:
+        """Make a path of the lambdas at which a solution is known."""
+        solved = sorted(known)
+        self.lambdas = self.lambdas[solved]
+        found = [known[i] for i in solved]
+        self.solved, path = dict(enumerate(found)), self.path(*stacked(found))
+        place = self.select(path)
+        return path, place, found[place].point
+
+    def _ends(self, null: LossPoint) -> dict[int, CertifiedPoint]:
+        """Return what is solved at the start: the largest lambda, where it selects nothing."""
+        terms = self.problem(0)
+        if self.steps is not None:
+            terms = terms.linearised(self.steps.start)
+        violation = terms.violation(null.b, -null.score)
+        return {0: CertifiedPoint(null, violation)} if violation <= self.unit else {}
+
+    def _start(
+        self, b: Floats, place: int, known: Mapping[int, CertifiedPoint], last: LossPoint
+    ) -> FitProtocol[LossPoint]:
+        """Go to the model's fit, or where it is worse than the nearest solution, stay at that."""
+        if not known:
+            reached = yield from self.oracle.masked(self.oracle.evaluate(b))
+            return last if reached is None else reached
+        terms = self.problem(place)
+        best = min((one.point for one in known.values()), key=lambda at: at.loss + terms.value(at.b))
+        highest = best.loss + terms.value(best.b) - terms.value(b)
+        reached = yield from self.oracle.masked(self.oracle.evaluate(b, highest))
+        return best if reached is None else reached
+
+    def over(self, point: LossPoint, H: Floats) -> PathFollower:
+        """Return the follower of other entities, whose unpenalised fit is that of their quadratic model."""
+        if self.steps is None:
+            return self
+        whole = point.b + np.linalg.lstsq(H, point.score, rcond=1e-10)[0]
+        return replace(self, steps=replace(self.steps, start=whole), seen={})
+
+    def model_path(
+        self, point: LossPoint, H: Floats, known: Mapping[int, CertifiedPoint]
+    ) -> tuple[Floats, Floats, Floats]:
+        """Coefficients (L, p + 1), losses and violations (L,) of the quadratic model, save what is known."""
+        found = gram_path(
+            H,
+            H @ point.b + point.score,
+            self.setup.penalty,
+            with_intercept(self.setup.groups),
+            lambdas=self.lambdas,
+            algorithm=self.setup.algorithm,
+            steps=self.steps,
+            tol=self.setup.tol,
+        )
+        b = found.coefficients.copy()
+        loss = model_losses(point, H, b) + self._lacking(b, point, H)
+        kkt = np.full(len(b), np.nan)
+        for i, one in known.items():
+            b[i], loss[i], kkt[i] = one.point.b, one.point.loss, one.violation
+        return b, loss, kkt
+
+    def _lacking(self, b: Floats, point: LossPoint, H: Floats) -> Floats:
+        """Estimate what the model's loss lacks at coefficients (L, p + 1).
+
+        Its error grows with the cube of the distance, and is known where the loss is, on either side.
+        """
+        here = next((lam for lam, at in self.seen.items() if at is point), None)
+        if here is None:
+            return np.zeros(len(b))
+        points = np.array([at.b for at in self.seen.values()])
+        away = _signed_distances(points - point.b, H, np.array(list(self.seen)) - here)
+        far = np.abs(away) > NEARBY_TOLERANCE
+        if not far.any():
+            return np.zeros(len(b))
+        losses = np.array([at.loss for at in self.seen.values()])
+        away, ratio = away[far], (losses - model_losses(point, H, points))[far] / away[far] ** 3
+        # Between points where the loss is known the coefficient of the cube is interpolated, beyond them it
+        # stays.
+        order = np.argsort(away)
+        mine = _signed_distances(b - point.b, H, self.lambdas - here)
+        return np.asarray(mine**3 * np.interp(mine, away[order], ratio[order]))
+
+    def path(self, b: Floats, loss: Floats, violation: Floats) -> CoefficientPath:
+        """Bring fits of the path to the units of the data; one without a known violation is a proposal."""
+        kkt = violation / (self.scale if self.scale > 0.0 else 1.0)
+        converged = kkt <= self.setup.tol
+        iterations = np.zeros(len(b), dtype=np.int64)
+        fits = PenalizedPath(self.lambdas, b[:, 1:], loss, iterations, kkt, converged, self.scale)
+        b = self.oracle.unit * b
+        return CoefficientPath.of(fits, b[:, 1:] @ self.oracle.T.T, b[:, 0], self.units, self.setup.groups)
+
+
+def stacked(found: Sequence[CertifiedPoint]) -> tuple[Floats, Floats, Floats]:
+    """Coefficients (L, p + 1), losses and violations (L,) of points."""
+    b, loss = np.array([one.point.b for one in found]), np.array([one.point.loss for one in found])
+    return b, loss, np.array([one.violation for one in found])
+
+
+def with_intercept(groups: CoefficientGroups) -> CoefficientGroups:
+    """Put a group without a penalty before the others."""
+    return CoefficientGroups(
+        np.concatenate([[0], groups.starts + 1]),
+        np.concatenate([[0.0], groups.weights]),
+        np.concatenate([[1.0], groups.multipliers]),
+    )
+
+
+def model_losses(point: LossPoint, H: Floats, b: Floats) -> Floats:
+    """Losses of the quadratic model at a point for coefficients (L, p + 1): (L,)."""
+    d = b - point.b
+    return np.asarray(point.loss - d @ point.score + np.einsum("li,ij,lj->l", d, H, d) / 2.0)
+
+
+def _signed_distances(d: Floats, H: Floats, sign: Floats) -> Floats:
+    """Distances of (L, p + 1) from zero in the metric of H, with signs (L,)."""
+    return np.asarray(np.copysign(np.sqrt(np.einsum("li,ij,lj->l", d, H, d)), sign))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Quadratic models of the loss by fold: cross-validation and stability selection beyond the normal family.
+#
+# Half the mean deviance of the entities of a fold is, near a point, its value there with gradient and
+# Hessian. The holder's answer at the point has the value, scores over the fold's residuals are the
+# gradient, and a weighted Gram with the weights of the fold alone is the Hessian: sums over the entities of
+# a fold, and no further linear predictor. A fit to some folds minimises the sum of their models and the
+# penalty; its deviance on the others is that of their models. Both are approximations, close where a fold
+# changes the fit little.
+
+MOST_CENTRES = 3
+"""Points at which the loss is modelled by fold, until the choice of lambda is that of the point."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoldModels:
+    """Quadratic models of the loss of F folds at a point; sums over the fold, divided by all n.
+
+    Shares and losses are (F,), scores (F, p + 1), Hessians (F, p + 1, p + 1).
+    """
+
+    point: LossPoint
+    shares: Floats
+    losses: Floats
+    scores: Floats
+    hessians: Floats
+
+    def over(self, folds: Ints | Bools) -> tuple[LossPoint, Floats]:
+        """Return the model of some folds together: the point with their loss and score, and the Hessian."""
+        share = self.shares[folds].sum()
+        point = replace(
+            self.point,
+            loss=float(self.losses[folds].sum() / share),
+            score=self.scores[folds].sum(axis=0) / share,
+        )
+        return point, self.hessians[folds].sum(axis=0) / share
+
+    def cross_validate(self, follower: PathFollower) -> tuple[Floats, Floats]:
+        """Return the mean deviance of folds left out, with its standard error: (L,) each."""
+        errors = np.empty((len(self.shares), len(follower.lambdas)))
+        for fold in counted(range(len(errors)), "fold"):
+            here = np.arange(len(errors)) == fold
+            # The model of the others leads to their path, and the fold's own judges it.
+            others = self.over(~here)
+            b = follower.over(*others).model_path(*others, {})[0]
+            errors[fold] = 2.0 * model_losses(*self.over(here), b)
+        return weighted_mean(errors, self.shares)
+
+    def stability(
+        self, follower: PathFollower, draws: int, random: np.random.Generator
+    ) -> tuple[Floats, Floats]:
+        """See :func:`fedstat.models.vglm.normal_path.stability`."""
+
+        def selected(half: Ints) -> Bools:
+            here = self.over(half)
+            b = follower.over(*here).model_path(*here, {})[0]
+            # In the columns' coordinates: what is selected are columns.
+            return np.asarray(b[:, 1:] @ follower.oracle.T.T != 0.0)
+
+        return stability(selected, len(self.shares), draws, random)
+
+
+def model_folds(oracle: LossOracle, point: LossPoint, code: Ints, parts: int) -> FitProtocol[FoldModels]:
+    """Obtain the models at a point: one round of scores, and a weighted Gram for each fold."""
+    masks = [(code == fold).astype(np.float64) for fold in range(parts)]
+    layout = oracle.layout
+    asks = [oracle.ask(layout.active, "respond_by_fold", eta=point.eta, code=code, groups=parts)]
+    residual = oracle.response.at(point.eta)[0]
+    if oracle.response.sums is None:
+        asks.append(oracle.ask(layout.active, oracle.response.step, eta=point.eta))
+    by_fold, *openly = yield asks
+    for reply in openly:
+        residual = reply.arrays["residual"]
+    replies = yield [
+        oracle.ask(k, "sum_scores", residual=residual * mask) for mask in masks for k in layout.clients
+    ]
+    sums = iter(reply.arrays["scores"] for reply in replies)
+    scores, hessians = [], []
+    for fold, mask in enumerate(counted(masks, "model of fold")):
+        score = np.concatenate([next(sums) for _ in layout.clients]) + oracle.response.score(fold)
+        total = by_fold.arrays["totals"][fold]
+        scores.append(oracle.unit * np.concatenate([[total], score @ oracle.T]) / layout.n)
+        H = yield from oracle.hessian(replace(point, weight=point.weight * mask))
+        hessians.append(H)
+    shares = np.array([mask.mean() for mask in masks])
+    return FoldModels(point, shares, by_fold.arrays["losses"], np.array(scores), np.array(hessians))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folds:
+    """What the folds of a fit, (n,) from 0 to parts - 1, are for: choosing lambda, and halves.
+
+    With `choose` they choose by cross-validation; `draws` are pairs of halves for selection frequencies.
+    """
+
+    code: Ints
+    parts: int
+    choose: bool
+    draws: int
+    random: np.random.Generator
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoldFit:
+    """A path and the fit that was chosen, with the latest Hessian (p + 1, p + 1), and what the folds say.
+
+    `cv` and `halves`: see :class:`~fedstat.models.vglm.newton_fit.SelectedPath`.
+    """
+
+    path: CoefficientPath
+    chosen: int
+    point: LossPoint
+    H: Floats
+    cv: tuple[Floats, Floats] | None = None
+    halves: tuple[Floats, Floats] | None = None
+
+
+def use_folds(follower: PathFollower, fit: FoldFit, folds: Folds) -> FitProtocol[FoldFit]:
+    """Model the loss by fold at the fit; choose by cross-validation until the choice stays; draw halves."""
+    oracle, solved = follower.oracle, follower.solved
+    for _ in range(MOST_CENTRES):
+        models = yield from model_folds(oracle, fit.point, folds.code, folds.parts)
+        fit = replace(fit, H=models.hessians.sum(axis=0))
+        if not folds.choose:
+            break
+        cv = models.cross_validate(follower)
+        best, fit = first_smallest(cv[0]), replace(fit, cv=cv)
+        if best == fit.chosen:
+            break
+        if best not in solved:
+            proposed = follower.model_path(fit.point, fit.H, {})[0][best]
+            solved[best], _ = yield from follower.follow_proposal(best, proposed, solved, fit.point, fit.H)
+        point = solved[best].point
+        path = follower.path(*follower.model_path(point, fit.H, solved))
+        fit = replace(fit, path=path, chosen=best, point=point)
+        # Hessians by fold at another point would be more than the doors release.
+        if oracle.left < folds.parts:
+            break
+    if not folds.draws:
+        return fit
+    return replace(fit, halves=models.stability(follower, folds.draws, folds.random))

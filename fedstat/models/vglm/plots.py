@@ -1,0 +1,299 @@
+"""Plots of a path: coefficients, criterion, stability."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.errors import ModelError
+from fedstat.inference.estimate import INTERCEPT, Estimate
+from fedstat.inference.results import FederatedResults
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.vglm.outcome import Selection
+from fedstat.models.vglm.prediction import Predictor
+from fedstat.plotting import (
+    COLORS,
+    HALO,
+    MUTED,
+    SMALL,
+    axes_for,
+    axes_width_inches,
+    label_ends,
+    label_log_x,
+    label_y,
+    legend_below,
+    mark_x,
+    name_width,
+    plain_legend,
+    set_headline,
+    shorten,
+)
+from fedstat.typing import Bools, Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# ----------------------------------------------------------------------------------------------------
+# Pictures of a path: coefficients, criterion, stability.
+
+CRITERIA = {"bic": "BIC", "ebic": "extended BIC", "aic": "AIC", "cv": "deviance of left-out folds"}
+FAINT = 0.3
+"""Opacity of columns that are not selected."""
+SEEN = 0.1
+"""Share of the largest end of a line from which a column that is not selected is named."""
+
+
+def plot_path(
+    estimate: Estimate, selection: Selection, params: pd.DataFrame, scales: Floats | None, ax: Axes | None
+) -> Axes:
+    """Draw coefficients (L, p) over lambda, per deviation of the columns or as shares of the largest.
+
+    Fits that are not solved are joined by dotted lines.
+    """
+    ax = axes_for(ax, 7.0, 4.2)
+    largest = params.abs().max().replace(0.0, 1.0)
+    values = params / largest if scales is None else params * scales
+    chosen = values.iloc[selection.chosen].abs()
+    # Those that are selected first, the largest first; then those that come in later.
+    order = np.lexsort((-values.iloc[-1].abs().to_numpy(), -chosen.to_numpy()))
+    ends = values.iloc[-1].abs()
+    # Of the others those that can be told apart from zero in the picture.
+    named = [values.columns[j] for j in order if chosen.iloc[j] > 0.0 or ends.iloc[j] > SEEN * ends.max()]
+    bold = chosen[chosen > 0.0].index
+    _lines(estimate, selection.lambdas, values, ax, bold, selection.solved)
+    counts = (params != 0.0).sum(axis=1).to_numpy()
+    _count_on_top(ax, selection.lambdas, counts, "columns selected")
+    set_headline(ax, "Coefficients along the path")
+    _name_ends(estimate, values, named, bold, ax)
+    label_y(ax, "share of its largest size" if scales is None else "coefficient per standard deviation")
+    legend_below(ax)
+    _mark(ax, selection.lambdas, selection.chosen, counts, above=False)
+    return ax
+
+
+def plot_criterion(selection: Selection, name: str, ax: Axes | None = None) -> Axes:
+    """Draw a criterion over lambda, with the bars of cross-validation; hollow points are not solved."""
+    path = selection.table
+    if name not in path.columns:
+        known = [column for column in CRITERIA if column in path.columns]
+        raise ModelError(f"criterion: expected one of {', '.join(known)}, received {name!r}")
+    ax = axes_for(ax, 7.0, 3.8)
+    proposed = path["status"] == "proposed"
+    joined = ":" if proposed.any() else "-"
+    ax.plot(path.index, path[name], color=COLORS[0], linestyle=joined, linewidth=1.1)
+    for which, label, face in ((~proposed, "solved", COLORS[0]), (proposed, "proposed", "white")):
+        rows = path[which]
+        errors = rows["cv_se"] if name == "cv" else None
+        if len(rows):
+            ax.errorbar(
+                rows.index, rows[name], yerr=errors, color=COLORS[0], fmt="o", mfc=face, ms=3.5, label=label
+            )
+    counts = (selection.coefficients != 0.0).sum(axis=1)
+    _over_lambda(ax, path.index.to_numpy())
+    _count_on_top(ax, path.index.to_numpy(), counts, "columns selected")
+    if proposed.any():
+        plain_legend(ax)
+    set_headline(ax, "Cross-validation along the path" if name == "cv" else "Choice of lambda")
+    label_y(ax, CRITERIA.get(name, name))
+    _mark(ax, path.index.to_numpy(), selection.chosen, counts, above=True)
+    return ax
+
+
+def plot_stability(
+    estimate: Estimate,
+    selection: Selection,
+    frequencies: pd.DataFrame,
+    threshold: float,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw selection frequencies over lambda; name columns that reach the threshold by the chosen one."""
+    ax = axes_for(ax, 7.0, 4.2)
+    lambdas, lam = selection.lambdas, selection.lam
+    # Those that are selected most often first; of equals those that reach it at a larger lambda.
+    highest, mean = frequencies[lambdas >= lam].max(), frequencies.mean()
+    order = np.lexsort((-mean, -highest))
+    stable = highest.index[order][highest.iloc[order] >= threshold]
+    _lines(estimate, lambdas, frequencies, ax, stable)
+    ax.axhline(threshold, color="0.5", linestyle="--", linewidth=1.0)
+    ax.set_ylim(-0.03, 1.03)
+    ax.annotate(
+        *(f"threshold {threshold:g}", (0.01, threshold)),
+        xycoords=("axes fraction", "data"),
+        xytext=(2, -3),
+        textcoords="offset points",
+        va="top",
+        fontsize=SMALL,
+        color=MUTED,
+        bbox=HALO,
+    )
+    ax.axvline(lam, color="0.5", linestyle="--", linewidth=1.0, zorder=0)
+    _count_on_top(
+        ax, lambdas, (frequencies.cummax() >= threshold).sum(axis=1).to_numpy(), "columns that reach it"
+    )
+    reach = f"{len(stable)} of {frequencies.shape[1]} columns reach {threshold:g} down to lambda {lam:.3g}"
+    set_headline(ax, "Stability of the selection", reach)
+    _name_ends(estimate, frequencies, list(stable), stable, ax)
+    label_y(ax, "share of halves that select it")
+    legend_below(ax)
+    return ax
+
+
+def _lines(
+    estimate: Estimate,
+    lambdas: Floats,
+    values: pd.DataFrame,
+    ax: Axes,
+    bold: pd.Index,
+    solved: Bools | None = None,
+) -> None:
+    """Draw one line per column over lambda, coloured by site; dotted with points if some are `solved`."""
+    colours = _colours(estimate)
+    some: dict[str, Any] = {}
+    if solved is not None and not solved.all():
+        some = {"linestyle": ":", "marker": "o", "markersize": 3.0, "markevery": solved.tolist()}
+    for name in values.columns:
+        alpha = 1.0 if name in bold else FAINT
+        ax.plot(lambdas, values[name], color=colours[name], linewidth=1.2, alpha=alpha, **some)
+    _over_lambda(ax, lambdas, margin=0.0)
+    most = name_width(ax, 0.22, 28)
+    owners = dict(zip(estimate.clients[1:], (colours[name] for name in estimate.names[1:]), strict=True))
+    for client, colour in owners.items():
+        ax.plot([], [], color=colour, label=shorten(client, most))
+    if some:
+        ax.plot([], [], color="0.4", marker="o", markersize=3.0, linestyle="none", label="solved")
+        ax.plot([], [], color="0.4", linestyle=":", label="proposed")
+    # Once more when names have taken their room; then it is known how wide it may be.
+    legend_below(ax)
+
+
+def _colours(estimate: Estimate) -> dict[str, str]:
+    """Colour of each column, that of its institution."""
+    clients = list(dict.fromkeys(estimate.clients[1:]))
+    named = zip(estimate.names[1:], estimate.clients[1:], strict=True)
+    return {name: COLORS[clients.index(client) % len(COLORS)] for name, client in named}
+
+
+def _over_lambda(ax: Axes, lambdas: Floats, margin: float = 0.03) -> None:
+    """Make the horizontal axis that of lambda, the largest first."""
+    first, last = float(lambdas.max()), float(lambdas.min())
+    ax.set_xlabel("lambda")
+    if first == last:
+        ax.invert_xaxis()
+    elif last > 0.0:
+        wider = (first / last) ** margin
+        ax.set_xlim(first * wider, last / wider)
+        label_log_x(ax)
+    else:
+        ax.set_xlim(first * (1.0 + margin), last - margin * first)
+
+
+def _mark(ax: Axes, lambdas: Floats, chosen: int, counts: Any, *, above: bool) -> None:
+    """Mark the chosen lambda."""
+    lam = float(lambdas[chosen])
+    mark_x(ax, lam, f"chosen: {lam:.3g}\n{counts[chosen]} selected", above=above)
+
+
+def _count_on_top(ax: Axes, lambdas: Floats, counts: Any, label: str) -> None:
+    """Write a number for some of the lambdas above the axes."""
+    if len(lambdas) < 2:
+        return
+    top = ax.secondary_xaxis("top")
+    at = np.unique(
+        np.linspace(0, len(lambdas) - 1, int(np.clip(1.6 * axes_width_inches(ax), 3, 9))).astype(int)
+    )
+    top.set_xticks(lambdas[at], [str(counts[j]) for j in at], fontsize=SMALL)
+    top.set_xticks([], minor=True)
+    top.tick_params(length=2, colors=MUTED)
+    top.set_xlabel(label, fontsize=SMALL, color=MUTED)
+    top.spines["top"].set_visible(False)
+
+
+def _name_ends(estimate: Estimate, values: pd.DataFrame, named: list[Any], bold: pd.Index, ax: Axes) -> None:
+    """Write names at the right edge, as many as there is room for."""
+    colours, most = _colours(estimate), name_width(ax, 0.3, 28)
+    ends = values.iloc[-1][named].to_numpy(dtype=np.float64)
+    tones = [colours[name] if name in bold else MUTED for name in named]
+    label_ends(ax, ends, [shorten(str(name), most) for name in named], tones)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Pictures that results of a selection draw of themselves.
+
+
+class SelectionPlots(FederatedResults):
+    """Path, criterion and stability."""
+
+    selection: Selection
+    scales: Floats | None = None
+    """Standard deviations of the columns, (p,); None of results that were read from a file."""
+    _predictor: Predictor
+
+    @property
+    def path_params(self) -> pd.DataFrame:
+        """Coefficients at every lambda."""
+        raise NotImplementedError
+
+    def _frequencies(self) -> Floats:
+        raise NotImplementedError
+
+    def plot_path(self, ax: Axes | None = None) -> Axes:
+        """Draw the coefficients over lambda, coloured by institution; dotted where they are proposed.
+
+        They are in units of one standard deviation of each column; of results that were read from a file,
+        which has no deviations, as shares of their largest size. Names stand at the right edge, of the
+        columns that are selected at the chosen lambda first, numbers of columns on top; the chosen lambda is
+        marked, and what is not selected there is pale.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+        """
+        return plot_path(self.estimate, self.selection, self.path_params.iloc[:, 1:], self.scales, ax)
+
+    def plot_criterion(self, criterion: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw a criterion over lambda, hollow where the fit is proposed; by default the one that chose.
+
+        Parameters
+        ----------
+        criterion : {"bic", "ebic", "aic", "cv"}, optional
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+            Numbers of selected columns stand on top; the chosen lambda is marked.
+        """
+        name = self.selection.select if criterion is None else criterion
+        return plot_criterion(self.selection, name, ax)
+
+    def plot_stability(self, threshold: float = 0.9, ax: Axes | None = None) -> Axes:
+        """Draw how often each column is selected in random halves, over lambda.
+
+        Parameters
+        ----------
+        threshold : float
+            Drawn as a line; columns that reach it down to the chosen lambda, those of :meth:`stable`, are
+            named, the others pale.
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+        """
+        frequencies = pd.DataFrame(self._frequencies(), columns=list(self.estimate.names[1:]))
+        return plot_stability(self.estimate, self.selection, frequencies, threshold, ax)
+
+    def _link(self) -> DistributionSpec:
+        return self._predictor.family
+
+    def _deviations(self) -> pd.Series:
+        if self.scales is None:
+            return super()._deviations()
+        return pd.Series([1.0, *self.scales], index=[INTERCEPT, *self.estimate.names[1:]])

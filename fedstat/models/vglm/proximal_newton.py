@@ -1,0 +1,402 @@
+"""Proximal Newton over sites: weighted Gram matrices, sums of the response, and the iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fedstat.errors import ModelError
+from fedstat.federation.message import Request
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.masked_sums import masked_protocol as mask_sums
+from fedstat.federation.protocols.secure_products import ProductOperand, SecureProductSession
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.kernels.penalized.coordinate_descent import PROXIMAL_HALVINGS, proximal_step
+from fedstat.kernels.penalized.path import LinearSteps
+from fedstat.kernels.penalized.penalties import Terms
+from fedstat.models.vertical.exchange.protocol import (
+    ColumnScales,
+    dealing_sites,
+    multiply_between_sites,
+    own_request,
+    product_operands,
+    standardize_columns,
+    symmetrized,
+)
+from fedstat.models.vertical.exchange.steps import BLOCK, RESPONSE
+from fedstat.models.vertical.layout import Layout
+from fedstat.models.vglm.distributions import OUTSIDE, respond_at
+from fedstat.models.vglm.steps import WEIGHTED
+from fedstat.progress_line import ProgressLine, open_line
+from fedstat.typing import Floats, Ints
+
+# ----------------------------------------------------------------------------------------------------
+# Sums of the response for Newton's method: told once, so that residuals stay with its holder.
+#
+# With a canonical link the score at linear predictors eta is ``X'y - X'mu(eta)``. The response is in the
+# first part alone, which does not depend on eta and comes once, from secure products of every institution's
+# columns with it; the second follows from what the coordinator knows, and says nothing of the response.
+# Beyond canonical links residuals are weighted by what changes from step to step, and every institution is
+# sent them; and so where nobody can deal for a product with the holder.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResponseSummary:
+    """What is known of the response without a value per entity.
+
+    `sums` (F, p) are those of the standardised columns times the response less its mean, by fold; None where
+    residuals are sent.
+    """
+
+    distribution: DistributionSpec
+    mean: float
+    sums: Floats | None = None
+
+    @property
+    def step(self) -> str:
+        """What the holder is asked at linear predictors."""
+        return "respond" if self.sums is not None else "respond_openly"
+
+    def at(self, eta: Floats) -> tuple[Floats, Floats]:
+        """Residuals of the mean in the place of every response, and the weights: (n,) each."""
+        _, residual, weight = respond_at(self.distribution, eta, np.full(len(eta), self.mean))
+        return residual, weight
+
+    def score(self, fold: int | None = None) -> Floats:
+        """Add to sums of columns times these residuals what the responses add, of a fold or of all: (p,)."""
+        if self.sums is None:
+            return np.zeros(1)
+        eta = np.asarray(self.distribution.make().link(np.array([self.mean])), dtype=np.float64)
+        one = respond_at(self.distribution, eta, np.array([self.mean + 1.0]))[1]
+        zero = respond_at(self.distribution, eta, np.array([self.mean]))[1]
+        # The derivative of the natural parameter by the linear predictor, which is one number here.
+        return np.asarray((one - zero) * (self.sums.sum(axis=0) if fold is None else self.sums[fold]))
+
+
+def request_response_sums(
+    layout: Layout,
+    distribution: DistributionSpec,
+    units: ColumnScales,
+    code: Ints,
+    conversation: SecureProductSession,
+) -> FitProtocol[tuple[ResponseSummary, dict[tuple[str, str], str]]]:
+    """Multiply the columns with the response by fold, (n,), where that spares residuals; say who dealt."""
+    sites, active = dealing_sites(layout), layout.active
+    parts = int(code.max()) + 1
+    every = np.ones((parts, len(layout.clients)), dtype=bool)
+    sides = product_operands(layout, BLOCK, code, every)
+    response = ProductOperand(active, RESPONSE, slice(0, 1), np.arange(layout.n), code)
+    apart, own = [s for s in sides if s.site != active], [s for s in sides if s.site == active]
+    sums = np.zeros((parts, 1 + layout.p))
+    try:
+        for side in apart:
+            conversation.dealer(side.site, active, sites)
+    except ModelError:
+        return ResponseSummary(distribution, units.mean), {}
+    if not distribution.canonical:
+        return ResponseSummary(distribution, units.mean), {}
+    if own:
+        replies = yield [own_request(layout, side, parts, conversation) for side in own]
+        for side, reply in zip(own, replies, strict=True):
+            sums[:, side.place] = reply.arrays["products"]
+    pairs = [(side, response) for side in apart]
+    multiplied = yield from conversation.multiply(pairs, sites, parts, layout.n)
+    for one in multiplied:
+        sums[:, one.a.place] = one.products[:, :, 0]
+    dealers = {(min(one.a.site, active), max(one.a.site, active)): one.dealer for one in multiplied}
+    return ResponseSummary(distribution, units.mean, units.sd * sums[:, 1:]), dealers
+
+
+# ----------------------------------------------------------------------------------------------------
+# Weighted sums of products of all columns, for a step of Newton's method.
+
+
+def request_weighted_gram(
+    layout: Layout, weight: Floats, conversation: SecureProductSession
+) -> FitProtocol[tuple[Floats, dict[tuple[str, str], str]]]:
+    """Obtain ``(1, X)' W (1, X) / n``, (p + 1, p + 1), with X standardised; returns as well who dealt."""
+    every = np.ones((1, len(layout.clients)), dtype=bool)
+    sides = product_operands(layout, WEIGHTED, np.zeros(layout.n, dtype=np.int64), every)
+    products = np.zeros((1, layout.p + 1, layout.p + 1))
+    products[0, 0, 0] = weight.sum()
+    # Of a canonical link weights follow from linear predictors alone, and tell nothing of the response.
+    replies = yield [conversation.ask(side.site, "weigh", weight=weight) for side in sides]
+    for side, reply in zip(sides, replies, strict=True):
+        products[0, 0, side.place] = reply.arrays["sums"]
+        products[0, side.place, side.place] = reply.arrays["gram"]
+    dealers = yield from multiply_between_sites(layout, sides, products, conversation)
+    return symmetrized(products)[0] / layout.n, dealers
+
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of proximal Newton over institutions, from a point to a stationary point of some problems.
+
+MOST_STEPS = 100
+"""Newton steps for one lambda."""
+MOST_LASSOS = 100
+MAXIMUM = 1e-10
+"""Score at which a likelihood is at its maximum, in units of a residual."""
+SLOW = 0.5
+"""Share of the violation that a step may leave before a Hessian is asked for."""
+SolvedT = TypeVar("SolvedT")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossPoint:
+    """Coefficients b of (1, X T), (p + 1,), with what was learned there.
+
+    `loss` is half the mean deviance, `score` (p + 1,) its negative gradient; weight and linear predictor are
+    those of every entity, (n,), `squares` and `pearson` the sums of squared residuals, as they are and over
+    the weights.
+    """
+
+    b: Floats
+    loss: float
+    score: Floats
+    weight: Floats
+    eta: Floats
+    squares: float
+    pearson: float
+
+
+@dataclass(slots=True, eq=False)
+class LossOracle:
+    """Who is asked, in which coordinates, and what has been released.
+
+    Linear predictors are masked if `hidden`. T (p, p) changes the coordinates of the standardised columns,
+    `unit` is that of the linear predictor, and so of the coefficients, `tol` the score at which a likelihood
+    is at its maximum. `code` (n,) are folds, and `response` is what is known of it. `left` weighted Gram
+    matrices may still be released, beside the one for standard errors; `points` linear predictors and `grams`
+    matrices were; `dealers` dealt for pairs of institutions.
+    """
+
+    layout: Layout
+    conversation: SecureProductSession
+    hidden: bool
+    T: Floats
+    left: int
+    unit: float = 1.0
+    tol: float = MAXIMUM
+    points: int = 0
+    grams: int = 0
+    dealers: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    code: Ints | None = None
+    response: ResponseSummary = field(init=False)
+
+    def begin(self, distribution: DistributionSpec) -> FitProtocol[ColumnScales]:
+        """Standardise the columns, and learn of the response what is told once."""
+        layout, code = self.layout, self.code
+        units = yield from standardize_columns(layout, distribution, self.conversation)
+        folds = np.zeros(layout.n, dtype=np.int64) if code is None else code
+        told = yield from request_response_sums(layout, distribution, units, folds, self.conversation)
+        self.response, self.dealers = told
+        return units
+
+    def ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Request:
+        """Address one step."""
+        return self.conversation.ask(site, step, text, **arrays)
+
+    def evaluate(self, b: Floats, highest: float = np.inf) -> FitProtocol[LossPoint | None]:
+        """Go to a point; None where the loss and `b`'s penalty, which `highest` is less by, is too high.
+
+        None also where an entity has no mean.
+        """
+        layout, self.points = self.layout, self.points + 1
+        parts = layout.split(self.T @ b[1:])
+        replies = yield [self.ask(k, "linear_predictor", beta=parts[k]) for k in layout.clients]
+        eta = self.unit * (b[0] + np.sum([reply.arrays["linear_predictor"] for reply in replies], axis=0))
+        response = self.response
+        bound: dict[str, Any] = (
+            {"highest": highest} if response.sums is not None and np.isfinite(highest) else {}
+        )
+        (reply,) = yield [self.ask(layout.active, response.step, eta=eta, **bound)]
+        loss, (total, squares, pearson) = float(reply.arrays["loss"]), reply.arrays["sums"].tolist()
+        # Before scores are asked for: of a point to which no step leads, no sum of columns is released.
+        if loss >= OUTSIDE or not loss <= highest:
+            return None
+        of_mean, weight = response.at(eta)
+        residual = reply.arrays.get("residual", of_mean)
+        replies = yield [self.ask(k, "sum_scores", residual=residual) for k in layout.clients]
+        score = (np.concatenate([reply.arrays["scores"] for reply in replies]) + response.score()) @ self.T
+        score = self.unit * np.concatenate([[total], score]) / layout.n
+        return LossPoint(b, loss, score, weight, eta, squares, pearson)
+
+    def hessian(self, point: LossPoint) -> FitProtocol[Floats]:
+        """Obtain the information over n at a point."""
+        self.left, self.grams = self.left - 1, self.grams + 1
+        H, dealers = yield from request_weighted_gram(self.layout, point.weight, self.conversation)
+        self.dealers = {**self.dealers, **dealers}
+        return self.unit**2 * self.turned(H)
+
+    def masked(self, protocol: FitProtocol[SolvedT]) -> FitProtocol[SolvedT]:
+        """Run a part of the protocol with masked linear predictors, if they are to be masked."""
+        return (
+            mask_sums(protocol, self.layout.clients, self.conversation.session) if self.hidden else protocol
+        )
+
+    def turned(self, H: Floats) -> Floats:
+        """Bring a matrix of (1, X) to the coordinates of the oracle."""
+        return np.asarray(self.turn.T @ H @ self.turn)
+
+    @property
+    def turn(self) -> Floats:
+        """(1, T), block diagonal: (p + 1, p + 1)."""
+        turn = np.eye(len(self.T) + 1)
+        turn[1:, 1:] = self.T
+        return turn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CertifiedPoint:
+    """A point of the path with its certificate."""
+
+    point: LossPoint
+    violation: float
+
+
+@dataclass(slots=True, eq=False)
+class ProximalNewton:
+    """The way along some problems, each from the solution of the one before.
+
+    A problem is the penalty at one lambda, of the coefficients `at` of (1, X T); the others are zero. It ends
+    at a violation of `unit`. H (p + 1, p + 1) is the Hessian as far as it is known. With `linearise`,
+    nonconvex penalties are reached by local linear approximation: by those of `only`, the last of which is
+    certified, or by all to the fixed point.
+    """
+
+    oracle: LossOracle
+    problems: list[Terms]
+    at: Ints
+    unit: float
+    point: LossPoint
+    H: Floats
+    linearise: bool
+    only: LinearSteps | None = None
+    found: list[CertifiedPoint] = field(default_factory=list)
+    model: Terms | None = None
+    fresh: bool = False
+    steps: int = 0
+    lassos: int = 0
+    line: ProgressLine | None = None
+
+    def run(self) -> FitProtocol[list[CertifiedPoint]]:
+        """Solve all problems."""
+        oracle, L = self.oracle, len(self.problems)
+        # A single problem is one of the proposals, which are counted already.
+        with open_line("lambda", L) if L > 1 else nullcontext() as self.line:
+            while True:
+                if (yield from oracle.masked(self._descend())):
+                    return self.found
+                self.H = yield from oracle.hessian(self.point)
+                self.fresh = True
+
+    def _descend(self) -> FitProtocol[bool]:
+        """Go on with the Hessian at hand; False where another one is needed."""
+        while len(self.found) < len(self.problems):
+            model = self._model()
+            before = self._violation(model)
+            if before <= self.unit or self.steps >= MOST_STEPS:
+                self._settle(model)
+                continue
+            moved = yield from self._step(model, before)
+            # A step that leaves most of the violation tells that the Hessian at hand is not of this place.
+            stale = not moved or self._violation(model) > SLOW * before
+            # With the Hessian of this very point, the penalty's concave part has misled; its tangent lies
+            # above it.
+            if not moved and self.fresh:
+                moved = yield from self._step(model.linearised(self.point.b[self.at]), before)
+                if not moved:
+                    self.steps = MOST_STEPS
+            self.steps, self.fresh = self.steps + 1, self.fresh and not moved
+            if stale and not self.fresh and self.oracle.left > 0:
+                return False
+            if not moved:
+                self.steps = MOST_STEPS
+        return True
+
+    def _model(self) -> Terms:
+        """Return the penalty of the present step."""
+        if self.model is None:
+            terms = self.problems[len(self.found)]
+            first = np.zeros(len(self.at)) if self.only is None else self.only.start[self.at]
+            self.model = terms.linearised(first) if self.linearise else terms
+        return self.model
+
+    def _violation(self, terms: Terms) -> float:
+        return terms.violation(self.point.b[self.at], -self.point.score[self.at])
+
+    def _settle(self, model: Terms) -> None:
+        """Accept the point for the present problem, or linearise its penalty there and go on."""
+        terms = self.problems[len(self.found)]
+        if self.only is None:
+            violation, most = self._violation(terms), MOST_LASSOS
+            again = self.linearise and violation > self.unit and self._violation(model) <= self.unit
+        else:
+            violation, most = self._violation(model), self.only.number - 1
+            again = violation <= self.unit
+        # Go on to the tangent at the lasso's solution; a fixed number of steps ends wherever it leads.
+        if again and self.lassos < most:
+            self.model, self.steps, self.lassos = terms.linearised(self.point.b[self.at]), 0, self.lassos + 1
+            return
+        self.found.append(CertifiedPoint(self.point, violation))
+        self.model, self.steps, self.lassos = None, 0, 0
+        if self.line is not None:
+            self.line.step()
+
+    def _step(self, model: Terms, violation: float) -> FitProtocol[bool]:
+        """Take one step of proximal Newton, as far as the objective falls; False where it does not."""
+        at, b, point = self.at, self.point.b[self.at], self.point
+        H, score = self.H[np.ix_(at, at)], point.score[at]
+        new, decrease = proximal_step(H, score, b, model, tol=max(0.01 * violation, 0.1 * self.unit))
+        current = point.loss + model.value(b)
+        for halving in range(PROXIMAL_HALVINGS):
+            t = 0.5**halving
+            inner = new if halving == 0 else b + t * (new - b)
+            full = np.zeros(len(point.b))
+            full[at] = inner
+            # Armijo's rule, with room for the rounding of the loss.
+            bound = current - 1e-4 * t * decrease + 1e-13 * abs(current) - model.value(inner)
+            reached = yield from self.oracle.evaluate(full, bound)
+            if reached is not None:
+                self._learn(reached)
+                return True
+        return False
+
+    def _learn(self, reached: LossPoint) -> None:
+        """Go to a point, and learn the curvature on the way there (BFGS): a Hessian costs far more."""
+        s, y = reached.b - self.point.b, self.point.score - reached.score
+        along = self.H @ s
+        # Only with positive curvature along the step does H stay positive definite.
+        if s @ y > 1e-10 * (s @ along) > 0.0:
+            self.H = self.H - np.outer(along, along) / (s @ along) + np.outer(y, y) / (s @ y)
+        self.point = reached
+
+
+def solve(
+    oracle: LossOracle,
+    problems: list[Terms],
+    point: LossPoint,
+    H: Floats,
+    unit: float,
+    *,
+    linearise: bool = False,
+    at: Ints | None = None,
+    only: LinearSteps | None = None,
+) -> FitProtocol[list[CertifiedPoint]]:
+    """Solve some problems, each from the solution of the one before; see :class:`ProximalNewton`."""
+    moving = np.arange(len(point.b)) if at is None else at
+    newton = ProximalNewton(
+        oracle=oracle,
+        problems=problems,
+        at=moving,
+        unit=unit,
+        point=point,
+        H=H.copy(),
+        linearise=linearise,
+        only=only,
+    )
+    return (yield from newton.run())

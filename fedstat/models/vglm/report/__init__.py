@@ -1,1 +1,0 @@
-"""From the outcome of a fit to what is printed, drawn, predicted and saved."""

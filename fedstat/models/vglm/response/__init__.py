@@ -1,1 +1,0 @@
-"""The response of a fit: distributions and links, and what its holder computes."""

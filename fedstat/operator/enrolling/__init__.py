@@ -1,1 +1,0 @@
-"""Whom a site and a coordinator take part with: cards, pins, rosters."""

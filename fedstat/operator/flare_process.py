@@ -1,0 +1,185 @@
+"""A FLARE server or client in the foreground, with all its child processes, until SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstat.errors import EngineError
+from fedstat.federation.files import lock_file
+from fedstat.federation.transport.flare import child_process
+from fedstat.federation.transport.flare.provision import require_flare
+from fedstat.operator.site_status import FOR_GOOD, utc_now, write_heartbeat, write_status
+
+with suppress(ImportError):  # who runs FLARE has it
+    import psutil
+
+LOCK, LOG = "serving.lock", "log.txt"
+POLL, LAST, DAY = 0.2, 10.0, 86400
+MODULES = {
+    "client": (child_process.CLIENT, "fed_client.json"),
+    "server": ("nvflare.private.fed.app.server.server_train", "fed_server.json"),
+}
+WHY = {
+    child_process.TAKEN: (
+        "another process with this kit has taken the place, on another machine or from a copy of the folder. "
+        "Find it, and leave one of the two running; where nobody here made a copy, it is in other hands: "
+        "tell the coordinator"
+    ),
+    child_process.OUT: "the coordinator has taken this site out; the server refuses its certificate",
+}
+"""Reasons for which a client ends by itself."""
+
+
+@dataclass(slots=True)
+class FlareProcess:
+    """One FLARE process, of kind "client" or "server", and what it started.
+
+    `name` is for people, and of a client the site's; `home` holds lock, log and status, and FLARE starts from
+    `kit`. `address` is host and port of the server; `remarks` are said once a day. `prepare` is called before
+    it starts, while nobody else runs it, and `conclude` before it is stopped.
+    """
+
+    kind: str
+    name: str
+    home: Path
+    kit: Path
+    address: tuple[str, int]
+    remarks: Callable[[], list[str]] = list
+    prepare: Callable[[], object] = tuple
+    conclude: Callable[[], object] = tuple
+    asked_to_stop: bool = False
+    began: str = field(default_factory=utc_now)
+
+    def run(self) -> int:
+        """Run until SIGTERM or SIGINT; 1 where FLARE failed, 3 where it ended for good, or EngineError."""
+        require_flare()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.stop)
+        with self._locked() as lock, self._log() as log:
+            self.prepare()
+            process = self._start(lock, log)
+            state = "failed"
+            try:
+                self._watch(process)
+                if self.asked_to_stop:
+                    state = "stopped"
+                    with suppress(EngineError):  # not reached: it ends all the same
+                        self.conclude()
+            finally:
+                _end(process)
+                self._tell(state, "no", None if state == "stopped" else {"reason": self._why(process)})
+        if state == "stopped":
+            print(f"{utc_now()} {self.name} stopped", flush=True)
+            return 0
+        print(f"{utc_now()} {self.name}: {self._why(process)}", file=sys.stderr)
+        return FOR_GOOD if process.returncode in WHY else 1
+
+    def stop(self, number: int, frame: Any) -> None:
+        """End soon."""
+        self.asked_to_stop = True
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Hold the lock, which whatever is started here holds as well: it is free when all have ended."""
+        with open(self.home / LOCK, "ab", opener=_open_private) as file:
+            if not lock_file(file):
+                raise EngineError(f"{self.name} is running already ('{self.home}'); stop that process first")
+            yield file.fileno()
+
+    @contextmanager
+    def _log(self) -> Iterator[int]:
+        with open(self.home / LOG, "ab", opener=_open_private) as file:
+            yield file.fileno()
+
+    def _start(self, lock: int, log: int) -> subprocess.Popen[bytes]:
+        module, settings = MODULES[self.kind]
+        words = ["-m", str(self.kit), "-s", settings]
+        words += ["--set", "secure_train=true", "org=fedstat", "config_folder="]
+        words += [f"uid={self.name}"] if self.kind == "client" else []
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return subprocess.Popen(
+            [sys.executable, "-u", "-m", child_process.__name__, module, *words],
+            cwd=self.kit,
+            env=os.environ | {"PATH": path},
+            stdin=subprocess.PIPE,  # closed by the system when this process is killed
+            stdout=log,
+            stderr=log,
+            pass_fds=(lock,),
+            start_new_session=True,  # Ctrl-C in a terminal comes here alone
+        )
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Say when it is connected and when no longer, until it ends or is to end."""
+        told, day = "", -1
+        while process.poll() is None and not self.asked_to_stop:
+            connected = "yes" if self._is_connected(process.pid) else "no"
+            if connected != told:
+                self._tell("running", connected)
+                print(f"{utc_now()} {self._sentence(connected, told)} (process {os.getpid()})", flush=True)
+                told = connected
+            write_heartbeat(self.home)
+            if day != (day := int(time.time() // DAY)):
+                for remark in self.remarks():
+                    print(f"{utc_now()} {self.name}: {remark}", file=sys.stderr, flush=True)
+            time.sleep(POLL)
+
+    def _sentence(self, connected: str, told: str) -> str:
+        where = f"{self.address[0]}:{self.address[1]}"
+        if self.kind == "server":
+            return f"{self.name} takes sites at {where}" if connected == "yes" else f"{self.name} is starting"
+        if connected == "yes":
+            return f"{self.name} is connected to {where}"
+        return f"{self.name} has lost {where}, and tries again" if told else f"{self.name} looks for {where}"
+
+    def _is_connected(self, number: int) -> bool:
+        """Whether a client has a connection to the server's port, and whether a server listens at it."""
+        state = psutil.CONN_LISTEN if self.kind == "server" else psutil.CONN_ESTABLISHED
+        try:
+            found = psutil.Process(number).net_connections("tcp")
+        except psutil.Error:
+            return False
+        ends = [one.laddr if self.kind == "server" else one.raddr for one in found if one.status == state]
+        return any(end and end.port == self.address[1] for end in ends)
+
+    def _why(self, process: subprocess.Popen[bytes]) -> str:
+        other = f"FLARE ended by itself (exit code {process.returncode}); see '{self.home / LOG}'"
+        return WHY.get(process.returncode, other)
+
+    def _tell(self, state: str, connected: str, more: Mapping[str, str] | None = None) -> None:
+        told = {"listens" if self.kind == "server" else "connected": connected}
+        write_status(self.home, state, self.name, self.began, told | dict(more or {}))
+
+
+def is_running(home: Path) -> bool:
+    """Whether a participant, or a process that it started, holds the lock."""
+    if not (home / LOCK).exists():
+        return False
+    with open(home / LOCK, "rb") as file:
+        return not lock_file(file)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process with all that it started; jobs have sessions of their own."""
+    try:
+        # listed before anybody ends, because orphans are nobody's children
+        members = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        members = []
+    for member in members:
+        member.terminate()
+    for member in psutil.wait_procs(members, LAST)[1]:
+        member.kill()
+    process.wait()

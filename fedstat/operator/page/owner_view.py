@@ -1,0 +1,123 @@
+"""The data of the owner's page, read from the site's folder when a page is requested."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from fedstat.errors import SecurityError
+from fedstat.federation.audit.event_log import PlanDecision, SiteLedger
+from fedstat.federation.audit.ledger_file import CHECKPOINT_FILENAME, LEDGER_FILENAME, read_ledger
+from fedstat.federation.disclosure.approval import AnalysisPlan
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.files import read_private
+from fedstat.federation.transport.site_folder import (
+    REFUSALS,
+    PlanFolder,
+    SiteDescription,
+    load_identity,
+    mode_problems,
+    read_description,
+    read_site_policy,
+)
+
+Verdict: TypeAlias = Literal["approved", "denied"]
+LOG_LINES, LOG_BYTES = 200, 4_000_000
+
+
+@dataclass(slots=True)
+class OwnerView:
+    """A site as its owner sees it.
+
+    `state` tells of a folder whether it is served and how it stands, `examine` what is not in order there and
+    what 'fedstat site check' prints.
+    """
+
+    folder: Path
+    state: Callable[[Path], Mapping[str, Any]]
+    examine: Callable[[Path], tuple[Sequence[str], str]]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _examining: threading.Lock = field(default_factory=threading.Lock)
+    _account: tuple[object, SiteLedger] | None = None
+
+    @property
+    def description(self) -> SiteDescription:
+        """The entries of ``site.toml``."""
+        return read_description(self.folder)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, as its file is now."""
+        return read_site_policy(self.folder)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the site's key."""
+        return load_identity(self.folder).public.fingerprint
+
+    @property
+    def account(self) -> SiteLedger:
+        """The site's account, held against its signatures; read again when its files have changed."""
+        with self._lock:
+            name, keys = self.description.name, load_identity(self.folder).public
+            now = name, keys.fingerprint, *map(self._changed, (CHECKPOINT_FILENAME, LEDGER_FILENAME))
+            if self._account is None or self._account[0] != now:
+                self._account = now, read_ledger(self.folder, name, keys)
+            return self._account[1]
+
+    @property
+    def plans(self) -> PlanFolder:
+        """The plans that wait, and those about which the owner has decided."""
+        return PlanFolder(self.description.name, self.folder, load_identity(self.folder).public)
+
+    @property
+    def waiting(self) -> Mapping[str, AnalysisPlan]:
+        """The plans that wait, by digest."""
+        return self.plans.waiting()
+
+    @property
+    def decisions(self) -> list[tuple[PlanDecision, str]]:
+        """All decisions, the newest first, each with what became of it."""
+        laid = {
+            one.plan: (one, "is signed; the site enters it into its account when it is asked next")
+            for one in self.plans.decided()
+        }
+        account = self.account
+        entered = {
+            one.plan: (one, "has served for one run" if one.name in account.spent else "is in force")
+            for one in account.decisions.values()
+        }
+        return sorted((entered | laid).values(), key=lambda one: -one[0].when)
+
+    def examined(self) -> tuple[Sequence[str], str]:
+        """Tell what is not in order, and what is shown of the site beside it."""
+        with self._examining:
+            return self.examine(self.folder)
+
+    def check_modes(self) -> None:
+        """Refuse a folder that others may read or write, with a SecurityError."""
+        for problem in mode_problems(self.folder):
+            raise SecurityError(problem)
+
+    def decide(self, digest: str, verdict: Verdict) -> None:
+        """Decide about a plan, given by its whole digest, as whoever runs this process."""
+        self.check_modes()
+        self.plans.decide(load_identity(self.folder), digest, verdict)
+
+    def reasons(self) -> list[str]:
+        """Newest lines of the log of refusals, which is for the owner alone."""
+        path = self.folder / REFUSALS
+        if not path.exists():
+            return []
+        text = read_private(path)[-LOG_BYTES:].decode("utf-8", "replace")
+        return text.splitlines()[-LOG_LINES:][::-1]
+
+    def _changed(self, name: str) -> tuple[int, int]:
+        try:
+            found = (self.folder / name).stat()
+        except OSError:
+            return 0, 0
+        return found.st_mtime_ns, found.st_size

@@ -1,0 +1,78 @@
+"""Arrays that a site released in one session, from the site's own ledger chain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+from fedstat.federation.audit.event_log import REFUSAL, ChainLink, SessionChain
+from fedstat.federation.disclosure.site import RECEIPT_FAMILY
+
+HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities", "rho charged")
+RIGHT = range(4, len(HEAD))
+STATED = "state_ledger"
+AGREED = {"schema", "control"}
+
+
+def released_rows(chain: SessionChain) -> list[tuple[str, ...]]:
+    """One row for every array of every step, under :data:`HEAD`; without charges where there are none."""
+    by_array: dict[tuple[str, str, str, bool], list[ChainLink]] = {}
+    for link in (link for link in chain.links if link.entry.left):
+        entry = link.entry
+        by_array.setdefault((entry.step, entry.array, entry.kind, entry.masked), []).append(link)
+    shown = len(HEAD) if any(link.charged for link in chain.links) else len(HEAD) - 1
+    return [_row(key, found)[:shown] for key, found in by_array.items()]
+
+
+def _row(key: tuple[str, str, str, bool], links: list[ChainLink]) -> tuple[str, ...]:
+    step, array, kind, masked = key
+    found = [link.entry for link in links]
+    charged = [Fraction(link.charged) for link in links if link.charged]
+    largest = max((entry.shape for entry in found), key=lambda shape: (len(shape), shape))
+    return (
+        step,
+        array,
+        kind,
+        "yes" if masked else "",
+        f"{len(found):,}",
+        " x ".join(map(str, largest)) or "1",
+        f"{sum(entry.bytes for entry in found):,}",
+        f"{max(entry.entities for entry in found):,}",
+        f"{float(sum(charged)):.3g}" if charged else "",
+    )
+
+
+def refusals_of(chain: SessionChain) -> list[ChainLink]:
+    """Entries of questions that were refused."""
+    return [link for link in chain.links if link.entry.kind == REFUSAL]
+
+
+def released_kind_counts(chain: SessionChain) -> Counter[str]:
+    """Count the messages that left by the kind of their values, without statements for receipts."""
+    entries = (link.entry for link in chain.links if link.entry.left and link.entry.family != RECEIPT_FAMILY)
+    return Counter(f"{entry.kind}, masked" if entry.masked else entry.kind for entry in entries)
+
+
+def only_connection_steps(chain: SessionChain) -> bool:
+    """Whether nothing was asked but what connects sites: names and kinds of columns, digests, statements."""
+    return released_kind_counts(chain).keys() <= AGREED and not refusals_of(chain)
+
+
+def families_of(chain: SessionChain) -> tuple[str, ...]:
+    """Families that asked, in the order in which they did."""
+    asked = (link.entry.family for link in chain.links if link.entry.family != RECEIPT_FAMILY)
+    return tuple(dict.fromkeys(asked))
+
+
+def statements_of(chain: SessionChain) -> list[ChainLink]:
+    """Entries of the statements that the site signed for receipts."""
+    return [
+        link
+        for link in chain.links
+        if link.entry.left and (link.entry.family, link.entry.step) == (RECEIPT_FAMILY, STATED)
+    ]
+
+
+def released_bytes(chain: SessionChain) -> int:
+    """Bytes of all that left."""
+    return sum(link.entry.bytes for link in chain.links if link.entry.left)

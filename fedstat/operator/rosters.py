@@ -1,0 +1,384 @@
+"""Commands of the signed roster: make, accept and countersign it, and remove sites from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedstat.errors import FedstatError, PartitionError, SecurityError
+from fedstat.federation.audit import checkpoints
+from fedstat.federation.audit.event_log import COORDINATOR
+from fedstat.federation.crypto.keys import normalize_fingerprint
+from fedstat.federation.crypto.rosters import LONGEST_ROSTER, Acceptance, Roster
+from fedstat.federation.files import check_folder, make_folders, open_regular, write_atomic, write_shared
+from fedstat.federation.partition.federation_file import (
+    FEDERATION_FILENAME,
+    FOLDER_TRANSPORT,
+    FederationDescription,
+    coordinator_identity,
+    read_federation,
+)
+from fedstat.federation.transport.site_folder import (
+    DESCRIPTION,
+    SiteDescription,
+    load_identity,
+    read_description,
+)
+from fedstat.operator.cards import Card, check_name, check_replaced_pin, same_fingerprint
+from fedstat.operator.config_files import make_table, set_entry, withdraw_entry
+from fedstat.operator.terminal import format_columns, shell_path, underlined
+
+# ----------------------------------------------------------------------------------------------------
+# Commands of the roster: the coordinator makes it, owners accept it, and it is told who has.
+#
+# ::
+#
+#     study/roster.json               the last roster; a copy is in the exchange folder
+#     study/accepted/North.json       which roster North's owner has accepted, signed by North
+#     exchange/North/roster.accepted  the same on its way; without such a folder North.accepted is sent
+
+FILE, ACCEPTED, CARRIED = "roster.json", ".accepted", "roster.accepted"
+COMPARE = (
+    "Compare it by telephone with another institution, and not with the coordinator alone: who makes\n"
+    "a roster could make two. Where you both read the same, you have each other's key."
+)
+
+
+def make_roster(folder: Path) -> int:
+    """Sign who takes part now, under the next number."""
+    federation = read_federation(folder)
+    if not federation.sites:
+        raise PartitionError(f"no site has been added yet: fedstat federation join {shell_path(folder)} CARD")
+    last, roster = last_roster(federation), sign_roster(federation)
+    told = "stands: nothing has changed" if roster == last else "was made"
+    print(f"Roster {roster.number} of {federation.name} {told}.\n")
+    print(format_columns(list(roster.sites.items())))
+    print(f"\nFingerprint of the roster  {roster.fingerprint}\n")
+    where = f"    fedstat site accept FOLDER{'' if federation.carrier == FOLDER_TRANSPORT else f' {FILE}'}"
+    if federation.carrier != FOLDER_TRANSPORT:
+        print(f"Next: give '{folder / FILE}', in which nothing is secret, to every site.")
+    print(f"Next: every owner enters it by{where}")
+    print("and compares its fingerprint by telephone with the other institutions.")
+    return 0
+
+
+def sign_roster(federation: FederationDescription) -> Roster:
+    """Make the next roster where something has changed, and put it where sites look."""
+    folder, last = federation.folder, last_roster(federation)
+    identity = coordinator_identity(folder)
+    roster = Roster(
+        name=federation.name,
+        number=1 if last is None else last.number + 1,
+        date=_now(),
+        layout=federation.layout,
+        coordinator=identity.public.fingerprint,
+        sites=dict(federation.sites),
+        revoked=dict(federation.revoked),
+        earlier=() if last is None else (*last.earlier, last.digest),
+    )
+    if last is not None and _content(last) == _content(roster):
+        roster = last
+    text = roster.sign(identity).encode()
+    write_atomic(folder / FILE, text)
+    if federation.carrier == FOLDER_TRANSPORT:
+        make_folders(Path(federation.exchange))
+        write_shared(Path(federation.exchange, FILE), text)
+    return roster
+
+
+def _now() -> str:
+    return checkpoints.utc_text(time.time_ns())
+
+
+def _content(roster: Roster) -> tuple[object, ...]:
+    """List what may change from one roster to the next."""
+    return roster.name, roster.layout, roster.coordinator, dict(roster.sites), dict(roster.revoked)
+
+
+def last_roster(federation: FederationDescription) -> Roster | None:
+    """Read the last roster that was made here; None where there is none."""
+    path = federation.folder / FILE
+    if not path.exists():
+        return None
+    roster = Roster.read(path.read_bytes(), f"'{path}'")
+    if not same_fingerprint(roster.coordinator, coordinator_identity(federation.folder).public.fingerprint):
+        raise SecurityError(f"'{path}' is the roster of another coordinator; put back the one made here")
+    return roster
+
+
+def accept_roster(folder: Path, roster: Path | None, fingerprint: str, replace: Sequence[str]) -> int:
+    """Show a roster; with its fingerprint, pin all that is in it."""
+    description = read_description(folder)
+    path = Path(description.exchange_folder, FILE) if roster is None else roster
+    if roster is None and not description.exchange_folder:
+        raise PartitionError(f"name the file: fedstat site accept {shell_path(folder)} {FILE}")
+    told = Roster.read(_read(path), f"'{path}'")
+    _check_of_site(folder, description, told)
+    known = _history(description, told)
+    _check_replaced(description, told, replace)
+    print(underlined(f"Roster {told.number} of {told.name}"))
+    print(format_columns(_changes(description, told)))
+    print(f"\nFingerprint of the roster  {told.fingerprint}\n")
+    if not fingerprint:
+        print(COMPARE + "\n")
+        given = [word for one in replace for word in ("--replace", f'"{one}"')]
+        words = ["fedstat site accept", shell_path(folder), *([] if roster is None else [shell_path(path)])]
+        print(f'Then:    {" ".join([*words, *given])} --fingerprint "{told.fingerprint}"')
+        return 1
+    if not same_fingerprint(fingerprint, told.fingerprint):
+        raise SecurityError(
+            f"not the roster that was compared, and nothing was changed:\n\n  compared  {fingerprint}\n  "
+            f"this one  {told.fingerprint}\n\nSomebody exchanged '{path}', or there is a newer one"
+        )
+    _enter(folder, description, told, known)
+    print(f"{description.name} trusts the coordinator and the institutions of roster {told.number} now.")
+    _countersign(folder, description, told)
+    return 0
+
+
+def _read(path: Path) -> bytes:
+    """Read a file that strangers may have put there, of a size that a roster may have."""
+    try:
+        with open_regular(path) as file:
+            text = file.read(LONGEST_ROSTER + 1)
+    except FileNotFoundError as error:
+        raise PartitionError(
+            f"'{path}' is absent; the coordinator makes it by 'federation roster'"
+        ) from error
+    if len(text) > LONGEST_ROSTER:
+        raise SecurityError(f"'{path}' is larger than such a file may be")
+    return text
+
+
+def _check_of_site(folder: Path, description: SiteDescription, told: Roster) -> None:
+    """Require that this site takes part, under its own key."""
+    own, name = load_identity(folder).public.fingerprint, description.name
+    if name not in told.sites:
+        if normalize_fingerprint(own) in map(normalize_fingerprint, told.revoked):
+            raise PartitionError(f"roster {told.number} has {name} among those that were taken out")
+        raise PartitionError(
+            f"roster {told.number} does not list {name}; send the coordinator its card again"
+        )
+    if not same_fingerprint(told.sites[name], own):
+        raise SecurityError(
+            f"roster {told.number} lists {name} with another key than its own: its card was exchanged on the "
+            "way to the coordinator. Ask by telephone, and accept nothing before"
+        )
+    for site in told.sites:
+        check_name(site)
+    layout = "horizontal" if description.site_column else "vertical"
+    if told.layout != layout:
+        raise PartitionError(f"the federation is of the {told.layout} layout, and {name} is of the {layout}")
+
+
+def _history(description: SiteDescription, told: Roster) -> dict[str, str]:
+    """Hold a roster against those that were accepted before; what is kept of these."""
+    if not same_fingerprint(description.coordinator, told.coordinator):
+        return {}
+    latest = max(map(int, description.roster), default=0)
+    if told.number < latest:
+        raise SecurityError(
+            f"roster {told.number} is older than roster {latest}, which {description.name} has accepted; "
+            "somebody put it back, or ask the coordinator for the last one"
+        )
+    for number, digest in description.roster.items():
+        if told.digest_of(int(number)) != digest:
+            raise SecurityError(
+                f"roster {number} was another one when {description.name} accepted it: the coordinator has "
+                "made two under one number. Ask the other institutions by telephone which they have"
+            )
+    return dict(description.roster)
+
+
+def _check_replaced(description: SiteDescription, told: Roster, replace: Sequence[str]) -> None:
+    pairs = [(f"the coordinator of {told.name}", description.coordinator, told.coordinator)]
+    pairs += [(f"site {site}", description.pinned.get(site, ""), key) for site, key in told.sites.items()]
+    for who, known, key in pairs:
+        check_replaced_pin(
+            who, known, key, next((one for one in replace if same_fingerprint(one, known)), "")
+        )
+
+
+def _leaving(description: SiteDescription, told: Roster) -> Iterator[str]:
+    """Sites that are pinned here by keys that were taken out, and do not take part by another."""
+    out = set(map(normalize_fingerprint, told.revoked))
+    for site, key in description.pinned.items():
+        if site not in told.sites and normalize_fingerprint(key) in out:
+            yield site
+
+
+def _changes(description: SiteDescription, told: Roster) -> list[tuple[str, ...]]:
+    """Rows of what is not as it is pinned here."""
+    parties = {COORDINATOR: (description.coordinator, told.coordinator)}
+    parties |= {site: (description.pinned.get(site, ""), key) for site, key in told.sites.items()}
+    rows: list[tuple[str, ...]] = [
+        (who, "new" if not known else "has a new key", key)
+        for who, (known, key) in parties.items()
+        if not same_fingerprint(known, key)
+    ]
+    rows += [(site, "is taken out", description.pinned[site]) for site in _leaving(description, told)]
+    as_before = len(parties) - sum(row[1] != "is taken out" for row in rows)
+    return [*rows, (f"{as_before} others" if rows else "all", "as before", "")] if as_before else rows
+
+
+def _enter(folder: Path, description: SiteDescription, told: Roster, known: dict[str, str]) -> None:
+    """Write whom the owner trusts by a roster, and its number last: a cut leaves it to be accepted again."""
+    path = folder / DESCRIPTION
+    make_table(path, "roster")
+    for site, key in told.sites.items():
+        if not same_fingerprint(description.pinned.get(site, ""), key):
+            set_entry(path, "pinned", site, key)
+    for site in _leaving(description, told):
+        withdraw_entry(path, "pinned", site)
+    set_entry(path, "", COORDINATOR, told.coordinator)
+    for old in set(description.roster) - set(known):  # of another coordinator
+        withdraw_entry(path, "roster", old)
+    for number in range(1, told.number + 1):
+        set_entry(path, "roster", str(number), told.digest_of(number))
+
+
+def _countersign(folder: Path, description: SiteDescription, told: Roster) -> None:
+    """Write for the coordinator that the roster was accepted here."""
+    acceptance = Acceptance(description.name, told.number, told.digest, _now())
+    text = acceptance.sign(load_identity(folder)).encode()
+    path = folder / f"{description.name}{ACCEPTED}"
+    write_atomic(path, text)
+    if description.exchange_folder:
+        place = Path(description.exchange_folder, description.name)
+        make_folders(place)
+        check_folder(place)
+        write_shared(place / CARRIED, text)
+        print("The coordinator sees it in the exchange folder.")
+    else:
+        print(f"Give '{path}', in which nothing is secret, to the coordinator.")
+
+
+def take_acceptance(folder: Path, path: Path) -> int:
+    """Keep a site's word that it has accepted a roster."""
+    federation = read_federation(folder)
+    roster = last_roster(federation)
+    if roster is None:
+        raise PartitionError(f"there is no roster yet: fedstat federation roster {shell_path(folder)}")
+    found = Acceptance.read(_read(path), f"'{path}'", federation.sites, roster)
+    _keep(federation, roster, found, _read(path))
+    print(f"{found.site} has accepted roster {found.number}. {_standing(federation, roster)}")
+    return 0
+
+
+def _keep(federation: FederationDescription, roster: Roster, found: Acceptance, text: bytes) -> None:
+    """Keep it, unless a later one is there."""
+    folder = federation.folder / "accepted"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if accepted_numbers(federation, roster).get(found.site, 0) < found.number:
+        write_atomic(folder / f"{found.site}.json", text)
+
+
+def accepted_numbers(federation: FederationDescription, roster: Roster) -> dict[str, int]:
+    """Return the number of the roster that each site has accepted last, as far as it was told."""
+    found = dict[str, int]()
+    for site in federation.sites:
+        path = federation.folder / "accepted" / f"{site}.json"
+        try:
+            found[site] = Acceptance.read(path.read_bytes(), f"'{path}'", federation.sites, roster).number
+        except (OSError, FedstatError):
+            continue
+    return found
+
+
+def collect_acceptances(federation: FederationDescription, roster: Roster) -> list[str]:
+    """Take what sites have put into the exchange folder; what is none of theirs is told."""
+    strange = []
+    for site in federation.sites if federation.carrier == FOLDER_TRANSPORT else ():
+        path = Path(federation.exchange, site, CARRIED)
+        try:
+            check_folder(path.parent)
+            text = _read(path)
+            found = Acceptance.read(text, f"'{path}'", {site: federation.sites[site]}, roster)
+            _keep(federation, roster, found, text)
+        except (PartitionError, OSError):
+            continue  # it has written none yet
+        except SecurityError as error:
+            strange.append(str(error))
+    return strange
+
+
+def _standing(federation: FederationDescription, roster: Roster) -> str:
+    """Say who has accepted the last roster, and who not."""
+    numbers = accepted_numbers(federation, roster)
+    lacking = [
+        f"{site} ({f'roster {numbers[site]}' if site in numbers else 'none'})"
+        for site in federation.sites
+        if numbers.get(site) != roster.number
+    ]
+    if not lacking:
+        return f"All sites have accepted roster {roster.number}."
+    return f"Roster {roster.number} is not yet accepted by {', '.join(lacking)}."
+
+
+def roster_remarks(folder: Path) -> Iterator[str]:
+    """Lines about the last roster, for whoever looks at a federation; none where there is no roster."""
+    federation = read_federation(folder)
+    roster = last_roster(federation)
+    if roster is None:
+        return
+    yield from collect_acceptances(federation, roster)
+    yield _standing(federation, roster)
+    if _content(roster)[3:] != (dict(federation.sites), dict(federation.revoked)):
+        yield f"Sites have changed since; make the next one by    fedstat federation roster {shell_path(folder)}"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sites that are taken out of a federation: their keys are listed, and join no more unasked.
+
+REVOKED = "revoked"
+
+
+def revoke_member(folder: Path, name: str) -> int:
+    """Take a site out, list its key among those that were taken out, and make the roster without it."""
+    federation = read_federation(folder)
+    if name not in federation.sites:
+        there = ", ".join(federation.sites) or "none"
+        raise PartitionError(f"there is no site '{name}' in {federation.name}; there are {there}")
+    if name == federation.coordinator:
+        raise PartitionError(
+            f"this coordinator is at '{name}'; change 'coordinator' in '{folder / FEDERATION_FILENAME}'"
+        )
+    path = folder / FEDERATION_FILENAME
+    make_table(path, REVOKED)
+    # first the list: a cut in between leaves a site that is named twice, and none that could come back
+    set_entry(path, REVOKED, federation.sites[name], name)
+    withdraw_entry(path, "sites", name)
+    print(f"{name} is no longer a site of {federation.name}, and is asked nothing from now on.")
+    print(f"Its key is listed under [{REVOKED}] and joins only with --again.\n")
+    federation = read_federation(folder)
+    if last_roster(federation) is None or not federation.sites:
+        print(f"The other owners take it out by    fedstat site revoke FOLDER {name}")
+        return 0
+    roster = sign_roster(federation)
+    print(f"Roster {roster.number}, without it, is in '{folder / FILE}':\n\n  {roster.fingerprint}\n")
+    print("The others trust it until they have accepted that one:    fedstat site accept FOLDER")
+    print(f"Who has is told by    fedstat federation test {shell_path(folder)}")
+    return 0
+
+
+def check_not_revoked(folder: Path, federation: FederationDescription, card: Card, again: bool) -> None:
+    """Refuse the card of a site that was taken out, unless it is asked back: SecurityError."""
+    listed = [key for key in federation.revoked if same_fingerprint(key, card.fingerprint)]
+    if listed and not again:
+        raise SecurityError(
+            f"the key on this card was taken out of {federation.name}, as that of "
+            f"'{federation.revoked[listed[0]]}'. Where it shall take part again, repeat this with --again"
+        )
+    for key in listed:
+        withdraw_entry(folder / FEDERATION_FILENAME, REVOKED, key)
+
+
+def revoked_problems(federation: FederationDescription) -> list[str]:
+    """One line where a site is listed as taking part under a key that was taken out."""
+    out = set(map(normalize_fingerprint, federation.revoked))
+    return [
+        f"{name} takes part with a key that is listed under [{REVOKED}]: take one of the two lines out"
+        for name, key in federation.sites.items()
+        if normalize_fingerprint(key) in out
+    ]

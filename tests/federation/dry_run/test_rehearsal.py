@@ -1,0 +1,211 @@
+"""A protocol carried to dry sites: what is entered, what is refused, and what is foreseen of its length."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedstat.errors import PolicyError
+from fedstat.federation.audit.event_log import Entry
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.disclosure.facts import EntityCount
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.state import State
+from fedstat.federation.dry_run.adversaries import join_names, who_learns
+from fedstat.federation.dry_run.execution import DryRunEnded, DryRunEngine, DrySite
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
+from fedstat.federation.message import ArrayDeclaration, Request, Step
+from fedstat.federation.protocols.masked_sums import masked_protocol
+
+SITES = {"A": 4, "B": 9, "C": 9}
+
+
+def count(data, state):
+    X = state.use("X", np.ndarray)
+    if data.policy.min_events == 7:
+        raise PolicyError(f"{data.name}: its policy (odd rule) refuses")
+    return {"total": X.sum(axis=0)[:2]}
+
+
+def columns(data, state):
+    return {"columns": state.use("X", np.ndarray)}
+
+
+def grow(data, state):
+    state.keep("grown", state.use("grown", int) + 1 if "grown" in state else 1, 9)
+    return {"columns": np.zeros((min(state.use("grown", int), 3), 2))}
+
+
+STEPS = {
+    "count": Step(
+        count,
+        gives={
+            "total": ArrayDeclaration("aggregate", "sum", maskable=True, behind=(EntityCount,)),
+            "each": ArrayDeclaration("per entity", "one each", optional=True, behind=(EntityCount,)),
+        },
+    ),
+    "columns": Step(
+        columns, gives={"columns": ArrayDeclaration("raw columns", "x", 2, behind=(EntityCount,))}
+    ),
+    "grow": Step(grow, gives={"columns": ArrayDeclaration("control", "points", 2)}),
+    "never": Step(
+        lambda data, state: never(data),
+        gives={"total": ArrayDeclaration("aggregate", "sum", behind=(EntityCount,))},
+    ),
+}
+
+
+def never(data):
+    raise PolicyError(f"{data.name}: its policy (a rule without a limit) refuses")
+
+
+@pytest.fixture(autouse=True)
+def family(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "toy", STEPS)
+
+
+def asks(step, sites=tuple(SITES)):
+    return [Request(site, "toy", step, session="s") for site in sites]
+
+
+def protocol(rounds=2):
+    for _ in range(rounds):
+        replies = yield asks("count")
+        assert sum(reply.arrays["total"].sum() for reply in replies) == pytest.approx(44.0)
+    yield asks("columns", ("B", "C"))
+
+
+def rehearse(run, at=None, policies=None, repeated=()):
+    sites = {}
+    for name, n in SITES.items():
+        sites[name], state = DrySite(name, (policies or {}).get(name, Policy()), n), State(name)
+        state.keep("X", np.ones((n, 5)), n, columns=5)
+        sites[name].open("s", state)
+    rehearsal = DryRunEngine(sites, repeated)
+    with pytest.raises(DryRunEnded):
+        rehearsal.run(run, Ledger(at=at))
+    return rehearsal.course()
+
+
+def test_what_passes_is_entered_as_an_engine_enters_it():
+    course = rehearse(protocol(), at="A")
+    assert course.entries[0] == Entry(
+        1, "B", "coordinator", "count", "total", "aggregate", "sum", (2,), 16, 9, family="toy"
+    )
+    assert course.entries[0].what == "sum"
+    assert {entry.sender for entry in course.entries} == {"B", "C"}
+    assert course.rounds == (("count",), ("count",), ("columns",))
+    assert course.n_masked == 0 and not course.cut_short
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_repeated_step_runs_once_and_is_entered_as_often_as_it_is_asked(hidden, monkeypatch):
+    def course(repeated):
+        run, runs = protocol(rounds=4), []
+        step = replace(STEPS["count"], run=lambda data, state: runs.append(data.name) or count(data, state))
+        monkeypatch.setitem(FAMILIES, "toy", STEPS | {"count": step})
+        run = masked_protocol(run, tuple(SITES), "s") if hidden else run
+        policies = {"B": Policy(min_count=10), "C": Policy(masked_only=True)}
+        return rehearse(run, policies=policies, repeated=repeated), len(runs)
+
+    whole, every = course(())
+    short, once = course({"count"})
+    assert (short.entries, short.rounds, short.refused) == (whole.entries, whole.rounds, whole.refused)
+    assert every == 4 * once
+
+
+def test_masks_make_up_shape_and_bytes_and_leave_the_sum():
+    course = rehearse(masked_protocol(protocol(), tuple(SITES), "s"), at="A")
+    entry = next(entry for entry in course.entries if entry.step == "count")
+    assert (entry.shape, entry.bytes, entry.masked) == ((2,), 32, True)
+    assert course.n_masked == 3
+    asked = {step for steps in course.rounds[:2] for step in steps}
+    assert asked >= {"introduce", "announce", "finish"}
+
+
+def test_every_rule_that_would_refuse_is_noted_and_the_rehearsal_goes_on():
+    policies = {
+        "B": Policy(refused_kinds=frozenset({"aggregate"}), masked_only=True, min_count=10, max_columns=4),
+        "C": Policy(min_events=7),
+    }
+    course = rehearse(protocol(), policies=policies)
+    found = {(site, one.rule, one.array) for (site, _), all_ in course.refused.items() for one in all_}
+    assert found == {
+        ("A", "minimum count", "total"),
+        ("B", "refused kinds", "total"),
+        ("B", "masked only", "total"),
+        ("B", "minimum count", "total"),
+        ("B", "maximum columns", ""),
+        ("C", "odd rule", ""),
+    }
+    by_array = {(row.sender, row.array): row for row in ExpectedReleases(course).planned()}
+    assert by_array["C", "columns"].refusals == ()
+    assert by_array["B", "total"].rules == ("refused kinds", "masked only", "minimum count 10")
+    assert len(by_array["B", "total"].refusals) == 4
+
+
+def test_a_refusal_that_no_policy_takes_back_ends_the_rehearsal():
+    def run():
+        yield asks("count")
+        yield asks("never")
+        yield asks("columns")
+
+    course = rehearse(run())
+    assert course.cut_short == "never" and course.rounds == (("count",), ("never",))
+    assert course.refused["A", "never"][0].rule == "a rule without a limit"
+
+
+def test_a_forecast_counts_at_three_lengths():
+    loop = IterationLoop("count", frozenset({"count"}), (1, 2, 5))
+    forecast = ExpectedReleases(rehearse(protocol(3)), [loop])
+    assert forecast.rounds() == [(("count",), (1, 2, 5)), (("columns",), (1, 1, 1))]
+    row = next(row for row in forecast.planned() if (row.sender, row.array) == ("A", "total"))
+    assert row.messages == (1, 2, 5) and row.bytes == (16, 32, 80) and row.shape == (2,)
+
+
+def test_arrays_grow_for_as_long_as_they_are_said_to():
+    def run(rounds):
+        for _ in range(rounds):
+            yield asks("grow")
+
+    real = ExpectedReleases(rehearse(run(6))).planned()[0]
+    told = ExpectedReleases(
+        rehearse(run(2)), [IterationLoop("grow", frozenset({"grow"}), (1, 4, 6), 3)]
+    ).planned()[0]
+    assert (told.shape, told.bytes) == ((3, 2), (16, 144, 240))
+    assert (real.shape, real.bytes[1]) == (told.shape, told.bytes[2])
+
+
+def learned(run, at=None, dealers=None):
+    course = rehearse(run, at=at)
+    planned = ExpectedReleases(course).planned()
+    return " ".join(f"{who}: {text}" for who, text in who_learns(planned, at, course.n_masked, dealers or {}))
+
+
+def test_who_learns_what_follows_from_kinds_masks_and_receivers():
+    plain = learned(protocol(), at="A")
+    assert "Coordinator, at A: receives from B and C, of 9 entities or more (aggregate): sum." in plain
+    assert "(raw columns): x. It then has these columns." in plain
+    assert "Collusion" not in plain
+    hidden = learned(masked_protocol(protocol(), tuple(SITES), "s"))
+    assert "Coordinator: receives under masks: sum. It learns the sums over 3 institutions" in hidden
+    assert "(aggregate)" not in hidden
+    assert "c of the 3 institutions learn the sum over the other 3 - c" in hidden
+    dealt = learned(protocol(), dealers={("A", "B"): "C", ("A", "C"): "B", ("B", "C"): ""})
+    assert "C deals the random numbers for the products of A and B." in dealt
+    assert "the coordinator deals the random numbers for the products of B and C." in dealt
+
+
+def test_two_sites_under_masks():
+    def run():
+        yield asks("count", ("A", "B"))
+
+    assert "Masks hide nothing from the other institution here" in learned(
+        masked_protocol(run(), ("A", "B"), "s")
+    )
+
+
+def test_names_in_a_sentence():
+    names = tuple(SITES)
+    assert [join_names(names[:k]) for k in range(4)] == ["", "A", "A and B", "A, B and C"]

@@ -1,0 +1,186 @@
+"""Records of a database change while a site is served: when they are read anew, and what then holds."""
+
+import sqlite3
+
+import numpy as np
+import pandas as pd
+import pytest
+from operating import make_federation
+from test_rules_in_force import Doors
+
+import fedstat as fs
+from fedstat.errors import PolicyError, ReceiptError, SessionError
+from fedstat.federation.audit.receipt import Receipt
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.transport.live_config import ActiveRules
+from fedstat.federation.transport.signed import SignedSite
+from fedstat.operator.command_line import main
+from fedstat.operator.site_status import describe_rules
+
+N = 120
+DATA = """[data]
+kind = "sql"
+query = "SELECT patient, x, y FROM ward"
+key = "patient"
+env = "{name}_DATABASE"
+"""
+
+
+def frame(n=N, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n)
+    return pd.DataFrame(
+        {"patient": range(n), "x": x, "y": (rng.random(n) < 1 / (1 + np.exp(-x))).astype(int)}
+    )
+
+
+class Ward:
+    """The database of a site, as its own hospital writes it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def write(self, statement, *values):
+        with sqlite3.connect(self.path) as connection:
+            connection.execute(statement, values)
+
+    def add(self, n):
+        new = frame(N + n, seed=0).iloc[N:]
+        new["patient"] += 10_000
+        with sqlite3.connect(self.path) as connection:
+            new.to_sql("ward", connection, if_exists="append", index=False)
+
+
+@pytest.fixture
+def ward(tmp_path, monkeypatch, capsys):
+    """Three sites, of which B has a database; what it says at its end."""
+    frames = {name: frame(seed=seed) for seed, name in enumerate("ABC")}
+    make_federation(tmp_path, frames, policy=Policy.open())
+    path = tmp_path / "ward.db"
+    with sqlite3.connect(path) as connection:
+        frames["B"].to_sql("ward", connection, index=False)
+    toml = tmp_path / "B" / "site.toml"
+    before, rest = toml.read_text().split("[data]\n")
+    after = rest[rest.index("# What columns hold") :]
+    toml.write_text(before + DATA.format(name="B") + after)
+    monkeypatch.setenv("B_DATABASE", f"sqlite:///{path}")
+    capsys.readouterr()
+    return Ward(path)
+
+
+@pytest.fixture
+def doors(tmp_path, ward):
+    opened = Doors(tmp_path)
+    yield opened
+    for site in opened.sites.values():
+        site.site.account.store.close()
+
+
+def fitted(doors):
+    result = fs.GLORE.from_formula("y ~ x", doors.connect()).fit()
+    return result, np.concatenate([result.params, result.bse])
+
+
+def test_a_fit_in_another_session_is_over_the_records_of_before_until_the_owner_says(doors, ward):
+    _, first = fitted(doors)
+    ward.add(30)
+    _, still = fitted(doors)
+    np.testing.assert_array_equal(still, first)
+    assert main(["site", "reload", str(doors.home / "B")]) == 0
+    result, later = fitted(doors)
+    assert (later != first).any() and result.nobs == 3 * N + 30
+    assert "read its records anew, 150 rows: they have changed" in doors.log[-1]
+
+
+def test_a_session_that_is_open_goes_on_or_ends_but_mixes_no_two_states(doors, ward):
+    model = fs.GLORE.from_formula("y ~ x", doors.connect())
+    first = model.fit()
+    # nothing has changed: what the owner says ends no session
+    main(["site", "reload", str(doors.home / "B")])
+    np.testing.assert_array_equal(model.fit().params, first.params)
+    assert "they are the same as before" in doors.log[-1]
+    ward.add(30)
+    main(["site", "reload", str(doors.home / "B")])
+    with pytest.raises(SessionError, match="B: its records were read anew since this session began"):
+        model.fit()
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_a_session_goes_on_after_a_restart_over_the_same_records_only(doors, ward, change):
+    """Two patients change numbers: the same rows in another order, which no count and no sum would show."""
+    model = fs.GLORE.from_formula("y ~ x", doors.connect())
+    first = model.fit()
+    doors.sites["B"].site.account.store.close()
+    if change:
+        for old, new in ((3, -1), (90, 3), (-1, 90)):
+            ward.write("UPDATE ward SET patient = ? WHERE patient = ?", new, old)
+    doors.sites["B"] = SignedSite(doors.home / "B", "B", doors.log.append)
+    if change:
+        with pytest.raises(SessionError, match="B: it was started again"):
+            model.fit()
+    else:
+        np.testing.assert_array_equal(model.fit().params, first.params)
+
+
+def test_one_record_more_is_not_told_by_two_fits(doors, ward):
+    """An analyst who asks before and after: the difference would be the one record."""
+    fitted(doors)
+    ward.add(1)
+    main(["site", "reload", str(doors.home / "B")])
+    with pytest.raises(PolicyError, match="differencing"):
+        fitted(doors)
+    ward.write("DELETE FROM ward WHERE patient >= 10000")
+    ward.add(12)
+    main(["site", "reload", str(doors.home / "B")])
+
+
+@pytest.mark.parametrize(
+    "change", ["DELETE FROM ward WHERE patient = 7", "UPDATE ward SET x = x + 1 WHERE patient = 7"]
+)
+def test_records_that_are_gone_or_changed_are_not_taken_after_answers(doors, ward, change):
+    """Without a key a record that changed is not known again: two answers could tell what it was."""
+    _, first = fitted(doors)
+    ward.write(change)
+    main(["site", "reload", str(doors.home / "B")])
+    _, still = fitted(doors)
+    np.testing.assert_array_equal(still, first)
+    assert "goes on with those that it has: B: there are" in doors.log[-1]
+    assert (
+        "1 are gone or changed" in doors.log[-1]
+        and "1 are gone" in ActiveRules.load(doors.home / "B").reloaded
+    )
+
+
+def test_records_are_read_before_the_next_question_where_rules_have_changed_as_well(doors, ward):
+    B = doors.sites["B"]
+    ward.add(30)
+    policy = doors.home / "B" / "policy.toml"
+    policy.write_text(policy.read_text() + "\n# longer by a line\n")
+    main(["site", "reload", str(doors.home / "B")])
+    B.heed()
+    assert B.site.data.table.n_rows == N + 30
+
+
+def test_a_database_that_is_away_ends_nothing(doors, ward):
+    _, first = fitted(doors)
+    ward.path.rename(ward.path.with_suffix(".away"))
+    main(["site", "reload", str(doors.home / "B")])
+    _, still = fitted(doors)
+    np.testing.assert_array_equal(still, first)
+    assert "could not be opened" in doors.log[-1]
+
+
+def test_account_receipt_and_status_say_when_records_were_read(doors, ward, capsys):
+    result, _ = fitted(doors)
+    receipt = result.receipt()
+    read = receipt.sites()["records as of"]
+    assert (read.str.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")).all()
+    assert read["B"] == doors.sites["B"].site.account.as_of
+    assert Receipt.from_json(receipt.to_json()).to_json() == receipt.to_json()
+    # a time, and nothing else in its place
+    with pytest.raises(ReceiptError, match="time"):
+        Receipt.from_json(receipt.to_json().replace(read["B"], "2026-13: 7"))
+    capsys.readouterr()
+    assert describe_rules(doors.home / "B")["records as of"] == read["B"]
+    main(["site", "ledger", str(doors.home / "B")])
+    assert f"over records as of {read['B']}" in capsys.readouterr().out

@@ -1,0 +1,21 @@
+"""Imports the package and runs its kernels once, so that a process forked after it need not."""
+
+import warnings
+
+import pyarrow.parquet
+import pytest
+
+import fedstat as fs
+from fedstat.federation.disclosure.site import load_families
+from fedstat.operator import command_line
+
+IMPORTED = pyarrow.parquet, pytest, command_line
+
+load_families()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    patients = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    fs.GLORE.from_formula("num > 0 ~ age", patients).fit()
+    fs.FedAvg.from_formula("num > 0 ~ age", patients).fit(rounds=1, seed=1, standardize=True, masked=True)
+    study = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    fs.VFEMRegression.from_formula("NPGR ~ ROA", study).fit(exchange="moments")
