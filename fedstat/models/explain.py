@@ -327,7 +327,8 @@ def vector_notes(model: Explainable, planned: Sequence[ExpectedArray]) -> Iterat
     for (most, low, usual, high), names in alike.items():
         lets, it = ("lets", "it") if len(names) == 1 else ("each let", "them")
         yield (
-            f"{join_names(names)} {lets} {most:,} numbers for each entity leave, over all analyses (per_entity), "
+            f"{join_names(names)} {lets} {most:,} numbers for each entity leave, over all analyses "
+            "(per_entity), "
             f"and this fit asks {it} for {low:,} to {high:,}, some {usual:,}: beyond them it is refused."
         )
 

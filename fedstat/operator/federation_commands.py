@@ -310,7 +310,8 @@ def join_site(folder: Path, card: Path, replace: str = "", again: bool = False) 
     if other:
         raise PartitionError(
             f"the key on this card is that of site {other[0]}; take that out before it joins under another "
-            f"name: fedstat federation remove {shell_path(folder)} {shell_path(Path(other[0]))}, then join with --again"
+            f"name: fedstat federation remove {shell_path(folder)} {shell_path(Path(other[0]))}, then "
+            "join with --again"
         )
     check_replaced_pin(f"site {told.name}", known, told.fingerprint, replace)
     rosters.check_not_revoked(folder, federation, told, again)

@@ -70,7 +70,8 @@ def request_kit(folder: Path) -> int:
         f"'{path}' asks for {name}'s certificate. It holds nothing secret and is signed with {name}'s key.\n"
     )
     print(
-        f"Next: give it to the coordinator; then    fedstat site join-kit {shell_path(folder)} {name}{GRANTED}"
+        f"Next: give it to the coordinator; then    fedstat site join-kit {shell_path(folder)} "
+        f"{name}{GRANTED}"
     )
     return 0
 
@@ -293,7 +294,8 @@ def _flare_federation(folder: Path) -> FederationDescription:
     federation = read_federation(folder)
     if federation.carrier != FLARE:
         raise PartitionError(
-            f"'{folder / FEDERATION_FILENAME}': its carrier is \"{federation.carrier}\", which needs no such step; "
+            f"'{folder / FEDERATION_FILENAME}': its carrier is \"{federation.carrier}\", which needs no "
+            "such step; "
             'over NVIDIA FLARE the file has carrier = "flare", host and port'
         )
     return federation

@@ -325,7 +325,10 @@ def roster_remarks(folder: Path) -> Iterator[str]:
     yield from collect_acceptances(federation, roster)
     yield _standing(federation, roster)
     if _content(roster)[3:] != (dict(federation.sites), dict(federation.revoked)):
-        yield f"Sites have changed since; make the next one by    fedstat federation roster {shell_path(folder)}"
+        yield (
+            "Sites have changed since; make the next one by    "
+            f"fedstat federation roster {shell_path(folder)}"
+        )
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -691,7 +691,8 @@ class SiteLedger:
             )
         if earlier.time > max(self.store.head.lost, default=-1) and not self.store.holds(earlier):
             self.disputed = (
-                f"its account does not hold what it signed on {utc_text(earlier.time)}: the files in its folder "
+                f"its account does not hold what it signed on {utc_text(earlier.time)}: the files in its "
+                "folder "
                 "were put back to an earlier state, and what it has answered since is not known"
             )
             self.store.disputed(self.disputed)

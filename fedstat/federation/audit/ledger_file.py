@@ -458,7 +458,8 @@ class LedgerFile:
         found = self.path.stat() if self.path.exists() else None
         if found is None or (found.st_ino, found.st_size) != (held.st_ino, self._size):
             raise SecurityError(
-                f"'{self.path}' was changed while the site was served, and not by it. {recovery_hint(self.folder)}"
+                f"'{self.path}' was changed while the site was served, and not by it. "
+                f"{recovery_hint(self.folder)}"
             )
 
     def _full(self, error: OSError) -> EngineError:
@@ -542,7 +543,8 @@ def _read_checked(folder: Path, site: str, keys: PublicIdentity) -> LedgerReadin
     reading = read_lines(folder, site, keys, _secret(folder))
     if head.lines not in reading.heads or reading.heads[head.lines].digest != head.digest:
         raise SecurityError(
-            f"'{folder / LEDGER_FILENAME}' ends before what this site wrote last: it was cut, or put back to an "
+            f"'{folder / LEDGER_FILENAME}' ends before what this site wrote last: it was cut, or put back "
+            "to an "
             f"earlier state. {recovery_hint(folder)}"
         )
     return reading

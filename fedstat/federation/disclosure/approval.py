@@ -340,7 +340,8 @@ class Approvals:
         if status == "pending" and digest not in self.pending:
             if len(self.pending) >= MAX_PENDING_PLANS:
                 raise ConsentError(
-                    f"{self.site}: its policy (approval) keeps {MAX_PENDING_PLANS} plans for its owner, who has "
+                    f"{self.site}: its policy (approval) keeps {MAX_PENDING_PLANS} plans for its owner, "
+                    "who has "
                     "to decide about these first: 'fedstat site pending FOLDER'"
                 )
             if self.store is None:

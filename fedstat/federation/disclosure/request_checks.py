@@ -84,7 +84,8 @@ def _check_kind(question: ArrayRequest) -> str:
     remedy = "Fit with masked=True, or ask" if declared.maskable and not unhidden else "Ask"
     line = toml_line("refused_kinds", policy.refused_kinds - {kind})
     return (
-        f"does not let '{kind}' leave: {where}. {DISCLOSURE_BY_KIND.get(kind, '')}{remedy} for less, leave the site "
+        f"does not let '{kind}' leave: {where}. {DISCLOSURE_BY_KIND.get(kind, '')}{remedy} for less, "
+        "leave the site "
         f"out, or have the owner allow the kind by the line  {line}  in policy.toml"
     )
 
@@ -94,7 +95,8 @@ def _check_per_entity(question: ArrayRequest) -> str:
     if declared.kind != PER_ENTITY or policy.per_entity != 0 or PER_ENTITY in policy.refused_kinds:
         return ""
     return (
-        f"does not let numbers for each entity leave: {where}. {DISCLOSURE_BY_KIND[PER_ENTITY]}Ask for less, leave "
+        f"does not let numbers for each entity leave: {where}. {DISCLOSURE_BY_KIND[PER_ENTITY]}Ask for "
+        "less, leave "
         "the site out, or have the owner allow so many of them, over all analyses, by the line  "
         f"{PER_ENTITY_EXAMPLE}  in policy.toml"
     )
@@ -157,7 +159,8 @@ def refusals(site: str, policy: Policy, ask: Request, step: Step) -> Iterator[Po
                 "per entity",
                 "",
                 f"{site}: its policy (per entity) takes no numbers for each entity either: step '{ask.step}' "
-                f"comes with {declared.weighs} of each row. The owner may allow them by the line  {PER_ENTITY_EXAMPLE}  "
+                f"comes with {declared.weighs} of each row. The owner may allow them by the line  "
+                f"{PER_ENTITY_EXAMPLE}  "
                 "in policy.toml",
             )
     for name, declared in step.given.items():
@@ -302,7 +305,8 @@ def check_per_entity_numbers(
     line = toml_line("per_entity", max(2 * policy.per_entity, before + 40))
     raise DescriptionError(
         f"{site}: its policy (per entity) lets {policy.per_entity} numbers for each entity leave over all "
-        f"analyses, and {before} have left: {before * BITS_PER_NUMBER:,} bits about each. More would narrow the rows "
+        f"analyses, and {before} have left: {before * BITS_PER_NUMBER:,} bits about each. More would "
+        "narrow the rows "
         f"down further, and as many as there are columns give them away. The owner may allow it by the line  "
         f"{line}  in policy.toml"
     )
@@ -346,7 +350,8 @@ def check_factors(data: SiteData, fact: facts.FactorsRequested) -> None:
     for text, problem in chain(found, of_products):
         if problem:
             raise DescriptionError(
-                f"{data.name}: its policy (simple formulas) does not compute '{text}': {problem}. {ALLOW_ANY_HINT}"
+                f"{data.name}: its policy (simple formulas) does not compute '{text}': {problem}. "
+                f"{ALLOW_ANY_HINT}"
             )
 
 

@@ -93,7 +93,8 @@ def check_external_weights(data: SiteData, weights: Floats, what: str) -> None:
     if not all(is_weight_spread(data, np.abs(one)) for one in np.atleast_2d(weights.T)):
         raise PolicyError(
             f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum; "
-            f"nearly all of these {what} belong to fewer{_max_share_text(data)}, as where columns separate the "
+            f"nearly all of these {what} belong to fewer{_max_share_text(data)}, as where columns "
+            "separate the "
             "response. Use fewer columns or, where there is a penalty, a larger lambda"
         )
 
@@ -134,7 +135,8 @@ def refuse_working_weights(data: SiteData) -> None:
     """
     raise PolicyError(
         f"{data.name}: its policy (minimum count) wants at least {data.min_count} rows behind sums at any "
-        f"coefficients; at these nearly all weight is on fewer{_max_share_text(data)}. In a fit that means outcomes "
+        f"coefficients; at these nearly all weight is on fewer{_max_share_text(data)}. In a fit that "
+        "means outcomes "
         "that are nearly separated, or very long tails: leave out the term that separates them, or "
         "transform it"
     )

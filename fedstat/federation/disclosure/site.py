@@ -57,13 +57,13 @@ from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 # model, and loads them all.
 
 FEDERATION_FAMILIES = (
-    "design.row_steps",
-    "design.by_columns",
-    "rounds.alignment_steps",
-    "rounds.approval",
-    "rounds.margins",
-    "rounds.schema",
-    "rounds.statements",
+    "design.horizontal_steps",
+    "design.vertical_design",
+    "protocols.linkage",
+    "protocols.plan_approval",
+    "protocols.margins",
+    "protocols.schema",
+    "protocols.receipts",
 )
 """Modules of federation/ that enter steps into :data:`fedstat.federation.disclosure.site.FAMILIES`."""
 
@@ -74,7 +74,7 @@ MODELS_PACKAGE = "fedstat.models"
 def load_families() -> None:
     """Enter the steps of all installed families."""
     for module in FEDERATION_FAMILIES:
-        import_module(f"fedstat.federation.disclosure.{module}")
+        import_module(f"fedstat.federation.{module}")
     for family in import_module(MODELS_PACKAGE).INSTALLED:
         import_module(f"{MODELS_PACKAGE}.{family}")
 

@@ -80,7 +80,8 @@ THREATS_WITHOUT_RULE: Mapping[str, Mapping[str, str]] = {
         ANALYST: "A whole column, by predictions from it alone, where they need not be masked.",
         COORDINATOR: "Of every entity so many numbers, 53 bits each, masked or not: as many as columns are "
         "its row.",
-        OTHER_SITE: "The response of its entities, where residuals or curvatures are sent; sums of its columns "
+        OTHER_SITE: "The response of its entities, where residuals or curvatures are sent; "
+        "sums of its columns "
         "with them, where a third party deals.",
         DEPARTING: "The response of every entity, by one question; rows, by as many as columns.",
     },

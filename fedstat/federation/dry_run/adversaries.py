@@ -45,7 +45,10 @@ def coordinator_learns(planned: Sequence[ExpectedArray], at: str | None) -> Iter
         entities = min((row.entities for row in rows if row.entities), default=0)
         # A share is random: how many entities are behind it says nothing about what it shows.
         behind = f", of {entities:,} entities or more" if entities and kind != "masked share" else ""
-        yield f"receives from {_join_or_count(senders, planned)}{behind} ({kind}): {_array_meanings(rows)}. {meaning}."
+        yield (
+            f"receives from {_join_or_count(senders, planned)}{behind} ({kind}): "
+            f"{_array_meanings(rows)}. {meaning}."
+        )
         if kind == "sketch" and at is not None:
             yield f"sits at {at}, which has the seed of the sketch."
 
@@ -56,12 +59,14 @@ def masked_sums_reveal(planned: Sequence[ExpectedArray], n_masked: int) -> Itera
     rows = [row for row in planned if row.masked and row.kind != "per entity"]
     if rows:
         yield (
-            f"receives under masks: {_array_meanings(rows)}. It learns the sums over {n_masked} institutions, and no "
+            f"receives under masks: {_array_meanings(rows)}. It learns the sums over {n_masked} "
+            "institutions, and no "
             "institution's part."
         )
     if each:
         yield (
-            f"receives sums over {n_masked} institutions entity by entity, in every round: {_array_meanings(each)}. "
+            f"receives sums over {n_masked} institutions entity by entity, in every round: "
+            f"{_array_meanings(each)}. "
             "Masks hide an institution's part of one round: about as many rounds as there are columns give "
             "the rows of all institutions away. At an entity of which one institution alone has a record the "
             "sum is that one's part."
@@ -74,7 +79,8 @@ def sites_learn(planned: Sequence[ExpectedArray]) -> Iterator[str]:
         rows = [row for row in planned if row.kind == kind and row.sender == COORDINATOR]
         if rows:
             receivers = list(dict.fromkeys(row.receiver for row in rows))
-            yield f"{_join_or_count(receivers, planned)} receive ({kind}): {_array_meanings(rows)}. {meaning}."
+            whom = _join_or_count(receivers, planned)
+            yield f"{whom} receive ({kind}): {_array_meanings(rows)}. {meaning}."
     if any(row.kind == "sealed" for row in planned):
         yield (
             "of a product receive each other's columns less random numbers, sealed, and learn nothing from "

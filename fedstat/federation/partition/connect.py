@@ -224,7 +224,8 @@ def _selected_sites(federation: FederationDescription, without: Sequence[str]) -
     asked = {name: key for name, key in federation.sites.items() if name not in without}
     if not asked:
         raise PartitionError(
-            f"'{federation.folder / FEDERATION_FILENAME}' lists no site to ask; add one with 'fedstat federation join "
+            f"'{federation.folder / FEDERATION_FILENAME}' lists no site to ask; add one with 'fedstat "
+            "federation join "
             f"{federation.folder} CARD'"
         )
     return asked

@@ -119,7 +119,8 @@ def folder_carrier(federation: FederationDescription, timeout: float | None = No
     """Open the folder of a federation, with the coordinator's keys."""
     if federation.carrier != FOLDER_TRANSPORT:
         raise PartitionError(
-            f'\'{federation.folder / FEDERATION_FILENAME}\': carrier: expected "{FOLDER_TRANSPORT}", "{BUCKET_TRANSPORT}" or "{FLARE}"; '
+            f"'{federation.folder / FEDERATION_FILENAME}': carrier: expected \"{FOLDER_TRANSPORT}\", "
+            f'"{BUCKET_TRANSPORT}" or "{FLARE}"; '
             "another one is opened by the analyst and handed to ClientPartition.connect(..., carrier=...)"
         )
     return FolderTransport(

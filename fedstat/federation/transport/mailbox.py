@@ -199,7 +199,7 @@ class ErrorNote:
     `question` is the digest of what was signed, `key` the fingerprint of who signed it.
     """
 
-    why: Literal["untrusted_note", "closed"]
+    why: Literal["untrusted", "closed"]
     question: str
     key: str
 

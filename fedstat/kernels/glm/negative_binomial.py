@@ -42,7 +42,6 @@ NEAR = 0.15
 """Where the series in q is used; TERMS of them have all digits."""
 
 TERMS = 20
-HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 TABLE = 1024
 """Counts below are worked out once."""
@@ -108,7 +107,7 @@ def _stirling(x: float) -> tuple[float, float, float]:
         digamma += term
         trigamma -= 2 * k * term / at
     if x < LARGE:
-        gamma = math.lgamma(x) - (x - 0.5) * math.log(x) + x - HALF_LOG_TWO_PI
+        gamma = math.lgamma(x) - (x - 0.5) * math.log(x) + x - HALF_LOG_2PI
     return gamma, digamma, trigamma
 
 
@@ -149,7 +148,7 @@ def _of_count(y: float, alpha: float) -> tuple[float, float, float]:
     theta = 1.0 / alpha
     value, slope = _discreteness(y, alpha)
     stirling = _stirling(y + theta)[0] - _stirling(y)[0] - _stirling(theta)[0]
-    return value, slope, stirling - HALF_LOG_TWO_PI - 0.5 * math.log(y * (1.0 + alpha * y))
+    return value, slope, stirling - HALF_LOG_2PI - 0.5 * math.log(y * (1.0 + alpha * y))
 
 
 @njit(cache=True, nogil=True)

@@ -170,9 +170,13 @@ def bands(time: Learner) -> int:
 
 
 def check_size(
-    asked: SumsSize, sites: Sequence[SiteRowCounts], policies: Mapping[str, Policy], weighed: Sequence[str], *,
+    asked: SumsSize,
+    sites: Sequence[SiteRowCounts],
+    policies: Mapping[str, Policy],
+    weighed: Sequence[str],
+    *,
     masked: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Require rows for the columns of all learners, by fold, as the owners do; name what passes.
 
     Sites in `weighed` have curves of the response that weigh differently; a strict owner then counts columns

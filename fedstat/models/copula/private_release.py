@@ -90,7 +90,8 @@ class PrivateRelease(Explainable):
             if budget is None:
                 raise DescriptionError(
                     f"{client}: its policy (privacy budget) is none, and answers with noise are charged to "
-                    f"one. The owner may set it by the lines  {BUDGET_EXAMPLE}  in policy.toml; nothing was asked"
+                    f"one. The owner may set it by the lines  {BUDGET_EXAMPLE}  in policy.toml; nothing "
+                    "was asked"
                 )
             if budget.delta and cost > rho_of_budget(budget.epsilon, budget.delta):
                 raise DescriptionError(

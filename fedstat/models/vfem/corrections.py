@@ -157,7 +157,8 @@ def skewed_notes(moments: PatternMoments) -> Iterator[str]:
     more = f" and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
     yield (
         f"Skewed columns that some entities lack: {'; '.join(each)}{more} (skewness of a log-normal column "
-        f"as asymmetric); and the response differs between missing patterns ({format_pvalue(pvalue)}). The normal law "
+        f"as asymmetric); and the response differs between missing patterns ({format_pvalue(pvalue)}). "
+        "The normal law "
         "of what is missing matters there, and with much missing coefficients may be off by several standard "
         f"errors: {compare}take logarithms in the formula where effects are of these."
     )

@@ -129,7 +129,8 @@ def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[str]:
     yield (
         f"Standard errors of coefficients are {np.median(ratio):.2f} times (median; {ratio.min():.2f} to "
         f"{ratio.max():.2f}) those of between='independent', blocks independent between institutions. "
-        f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} such a law (likelihood "
+        f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} such a law "
+        "(likelihood "
         f"ratio, {format_pvalue(pvalue)}); where it does not hold its coefficients are biased."
     )
 
@@ -193,7 +194,8 @@ def joint_assumptions(linear: JointNormalFit) -> Iterator[str]:
     try:
         pvalue = independence_lr_test(linear).pvalue
         yield (
-            f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} blocks that are "
+            f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} blocks that "
+            "are "
             "independent between institutions, between='independent' (likelihood ratio of the normal law of "
             f"columns and response, {format_pvalue(pvalue)})."
         )

@@ -121,8 +121,9 @@ class IndependentBlocksModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FreeCovariancePoint:
-    """A point of the law of :mod:`fedstat.models.vertical.joint_normal`, which has the mean of the
-    response.
+    """A point of the joint normal model, which has the mean of the response.
+
+    See :mod:`fedstat.models.vertical.joint_normal`.
     """
 
     law: JointNormalPoint

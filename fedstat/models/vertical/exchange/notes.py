@@ -25,7 +25,8 @@ def merge_notes(exchange: PatternExchange) -> Iterator[str]:
     plan = exchange.plan
     if exchange.columns and exchange.lost:
         yield (
-            f"Patterns with few entities are not released: {values_left_out(exchange.lost)} count as missing in "
+            f"Patterns with few entities are not released: {values_left_out(exchange.lost)} count as "
+            "missing in "
             f"{plan.moved + plan.trimmed:,} entities that have them, and {plan.left_out:,} that would lack "
             "everything are left out."
         )
@@ -132,7 +133,8 @@ def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[st
     yield (
         f"What the coordinator and the response holder could solve for: {numbers:,} numbers for every "
         f"entity{earlier} are {held:,} bits, against at most {unknown:,} of the {columns} columns "
-        f"({MANTISSA_BITS} a number, 1 where a column has two values). {_verdict(numbers, columns)} Masks hide an "
+        f"({MANTISSA_BITS} a number, 1 where a column has two values). {_verdict(numbers, columns)} Masks "
+        "hide an "
         "institution's part of one round and not of many."
     )
 
@@ -145,5 +147,6 @@ def _verdict(numbers: int, columns: int) -> str:
         )
     return (
         f"That is too few for {columns} columns of many values, and enough for "
-        f"{'all' if numbers * MANTISSA_BITS >= columns else numbers * MANTISSA_BITS} of them if they have two."
+        f"{'all' if numbers * MANTISSA_BITS >= columns else numbers * MANTISSA_BITS} of them if they have "
+        "two."
     )

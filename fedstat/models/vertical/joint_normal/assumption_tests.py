@@ -172,8 +172,8 @@ def most_correlated(moments: PatternMoments, instead: str) -> Iterator[str]:
         pair, pvalue = found
         yield (
             f"Most correlated blocks: '{pair.first}' and '{pair.second}', largest canonical correlation "
-            f"{pair.canonical:.2f} over {pair.n:,} entities, {format_pvalue(pvalue)} (times the number of pairs)."
-            + (f" The assumption does not hold: {instead}." if pvalue < REJECTED else "")
+            f"{pair.canonical:.2f} over {pair.n:,} entities, {format_pvalue(pvalue)} (times the number of "
+            "pairs)." + (f" The assumption does not hold: {instead}." if pvalue < REJECTED else "")
         )
 
 
@@ -186,7 +186,8 @@ def warn_of_dependence(
         pair, pvalue = found
         warn(
             f"{assumed}: the blocks of '{pair.first}' and '{pair.second}' are correlated "
-            f"(largest canonical correlation {pair.canonical:.2f} over {pair.n:,} entities, {format_pvalue(pvalue)}); "
+            f"(largest canonical correlation {pair.canonical:.2f} over {pair.n:,} entities, "
+            f"{format_pvalue(pvalue)}); "
             f"coefficients are biased where blocks are missing. {instead}",
             AssumptionWarning,
         )

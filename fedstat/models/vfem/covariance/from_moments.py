@@ -32,8 +32,9 @@ JOINT_COMPLEX_STEP = 1e-30
 
 
 def joint_normal_sem(fit: JointNormalFit) -> tuple[Floats, float]:
-    """Covariance as :func:`~fedstat.models.vertical.joint_normal.fit.estimates_covariance` has it, and its
-    asymmetry.
+    """Return the covariance of the estimates by supplemented EM, and its asymmetry.
+
+    The covariance is arranged as in :func:`~fedstat.models.vertical.joint_normal.fit.estimates_covariance`.
 
     A NotAvailableError where pairs of institutions have no covariance of their own: the M-step is not in
     closed form then. An EstimationError where the map does not contract.

@@ -402,8 +402,9 @@ def glm_block_state_of(state: State) -> GLMBlockState:
 def glm_start(
     data: SiteData, state: State, keep: Bools, rows: Ints, n: Array, filled: Array, memory: Array
 ) -> dict[str, Array]:
-    """Standardise the block (see :func:`stage_block_state`), and begin at coefficients of zero; nothing
-    leaves.
+    """Standardize the block and begin at coefficients of zero; nothing leaves.
+
+    See :func:`stage_block_state`.
     """
     if not 1 <= int(memory) <= MOST_STEPS_KEPT:
         raise MessageError(f"{data.name}: expected 1 to {MOST_STEPS_KEPT} steps to remember")
