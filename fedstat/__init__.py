@@ -69,9 +69,9 @@ def _lazy() -> dict[str, str]:
     """Modules of models, which bring the compiler along: they are imported when one is first named."""
     models = {name: f"fedstat.models.{family}.model" for family, names in INSTALLED.items() for name in names}
     functions = {
-        "audit": "copula.audit.audit",
+        "audit": "copula.audit",
         "load": "saved",
-        "rehearse": "copula.rehearse",
+        "rehearse": "copula.model",
     }
     return {name: f"fedstat.models.{module}" for name, module in functions.items()} | models
 

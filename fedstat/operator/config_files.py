@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
-import tomllib
-from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+
+import tomlkit
+from tomlkit.container import Container
+from tomlkit.exceptions import ParseError
+from tomlkit.items import Table
 
 from fedstat.errors import PartitionError
 from fedstat.federation.audit.checkpoints import utc_text
@@ -20,91 +20,61 @@ from fedstat.federation.files import write_atomic
 
 def toml_quoted(text: str) -> str:
     """Write a text as TOML."""
-    return json.dumps(text, ensure_ascii=False)
+    return tomlkit.item(text).as_string()
 
 
 def set_entry(path: Path, table: str, name: str, value: str) -> None:
-    """Write an entry of a table, or of the top where the table is empty, in the place of an earlier one.
+    """Set an entry of a table, or of the top level where `table` is empty; comments stay where they are.
 
-    PartitionError where the file is laid out in a way that this does not understand; nothing was changed.
+    Raises
+    ------
+    PartitionError
+        The file is not TOML, or has no such table under a header of its own. The file is unchanged.
     """
-    line = f"{toml_quoted(name) if table else name} = {toml_quoted(value)}"
-
-    def edit(lines: list[str]) -> list[str]:
-        start, end = _bounds(lines, table)
-        here = [place for place in range(start, end) if _name(lines[place]) == name]
-        if here:
-            return [*lines[: here[0]], line, *lines[here[0] + 1 :]]
-        # before the blank lines, and the words about it, that part the table from the next one
-        while end > start and (not lines[end - 1].strip() or lines[end - 1].startswith("#")):
-            end -= 1
-        return [*lines[:end], line, *lines[end:]]
-
-    _rewrite(path, edit, lambda content: _table(content, table).update({name: value}))
+    document, entries = _parse(path, table)
+    # A new entry goes before the blank lines and the comment that introduce the next table.
+    introduction = []
+    while table and name not in entries and entries.body and entries.body[-1][0] is None:
+        introduction.append(entries.body.pop())
+    entries[name] = value
+    entries.body.extend(reversed(introduction))
+    _write(path, document)
 
 
 def make_table(path: Path, table: str) -> None:
-    """Begin a table at the end of a file that does not have it: one made before there was such a table."""
-    text = path.read_text(encoding="utf-8")
-    if table not in tomllib.loads(text):
-        write_atomic(path, f"{text.rstrip()}\n\n[{table}]\n".encode())
+    """Add an empty table at the end of a file that lacks it."""
+    document, entries = _parse(path)
+    if table not in entries:
+        document.add(tomlkit.nl()).add(table, tomlkit.table())
+        _write(path, document)
 
 
 def withdraw_entry(path: Path, table: str, name: str) -> None:
-    """Put an entry behind a '#', with the time; PartitionError as for :func:`set_entry`, or without one."""
-
-    def edit(lines: list[str]) -> list[str]:
-        start, end = _bounds(lines, table)
-        return [
-            f"# withdrawn {utc_text(time.time_ns())}: {line}"
-            if start <= place < end and _name(line) == name
-            else line
-            for place, line in enumerate(lines)
-        ]
-
-    _rewrite(path, edit, lambda content: _table(content, table).pop(name))
+    """Turn an entry into a comment with the time; errors are those of :func:`set_entry`."""
+    document, entries = _parse(path, table)
+    if name not in entries:
+        raise PartitionError(f"'{path}' has no entry '{name}' in [{table}]")
+    place = next(i for i, (key, _) in enumerate(entries.body) if key is not None and key.key == name)
+    line = f"{toml_quoted(name)} = {toml_quoted(str(entries[name]))}"
+    entries.remove(name)
+    entries.body[place] = (None, tomlkit.comment(f"withdrawn {utc_text(time.time_ns())}: {line}"))
+    _write(path, document)
 
 
-def _rewrite(
-    path: Path, edit: Callable[[list[str]], list[str]], change: Callable[[dict[str, Any]], object]
-) -> None:
-    """Edit the text, and make sure that it then says what was meant."""
-    text = path.read_text(encoding="utf-8")
-    meant = tomllib.loads(text)
-    change(meant)
-    edited = "\n".join(edit(text.splitlines())) + "\n"
+def _parse(path: Path, table: str = "") -> tuple[tomlkit.TOMLDocument, Container]:
+    """Return the document in a file, and the entries of one table of it."""
     try:
-        same = tomllib.loads(edited) == meant
-    except tomllib.TOMLDecodeError:
-        same = False
-    if not same:
-        raise PartitionError(f"'{path}' could not be edited here; write the entry by hand")
-    write_atomic(path, edited.encode())
+        document = tomlkit.parse(path.read_bytes())
+    except (ParseError, UnicodeDecodeError) as error:
+        raise PartitionError(f"'{path}' is not TOML ({error}); correct it") from None
+    found = document.get(table) if table else None
+    if table and not isinstance(found, Table):
+        raise PartitionError(f"'{path}' has no table [{table}] under a header; write the entry by hand")
+    return document, found.value if isinstance(found, Table) else document
 
 
-def _table(content: dict[str, Any], table: str) -> dict[str, Any]:
-    found: dict[str, Any] = content.setdefault(table, {}) if table else content
-    return found
-
-
-def _bounds(lines: list[str], table: str) -> tuple[int, int]:
-    """Lines of a table without its head; the top ends where the first table begins."""
-    heads = [place for place, line in enumerate(lines) if line.strip().startswith("[")] + [len(lines)]
-    if not table:
-        return 0, heads[0]
-    for head, following in pairwise(heads):
-        if lines[head].split("#")[0].strip() == f"[{table}]":
-            return head + 1, following
-    raise PartitionError(f"there is no table [{table}] in the file; write the entry by hand")
-
-
-def _name(line: str) -> str:
-    """Name of the entry that a line makes; empty for none."""
-    try:
-        # a line that is no TOML by itself is part of a longer entry, or a comment
-        return next(iter(tomllib.loads(line)), "")
-    except tomllib.TOMLDecodeError:
-        return ""
+def _write(path: Path, document: tomlkit.TOMLDocument) -> None:
+    write_atomic(path, tomlkit.dumps(document).encode())
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -32,9 +32,6 @@ from fedstat.models.m2sem.tables import ClusterTables, with_share_errors
 from fedstat.models.saved import SavedLedger, Serializable
 from fedstat.progress_line import shows_progress
 from fedstat.typing import Array
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True, eq=False)

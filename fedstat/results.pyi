@@ -1,0 +1,56 @@
+"""Public result classes and their modules: read by type checkers, and by ``results.py`` at run time."""
+
+from fedstat.federation.audit.event_log import AbsentSite as AbsentSite
+from fedstat.federation.audit.ledger import Ledger as Ledger
+from fedstat.federation.audit.receipt import Receipt as Receipt
+from fedstat.federation.audit.verification import Verification as Verification
+from fedstat.federation.partition.dependence import BlockCorrelation as BlockCorrelation
+from fedstat.federation.partition.describe import PartitionDescription as PartitionDescription
+from fedstat.inference.compare import Comparison as Comparison
+from fedstat.inference.discrimination import Discrimination as Discrimination
+from fedstat.inference.evaluation import Accuracy as Accuracy
+from fedstat.inference.evaluation import Evaluation as Evaluation
+from fedstat.inference.explanation import Explanation as Explanation
+from fedstat.inference.heterogeneity import Heterogeneity as Heterogeneity
+from fedstat.inference.likelihood import FTest as FTest
+from fedstat.inference.likelihood import LRTest as LRTest
+from fedstat.inference.meta_analysis import FactorCombination as FactorCombination
+from fedstat.inference.mixtures import OutsideResults as OutsideResults
+from fedstat.inference.pooling import CombinedResults as CombinedResults
+from fedstat.inference.pooling import PooledResults as PooledResults
+from fedstat.inference.recalibration import Recalibration as Recalibration
+from fedstat.inference.results import FederatedResults as FederatedResults
+from fedstat.inference.tables import SheetSummary as SheetSummary
+from fedstat.models.boost.private.results import PrivateBoostResults as PrivateBoostResults
+from fedstat.models.boost.report.refit import BoostPrediction as BoostPrediction
+from fedstat.models.boost.report.refit import SurfaceFit as SurfaceFit
+from fedstat.models.boost.results import BoostResults as BoostResults
+from fedstat.models.boost.results import LocalBoosts as LocalBoosts
+from fedstat.models.boost.vertical_results import VerticalBoostResults as VerticalBoostResults
+from fedstat.models.copula.audit import AuditResults as AuditResults
+from fedstat.models.copula.published import PublishedSynthesis as PublishedSynthesis
+from fedstat.models.copula.results import CopulaResults as CopulaResults
+from fedstat.models.copula_glm.results import PrivateGLMResults as PrivateGLMResults
+from fedstat.models.fedavg.results import FedAvgResults as FedAvgResults
+from fedstat.models.glm.post_fit import ScoreTest as ScoreTest
+from fedstat.models.glm.results import GLMResults as GLMResults
+from fedstat.models.glm.results import OLSResults as OLSResults
+from fedstat.models.glm.wild_bootstrap import WildBootstrap as WildBootstrap
+from fedstat.models.horizontal.prediction import GLMPrediction as GLMPrediction
+from fedstat.models.laser.evaluation import SetEvaluation as SetEvaluation
+from fedstat.models.laser.results import LASERResults as LASERResults
+from fedstat.models.m2sem.bootstrap import BootstrapResults as BootstrapResults
+from fedstat.models.m2sem.results import M2SEMResults as M2SEMResults
+from fedstat.models.m2sem.search import ClusterSearch as ClusterSearch
+from fedstat.models.margins import MarginalEffects as MarginalEffects
+from fedstat.models.threats import ThreatTable as ThreatTable
+from fedstat.models.vertical.joint_normal.assumption_tests import LittleTest as LittleTest
+from fedstat.models.vfem.prediction_results import GLMPredictionResults as GLMPredictionResults
+from fedstat.models.vfem.prediction_results import PredictionResults as PredictionResults
+from fedstat.models.vfem.results import VFEMGLMResults as VFEMGLMResults
+from fedstat.models.vfem.results import VFEMResults as VFEMResults
+from fedstat.models.vglm.results import DebiasedResults as DebiasedResults
+from fedstat.models.vglm.results import RefitResults as RefitResults
+from fedstat.models.vglm.results import VerticalGLMResults as VerticalGLMResults
+
+__all__: list[str]
