@@ -202,10 +202,10 @@ def test_residuals_are_in_their_range_whatever_coefficients_are_told(carried):
     """Coefficients and middles of the coordinator's making cannot make an entity weigh more."""
     made = model(policy=fs.Policy(privacy=fs.Budget(50.0, 1e-6), order="any"))
     made.fit(polish=1, draws=10)
-    asked = from_json(steps.ScoreAsked, last(carried, "begin_score", "A").text, "")
+    asked = from_json(steps.ScoreStepRequest, last(carried, "begin_score", "A").text, "")
     mean = asked.terms.mean
     for middle, slopes in [(0.0, (1e12, -1e12)), (1e300, (1e300, 1e300))]:
-        wrong = steps.ScoreAsked(asked.terms, "A", asked.columns, slopes, middle, asked.variance)
+        wrong = steps.ScoreStepRequest(asked.terms, "A", asked.columns, slopes, middle, asked.variance)
         ask = last(carried, "begin_score", "A")
         ask_again(made, Request("A", ask.family, "begin_score", {}, ask.session, to_json(wrong)))
         kept = made.partition.sites["A"].states[ask.session].look_at(steps.KEPT_ROWS)

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 import fedstat as fs
 from fedstat.errors import PartitionError
 from fedstat.federation.disclosure.policy import Budget, Policy
-from fedstat.federation.disclosure.policy_file import KEYS, KINDS
+from fedstat.federation.disclosure.policy_file import POLICY_KEYS, RELEASE_KINDS
 
 COUNTS = st.integers(0, 10**6)
 NAMES = st.text(st.characters(blacklist_categories=("C", "Z")), min_size=1, max_size=12)
 POLICIES = st.builds(
     Policy,
     families=st.none() | st.frozensets(NAMES, min_size=1, max_size=4),
-    refused_kinds=st.frozensets(st.sampled_from(KINDS)),
+    refused_kinds=st.frozensets(st.sampled_from(RELEASE_KINDS)),
     masked_only=st.booleans(),
     two_sites=st.sampled_from(["warn", "refuse"]),
     min_count=COUNTS,
@@ -46,14 +46,14 @@ def test_a_policy_that_is_written_is_read(tmp_path_factory, policy):
 def test_the_template_explains_every_rule_and_changes_none(tmp_path):
     text = Policy().to_toml()
     assert fs.Policy.from_toml(write(tmp_path, text)) == Policy()
-    for key in KEYS:
+    for key in POLICY_KEYS:
         assert f"{key.name} = " in text
         assert key.comment.split()[0] in text
     assert all(len(line) <= 90 for line in text.splitlines())
     examples = "\n".join(line.removeprefix("# ") for line in text.splitlines() if " = " in line)
     strict = tomllib.loads(examples)
-    assert set(strict) == {key.name for key in KEYS} | {"epsilon", "delta"}
-    assert set(vars(Policy)["__dataclass_fields__"]) == {key.name for key in KEYS} | {"privacy"}
+    assert set(strict) == {key.name for key in POLICY_KEYS} | {"epsilon", "delta"}
+    assert set(vars(Policy)["__dataclass_fields__"]) == {key.name for key in POLICY_KEYS} | {"privacy"}
 
 
 def test_what_is_left_out_keeps_its_default(tmp_path):
