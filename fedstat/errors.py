@@ -38,6 +38,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from typing import Self
 
 PACKAGE = os.path.join(os.path.dirname(__file__), "")
 
@@ -213,6 +214,23 @@ class SessionError(MessageError):
 class PolicyError(DoorError):
     """The owner of the site does not allow this release.
 
+    Parameters
+    ----------
+    message : str
+        The text that the analyst reads.
+    rule : str
+        The rule of the policy that refuses, in the words that refusals and ledgers print, such as
+        ``"minimum count"``; empty where the policy has no rule about it.
+    site : str
+        The site that refuses; empty where it is not known.
+    array : str
+        The array of the reply that the rule concerns; empty where it concerns the whole reply.
+
+    Attributes
+    ----------
+    rule, site, array : str
+        As above. The signed ledger, the dry run and the models read these, and never the message.
+
     Examples
     --------
     >>> import fedstat as fs
@@ -221,9 +239,50 @@ class PolicyError(DoorError):
     >>> try:
     ...     fs.FederatedGLM.from_formula("num ~ age", partition).fit()
     ... except fs.errors.PolicyError as error:
-    ...     print(type(error).__name__)
-    PolicyError
+    ...     print(type(error).__name__, error.rule, error.site, sep=", ")
+    PolicyError, refused kinds, Budapest
     """
+
+    def __init__(self, message: str = "", *, rule: str = "", site: str = "", array: str = "") -> None:
+        super().__init__(message)
+        self.rule, self.site, self.array = rule, site, array
+
+    @classmethod
+    def of_rule(cls, rule: str, site: str, why: str, array: str = "") -> Self:
+        """Return the error of a site whose policy refuses by a rule; its message names both.
+
+        Parameters
+        ----------
+        rule, site : str
+            As for the class.
+        why : str
+            What the rule requires, what the request would need, and what to do.
+        array : str
+            As for the class.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> print(fs.errors.PolicyError.of_rule("minimum count", "North", "wants at least 5 entities"))
+        North: its policy (minimum count) wants at least 5 entities
+        """
+        return cls(f"{site}: its policy ({rule}) {why}", rule=rule, site=site, array=array)
+
+    def with_message(self, message: str) -> Self:
+        """Return the same error with another message.
+
+        Parameters
+        ----------
+        message : str
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> error = fs.errors.PolicyError.of_rule("quorum", "North", "wants 3 institutions")
+        >>> error.with_message("wait for the others").rule
+        'quorum'
+        """
+        return type(self)(message, rule=self.rule, site=self.site, array=self.array)
 
 
 class DescriptionError(PolicyError):

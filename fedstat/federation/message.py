@@ -14,7 +14,7 @@ import safetensors.numpy
 
 from fedstat import errors
 from fedstat.codec import is_text
-from fedstat.errors import DoorError, FedstatError, MessageError
+from fedstat.errors import DoorError, FedstatError, MessageError, PolicyError
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
@@ -301,7 +301,9 @@ def pack_reply(reply: Reply) -> bytes:
 
 def pack_refusal(site: str, error: FedstatError) -> bytes:
     """Bytes of an error that a site answers with; its text is what the analyst reads."""
-    return pack({"site": site, "refusal": type(error).__name__, "text": str(error)}, {})
+    header = {"site": site, "refusal": type(error).__name__, "text": str(error)}
+    rule = error.rule if isinstance(error, PolicyError) else ""
+    return pack(header | ({"rule": rule} if rule else {}), {})
 
 
 def unpack_reply(data: bytes) -> Reply:
@@ -311,7 +313,13 @@ def unpack_reply(data: bytes) -> Reply:
     """
     header, arrays = unpack(data)
     if "refusal" in header:
-        raise REFUSALS.get(header["refusal"], DoorError)(header.get("text", "refused without a reason"))
+        kind, text = (
+            REFUSALS.get(header["refusal"], DoorError),
+            header.get("text", "refused without a reason"),
+        )
+        if issubclass(kind, PolicyError):
+            raise kind(text, rule=header.get("rule", ""), site=header.get("site", ""))
+        raise kind(text)
     if not {"site", "text", "entities"} <= header.keys() or not header["entities"].isdecimal():
         raise MessageError("a message that is not a reply: it lacks its site, text or entities")
     return Reply(header["site"], arrays, header["text"], int(header["entities"]))

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from fedstat.errors import NotAvailableError
+from fedstat.errors import NotAvailableError, PolicyError
 from fedstat.federation.audit.event_log import COORDINATOR
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.disclosure.approval import PlannedStep
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.request_checks import PER_ENTITY, PolicyRefusal
+from fedstat.federation.disclosure.request_checks import PER_ENTITY
 from fedstat.federation.disclosure.threat_statements import threats_beyond_one_fit
 from fedstat.federation.dry_run.adversaries import join_names
 from fedstat.federation.dry_run.execution import DryRunEnded, DryRunEngine, DryRunRecord, DrySite
@@ -304,15 +304,15 @@ def _cells(row: ExpectedArray) -> dict[str, Any]:
         "policed": row.sender != COORDINATOR,
         "passes": not row.refusals,
         "refused_by": ", ".join(dict.fromkeys(one.rule for one in row.refusals)),
-        "refusal": " ".join(one.message for one in row.refusals),
+        "refusal": " ".join(str(one) for one in row.refusals),
     }
 
 
-def by_rule(refusals: Sequence[PolicyRefusal]) -> dict[str, list[str]]:
+def by_rule(refusals: Sequence[PolicyError]) -> dict[str, list[str]]:
     """Messages of refusals, each once, by rule."""
     out: dict[str, dict[str, None]] = {}
     for one in refusals:
-        out.setdefault(one.rule, {})[one.message] = None
+        out.setdefault(one.rule, {})[str(one)] = None
     return {rule: list(messages) for rule, messages in out.items()}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 import secrets
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_origin, get_type_hints
 
 import numpy as np
 
-from fedstat.errors import SecurityError
+from fedstat.errors import PolicyError, SecurityError
 from fedstat.federation.audit.budget_charges import RHO_PATTERN, Charge, Charges
 from fedstat.federation.audit.checkpoints import Nanoseconds, SignedCheckpoint, utc_text
 from fedstat.federation.audit.release_counts import (
@@ -46,7 +45,6 @@ SIGNED_FIELDS = (
 )  # fmt: skip
 """Fields that are hashed and signed, in this order: all but the meaning, which goes with step and array."""
 _signed = attrgetter(*SIGNED_FIELDS)
-_RULE = re.compile(r"its policy \(([a-z ]{1,60})\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +184,9 @@ def refusal_entry(ask: Request, error: Exception, number: int) -> Entry:
 
 
 def refusal_reason(error: Exception) -> str:
-    """Name the class of a refusal, and the rule of the policy where the error names one; never its values."""
-    rule = policy_rule(error)
+    """Name the class of a refusal, and the rule of the policy that refused; never values."""
+    rule = error.rule if isinstance(error, PolicyError) else ""
     return type(error).__name__ + (f" ({rule})" if rule else "")
-
-
-def policy_rule(error: Exception) -> str:
-    """Name the rule of a policy that an error is about; empty where it is about none."""
-    rule = _RULE.search(str(error))
-    return rule[1] if rule else ""
 
 
 def read_entry(row: Sequence[Any]) -> Entry:

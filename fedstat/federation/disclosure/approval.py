@@ -339,10 +339,11 @@ class Approvals:
         status = self.status(digest)
         if status == "pending" and digest not in self.pending:
             if len(self.pending) >= MAX_PENDING_PLANS:
-                raise ConsentError(
-                    f"{self.site}: its policy (approval) keeps {MAX_PENDING_PLANS} plans for its owner, "
-                    "who has "
-                    "to decide about these first: 'fedstat site pending FOLDER'"
+                raise ConsentError.of_rule(
+                    "approval",
+                    self.site,
+                    f"keeps {MAX_PENDING_PLANS} plans for its owner, who has to decide about these first: "
+                    "'fedstat site pending FOLDER'",
                 )
             if self.store is None:
                 self._waiting[digest] = plan
@@ -360,8 +361,8 @@ class Approvals:
         """
         status = self.status(digest)
         if status != "approved":
-            raise ConsentError(
-                f"{self.site}: its policy (approval) {STATUS_MESSAGES[status].format(digest=digest)}"
+            raise ConsentError.of_rule(
+                "approval", self.site, f"{STATUS_MESSAGES[status].format(digest=digest)}"
             )
         # Before anything leaves: an attempt that fails later has shown something, and asks again.
         self.account.spend(self.account.decisions[digest].name)
@@ -475,7 +476,7 @@ class FollowedPlan:
         )
 
     def _refusal(self, approvals: Approvals, why: str) -> ConsentError:
-        return ConsentError(f"{approvals.site}: its policy (approval) {why}")
+        return ConsentError.of_rule("approval", approvals.site, f"{why}")
 
 
 def _is_preparing(ask: Request, step: Step) -> bool:

@@ -77,9 +77,11 @@ def check_level_difference(data: SiteData, used: Bools, levels: Mapping[str, Seq
         if once + _row_digest(used) in before:
             continue
         if before and n_gone:
-            raise PolicyError(
-                f"{data.name}: its policy (differencing) refuses levels of column '{name}', which were told "
-                "when it had records that are gone: of which level these were is not known any more"
+            raise PolicyError.of_rule(
+                "differencing",
+                data.name,
+                f"refuses levels of column '{name}', which were told when it had records that are gone: of "
+                "which level these were is not known any more",
             )
         index = pd.Index(list(values), dtype=object)
         chunks = (chunk[name].to_numpy(dtype=object) for chunk in data.table.chunks([name]))
@@ -88,10 +90,12 @@ def check_level_difference(data: SiteData, used: Bools, levels: Mapping[str, Seq
         for rows in (used, *_rows_with_levels(released, once, before)):
             after = after.with_groups(np.where(rows[: len(code)], code, -1))
         if after.fewest_isolated(min(data.policy.min_level_count, data.min_count)):
-            raise PolicyError(
-                f"{data.name}: its policy (differencing) refuses rows that differ in fewer than "
-                f"{data.policy.min_level_count} rows of a level of column '{name}' from those of earlier "
-                f"answers; the difference would disclose them. {SAME_ROWS_REMEDY}"
+            raise PolicyError.of_rule(
+                "differencing",
+                data.name,
+                f"refuses rows that differ in fewer than {data.policy.min_level_count} rows of a level of "
+                f"column '{name}' from those of earlier answers; the difference would disclose them. "
+                f"{SAME_ROWS_REMEDY}",
             )
         data.account.spend(once + _row_digest(used))
 
@@ -137,10 +141,11 @@ def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str) -> N
         released = ReleasedGroups.none(data.table.n_rows)
     after = released.with_groups(code)
     if after.fewest_isolated(data.min_count):
-        raise PolicyError(
-            f"{data.name}: its policy (differencing) refuses {what} that differ in fewer than "
-            f"{data.min_count} rows from those of earlier answers, or from what these add up to; the "
-            f"difference would disclose them. {remedy}"
+        raise PolicyError.of_rule(
+            "differencing",
+            data.name,
+            f"refuses {what} that differ in fewer than {data.min_count} rows from those of earlier answers, "
+            f"or from what these add up to; the difference would disclose them. {remedy}",
         )
     if len(after.basis) > len(released.basis) or after.basis.shape[1] > released.basis.shape[1]:
         memory.released = after
@@ -167,10 +172,12 @@ def check_session_difference(data: SiteData, state: State, place: str, code: Int
             return
         apart = count_differing_entities(known, code)
         if apart < data.min_count:
-            raise PolicyError(
-                f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a "
-                f"sum; these sums and earlier ones of this session differ by {apart:.0f}. Use the entities "
-                "and folds (random_state) of the earlier fit"
+            raise PolicyError.of_rule(
+                "minimum count",
+                data.name,
+                f"wants at least {data.min_count} entities behind a sum; these sums and earlier ones of this "
+                f"session differ by {apart:.0f}. Use the entities and folds (random_state) of the earlier "
+                "fit",
             )
     state.keep(place, [*earlier, code])
 
@@ -217,10 +224,12 @@ def check_weighted_estimates(data: SiteData, state: State, fact: WeightedEstimat
         return
     few = data.policy.min_count - 1
     if few >= 1 and isolates_rows(np.hstack([known, new]), few, data.policy.max_share < 1.0):
-        raise PolicyError(
-            f"{data.name}: its policy (differencing) releases no estimates under weights of which, beside "
-            f"those of earlier ones, a difference belongs to fewer than {data.min_count} rows, or nearly all "
-            "of it to one, which it would tell. Use the result of the earlier fit, which is nearly the same"
+        raise PolicyError.of_rule(
+            "differencing",
+            data.name,
+            "releases no estimates under weights of which, beside those of earlier ones, a difference "
+            f"belongs to fewer than {data.min_count} rows, or nearly all of it to one, which it would tell. "
+            "Use the result of the earlier fit, which is nearly the same",
         )
     if everywhere:
         memory.released = released.with_weights(new)
@@ -259,10 +268,12 @@ def check_masked_sites(data: SiteData, policy: Policy, sites: Sequence[str]) -> 
         json.loads(text.removeprefix(MASKED_SUMS_KEY)) for text in spent if text.startswith(MASKED_SUMS_KEY)
     ]
     if isolates_sites([*lists, sites], least):
-        raise DescriptionError(
-            f"{data.name}: its policy (apart) answers for no masked sum over {len(sites)} institutions that, "
-            f"by itself or with earlier ones, tells of fewer than {least}. Ask when all institutions of the "
-            "earlier sums are there again, or have the owner allow it by the line  apart = 1  in policy.toml"
+        raise DescriptionError.of_rule(
+            "apart",
+            data.name,
+            f"answers for no masked sum over {len(sites)} institutions that, by itself or with earlier ones, "
+            f"tells of fewer than {least}. Ask when all institutions of the earlier sums are there again, or "
+            "have the owner allow it by the line  apart = 1  in policy.toml",
         )
     data.account.spend(this)
 

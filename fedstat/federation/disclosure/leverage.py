@@ -102,10 +102,11 @@ def check_leverage(
         size = np.abs(direction[1:])
         found = [f"'{names[j]}'" for j in np.flatnonzero(size > 0.1 * size.max()).tolist()]
         involved = list(dict.fromkeys(found))
-        raise PolicyError(
-            f"{data.name}: its policy (minimum rows per level) wants at least {few + 1} rows behind every "
-            f"combination of columns; fewer are singled out by {', '.join(involved)} together. Merge levels, "
-            "or leave a term out"
+        raise PolicyError.of_rule(
+            "minimum rows per level",
+            data.name,
+            f"wants at least {few + 1} rows behind every combination of columns; fewer are singled out by "
+            f"{', '.join(involved)} together. Merge levels, or leave a term out",
         )
 
 
@@ -113,16 +114,18 @@ def check_row_share(data: SiteData, deviations: Floats, n: int, squares: float) 
     """Require that no row is nearly all of a column, from its largest deviations among n rows."""
     share = float(np.max(deviations**2, initial=0.0)) / squares * n / (n - 1.0)
     if data.policy.max_share < 1.0 and share > max_row_share(n, 1):
-        raise PolicyError(largest_share_text(data, n, 1, share))
+        raise largest_share_error(data, n, 1, share)
 
 
-def largest_share_text(data: SiteData, n: int, p: int, share: float) -> str:
-    """Say what the largest share is, and what gives a way on."""
-    return (
-        f"{data.name}: its policy (largest share) releases no sum over rows of which one is nearly all of "
+def largest_share_error(data: SiteData, n: int, p: int, share: float) -> PolicyError:
+    """Return the refusal of a column of which one row has a share that is too large."""
+    return PolicyError.of_rule(
+        "largest share",
+        data.name,
+        "releases no sum over rows of which one is nearly all of "
         f"{'a column' if p == 1 else 'a combination of columns'}: {share:.2f} of its squared deviations (of "
         f"{n:,} rows one may be {max_row_share(n, p):.2f}). Transform the column, by a logarithm for "
-        "instance, or leave it out; the owner may allow it by the line  max_share = 1.0  in policy.toml"
+        "instance, or leave it out; the owner may allow it by the line  max_share = 1.0  in policy.toml",
     )
 
 
@@ -144,9 +147,9 @@ def check_group_shares(data: SiteData, fact: SummedColumns) -> None:
         n, p = X.shape
         share, leverage = largest_shares(X)
         if share > max_row_share(n, 1):
-            raise PolicyError(largest_share_text(data, n, 1, share))
+            raise largest_share_error(data, n, 1, share)
         if fact.code is not None and leverage > max_row_share(n, p):
-            raise PolicyError(largest_share_text(data, n, p, leverage))
+            raise largest_share_error(data, n, p, leverage)
 
 
 @cache
@@ -347,11 +350,13 @@ def check_fitted_means(data: SiteData, state: State, fact: FittedMeanSums) -> No
         return
     now, seen = kept.with_point(fact, few)
     if not seen and _isolates_few_rows(fact, now.points, few):
-        raise PolicyError(
-            f"{data.name}: its policy (largest share) releases no sums at coefficients by which, with those "
-            f"of earlier answers, fewer than {few + 1} rows are singled out. In a fit that means few rows "
-            "with a combination of levels, or very long tails: merge levels, leave a term out, or transform "
-            "it; the owner may allow it by the line  max_share = 1.0  in policy.toml"
+        raise PolicyError.of_rule(
+            "largest share",
+            data.name,
+            f"releases no sums at coefficients by which, with those of earlier answers, fewer than {few + 1} "
+            "rows are singled out. In a fit that means few rows with a combination of levels, or very long "
+            "tails: merge levels, leave a term out, or transform it; the owner may allow it by the line  "
+            "max_share = 1.0  in policy.toml",
         )
     state.keep(RELEASED_MEANS, now)
 

@@ -384,8 +384,8 @@ def site_policies(
     unknown = [site for site in own if site not in sites]
     if unknown:
         raise PartitionError(
-            f"policies name institutions that are not in the partition: {', '.join(map(repr, unknown))}. "
-            f"Its institutions are {', '.join(map(repr, sites))}."
+            f"policies name institutions that are not in the partition: {', '.join(map(repr, unknown))}. Its "
+            f"institutions are {', '.join(map(repr, sites))}."
         )
     rules = Policy() if common is None else _as_policy(common)
     return {site: _as_policy(own[site]) if site in own else rules for site in sites}

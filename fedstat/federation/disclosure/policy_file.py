@@ -133,8 +133,8 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
         "two_sites",
         '"warn" or "refuse"',
         lambda value: value in ("warn", "refuse"),
-        "What to do with a masked sum over two institutions, which hides neither from the other: "
-        '"warn" or "refuse".',
+        'What to do with a masked sum over two institutions, which hides neither from the other: "warn" or '
+        '"refuse".',
     ),
     PolicyKey(
         "quorum",
@@ -189,8 +189,8 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
         '"all", "rows" or "nothing"',
         lambda value: value in ("all", "rows", "nothing"),
         "Which earlier answers are held against a new one, over all sessions and without an end, so that "
-        "sums of which any combination tells of fewer than min_count rows do not all leave: "
-        '"all", those of models over "rows", or "nothing".',
+        'sums of which any combination tells of fewer than min_count rows do not all leave: "all", those of '
+        'models over "rows", or "nothing".',
     ),
     PolicyKey(
         "formulas",
@@ -198,9 +198,9 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
         lambda value: value in ("any", "simple"),
         'What may be computed from the columns. "simple": a factor is one column, or one function of one '
         "column (log, sqrt, exp, scale, center, C, poly and bs of low degree), and is defined on all that "
-        "columns.toml publishes; a product holds every column once, and three numbers at most. "
-        '"any": arithmetic and written numbers as well, with which whoever asks can '
-        "make a column that tells one person apart from all others.",
+        'columns.toml publishes; a product holds every column once, and three numbers at most. "any": '
+        "arithmetic and written numbers as well, with which whoever asks can make a column that tells one "
+        "person apart from all others.",
     ),
     PolicyKey(
         "evaluation",
@@ -215,8 +215,8 @@ POLICY_KEYS: tuple[PolicyKey, ...] = (
         '"any" or "bits"',
         lambda value: value in ("any", "bits"),
         'Sums of products by group and columns of few values, such as 0 and 1, in small groups: "bits" wants '
-        "so many entities that the sums of all fits do not determine such a column for who knows all "
-        'others; how many values a column has stands in columns.toml. "any": as for columns of many values.',
+        "so many entities that the sums of all fits do not determine such a column for who knows all others; "
+        'how many values a column has stands in columns.toml. "any": as for columns of many values.',
     ),
     PolicyKey(
         "rounding",
@@ -306,8 +306,8 @@ PRIVACY_COMMENT = (
     f"and delta of differential privacy; delta is at most {MAX_DELTA:g}. With one, whatever depends on "
     "values leaves only with noise, and is charged before it does; all else is refused, but for which "
     "records there are, and which of them lack a value in the columns of a synthesis. What was charged "
-    "stands in the ledger, and stays charged when this file is changed; the same question again has the "
-    "same answer, and costs nothing, until the table is changed. 'fedstat site status' shows what is spent."
+    "stands in the ledger, and stays charged when this file is changed; the same question again has the same "
+    "answer, and costs nothing, until the table is changed. 'fedstat site status' shows what is spent."
 )
 BUDGET_KEYS = {"epsilon": "a number above 0", "delta": f"a number of at least 0 and at most {MAX_DELTA:g}"}
 FILE_SECTIONS = ("privacy",)

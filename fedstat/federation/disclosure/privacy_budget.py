@@ -175,26 +175,29 @@ class NoiseMechanism:
         )
 
     def _admit(self, cost: Fraction) -> None:
-        budget, where = self.policy.privacy, f"{self.site}: its policy (privacy budget)"
+        budget, rule = self.policy.privacy, ("privacy budget", self.site)
         if budget is None:
-            raise DescriptionError(
-                f"{where} is none, and answers with noise are charged to one. The owner may set it by the "
-                f"lines  {BUDGET_EXAMPLE}  in policy.toml"
+            raise DescriptionError.of_rule(
+                *rule,
+                "is none, and answers with noise are charged to one. The owner may set it by the lines  "
+                f"{BUDGET_EXAMPLE}  in policy.toml",
             )
         stands = BudgetSpent.of(budget.epsilon, budget.delta, self.account.charges)
         if cost <= stands.left:
             return
         if budget.delta == 0.0:
-            raise DescriptionError(
-                f"{where} has a delta of 0, which no Gaussian noise keeps to. The owner may allow it by the "
-                "line  delta = 1e-06  in section [privacy] of policy.toml"
+            raise DescriptionError.of_rule(
+                *rule,
+                "has a delta of 0, which no Gaussian noise keeps to. The owner may allow it by the line  "
+                "delta = 1e-06  in section [privacy] of policy.toml",
             )
         needed = epsilon_of_zcdp(self.account.charges.spent + cost, budget.delta)
-        raise DescriptionError(
-            f"{where} has rho {float(stands.left):.3g} left, of {float(Fraction(stands.total)):.3g} (epsilon "
+        raise DescriptionError.of_rule(
+            *rule,
+            f"has rho {float(stands.left):.3g} left, of {float(Fraction(stands.total)):.3g} (epsilon "
             f"{budget.epsilon:g} at delta {budget.delta:g}), and this answer costs {float(cost):.3g}. Ask "
             "for less, or once more for what was asked before, which costs nothing; the owner may allow it "
-            f"by the line  epsilon = {round_up(needed):g}  in section [privacy] of policy.toml"
+            f"by the line  epsilon = {round_up(needed):g}  in section [privacy] of policy.toml",
         )
 
     def _question(self, ask: Request, owed: NoiseRequired) -> str:

@@ -60,11 +60,13 @@ def check_order(site: str, policy: Policy, ask: Request, step: Step, last: Mappi
     """
     if policy.order == "any" or step.after is None or last.get(ask.family) in step.after:
         return
-    raise DescriptionError(
-        f"{site}: its policy (order) answers steps in the order of a fit: '{ask.step}' of family "
-        f"'{ask.family}' comes after {', '.join(map(repr, sorted(step.after)))}, and not after "
+    raise DescriptionError.of_rule(
+        "order",
+        site,
+        f"answers steps in the order of a fit: '{ask.step}' of family '{ask.family}' comes after "
+        f"{', '.join(map(repr, sorted(step.after)))}, and not after "
         f'{last.get(ask.family, "no other")!r}. The owner may allow any by the line  order = "any"  in '
-        "policy.toml"
+        "policy.toml",
     )
 
 
@@ -85,10 +87,12 @@ def check_dealer(data: SiteData, fact: facts.ProductDealer) -> None:
             f"and those of another ('{first}' and '{second}'); with these numbers it could read them"
         )
     if not fact.dealer and data.policy.dealer == "third party":
-        raise DescriptionError(
-            f"{data.name}: its policy (dealer) wants a third institution to deal the random numbers for the "
-            f"product of '{first}' and '{second}', and the coordinator would. Take a third institution into "
-            'the partition, or have the owner allow it by the line  dealer = "any"  in policy.toml'
+        raise DescriptionError.of_rule(
+            "dealer",
+            data.name,
+            f"wants a third institution to deal the random numbers for the product of '{first}' and "
+            f"'{second}', and the coordinator would. Take a third institution into the partition, or have "
+            'the owner allow it by the line  dealer = "any"  in policy.toml',
         )
 
 

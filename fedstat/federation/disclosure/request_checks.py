@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -45,25 +44,6 @@ UNMASKABLE_KINDS: tuple[ArrayKind, ...] = (PER_ENTITY,)
 """Kinds that a masked sum does not hide: entity by entity, sums of many rounds give each part away."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRefusal:
-    """Why a site's policy does not let an answer leave.
-
-    Parameters
-    ----------
-    rule : str
-        Name of the rule.
-    array : str
-        The array, empty where the rule concerns the whole answer; ``"text"`` for a text.
-    message : str
-        Names site, rule, array and remedy.
-    """
-
-    rule: str
-    array: str
-    message: str
-
-
 ArrayRequest: TypeAlias = tuple[Policy, Request, Step, ArrayDeclaration, str]
 """A policy, what is asked, and one declared array of the answer with its place in words."""
 NO_BUDGET_MESSAGE = (
@@ -84,9 +64,8 @@ def _check_kind(question: ArrayRequest) -> str:
     remedy = "Fit with masked=True, or ask" if declared.maskable and not unhidden else "Ask"
     line = toml_line("refused_kinds", policy.refused_kinds - {kind})
     return (
-        f"does not let '{kind}' leave: {where}. {DISCLOSURE_BY_KIND.get(kind, '')}{remedy} for less, "
-        "leave the site "
-        f"out, or have the owner allow the kind by the line  {line}  in policy.toml"
+        f"does not let '{kind}' leave: {where}. {DISCLOSURE_BY_KIND.get(kind, '')}{remedy} for less, leave "
+        f"the site out, or have the owner allow the kind by the line  {line}  in policy.toml"
     )
 
 
@@ -95,9 +74,8 @@ def _check_per_entity(question: ArrayRequest) -> str:
     if declared.kind != PER_ENTITY or policy.per_entity != 0 or PER_ENTITY in policy.refused_kinds:
         return ""
     return (
-        f"does not let numbers for each entity leave: {where}. {DISCLOSURE_BY_KIND[PER_ENTITY]}Ask for "
-        "less, leave "
-        "the site out, or have the owner allow so many of them, over all analyses, by the line  "
+        f"does not let numbers for each entity leave: {where}. {DISCLOSURE_BY_KIND[PER_ENTITY]}Ask for less, "
+        "leave the site out, or have the owner allow so many of them, over all analyses, by the line  "
         f"{PER_ENTITY_EXAMPLE}  in policy.toml"
     )
 
@@ -134,48 +112,39 @@ REQUEST_RULES: Mapping[str, Callable[[ArrayRequest], str]] = {
 """Rules that hold for one array of an answer, before it is computed."""
 
 
-def refusals(site: str, policy: Policy, ask: Request, step: Step) -> Iterator[PolicyRefusal]:
+def refusals(site: str, policy: Policy, ask: Request, step: Step) -> Iterator[PolicyError]:
     """List what in an answer the policy does not let leave, before anything is computed."""
     if policy.families is not None and ask.family not in policy.families:
-        yield PolicyRefusal(
+        yield PolicyError.of_rule(
             "families",
-            "",
-            f"{site}: its policy (families) allows {sorted(policy.families)}, not '{ask.family}', which asks "
-            f"for step '{ask.step}'. The owner may add it to the list",
+            site,
+            f"allows {sorted(policy.families)}, not '{ask.family}', which asks for step '{ask.step}'. The "
+            "owner may add it to the list",
         )
     for name, declared in step.takes.items():
+        if not declared.weighs or name not in ask.arrays:
+            continue
         # With weights of its own making, whoever asks singles out rows in any sum.
-        if declared.weighs and name in ask.arrays and declared.kind in policy.refused_kinds:
+        comes = f"step '{ask.step}' comes with {declared.weighs} of each row. The owner may allow"
+        if declared.kind in policy.refused_kinds:
             line = toml_line("refused_kinds", policy.refused_kinds - {declared.kind})
-            yield PolicyRefusal(
-                "refused kinds",
-                "",
-                f"{site}: its policy (refused kinds) takes no '{declared.kind}' either: step '{ask.step}' "
-                f"comes with {declared.weighs} of each row. The owner may allow the kind by the line  {line}"
-                "  in policy.toml",
-            )
-        elif declared.weighs and name in ask.arrays and declared.kind == PER_ENTITY and not policy.per_entity:
-            yield PolicyRefusal(
-                "per entity",
-                "",
-                f"{site}: its policy (per entity) takes no numbers for each entity either: step '{ask.step}' "
-                f"comes with {declared.weighs} of each row. The owner may allow them by the line  "
-                f"{PER_ENTITY_EXAMPLE}  "
-                "in policy.toml",
-            )
+            why = f"takes no '{declared.kind}' either: {comes} the kind by the line  {line}  in policy.toml"
+            yield PolicyError.of_rule("refused kinds", site, why)
+        elif declared.kind == PER_ENTITY and not policy.per_entity:
+            why = f"{comes} them by the line  {PER_ENTITY_EXAMPLE}  in policy.toml"
+            yield PolicyError.of_rule("per entity", site, f"takes no numbers for each entity either: {why}")
     for name, declared in step.given.items():
         where = f"array '{name}' of step '{ask.step}' ({declared.what})"
         for rule, check in REQUEST_RULES.items():
-            problem = check((policy, ask, step, declared, where))
-            if problem:
-                yield PolicyRefusal(rule, name, f"{site}: its policy ({rule}) {problem}")
+            if problem := check((policy, ask, step, declared, where)):
+                yield PolicyError.of_rule(rule, site, problem, name)
     if policy.privacy is not None and not step.public and not step.given:
         # Whether it is answered at all may depend on rows.
-        yield PolicyRefusal(
+        yield PolicyError.of_rule(
             "privacy budget",
-            "",
-            f"{site}: its policy (privacy budget) lets no step read rows whose answer is not charged to the "
-            f"budget, as that of step '{ask.step}' is not. {NO_BUDGET_MESSAGE}",
+            site,
+            f"lets no step read rows whose answer is not charged to the budget, as that of step '{ask.step}' "
+            f"is not. {NO_BUDGET_MESSAGE}",
         )
 
 
@@ -216,7 +185,7 @@ def check_request(site: str, policy: Policy, ask: Request, step: Step) -> None:
         Names site, rule, array and remedy.
     """
     for refusal in refusals(site, policy, ask, step):
-        raise PolicyError(refusal.message)
+        raise refusal
 
 
 def check_mask(site: str, policy: Policy, n_sites: int, n_pinned: int = 0) -> None:
@@ -232,15 +201,17 @@ def check_mask(site: str, policy: Policy, n_sites: int, n_pinned: int = 0) -> No
     least = math.ceil(round(policy.quorum * n_pinned, 9)) if share else policy.quorum
     if n_sites < least:
         of = f" of the {n_pinned} that are pinned" if share else ""
-        raise DescriptionError(
-            f"{site}: its policy (quorum) wants masked sums over at least {least} institutions{of}, and this "
-            f"one is over {n_sites}. Wait for the others, or have the owner lower  quorum = {policy.quorum}  "
-            "in policy.toml"
+        raise DescriptionError.of_rule(
+            "quorum",
+            site,
+            f"wants masked sums over at least {least} institutions{of}, and this one is over {n_sites}. Wait "
+            f"for the others, or have the owner lower  quorum = {policy.quorum}  in policy.toml",
         )
     if policy.two_sites == "refuse" and not hides(n_sites):
-        raise DescriptionError(
-            f"{site}: its policy (two sites) refuses. {TWO_SITES} The owner may allow it by the line  "
-            'two_sites = "warn"  in policy.toml'
+        raise DescriptionError.of_rule(
+            "two sites",
+            site,
+            f'refuses. {TWO_SITES} The owner may allow it by the line  two_sites = "warn"  in policy.toml',
         )
 
 
@@ -253,10 +224,11 @@ def check_columns(site: str, policy: Policy, ask: Request, columns: int) -> None
         Names site, rule, step and remedy.
     """
     if policy.max_columns is not None and columns > policy.max_columns:
-        raise PolicyError(
-            f"{site}: its policy (maximum columns) allows {policy.max_columns} design columns of it in one "
-            f"model; step '{ask.step}' opens {columns}. Use fewer of its terms, or have the owner raise "
-            "max_columns"
+        raise PolicyError.of_rule(
+            "maximum columns",
+            site,
+            f"allows {policy.max_columns} design columns of it in one model; step '{ask.step}' opens "
+            f"{columns}. Use fewer of its terms, or have the owner raise max_columns",
         )
 
 
@@ -278,10 +250,11 @@ def check_counts(
     given = step.given
     for name in names:
         if given[name].kind in COUNTED and entities < policy.min_count:
-            raise PolicyError(
-                f"{site}: its policy (minimum count) wants at least {policy.min_count} entities behind "
-                f"array '{name}' of step '{ask.step}'; there are {entities}. Leave the site out, or use "
-                "columns that more of its entities have"
+            raise PolicyError.of_rule(
+                "minimum count",
+                site,
+                f"wants at least {policy.min_count} entities behind array '{name}' of step '{ask.step}'; "
+                f"there are {entities}. Leave the site out, or use columns that more of its entities have",
             )
 
 
@@ -303,12 +276,12 @@ def check_per_entity_numbers(
     if policy.per_entity == "any" or not now or before + now <= policy.per_entity:
         return
     line = toml_line("per_entity", max(2 * policy.per_entity, before + 40))
-    raise DescriptionError(
-        f"{site}: its policy (per entity) lets {policy.per_entity} numbers for each entity leave over all "
-        f"analyses, and {before} have left: {before * BITS_PER_NUMBER:,} bits about each. More would "
-        "narrow the rows "
-        f"down further, and as many as there are columns give them away. The owner may allow it by the line  "
-        f"{line}  in policy.toml"
+    raise DescriptionError.of_rule(
+        "per entity",
+        site,
+        f"lets {policy.per_entity} numbers for each entity leave over all analyses, and {before} have left: "
+        f"{before * BITS_PER_NUMBER:,} bits about each. More would narrow the rows down further, and as many "
+        f"as there are columns give them away. The owner may allow it by the line  {line}  in policy.toml",
     )
 
 
@@ -349,9 +322,8 @@ def check_factors(data: SiteData, fact: facts.FactorsRequested) -> None:
     of_products = ((text, _product_problem(data, factors)) for text, factors in fact.products.items())
     for text, problem in chain(found, of_products):
         if problem:
-            raise DescriptionError(
-                f"{data.name}: its policy (simple formulas) does not compute '{text}': {problem}. "
-                f"{ALLOW_ANY_HINT}"
+            raise DescriptionError.of_rule(
+                "simple formulas", data.name, f"does not compute '{text}': {problem}. {ALLOW_ANY_HINT}"
             )
 
 
@@ -372,10 +344,11 @@ def check_evaluation(data: SiteData, fact: facts.ModelEvaluation) -> None:
     if this in data.account.spent:
         return
     if any(once.startswith(EVALUATION_KEY) for once in data.account.spent):
-        raise DescriptionError(
-            f"{data.name}: its policy (evaluation once) has answered the evaluation of one model, and "
-            "answers no other: cuts at other places leave single rows between. The owner may allow more by "
-            'the line  evaluation = "any"  in policy.toml'
+        raise DescriptionError.of_rule(
+            "evaluation once",
+            data.name,
+            "has answered the evaluation of one model, and answers no other: cuts at other places leave "
+            'single rows between. The owner may allow more by the line  evaluation = "any"  in policy.toml',
         )
     data.account.spend(this)
 

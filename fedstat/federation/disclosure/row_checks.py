@@ -40,10 +40,11 @@ def check_case_weights(data: SiteData, total: float, squares: float, columns: Se
     """
     least = data.policy.min_count
     if total**2 < least * squares * (1.0 - 1e-9) or not total > 0.0:
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {least} rows that count; the weights of "
-            f"{', '.join(map(repr, columns))} leave nearly all weight to fewer. Use other weights, or leave "
-            "the site out"
+        raise PolicyError.of_rule(
+            "minimum count",
+            data.name,
+            f"wants at least {least} rows that count; the weights of {', '.join(map(repr, columns))} leave "
+            "nearly all weight to fewer. Use other weights, or leave the site out",
         )
 
 
@@ -91,11 +92,12 @@ def check_external_weights(data: SiteData, weights: Floats, what: str) -> None:
         Names the rule, the site and a remedy.
     """
     if not all(is_weight_spread(data, np.abs(one)) for one in np.atleast_2d(weights.T)):
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum; "
-            f"nearly all of these {what} belong to fewer{_max_share_text(data)}, as where columns "
-            "separate the "
-            "response. Use fewer columns or, where there is a penalty, a larger lambda"
+        raise PolicyError.of_rule(
+            "minimum count",
+            data.name,
+            f"wants at least {data.min_count} entities behind a sum; nearly all of these {what} belong to "
+            f"fewer{_max_share_text(data)}, as where columns separate the response. Use fewer columns or, "
+            "where there is a penalty, a larger lambda",
         )
 
 
@@ -133,12 +135,12 @@ def refuse_working_weights(data: SiteData) -> None:
     PolicyError
         Always.
     """
-    raise PolicyError(
-        f"{data.name}: its policy (minimum count) wants at least {data.min_count} rows behind sums at any "
-        f"coefficients; at these nearly all weight is on fewer{_max_share_text(data)}. In a fit that "
-        "means outcomes "
-        "that are nearly separated, or very long tails: leave out the term that separates them, or "
-        "transform it"
+    raise PolicyError.of_rule(
+        "minimum count",
+        data.name,
+        f"wants at least {data.min_count} rows behind sums at any coefficients; at these nearly all weight "
+        f"is on fewer{_max_share_text(data)}. In a fit that means outcomes that are nearly separated, or "
+        "very long tails: leave out the term that separates them, or transform it",
     )
 
 
@@ -171,9 +173,11 @@ def check_entities(data: SiteData, n: int) -> None:
         Names the rule, the site and what its owner may change.
     """
     if n < data.policy.min_count:
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.policy.min_count} entities behind "
-            f"a sum, and {n} take part here. Use more entities, or leave the site out"
+        raise PolicyError.of_rule(
+            "minimum count",
+            data.name,
+            f"wants at least {data.policy.min_count} entities behind a sum, and {n} take part here. Use more "
+            "entities, or leave the site out",
         )
 
 
@@ -187,15 +191,18 @@ def check_rows(data: SiteData, n: int, n_parameters: int = 0) -> None:
     """
     policy = data.policy
     if n < policy.min_count:
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {policy.min_count} whole rows; there "
-            f"are {n}. Leave the site out, or use fewer columns with missing values"
+        raise PolicyError.of_rule(
+            "minimum count",
+            data.name,
+            f"wants at least {policy.min_count} whole rows; there are {n}. Leave the site out, or use fewer "
+            "columns with missing values",
         )
     if n_parameters > policy.max_parameters * n:
-        raise PolicyError(
-            f"{data.name}: its policy (maximum parameters per row) allows {policy.max_parameters:g} "
-            f"coefficients per row; the model has {n_parameters:,} for {n:,} rows. Use fewer terms, or leave "
-            "the site out"
+        raise PolicyError.of_rule(
+            "maximum parameters per row",
+            data.name,
+            f"allows {policy.max_parameters:g} coefficients per row; the model has {n_parameters:,} for "
+            f"{n:,} rows. Use fewer terms, or leave the site out",
         )
 
 
@@ -215,12 +222,13 @@ def check_unequal_weights(data: SiteData, n: int, columns: int, times: int) -> N
     if policy.max_share < 1.0:
         least = max(least, int(np.ceil(columns * times / policy.max_parameters)))
     if 0 < n < least:
-        raise PolicyError(
-            f"{data.name}: its policy (maximum parameters per row) wants no curves of the response with "
-            f"missing points or points of their own, or {least:,} of them in every fold, for {times} "
-            f"weighted sums of products of {columns} columns; there are {n:,}. Leave them out by "
-            "Curve(..., max_gap=0), use fewer knots, or put the response on one grid; the owner may allow "
-            "it by the line  max_share = 1.0  in policy.toml"
+        raise PolicyError.of_rule(
+            "maximum parameters per row",
+            data.name,
+            f"wants no curves of the response with missing points or points of their own, or {least:,} of "
+            f"them in every fold, for {times} weighted sums of products of {columns} columns; there are "
+            f"{n:,}. Leave them out by Curve(..., max_gap=0), use fewer knots, or put the response on one "
+            "grid; the owner may allow it by the line  max_share = 1.0  in policy.toml",
         )
 
 
@@ -241,9 +249,11 @@ def check_events(data: SiteData, counts: tuple[int, int], response: str) -> None
     outcomes = ("rows without the event", "events")
     few = [what for what, count in zip(outcomes, counts, strict=True) if 0 < count < least]
     if few:
-        raise PolicyError(
-            f"{data.name}: its policy (minimum events) wants none or at least {least} rows of either outcome "
-            f"of '{response}'; it has fewer {few[-1]}. Leave the site out"
+        raise PolicyError.of_rule(
+            "minimum events",
+            data.name,
+            f"wants none or at least {least} rows of either outcome of '{response}'; it has fewer {few[-1]}. "
+            "Leave the site out",
         )
 
 
@@ -264,9 +274,11 @@ def check_levels(data: SiteData, column: str, counts: Sequence[int]) -> None:
         if rare <= MAX_SHOWN
         else "It looks like an identifier or a measurement: leave it out, or group it first"
     )
-    raise PolicyError(
-        f"{data.name}: its policy (minimum rows per level) wants at least {least} rows of every level; "
-        f"{rare:,} of the {len(counts):,} levels of column '{column}' have fewer. {remedy}"
+    raise PolicyError.of_rule(
+        "minimum rows per level",
+        data.name,
+        f"wants at least {least} rows of every level; {rare:,} of the {len(counts):,} levels of column "
+        f"'{column}' have fewer. {remedy}",
     )
 
 
@@ -283,7 +295,9 @@ def check_unknown_levels(data: SiteData, column: str, counts: Sequence[int]) -> 
         raise PolicyError(
             f"{data.name}: column '{column}' has levels that the fit does not know in {sum(counts):,} rows; "
             f"its policy (minimum rows per level) does not let a level with fewer than {least} rows be "
-            "named. Merge them with known levels, or leave their rows out"
+            "named. Merge them with known levels, or leave their rows out",
+            rule="minimum rows per level",
+            site=data.name,
         )
 
 
@@ -303,9 +317,11 @@ def check_indicators(data: SiteData, ones: Ints, n: int, names: Sequence[str]) -
     least = data.policy.min_level_count
     for name, count in zip(names, ones.tolist(), strict=True):
         if 0 < count < least or (count >= 0 and 0 < n - count < least):
-            raise PolicyError(
-                f"{data.name}: its policy (minimum rows per level) wants none or at least {least} rows on "
-                f"either side of design column '{name}'; it has fewer. Merge levels, or leave the term out"
+            raise PolicyError.of_rule(
+                "minimum rows per level",
+                data.name,
+                f"wants none or at least {least} rows on either side of design column '{name}'; it has "
+                "fewer. Merge levels, or leave the term out",
             )
 
 
@@ -325,11 +341,13 @@ def check_cardinality(data: SiteData, fact: GroupSums) -> None:
         if n >= least:
             continue
         more = "" if data.policy.rounding == "dither" else ' (fewer with  rounding = "dither")'
-        raise DescriptionError(
-            f"{data.name}: its policy (bits of columns of few values) wants at least {least:,} entities "
-            f"behind sums of products of these columns{more}, earlier fits with other columns included; a "
-            f"group asked for has {n:,}. Merge groups, leave columns out, or use those of an earlier fit; "
-            'the owner may allow it by the line  discrete = "any"  in policy.toml'
+        raise DescriptionError.of_rule(
+            "bits of columns of few values",
+            data.name,
+            f"wants at least {least:,} entities behind sums of products of these columns{more}, earlier fits "
+            f"with other columns included; a group asked for has {n:,}. Merge groups, leave columns out, or "
+            'use those of an earlier fit; the owner may allow it by the line  discrete = "any"  in '
+            "policy.toml",
         )
 
 
@@ -354,10 +372,12 @@ def check_groups(
         grams = (
             f", and {times} Gram matri{'x' if times == 1 else 'ces'} of {columns} columns at least {least}"
         )
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind the "
-            f"sums of every fold or missing pattern{grams if equations else ''}; there are {counts.min()}. "
-            "Use fewer columns, folds or Newton steps, or raise min_count"
+        raise PolicyError.of_rule(
+            "minimum count",
+            data.name,
+            f"wants at least {data.min_count} entities behind the sums of every fold or missing "
+            f"pattern{grams if equations else ''}; there are {counts.min()}. Use fewer columns, folds or "
+            "Newton steps, or raise min_count",
         )
     if weights is not None:
         for group in np.unique(code[code >= 0]):
@@ -373,9 +393,11 @@ def check_excluded_entities(data: SiteData, n: int) -> None:
         As :func:`check_rows`.
     """
     if 0 < n < data.min_count:
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.min_count} entities behind a sum, "
-            f"and {n} of those that take part are in no pattern: leave them out from the start"
+        raise PolicyError.of_rule(
+            "minimum count",
+            data.name,
+            f"wants at least {data.min_count} entities behind a sum, and {n} of those that take part are in "
+            "no pattern: leave them out from the start",
         )
 
 
@@ -388,11 +410,12 @@ def check_clusters(data: SiteData, rows: Sequence[int]) -> None:
         As :func:`check_rows`.
     """
     if any(0 < count < data.min_count for count in rows):
-        raise PolicyError(
-            f"{data.name}: its policy (minimum count) wants at least {data.min_count} rows behind the score "
-            "of a cluster or stratum that several sites have; some have fewer. Clusters and strata with "
-            "labels of their own at every site need no such scores; if they do span sites, the owner must "
-            "lower the count, or merge small ones"
+        raise PolicyError.of_rule(
+            "minimum count",
+            data.name,
+            f"wants at least {data.min_count} rows behind the score of a cluster or stratum that several "
+            "sites have; some have fewer. Clusters and strata with labels of their own at every site need no "
+            "such scores; if they do span sites, the owner must lower the count, or merge small ones",
         )
 
 
@@ -425,10 +448,11 @@ def check_concentration(data: SiteData, rest: float, what: str) -> None:
         As :func:`check_rows`.
     """
     if rest < MIN_REMAINING_VARIATION:
-        raise PolicyError(
-            f"{data.name}: its policy (minimum rows per level) wants at least {data.policy.min_level_count} "
-            f"rows behind every column; fewer make up nearly all variation of {what}. Transform it, for "
-            "instance by a logarithm, or leave it out"
+        raise PolicyError.of_rule(
+            "minimum rows per level",
+            data.name,
+            f"wants at least {data.policy.min_level_count} rows behind every column; fewer make up nearly "
+            f"all variation of {what}. Transform it, for instance by a logarithm, or leave it out",
         )
 
 
@@ -466,10 +490,11 @@ def check_alignment(data: SiteData, fact: KeyAlignmentRequest) -> None:
     given = {site: f"alignment with {site}, {data.trust.consents.get(site)}" for site in fact.others}
     lacking = [site for site in given if site not in data.trust.consents or given[site] in data.account.spent]
     if lacking:
-        raise ConsentError(
-            f"{data.name}: its policy (alignment) asks its owner first, who has not consented to one with "
-            f"{', '.join(lacking)}. Its owner does, for one alignment, by 'fedstat site consent FOLDER "
-            f"{' '.join(lacking)}'"
+        raise ConsentError.of_rule(
+            "alignment",
+            data.name,
+            f"asks its owner first, who has not consented to one with {', '.join(lacking)}. Its owner does, "
+            f"for one alignment, by 'fedstat site consent FOLDER {' '.join(lacking)}'",
         )
     # Before the keys leave: an attempt that fails has shown lengths of lists at least, and asks again.
     for consent in given.values():
@@ -490,8 +515,10 @@ def check_key_list(data: SiteData, fact: ExternalKeyList) -> None:
             return
         most = max(MAX_KEYS_PER_OWN_KEY * fact.own, data.policy.min_count)
     if fact.length > most:
-        raise ConsentError(
-            f"{data.name}: its policy (maximum keys) raises lists of at most {most:,} keys, and one of "
-            f"{fact.length:,} came: from among so many, its own can be guessed. Leave out keys that are "
-            "none of those of the study, or have its owner set max_keys"
+        raise ConsentError.of_rule(
+            "maximum keys",
+            data.name,
+            f"raises lists of at most {most:,} keys, and one of {fact.length:,} came: from among so many, "
+            "its own can be guessed. Leave out keys that are none of those of the study, or have its owner "
+            "set max_keys",
         )

@@ -21,7 +21,7 @@ from fedstat.errors import (
     SessionError,
 )
 from fedstat.federation.audit.budget_charges import BudgetSpent
-from fedstat.federation.audit.event_log import SessionChain, SiteLedger, policy_rule
+from fedstat.federation.audit.event_log import SessionChain, SiteLedger
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.audit.ledger_file import HistoryCheck
 from fedstat.federation.crypto.masks import Masker
@@ -91,6 +91,9 @@ MAX_REASONS_KEPT = 100
 DATA_INDEPENDENT_ERRORS = (ConsentError, DescriptionError, FormulaError, SecurityError)
 """Errors that follow from question, policy, public description and keys alone, and leave in full."""
 
+UNNAMED_RULE = "the rows do not admit it"
+"""Rule of a refusal that depends on rows, but on no rule of the policy: a singular design, for instance."""
+
 
 @dataclass(slots=True)
 class RefusalLog:
@@ -120,10 +123,11 @@ class RefusalLog:
         """
         most = policy.max_refusals
         if most and self.account.refusals.get(asker, 0) >= most:
-            raise PolicyError(
-                f"{self.site}: its policy (maximum refusals) has refused {most} questions because of its "
-                "rows, and answers no more of whoever asked them. Its owner reads the log, and may go on by "
-                "'fedstat site answer-again'"
+            raise PolicyError.of_rule(
+                "maximum refusals",
+                self.site,
+                f"has refused {most} questions because of its rows, and answers no more of whoever asked "
+                "them. Its owner reads the log, and may go on by 'fedstat site answer-again'",
             )
 
     def outward(self, policy: Policy, error: FedstatError, asker: str) -> FedstatError:
@@ -136,8 +140,9 @@ class RefusalLog:
         if policy.reasons == "told" and policy.privacy is None:
             return error
         self.note(str(error))
-        rule = policy_rule(error) or "the rows do not admit it"
-        return PolicyError(f"{self.site}: refused; its policy ({rule}). Why stands in the log of its owner")
+        rule = (error.rule if isinstance(error, PolicyError) else "") or UNNAMED_RULE
+        why = f"{self.site}: refused; its policy ({rule}). Why stands in the log of its owner"
+        return PolicyError(why, rule=rule, site=self.site)
 
     def note(self, reason: str) -> None:
         """Tell the owner, and nobody else."""

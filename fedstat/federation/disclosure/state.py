@@ -116,8 +116,7 @@ class SiteData:
             raise PartitionError(
                 f"{self.name}: it has no secret in common with the other sites, which sketches and labels "
                 "that several sites hold need. One owner draws it by 'fedstat site seed FOLDER', and all "
-                "write "
-                'that line, seed = "...", into their site.toml'
+                'write that line, seed = "...", into their site.toml'
             )
         return self.shared_seed
 

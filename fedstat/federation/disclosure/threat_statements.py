@@ -41,11 +41,11 @@ STRICT_LEARNS: Mapping[str, str] = {
     "institutions with different columns the sums of their products by pattern of records, of values moved a "
     "little, by which no column is determined in a pattern, whether its values are many or few: other "
     "institutions' columns count over all fits, functions of its own in one.",
-    OTHER_SITE: "Coefficients, means and deviations over all, which of its entities others "
-    "have, and of a product random numbers. Joined by the coordinator: a sum less its own part, which is "
-    "that of the last when all others join; of 14 institutions or more, of which a third join, in one of "
-    "100 million agreements on keys sums over parts of the others; products of its own columns with "
-    "another's, as many equations as it has columns.",
+    OTHER_SITE: "Coefficients, means and deviations over all, which of its entities others have, and of a "
+    "product random numbers. Joined by the coordinator: a sum less its own part, which is that of the last "
+    "when all others join; of 14 institutions or more, of which a third join, in one of 100 million "
+    "agreements on keys sums over parts of the others; products of its own columns with another's, as many "
+    "equations as it has columns.",
     DEPARTING: "What a coordinator learns, each institution's part of a sum by leaving that one out or "
     "calling it lost (not where another's policy says apart = 2), and an estimate that is wrong for all. "
     "Steps in another order, rows that differ by a few from earlier ones, weights on few rows, estimates "
@@ -65,9 +65,8 @@ BUDGET_STATEMENTS = (
     "What is published of columns, which entities have a record, which of them lack a value in columns, how "
     "much of the budget is spent; sums with noise, by which, over all that ever leaves and whoever joins "
     "forces, but for who deals random numbers for a product and one of its two institutions, values of one "
-    "record cannot be told from others but for epsilon and delta of the budget; and "
-    "that a table was changed, where a question is charged again. All else that depends on what rows hold is "
-    "refused."
+    "record cannot be told from others but for epsilon and delta of the budget; and that a table was "
+    "changed, where a question is charged again. All else that depends on what rows hold is refused."
 )
 """What all but an intruder learn where a policy has a privacy budget."""
 
@@ -80,9 +79,8 @@ THREATS_WITHOUT_RULE: Mapping[str, Mapping[str, str]] = {
         ANALYST: "A whole column, by predictions from it alone, where they need not be masked.",
         COORDINATOR: "Of every entity so many numbers, 53 bits each, masked or not: as many as columns are "
         "its row.",
-        OTHER_SITE: "The response of its entities, where residuals or curvatures are sent; "
-        "sums of its columns "
-        "with them, where a third party deals.",
+        OTHER_SITE: "The response of its entities, where residuals or curvatures are sent; sums of its "
+        "columns with them, where a third party deals.",
         DEPARTING: "The response of every entity, by one question; rows, by as many as columns.",
     },
     "masked_only": {COORDINATOR: "Each institution's part of every sum."},

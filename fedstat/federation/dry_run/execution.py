@@ -11,13 +11,12 @@ from typing import NoReturn, TypeAlias
 import pandas as pd
 
 from fedstat.errors import EstimationError, PolicyError
-from fedstat.federation.audit.event_log import TEXT, Entry, policy_rule
+from fedstat.federation.audit.event_log import TEXT, Entry
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.disclosure.approval import bound_text
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.request_checks import (
-    PolicyRefusal,
     check_columns,
     check_counts,
     check_mask,
@@ -66,7 +65,7 @@ class DrySite(Site):
         self.owners = policy  # :attr:`policy` is the one in force at the moment
         self._instead = instead or {}
         self._told_of_columns = False
-        self.refused: list[PolicyRefusal] = []
+        self.refused: list[PolicyError] = []
 
     def open(self, session: str, state: State) -> None:
         """Let a session have opened an invented design."""
@@ -119,10 +118,9 @@ class DrySite(Site):
     def _note(self, error: PolicyError, array: str, rule: str = "") -> None:
         """Note a refusal; what the door said of an answer is not said again of one of its arrays."""
         message = str(error)
-        if not rule:
-            rule = policy_rule(error)
-        earlier = [one for one in self.refused if one.message != message]
-        self.refused = [*earlier, PolicyRefusal(rule, array, message)]
+        earlier = [one for one in self.refused if str(one) != message]
+        refused = PolicyError(message, rule=rule or error.rule, site=self.name, array=array)
+        self.refused = [*earlier, refused]
 
     def _ask(self, ask: Request, policy: Policy) -> Reply:
         """Answer under some policy, which steps are handed with the data."""
@@ -189,7 +187,7 @@ class DryRunRecord:
     entries: tuple[Entry, ...]
     rounds: tuple[tuple[str, ...], ...]
     declared: Mapping[tuple[str, str, str], tuple[ArrayDeclaration, Policy]]
-    refused: Mapping[tuple[str, str], tuple[PolicyRefusal, ...]]
+    refused: Mapping[tuple[str, str], tuple[PolicyError, ...]]
     n_masked: int
     dealers: Mapping[tuple[str, str], str]
     earlier: Mapping[str, tuple[str, ...]]
@@ -204,7 +202,7 @@ class DryRunRecord:
         declared, policy = self.declared[key]
         return tuple(rules_in_force(policy, declared, self.n_masked if entry.masked else 0))
 
-    def refusals(self, entry: Entry) -> tuple[PolicyRefusal, ...]:
+    def refusals(self, entry: Entry) -> tuple[PolicyError, ...]:
         """Refusals that keep an array in: its own, and those of the whole answer."""
         found = self.refused.get((entry.sender, entry.step), ())
         return tuple(one for one in found if one.array in ("", entry.array))
@@ -227,7 +225,7 @@ class DryRunEngine:
         for site in sites.values():
             site.trust.pinned.update(pinned)
         self._declared: dict[tuple[str, str, str], tuple[ArrayDeclaration, Policy]] = {}
-        self._refused: dict[tuple[str, str], dict[PolicyRefusal, None]] = {}
+        self._refused: dict[tuple[str, str], dict[tuple[str, str, str], PolicyError]] = {}
         self._rounds: list[tuple[str, ...]] = []
         self._ledger = Ledger()
         self._dealers: dict[tuple[str, str], str] = {}
@@ -244,7 +242,7 @@ class DryRunEngine:
             entries=tuple(self._ledger.entries),
             rounds=tuple(self._rounds),
             declared=self._declared,
-            refused={place: tuple(found) for place, found in self._refused.items()},
+            refused={place: tuple(found.values()) for place, found in self._refused.items()},
             n_masked=max(site.n_masked for site in self._sites.values()) if any_masked else 0,
             dealers=self._dealers,
             earlier=self._earlier,
@@ -302,7 +300,9 @@ class DryRunEngine:
             self._cut_short = ask.step
             raise DryRunEnded from None
         finally:
-            self._refused.setdefault((ask.site, ask.step), {}).update(dict.fromkeys(site.refused))
+            found = self._refused.setdefault((ask.site, ask.step), {})
+            for one in site.refused:
+                found.setdefault((one.rule, one.array, str(one)), one)
         for name, declared in FAMILIES[ask.family][ask.step].given.items():
             self._declared[ask.site, ask.step, name] = (declared, site.owners)
         # The coordinator's own dealing is no message; who deals stands in the questions to both institutions.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
+from fedstat.errors import PolicyError
 from fedstat.federation.audit.event_log import TEXT, Entry
 from fedstat.federation.disclosure.approval import AnalysisPlan, PlannedStep, ReleasedArray
-from fedstat.federation.disclosure.request_checks import PolicyRefusal
 from fedstat.federation.disclosure.site import FAMILIES, UNALIGNED_FAMILIES
 from fedstat.federation.dry_run.execution import DryRunRecord, DryRunRequest
 
@@ -75,7 +75,7 @@ class ExpectedArray:
     messages: FitLengths
     bytes: FitLengths
     rules: tuple[str, ...]
-    refusals: tuple[PolicyRefusal, ...]
+    refusals: tuple[PolicyError, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,9 @@ class ExpectedReleases:
             out.append((at, round(size * prod(at)) if prod(shape) else last.bytes))
         return out
 
-    def refusals(self) -> dict[str, list[PolicyRefusal]]:
+    def refusals(self) -> dict[str, list[PolicyError]]:
         """List what policies would refuse, by site, also in place at the coordinator's own institution."""
-        out: dict[str, list[PolicyRefusal]] = {}
+        out: dict[str, list[PolicyError]] = {}
         for (site, _), found in self.course.refused.items():
             if found:
                 out.setdefault(site, []).extend(found)

@@ -90,9 +90,11 @@ def _published(data: SiteData, asked: BinsRequest) -> PublishedColumn:
     """Find the description of a column, by which alone a question is refused."""
     column = data.published.get(asked.column)
     if column is None or asked.column not in data.table.columns:
-        raise DescriptionError(
-            f"{data.name}: its policy (privacy budget) counts published columns only, and the site publishes "
-            f"no column '{asked.column}'. Its owner may describe it in columns.toml"
+        raise DescriptionError.of_rule(
+            "privacy budget",
+            data.name,
+            f"counts published columns only, and the site publishes no column '{asked.column}'. Its owner "
+            "may describe it in columns.toml",
         )
     if column.kind == "category" and asked.edges:
         raise DescriptionError(

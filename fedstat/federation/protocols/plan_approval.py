@@ -83,4 +83,4 @@ def propose_plans(plans: Mapping[str, AnalysisPlan], session: str) -> FitProtoco
         if one.status != "approved"
     ]
     if lacking:
-        raise ConsentError("\n".join(lacking))
+        raise ConsentError("\n".join(lacking), rule="approval")

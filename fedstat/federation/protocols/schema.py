@@ -81,9 +81,11 @@ def table_schema(site: str, table: Table, policy: Policy) -> TableSchema:
     """Describe a table as others will see it; a PolicyError where it has too few rows to be counted."""
     # Before anything else is told: the number of rows is itself a count of few entities.
     if table.n_rows < policy.min_count:
-        raise PolicyError(
-            f"{site}: its policy (minimum count) wants at least {policy.min_count} rows behind what is told "
-            "of its table, and there are fewer. Leave the site out"
+        raise PolicyError.of_rule(
+            "minimum count",
+            site,
+            f"wants at least {policy.min_count} rows behind what is told of its table, and there are fewer. "
+            "Leave the site out",
         )
     label = table.name if isinstance(table, LabelledTable) else ""
     inner = table.table if isinstance(table, LabelledTable) else table

@@ -31,7 +31,7 @@ from itertools import chain
 from threading import Lock
 from typing import Protocol, runtime_checkable
 
-from fedstat.errors import ConsentError, EngineError, FedstatError, MessageError, SessionError
+from fedstat.errors import ConsentError, EngineError, FedstatError, MessageError, PolicyError, SessionError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.site import RECEIPT_FAMILY, Site
 from fedstat.federation.disclosure.state import MAX_SESSIONS
@@ -317,7 +317,10 @@ class RemoteEngine(RoundEngine):
         except (EngineError, SessionError):
             raise  # the site cannot go on in this session, and would not say the same again
         except FedstatError as error:
-            outcome = error if self._journal is None else type(error)(f"{error} ({self._journal.kept})")
+            if self._journal is not None:
+                text = f"{error} ({self._journal.kept})"
+                error = error.with_message(text) if isinstance(error, PolicyError) else type(error)(text)
+            outcome = error
         if not kept and self._journal is not None and self._keeps(ask):
             self._journal.keep(self._number, place, answer)
         self._turns[ask.session, ask.site] += 1

@@ -88,17 +88,19 @@ class PrivateRelease(Explainable):
         for client in self.columns:
             budget, cost = self.partition.sites[client].policy.privacy, self._planned.site_cost(client)
             if budget is None:
-                raise DescriptionError(
-                    f"{client}: its policy (privacy budget) is none, and answers with noise are charged to "
-                    f"one. The owner may set it by the lines  {BUDGET_EXAMPLE}  in policy.toml; nothing "
-                    "was asked"
+                raise DescriptionError.of_rule(
+                    "privacy budget",
+                    client,
+                    "is none, and answers with noise are charged to one. The owner may set it by the lines  "
+                    f"{BUDGET_EXAMPLE}  in policy.toml; nothing was asked",
                 )
             if budget.delta and cost > rho_of_budget(budget.epsilon, budget.delta):
-                raise DescriptionError(
-                    f"{client}: its policy (privacy budget) is epsilon {budget.epsilon:g} at delta "
-                    f"{budget.delta:g} over all analyses, and this one costs it "
-                    f"{epsilon_of_zcdp(cost, budget.delta):.3g}. Ask with a smaller epsilon; nothing was "
-                    "asked"
+                raise DescriptionError.of_rule(
+                    "privacy budget",
+                    client,
+                    f"is epsilon {budget.epsilon:g} at delta {budget.delta:g} over all analyses, and this "
+                    f"one costs it {epsilon_of_zcdp(cost, budget.delta):.3g}. Ask with a smaller epsilon; "
+                    "nothing was asked",
                 )
 
     def _describe(self, bounds: Bounds | Mapping[str, IntoBound] | None) -> dict[str, Published]:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedstat.errors import DisclosureWarning, FormulaError, ModelError, PolicyError, warn
-from fedstat.federation.audit.event_log import policy_rule
 from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
 from fedstat.federation.crypto.masks import TWO_SITES
 from fedstat.federation.design.formula.parse import parse_formula
@@ -287,9 +286,9 @@ class M2SEM(Explainable):
         try:
             fit = self._run(protocol, masked, ledger)
         except PolicyError as error:
-            if policy_rule(error) != "differencing":
+            if error.rule != "differencing":
                 raise
-            raise PolicyError(f"{error}. {FITTED_BEFORE}") from None
+            raise error.with_message(f"{error}. {FITTED_BEFORE}") from None
         masks = any(entry.masked for entry in ledger.entries)
         return M2SEMResults._of(self, fit, masks, starts == "all" and self.n_clusters > 1, ledger)
 

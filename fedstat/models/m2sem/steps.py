@@ -434,12 +434,15 @@ class LocalScores:
     clusters: int
 
 
+BITS_RULE = "bits of columns of few values"
+
+
 def withheld(client: str, policy: Policy, modalities: Sequence[ModalityRequest], adjusted: bool) -> str:
     """Say why an institution gives no information of its parameters; empty where it does."""
     if policy.discrete != "bits" or not (adjusted or any(not one.continuous for one in modalities)):
         return ""
     return (
-        f"{client}: its policy (bits of columns of few values) wants no sums of products of scores of such "
+        f"{client}: its policy ({BITS_RULE}) wants no sums of products of scores of such "
         'columns, which standard errors need; the owner may allow it by the line  discrete = "any"  in '
         "policy.toml"
     )
@@ -459,7 +462,7 @@ def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
     bench.put(found)
     asked = [one.asked for one in held.opened.modalities]
     if why := withheld(data.name, data.policy, asked, held.opened.covariates is not None):
-        raise DescriptionError(f"{why}. Fit with cov_type=None")
+        raise DescriptionError(f"{why}. Fit with cov_type=None", rule=BITS_RULE, site=data.name)
     check_posteriors(state, r)
     covariates = held.opened.covariates
     local = local_information(bench.modalities, r, None if covariates is None else covariates.units[1])

@@ -24,7 +24,7 @@ SITES = {"A": 4, "B": 9, "C": 9}
 def count(data, state):
     X = state.use("X", np.ndarray)
     if data.policy.min_events == 7:
-        raise PolicyError(f"{data.name}: its policy (odd rule) refuses")
+        raise PolicyError.of_rule("odd rule", data.name, "refuses")
     return {"total": X.sum(axis=0)[:2]}
 
 
@@ -57,12 +57,17 @@ STEPS = {
 
 
 def never(data):
-    raise PolicyError(f"{data.name}: its policy (a rule without a limit) refuses")
+    raise PolicyError.of_rule("a rule without a limit", data.name, "refuses")
 
 
 @pytest.fixture(autouse=True)
 def family(monkeypatch):
     monkeypatch.setitem(FAMILIES, "toy", STEPS)
+
+
+def refusals(course):
+    found = course.refused.items()
+    return {place: [(one.rule, one.array, str(one)) for one in errors] for place, errors in found}
 
 
 def asks(step, sites=tuple(SITES)):
@@ -111,7 +116,7 @@ def test_a_repeated_step_runs_once_and_is_entered_as_often_as_it_is_asked(hidden
 
     whole, every = course(())
     short, once = course({"count"})
-    assert (short.entries, short.rounds, short.refused) == (whole.entries, whole.rounds, whole.refused)
+    assert (short.entries, short.rounds, refusals(short)) == (whole.entries, whole.rounds, refusals(whole))
     assert every == 4 * once
 
 
