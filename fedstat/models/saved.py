@@ -197,7 +197,7 @@ class SavedLedger:
         absent = () if receipt is None else receipt.absent
         return Ledger(
             self.at,
-            list(self.entries),
+            [(entry.round, entry) for entry in self.entries],
             self.rounds,
             receipt=receipt,
             setting=self.setting,

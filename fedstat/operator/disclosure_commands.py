@@ -169,15 +169,15 @@ def show_ledger(folder: Path, session: str | None, as_json: bool) -> int:
             raise PartitionError(f"'{folder / LEDGER_FILENAME}' has no session '{session}'")
     if as_json:
         for chain in chains:
-            for link in chain.links:
-                print(json.dumps({"session": chain.session} | link.named))
+            for entry in chain.entries:
+                print(json.dumps({"session": chain.session} | entry.named))
         return 0
     print(underlined(f"What left {name}"))
     if (spent := read_budget_spent(read_site_policy(folder), account)) is not None:
         print(f"Of its privacy budget {spent}.")
     for chain in chains:
         _show(chain)
-    n_entries = sum(len(chain.links) for chain in chains)
+    n_entries = sum(len(chain.entries) for chain in chains)
     print(f"{n_entries:,} entries in {len(chains)} sessions. Every entry fits the chain of digests.")
     return 0
 
@@ -208,7 +208,7 @@ def declare_ledger_loss(folder: Path, reason: str) -> int:
 
 
 def _show(chain: SessionChain) -> None:
-    links = chain.links
+    links = chain.entries
     if not links:
         return
     what = f"Session {chain.session}" if chain.session else "Messages that belong to no session"
@@ -219,6 +219,6 @@ def _show(chain: SessionChain) -> None:
         print(
             format_columns([HEAD[: len(rows[0])], *rows], head=True, right=RIGHT[: len(rows[0]) - RIGHT[0]])
         )
-    for link in refusals_of(chain):
-        print(f"  refused: step '{link.entry.step}' by {link.entry.rule}, {link.time}")
+    for entry in refusals_of(chain):
+        print(f"  refused: step '{entry.step}' by {entry.rule}, {entry.time}")
     print(f"\n  digest of the last entry  {chain.head}\n")

@@ -244,7 +244,7 @@ class Service:
 
     def _tell(self) -> None:
         """Write how it is, where that changed."""
-        count = (sum(len(chain.links) for chain in self.site.site.account.chains), self.passed_over)
+        count = (sum(len(chain.entries) for chain in self.site.site.account.chains), self.passed_over)
         if count != self._told:
             self._told = count
             self.tell("running")

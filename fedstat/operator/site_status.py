@@ -174,14 +174,14 @@ def _account(folder: Path, site: str) -> tuple[SiteLedger | None, str]:
 
 def count_ledger(account: SiteLedger) -> dict[str, Any]:
     """Count what is in a site's account, under :data:`COUNTED`."""
-    links = [link for chain in account.chains for link in chain.links]
+    entries = [entry for chain in account.chains for entry in chain.entries]
     found = (
         len(account.chains),
         sum(chain.round for chain in account.chains),
-        sum(link.entry.kind == REFUSAL for link in links),
-        sum(link.entry.left for link in links),
-        len(links),
-        max((link.time for link in links), default=None),
+        sum(entry.kind == REFUSAL for entry in entries),
+        sum(entry.left for entry in entries),
+        len(entries),
+        max((entry.time for entry in entries), default=None),
     )
     return dict(zip(LEDGER_COUNTS, found, strict=True))
 

@@ -14,7 +14,12 @@ import fedstat as fs
 from fedstat.codec import from_json, to_json
 from fedstat.errors import DisclosureWarning, MessageError, PolicyError, SecurityError
 from fedstat.federation.audit.checkpoints import SignedCheckpoint
-from fedstat.federation.audit.event_log import canonical_json, extended_digest, genesis_digest, read_link
+from fedstat.federation.audit.event_log import (
+    canonical_json,
+    extended_digest,
+    genesis_digest,
+    read_site_entry,
+)
 from fedstat.federation.audit.ledger_file import read_ledger
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.disclosure.release_history import ReleasedGroups
@@ -111,7 +116,7 @@ def rewrite(folder, keep):
             ordinal = line["ordinal"]
             chains[ordinal] = genesis_digest("North", keys, line["session"], ordinal, previous)
         if "entry" in line:
-            link = read_link(line["entry"])
+            link = read_site_entry(line["entry"])
             if not keep(link):
                 continue
             chains[line["ordinal"]] = extended_digest(chains[line["ordinal"]], link)
@@ -121,7 +126,7 @@ def rewrite(folder, keep):
 
 
 def without_refusals(folder):
-    rewrite(folder, lambda link: link.entry.kind != "refusal")
+    rewrite(folder, lambda link: link.kind != "refusal")
 
 
 def cut(folder, lines=3):

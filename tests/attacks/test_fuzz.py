@@ -29,7 +29,7 @@ def targets(tmp_path_factory):
 def links(home):
     """Entries of the account of the site that was served, read anew and so found to be whole."""
     account = read_ledger(home / "served", "North", load_identity(home / "served").public)
-    return sum(len(chain.links) for chain in account.chains)
+    return sum(len(chain.entries) for chain in account.chains)
 
 
 def check(targets, inputs, seed):

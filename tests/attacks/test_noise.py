@@ -162,7 +162,7 @@ def test_charges_of_many_threads_are_one_after_the_other(monkeypatch):
     site = site_of()
     share = round_to_grid(WHOLE / 4)
     slow = threading.Event()
-    site.account.store = SimpleNamespace(charged=lambda _: slow.wait(0.01))
+    site.account.store = SimpleNamespace(append=lambda _: slow.wait(0.01))
     failed = []
 
     def one(i):

@@ -253,7 +253,7 @@ def passed(model, result):
     """What a fit released, without what making the model did, in the form of :meth:`Ledger.releases`."""
     earlier = getattr(model, "_agreement", None) or model._agreement_ledger
     ledger = Ledger(result.ledger.at)
-    ledger.entries = result.ledger.entries[len(earlier.entries) :]
+    ledger.enter(result.ledger.entries[len(earlier.entries) :])
     return ledger.releases(), result.ledger.rounds - earlier.rounds
 
 

@@ -1,4 +1,4 @@
-"""The event log: entries of a ledger, their links in a chain of digests, and a site's chain per session."""
+"""The event log: one record for each array sent, and a site's chain of these records per session."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from fedstat.codec import to_plain
 from fedstat.errors import PolicyError, SecurityError
 from fedstat.federation.audit.budget_charges import RHO_PATTERN, Charge, Charges
 from fedstat.federation.audit.checkpoints import Nanoseconds, SignedCheckpoint, utc_text
@@ -31,9 +30,10 @@ from fedstat.federation.message import ArrayDeclaration, Reply, Request, Step
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
-# One event: an array or a text that passed an institution's door, or a refusal.
+# One event: an array or a text that was sent to or by a site, or a refusal.
 #
-# It is entered once, where it passes; ledgers, chains, receipts and their counts are made of these entries.
+# Each party records an event once, where it happens. Ledgers, chains, statements, receipts and their counts
+# are views of these records. The canonical text of a record, of which digests are taken, is made once.
 
 COORDINATOR = "coordinator"
 REFUSAL = "refusal"
@@ -44,7 +44,22 @@ SIGNED_FIELDS = (
     "kind", "masked", "shape", "bytes", "entities", "rule",
 )  # fmt: skip
 """Fields that are hashed and signed, in this order: all but the meaning, which goes with step and array."""
-_signed = attrgetter(*SIGNED_FIELDS)
+SITE_FIELDS = ("time", "numbers", "among", "commitment")
+"""Fields that only the site knows, hashed and signed after the others."""
+LINK_FIELDS = (*SIGNED_FIELDS, *SITE_FIELDS)
+CHARGED_FIELD = "charged"
+_signed, _site_signed = attrgetter(*SIGNED_FIELDS), attrgetter(*LINK_FIELDS)
+_ENTRY_TYPES = (int, str, str, str, str, str, str, bool, list, int, int, str)
+_SITE_TYPES = (*_ENTRY_TYPES, str, int, int, str)
+_quoted = json.encoder.encode_basestring
+_CANONICAL_ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
+
+
+def canonical_json(value: Any) -> str:
+    """Write JSON in the one form that is hashed and signed."""
+    return _CANONICAL_ENCODER.encode(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +94,14 @@ class AbsentSite:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One array or text that passed, or a refusal.
+    """One array or text that was sent, or a refusal.
 
-    `round`, from 1, is in a ledger the round trip of the run, in an account which of the asks to this site in
-    this session. `sender` and `receiver` are institutions or ``"coordinator"``. `array` is ``"text"`` for a
-    text and empty for a refusal, whose kind is ``"refusal"`` and whose `rule` is the class of the error and
-    the rule of the policy; `what` is the array in words. `shape` is that of what masks hide where they do
-    (`masked`: the receiver learned only the sum over institutions), `bytes` the size as it travels,
-    `entities` how many stand behind the array at the sending institution.
+    `round`, from 1, counts the round trips of the run in a ledger; in an account it counts the requests to
+    this site in this session. `sender` and `receiver` are sites or ``"coordinator"``. `array` is ``"text"``
+    for a text and empty for a refusal, whose kind is ``"refusal"`` and whose `rule` is the class of the error
+    and the rule of the policy; `what` describes the array in words. `masked` arrays reveal only the sum over
+    sites to the receiver; their `shape` is that before masking. `bytes` is the size of the message, and
+    `entities` the number of entities that the array depends on.
     """
 
     round: int
@@ -102,6 +117,7 @@ class Entry:
     masked: bool = False
     family: str = ""
     rule: str = ""
+    _text: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def left(self) -> bool:
@@ -110,71 +126,138 @@ class Entry:
 
     @property
     def signed(self) -> list[Any]:
-        """Values of :data:`SIGNED_FIELDS`."""
+        """Values that are hashed and signed."""
         return list(_signed(self))
 
+    @property
+    def text(self) -> str:
+        """Canonical JSON of :attr:`signed`, written once."""
+        if not self._text:
+            object.__setattr__(self, "_text", f"[{self._written()}]")
+        return self._text
+
+    def _written(self) -> str:
+        names = _quoted(self.sender), _quoted(self.receiver), _quoted(self.family), _quoted(self.step)
+        return (
+            f"{self.round},{','.join(names)},{_quoted(self.array)},{_quoted(self.kind)},"
+            f"{'true' if self.masked else 'false'},[{','.join(map(str, self.shape))}],"
+            f"{self.bytes},{self.entities},{_quoted(self.rule)}"
+        )
+
     def in_round(self, number: int) -> Entry:
-        """Return the same entry under another number."""
-        return self if number == self.round else Entry(number, *_fields_after_round(self))
+        """Return the same entry under another number, without what only the site knows."""
+        if number == self.round and type(self) is Entry:
+            return self
+        return Entry(number, *_fields_after_round(self))
 
 
-_fields_after_round = attrgetter(*[part.name for part in fields(Entry)][1:])
+_fields_after_round = attrgetter(*[part.name for part in fields(Entry) if part.init][1:])
+
+
+@dataclass(frozen=True, slots=True)
+class SiteEntry(Entry):
+    """An entry of a site's own ledger, with what only the site knows.
+
+    `time` is UTC to the second. `numbers` counts the distinct numbers that are equations (see
+    :mod:`fedstat.federation.audit.release_counts`), as sums over `among` sites. `commitment` is to the
+    content, and empty for a refusal. `charged` is the charge to the site's privacy budget, as a fraction. It
+    is signed if there is one, and otherwise empty.
+    """
+
+    time: str = ""
+    numbers: int = 0
+    among: int = 1
+    commitment: str = ""
+    charged: str = ""
+
+    @property
+    def signed(self) -> list[Any]:
+        """Values of :data:`LINK_FIELDS`, and the charge if there is one."""
+        return [*_site_signed(self), *([self.charged] if self.charged else [])]
+
+    def _written(self) -> str:
+        charged = f",{_quoted(self.charged)}" if self.charged else ""
+        return (
+            f"{Entry._written(self)},{_quoted(self.time)},{self.numbers},{self.among},"
+            f"{_quoted(self.commitment)}{charged}"
+        )
+
+    def agrees_with(self, entry: Entry) -> bool:
+        """Whether this is the same event as another party recorded it."""
+        return _signed(self) == _signed(entry)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """Values by the name of their field."""
+        return dict(zip((*LINK_FIELDS, CHARGED_FIELD), [*self.signed, ""], strict=False))
+
 
 Content: TypeAlias = Array | str
-RecordedContent: TypeAlias = Iterator[tuple[Entry, Content]]
-"""Entries, each with what it is of."""
+RecordedContent: TypeAlias = Iterator[tuple[dict[str, Any], Content]]
+"""Fields of entries, each with the content that the entry describes."""
 
 
-def request_entries(ask: Request, step: Step, number: int) -> RecordedContent:
-    """Entries of an ask's arrays and text, in the order of their declaration."""
-    way = number, COORDINATOR, ask.site
+def request_contents(ask: Request, step: Step, number: int) -> RecordedContent:
+    """Fields of the entries of a request's arrays and text, in the order of their declaration."""
+    way = {"round": number, "sender": COORDINATOR, "receiver": ask.site, "family": ask.family}
     for name, line in step.takes.items():
-        # A door enters an ask before it refuses one with arrays that the step does not take.
+        # A site records a request before it refuses one with arrays that the step does not take.
         if name in ask.arrays:
-            yield _entry(way, ask, name, line, ask.arrays[name])
+            yield _described(way, ask, name, line, ask.arrays[name])
     if ask.text and step.text_in is not None:
-        yield _entry(way, ask, TEXT, step.text_in, ask.text)
+        yield _described(way, ask, TEXT, step.text_in, ask.text)
 
 
-def reply_entries(ask: Request, step: Step, reply: Reply, number: int) -> RecordedContent:
-    """Entries of a reply's arrays, as they travel, and text; an array that is not declared is a KeyError."""
-    way = number, ask.site, COORDINATOR
+def reply_contents(ask: Request, step: Step, reply: Reply, number: int) -> RecordedContent:
+    """Fields of the entries of a reply's arrays, as they are sent, and of its text.
+
+    An array that is not declared is a KeyError.
+    """
+    way = {"round": number, "sender": ask.site, "receiver": COORDINATOR, "family": ask.family}
     places = {name: place for place, name in enumerate(step.gives)}
     for name in sorted(reply.arrays, key=places.__getitem__):
         line = step.gives[name]
         hidden = line.maskable and ask.masked is not None
-        yield _entry(way, ask, name, line, reply.arrays[name], reply.entities, hidden)
+        yield _described(way, ask, name, line, reply.arrays[name], reply.entities, hidden)
     if reply.text and step.text_out is not None:
-        yield _entry(way, ask, TEXT, step.text_out, reply.text)
+        yield _described(way, ask, TEXT, step.text_out, reply.text)
 
 
-def _entry(
-    way: tuple[int, str, str],
+def _described(
+    way: dict[str, Any],
     ask: Request,
     name: str,
     line: ArrayDeclaration,
     content: Content,
     entities: int = 0,
     hidden: bool = False,
-) -> tuple[Entry, Content]:
+) -> tuple[dict[str, Any], Content]:
     if isinstance(content, str):
         shape, size = (), len(content.encode())
     else:
-        # What is hidden travels as several words a number: its first axis is no part of its shape.
+        # A masked number is sent as several words: the first axis is no part of its shape.
         shape, size = content.shape[1:] if hidden else content.shape, content.nbytes
-    entry = Entry(
-        *way,
-        step=ask.step,
-        array=name,
-        kind=line.kind,
-        what=line.what,
-        shape=shape,
-        bytes=size,
-        entities=entities,
-        masked=hidden,
-        family=ask.family,
-    )
-    return entry, content
+    about = {
+        "step": ask.step,
+        "array": name,
+        "kind": line.kind,
+        "what": line.what,
+        "shape": shape,
+        "bytes": size,
+        "entities": entities,
+        "masked": hidden,
+    }
+    return way | about, content
+
+
+def request_entries(ask: Request, step: Step, number: int) -> list[Entry]:
+    """Entries of a request, as its sender records them."""
+    return [Entry(**about) for about, _ in request_contents(ask, step, number)]
+
+
+def reply_entries(ask: Request, step: Step, reply: Reply, number: int) -> list[Entry]:
+    """Entries of a reply, as its receiver records them."""
+    return [Entry(**about) for about, _ in reply_contents(ask, step, reply, number)]
 
 
 def refusal_entry(ask: Request, error: Exception, number: int) -> Entry:
@@ -190,89 +273,32 @@ def refusal_reason(error: Exception) -> str:
 
 
 def read_entry(row: Sequence[Any]) -> Entry:
-    """Rebuild an entry from its signed values as JSON has them; TypeError or ValueError where it is none."""
-    values = typed_values(Entry, SIGNED_FIELDS, row)
-    shape = values["shape"] = tuple(values["shape"])
+    """Rebuild an entry from its signed values as JSON has them; TypeError or ValueError if it is none."""
+    if tuple(map(type, row)) != _ENTRY_TYPES:
+        raise TypeError(f"the types of {', '.join(SIGNED_FIELDS)}")
+    return Entry(*_constructor_order(row))
+
+
+def read_site_entry(row: Sequence[Any]) -> SiteEntry:
+    """Rebuild an entry of a site's ledger; see :func:`read_entry`."""
+    place, end = len(SIGNED_FIELDS), len(LINK_FIELDS)
+    if tuple(map(type, row)) not in (_SITE_TYPES, (*_SITE_TYPES, str)):
+        raise TypeError(f"the types of {', '.join(LINK_FIELDS)}")
+    entry = SiteEntry(*_constructor_order(row), *row[place:])
+    if entry.numbers < 0 or entry.among < 1:
+        raise ValueError("a negative number")
+    if len(row) > end and not RHO_PATTERN.fullmatch(entry.charged):
+        raise ValueError("a charge that is none")
+    return entry
+
+
+def _constructor_order(row: Sequence[Any]) -> tuple[Any, ...]:
+    number, sender, receiver, family, step, array, kind, masked, shape, size, entities, rule = row[:12]
     if any(type(length) is not int for length in shape):
         raise TypeError("shape")
-    if min(values["round"], values["bytes"], values["entities"], *shape) < 0:
+    if min(number, size, entities, *shape) < 0:
         raise ValueError("a negative number")
-    return Entry(**values)
-
-
-def typed_values(kind: Any, names: tuple[str, ...], row: Sequence[Any]) -> dict[str, Any]:
-    """Name the values of a row, which have to be of the very types of these fields of a record.
-
-    A receipt has thousands of rows, for which :mod:`fedstat.codec` is too slow.
-    """
-    if tuple(map(type, row)) != _types_in_json(kind, names):
-        raise TypeError(f"the types of {', '.join(names)}")
-    return dict(zip(names, row, strict=True))
-
-
-@cache
-def _types_in_json(kind: Any, names: tuple[str, ...]) -> tuple[type, ...]:
-    hints = get_type_hints(kind)
-    return tuple(list if get_origin(hints[name]) is tuple else hints[name] for name in names)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The links of a site's chain: an entry with what the site alone knows of it, and the digests over them.
-
-SITE_FIELDS = ("time", "numbers", "among", "commitment")
-LINK_FIELDS = (*SIGNED_FIELDS, *SITE_FIELDS)
-"""Fields of a link that are hashed, in this order."""
-CHARGED_FIELD = "charged"
-_CANONICAL_ENCODER = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ChainLink:
-    """One entry of a site's chain, and what the site alone knows of it.
-
-    `time` is UTC to the second. `numbers` are the distinct numbers that count as equations (see
-    :mod:`fedstat.federation.audit.release_counts`), sums over `among` sites. `commitment` is to the content,
-    and
-    empty for a refusal. `charged` is what the site charged its privacy budget for the entry, as a fraction;
-    it is signed where there is such a charge, and is empty for all else.
-    """
-
-    entry: Entry
-    time: str
-    numbers: int
-    among: int
-    commitment: str
-    charged: str = ""
-
-    @property
-    def signed(self) -> list[Any]:
-        """Values of :data:`LINK_FIELDS`, and of a charge where there is one: the next digest is of them."""
-        known = self.time, self.numbers, self.among, self.commitment
-        return [*self.entry.signed, *known, *([self.charged] if self.charged else [])]
-
-    @property
-    def named(self) -> dict[str, Any]:
-        """Values by the name of their field."""
-        return dict(zip((*LINK_FIELDS, CHARGED_FIELD), [*self.signed, ""], strict=False))
-
-
-def read_link(row: Sequence[Any]) -> ChainLink:
-    """Rebuild a link from its signed values; see :func:`fedstat.federation.audit.event_log.read_entry`."""
-    place, end = len(SIGNED_FIELDS), len(LINK_FIELDS)
-    known = SITE_FIELDS + ((CHARGED_FIELD,) if len(row) > end else ())
-    link = ChainLink(read_entry(row[:place]), **typed_values(ChainLink, known, row[place:]))
-    if link.numbers < 0 or link.among < 1:
-        raise ValueError("a negative number")
-    if len(row) > end and not RHO_PATTERN.fullmatch(link.charged):
-        raise ValueError("a charge that is none")
-    return link
-
-
-def canonical_json(value: Any) -> str:
-    """Write JSON in the one form that is hashed and signed."""
-    return _CANONICAL_ENCODER.encode(value)
+    return number, sender, receiver, step, array, kind, "", tuple(shape), size, entities, masked, family, rule
 
 
 def genesis_digest(site: str, keys: PublicIdentity, session: str, ordinal: int, previous: str) -> bytes:
@@ -281,9 +307,9 @@ def genesis_digest(site: str, keys: PublicIdentity, session: str, ordinal: int, 
     return hashlib.sha256(encode_parts(*parts)).digest()
 
 
-def extended_digest(digest: bytes, link: ChainLink) -> bytes:
+def extended_digest(digest: bytes, entry: SiteEntry) -> bytes:
     """Digest after one more entry."""
-    return hashlib.sha256(digest + canonical_json(link.signed).encode()).digest()
+    return hashlib.sha256(digest + entry.text.encode()).digest()
 
 
 def content_digest(content: Content) -> bytes:
@@ -303,13 +329,13 @@ class NumbersReleased:
     released: Counter[int] = field(default_factory=Counter)
     received: int = 0
 
-    def add(self, links: Iterable[ChainLink]) -> NumbersReleased:
-        """Count some more links."""
-        for link in links:
-            if link.entry.receiver != COORDINATOR:
-                self.received += link.numbers
-            elif link.numbers:
-                self.released[link.among] += link.numbers
+    def add(self, entries: Iterable[SiteEntry]) -> NumbersReleased:
+        """Count some more entries."""
+        for entry in entries:
+            if entry.receiver != COORDINATOR:
+                self.received += entry.numbers
+            elif entry.numbers:
+                self.released[entry.among] += entry.numbers
         return self
 
     def merge(self, other: NumbersReleased) -> None:
@@ -358,61 +384,33 @@ class PlanDecision:
 # site can prove later what array i was, and discloses no other.
 
 
-class ChainStore(Protocol):
-    """Where a site's chains outlive its process."""
+class LedgerStore(Protocol):
+    """A place where a site's ledger outlives its process: its lines, in order."""
 
     @property
     def broken(self) -> str:
-        """Why nothing can be kept any more; empty where it can."""
+        """Why nothing can be kept any more; empty if it can."""
         ...
 
-    def close(self) -> None:
-        """Let another process write."""
+    @property
+    def head(self) -> SignedCheckpoint:
+        """The newest checkpoint."""
         ...
 
-    def opened(self, chain: SessionChain) -> None:
-        """Keep that a session was opened."""
-        ...
-
-    def entered(self, chain: SessionChain, links: Sequence[tuple[ChainLink, str]]) -> None:
-        """Keep new links, each with the mark of its content, before anything leaves."""
-        ...
-
-    def noted(self, columns: set[str], entities: int) -> None:
-        """Keep which columns were in play, and behind how many entities."""
-        ...
-
-    def spent(self, once: str) -> None:
-        """Keep that something was answered that is answered once."""
-        ...
-
-    def refused(self, asker: str, count: int) -> None:
-        """Keep how many refusals one who asks has had."""
-        ...
-
-    def decided(self, decision: PlanDecision) -> None:
-        """Keep what the owner decided about a plan."""
-        ...
-
-    def charged(self, charges: Sequence[Charge]) -> None:
-        """Keep charges to the privacy budget, before anything of them leaves."""
+    def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Keep lines before anything of them leaves, all or none."""
         ...
 
     def answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:
         """Keep the rows behind earlier answers; see :mod:`fedstat.federation.disclosure.row_checks`."""
         ...
 
-    def disputed(self, why: str) -> None:
-        """Keep that the account was found not to be whole."""
-        ...
-
     def holds(self, head: SignedCheckpoint) -> bool:
         """Whether what is kept had this head."""
         ...
 
-    @property
-    def head(self) -> SignedCheckpoint:
-        """The newest."""
+    def close(self) -> None:
+        """Let another process write."""
         ...
 
 
@@ -420,8 +418,8 @@ class SessionChain:
     """One site's entries of one session, which is number `ordinal`, from 1, of those that the site opened.
 
     `previous` is the head of the session opened before, as it was then; empty for the first. A chain is
-    `resumed` where its first entries were made before the site was started again. The records that it is
-    about were read at the time `as_of`, empty where they are read for every answer.
+    `resumed` if its first entries were made before the site was started again. The records that it is
+    about were read at the time `as_of`, empty if they are read for every answer.
     """
 
     def __init__(
@@ -435,46 +433,46 @@ class SessionChain:
     ) -> None:
         self.site, self.session, self.ordinal, self.previous = site, session, ordinal, previous
         self.as_of = account.as_of if session else ""
-        self.links: list[ChainLink] = []
+        self.entries: list[SiteEntry] = []
         self.round = 0
         self.numbers = NumbersReleased()
         self.vectors = 0
         self.resumed = False
         self._account = account
-        self._waiting: list[tuple[ChainLink, str]] = []
+        self._waiting: list[tuple[SiteEntry, str]] = []
         self._secret = hmac.digest(account.secret, encode_parts("session", str(ordinal), session), "sha256")
-        self._digests = [genesis_digest(site, keys, session, ordinal, previous)]
-        # A statement is on what passed before it was asked for: its own question is not in it yet.
+        self._digest = self._digest_before = genesis_digest(site, keys, session, ordinal, previous)
+        # A statement is about what was sent before it was asked for: its own request is not in it yet.
         self._before = 0
         self._time = ""
 
     @property
     def head(self) -> str:
         """Digest of the newest entry."""
-        return self._digests[-1].hex()
+        return self._digest.hex()
 
-    def before_this_ask(self) -> tuple[list[ChainLink], str]:
-        """Entries and head as they were before the present ask."""
-        return self.links[: self._before], self._digests[self._before].hex()
+    def before_this_ask(self) -> tuple[list[SiteEntry], str]:
+        """Entries and head as they were before the present request."""
+        return self.entries[: self._before], self._digest_before.hex()
 
     def entry_key(self, number: int) -> bytes:
         """Key of the commitment of an entry, counted from 0; giving it away discloses this entry only."""
         return hmac.digest(self._secret, number.to_bytes(8, "little"), "sha256")
 
     def begin(self) -> None:
-        """Start the entries of a new ask."""
+        """Start the entries of a new request."""
         self.round += 1
-        self._before = len(self.links)
+        self._before, self._digest_before = len(self.entries), self._digest
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         # A clock that was set back does not run the account backwards.
-        self._time = max(now, self.links[-1].time) if self.links else now
+        self._time = max(now, self.entries[-1].time) if self.entries else now
 
     def ask(self, ask: Request, step: Step) -> None:
-        """Enter what came in, which is written with what becomes of it.
+        """Record a request; it is written together with its outcome.
 
         A site that is killed in between has answered nothing, and can be asked the same again.
         """
-        self._waiting += self._linked_all(request_entries(ask, step, self.round), {}, 1)
+        self._record(request_contents(ask, step, self.round), {}, 1, {})
 
     def reply(
         self,
@@ -484,90 +482,90 @@ class SessionChain:
         clear: Mapping[str, Array],
         n_sites: int,
         costs: Mapping[str, str],
-    ) -> list[Entry]:
-        """Enter what leaves, and what it was charged.
+    ) -> None:
+        """Record what leaves, and what it was charged.
 
         `clear` are the arrays before they were masked, for a sum over `n_sites`.
         """
-        new = self._linked_all(reply_entries(ask, step, reply, self.round), clear, n_sites, costs)
-        self._keep(new)
-        return [link.entry for link, _ in new]
+        self._record(reply_contents(ask, step, reply, self.round), clear, n_sites, costs)
+        self._keep()
 
     def refusal(self, ask: Request, error: Exception) -> None:
-        """Enter that nothing left, and the rule."""
-        link = ChainLink(refusal_entry(ask, error, self.round), self._time, 0, 1, "")
-        self._append(link, "")
-        self._keep([(link, "")])
+        """Record that nothing left, and the rule."""
+        refused = refusal_entry(ask, error, self.round)
+        self._add(SiteEntry(self.round, *_fields_after_round(refused), self._time), "")
+        self._keep()
 
-    def restore(self, link: ChainLink, mark: str) -> None:
+    def restore(self, entry: SiteEntry, mark: str) -> None:
         """Take back an entry that was kept."""
-        self.resumed, self.round = True, max(self.round, link.entry.round)
-        self._append(link, mark)
+        self.resumed, self.round = True, max(self.round, entry.round)
+        self._append(entry, mark)
 
-    def _linked_all(
-        self,
-        entered: RecordedContent,
-        clear: Mapping[str, Array],
-        n_sites: int,
-        costs: Mapping[str, str] = MappingProxyType({}),
-    ) -> list[tuple[ChainLink, str]]:
-        """Enter what passes, which is still to be kept."""
-        new = []
-        for entry, content in entered:
-            link, mark = self._linked(entry, content, clear.get(entry.array, content), n_sites)
-            if entry.array in costs:
-                link = replace(link, charged=costs[entry.array])
-            self._append(link, mark)
-            new.append((link, mark))
-        return new
+    def _record(
+        self, contents: RecordedContent, clear: Mapping[str, Array], n_sites: int, costs: Mapping[str, str]
+    ) -> None:
+        """Count what is new in each content, commit to it, and record it with the mark of the content."""
+        for about, content in contents:
+            digest, outward, array = content_digest(content), about["receiver"] == COORDINATOR, about["array"]
+            plain, numbers, mark = clear.get(array, content), 0, ""
+            # The mark is of what is sent, so that a repetition under new masks counts again; the numbers are
+            # those before masks, which take several words for each.
+            if not isinstance(plain, str) and counts_as_equation(about["kind"], outward):
+                mark = hmac.digest(self._account.secret, encode_parts("seen", digest), "sha256").hex()
+                numbers = 0 if mark in self._account.seen else distinct_numbers(plain)
+            entry = SiteEntry(
+                **about,
+                time=self._time,
+                numbers=numbers,
+                among=n_sites if about["masked"] else 2 if outward and about["kind"] == MASKED_SHARE else 1,
+                commitment=hmac.digest(self.entry_key(len(self.entries)), digest, "sha256").hex(),
+                charged=costs.get(array, ""),
+            )
+            self._add(entry, mark)
 
-    def _linked(self, entry: Entry, content: Content, clear: Content, n_sites: int) -> tuple[ChainLink, str]:
-        """Count what is new in a content and commit to it; with the mark by which it is known again."""
-        digest, outward = content_digest(content), entry.receiver == COORDINATOR
-        numbers, mark = 0, ""
-        # The mark is of what travels, so that a repetition under new masks counts again; the numbers are
-        # those before masks, which take several words for each.
-        if not isinstance(clear, str) and counts_as_equation(entry.kind, outward):
-            mark = hmac.digest(self._account.secret, encode_parts("seen", digest), "sha256").hex()
-            numbers = 0 if mark in self._account.seen else distinct_numbers(clear)
-        sealed = hmac.digest(self.entry_key(len(self.links)), digest, "sha256").hex()
-        among = n_sites if entry.masked else 2 if outward and entry.kind == MASKED_SHARE else 1
-        return ChainLink(entry, self._time, numbers, among, sealed), mark
+    def _add(self, entry: SiteEntry, mark: str) -> None:
+        """Record a new entry, which is kept with the outcome of the request."""
+        self._append(entry, mark)
+        self._waiting.append((entry, mark))
 
-    def _append(self, link: ChainLink, mark: str) -> None:
+    def _append(self, entry: SiteEntry, mark: str) -> None:
         if mark:
             self._account.seen.add(mark)
-        self.numbers.add([link])
-        # What has left before tells nothing new.
-        out = link.entry.receiver == COORDINATOR and link.entry.kind == "per entity"
-        self.vectors += numbers_per_entity(link.entry.shape) if out and link.numbers else 0
-        self.links.append(link)
-        self._digests.append(extended_digest(self._digests[-1], link))
+        self.numbers.add((entry,))
+        # What was released before reveals nothing new.
+        out = entry.receiver == COORDINATOR and entry.kind == "per entity"
+        self.vectors += numbers_per_entity(entry.shape) if out and entry.numbers else 0
+        self.entries.append(entry)
+        self._account.events.append((self, entry))
+        self._digest = extended_digest(self._digest, entry)
 
-    def _keep(self, new: Sequence[tuple[ChainLink, str]]) -> None:
-        new, self._waiting = [*self._waiting, *new], []
+    def _keep(self) -> None:
+        """Keep the entries since the last answer, with the head of the chain after the last of them."""
+        new, self._waiting = self._waiting, []
         if self._account.store is not None and new:
-            self._account.store.entered(self, new)
+            lines = [{"ordinal": self.ordinal, "entry": entry.signed, "mark": mark} for entry, mark in new]
+            lines[-1]["head"] = self.head
+            self._account.keep(*lines)
 
 
 class SiteLedger:
-    """All chains of one site, and which of its columns were in play.
+    """All events at one site, in order; the chains of its sessions and all counts are views of them.
 
     The keys of all commitments are drawn from `secret`. `seen` holds the marks of all that the site has
-    released or received: a repetition tells nothing new. A mark is the keyed digest of a content, and tells
-    nothing without the secret. `columns` were in play in any session; `entities` are the most behind an
-    answer; `refusals` counts those that depended on rows, by who asked; `spent` names what was answered and
-    is answered once; `decisions` are the owner's newest about plans, by digest; `charges` are all to its
-    privacy budget. `disputed` says why the
-    account is not whole, `losses` are the times at which its owner declared that the one before was lost,
-    with the reasons. The records were read at the time `as_of`. `recalled` are the rows behind answers of an
-    earlier process.
+    released or received: a repetition reveals nothing new. A mark is the keyed digest of a content, and
+    reveals nothing without the secret. `columns` were used in any session; `entities` are the most behind an
+    answer; `refusals` counts those that depended on rows, by analyst; `spent` names what is answered once
+    and was answered; `decisions` are the owner's newest about plans, by digest; `charges` are all to its
+    privacy budget. `disputed` says why the account is not whole, `losses` are the times at which its owner
+    declared that the one before was lost, with the reasons. The records were read at the time `as_of`.
+    `recalled` are the rows behind answers of an earlier process.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
         self.secret = secrets.token_bytes(32) if secret is None else secret
+        self.events: list[tuple[SessionChain, SiteEntry]] = []
         self.seen: set[str] = set()
-        self.store: ChainStore | None = None
+        self.store: LedgerStore | None = None
         self.columns: set[str] = set()
         self.entities = 0
         self.refusals: Counter[str] = Counter()
@@ -588,12 +586,12 @@ class SiteLedger:
 
     @property
     def vectors(self) -> int:
-        """How many numbers for each entity have left, of all sessions."""
+        """Count the numbers for each entity that have left, of all sessions."""
         return sum(chain.vectors for chain in self._chains.values())
 
     @property
     def present(self) -> SessionChain:
-        """Chain of the ask that is being answered."""
+        """Chain of the request that is being answered."""
         return self._chains[self._present]
 
     @property
@@ -602,16 +600,22 @@ class SiteLedger:
         return [chain for name, chain in self._chains.items() if name != self._present]
 
     def chain(self, site: str, keys: PublicIdentity, session: str) -> SessionChain:
-        """Chain of a session for the next ask, opened where there is none."""
+        """Chain of a session for the next request, opened if there is none."""
         if session not in self._chains:
             chain = self.open(site, keys, session)
-            if self.store is not None:
-                self.store.opened(chain)
+            self.keep(
+                {
+                    "session": session,
+                    "ordinal": chain.ordinal,
+                    "previous": chain.previous,
+                    "as_of": chain.as_of,
+                }
+            )
         self._present = session
         return self._chains[session]
 
     def rounds(self, session: str) -> int:
-        """Count the questions that were entered in a session."""
+        """Count the requests that were recorded in a session."""
         return self._chains[session].round if session in self._chains else 0
 
     def resumed(self, session: str) -> bool:
@@ -626,36 +630,41 @@ class SiteLedger:
         self._chains[session] = chain
         return chain
 
+    def keep(self, *lines: Mapping[str, Any]) -> None:
+        """Keep lines beyond the life of the process, if there is a place for them."""
+        if self.store is not None and lines:
+            self.store.append(lines)
+
     def note(self, columns: set[str], entities: int) -> None:
         """Note what an answer rested on."""
         if columns <= self.columns and entities <= self.entities:
             return
         self.columns |= columns
         self.entities = max(self.entities, entities)
-        if self.store is not None:
-            self.store.noted(self.columns, self.entities)
+        self.keep({"columns": sorted(self.columns), "entities": self.entities})
 
     def spend(self, once: str) -> None:
         """Keep that something was answered that is answered once."""
         self.spent.add(once)
-        if self.store is not None:
-            self.store.spent(once)
+        self.keep({"spent": once})
 
     def decide(self, decision: PlanDecision) -> None:
         """Keep what the owner decided about a plan."""
         self.decisions[decision.plan] = decision
-        if self.store is not None:
-            self.store.decided(decision)
+        self.keep(to_plain(decision))
+
+    def keep_charges(self, charges: Sequence[Charge]) -> None:
+        """Keep charges to the privacy budget, before anything of them leaves."""
+        self.keep(*map(to_plain, charges))
 
     def count_refusal(self, asker: str) -> None:
         """Count a refusal that depended on rows."""
         self.set_refusals(asker, self.refusals[asker] + 1)
 
     def set_refusals(self, asker: str, count: int) -> None:
-        """Keep how many refusals one who asks has had; none, where the owner lets it go on."""
+        """Keep how many refusals an analyst has had; none if the owner lets it go on."""
         self.refusals[asker] = count
-        if self.store is not None:
-            self.store.refused(asker, count)
+        self.keep({"asker": asker, "refused": count})
 
     def keep_answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:
         """Keep the groups of rows behind earlier answers, of so many rows, beyond the life of the process."""
@@ -670,9 +679,9 @@ class SiteLedger:
             )
 
     def hold_against(self, site: str, keys: PublicIdentity, earlier: SignedCheckpoint) -> None:
-        """Hold the account against a head that the site signed once.
+        """Compare the account with a head that the site signed earlier.
 
-        SecurityError where it is not of this site; and where the account does not hold it, from then on. What
+        SecurityError if the head is not of this site; and if the account does not hold it, from then on. What
         was signed before the owner declared a loss is not asked for.
         """
         if self.store is None:
@@ -687,5 +696,5 @@ class SiteLedger:
                 "folder "
                 "were put back to an earlier state, and what it has answered since is not known"
             )
-            self.store.disputed(self.disputed)
+            self.keep({"disputed": self.disputed})
         self.check_undisputed(site)

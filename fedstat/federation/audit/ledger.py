@@ -1,10 +1,11 @@
-"""The coordinator's ledger of a run, and its account of the whole session."""
+"""Ledgers: views of the events that the coordinator, or a site, recorded."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 import pandas as pd
@@ -14,6 +15,7 @@ from fedstat.federation.audit.event_log import (
     TEXT,
     AbsentSite,
     Entry,
+    SiteLedger,
     refusal_entry,
     reply_entries,
     request_entries,
@@ -23,7 +25,9 @@ from fedstat.federation.message import ArrayKind, Reply, Request, Step
 if TYPE_CHECKING:
     from fedstat.federation.audit.receipt import Receipt
 
-LEDGER_COLUMNS = tuple(part.name for part in fields(Entry) if part.name not in ("family", "rule"))
+LEDGER_COLUMNS = tuple(
+    part.name for part in fields(Entry) if part.init and part.name not in ("family", "rule")
+)
 """Columns of a ledger that is shown."""
 
 
@@ -49,26 +53,29 @@ class CoordinatorLog:
         """Enter a question, and its answer or refusal; a step that is not installed has nothing to enter."""
         self._asks[ask.site] += 1
         number = self._asks[ask.site]
-        entries = [] if step is None else [entry for entry, _ in request_entries(ask, step, number)]
+        entries = [] if step is None else request_entries(ask, step, number)
         if isinstance(outcome, Exception):
             entries.append(refusal_entry(ask, outcome, number))
         elif step is not None:
-            entries += [entry for entry, _ in reply_entries(ask, step, outcome, number)]
+            entries += reply_entries(ask, step, outcome, number)
         self._passed += entries
         return entries
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Every array that left one institution for another, in order.
+    """Every array that left one site for another, in order.
 
-    `entries` are in order, and `rounds` are counted.
+    It refers to the events that were recorded when they happened, and `rounds` counts the round trips. A copy
+    refers to the same events.
 
     Parameters
     ----------
     at : str or None
         The institution at which the coordinator sits: what passes between the two is not a release
         and is not entered. What the coordinator sends to the others leaves that institution.
+    events : list of (int, Entry)
+        What was sent, each with its round of this ledger.
     account : CoordinatorLog
         The same and more, entry by entry as the sites' own chains have it; the ledgers of one model share it.
     receipt : Receipt or None
@@ -96,17 +103,25 @@ class Ledger:
     """
 
     at: str | None = None
-    entries: list[Entry] = field(default_factory=list)
+    events: list[tuple[int, Entry]] = field(default_factory=list)
     rounds: int = 0
     account: CoordinatorLog = field(default_factory=CoordinatorLog, repr=False, compare=False)
     receipt: Receipt | None = field(default=None, repr=False, compare=False)
     setting: str = field(default="", repr=False, compare=False)
     absent: tuple[AbsentSite, ...] = field(default=(), repr=False, compare=False)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return replace(self, events=list(self.events))
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All entries, numbered by the rounds of this ledger."""
+        return [entry.in_round(number) for number, entry in self.events]
+
     def __repr__(self) -> str:
         where = f", coordinator at {self.at!r}" if self.at else ""
         return (
-            f"<Ledger: {self.rounds:,} rounds, {len(self.entries):,} arrays, {self.bytes:,} bytes{where}; "
+            f"<Ledger: {self.rounds:,} rounds, {len(self.events):,} arrays, {self.bytes:,} bytes{where}; "
             "see .releases()>"
         )
 
@@ -117,14 +132,14 @@ class Ledger:
     def enter(self, entries: Iterable[Entry]) -> None:
         """Enter what passed in the present round, texts after arrays."""
         ordered = sorted(entries, key=lambda entry: entry.array == TEXT)
-        self.entries += [entry.in_round(self.rounds) for entry in ordered]
+        self.events += [(self.rounds, entry) for entry in ordered]
 
     def _goes_on_in(self, later: Ledger) -> Ledger:
         """Return a later ledger that begins with all of this one; the account is the later one's."""
-        entries = [entry.in_round(entry.round + self.rounds) for entry in later.entries]
+        events = [(number + self.rounds, entry) for number, entry in later.events]
         return replace(
             later,
-            entries=[*self.entries, *entries],
+            events=[*self.events, *events],
             rounds=self.rounds + later.rounds,
             absent=(*self.absent, *later.absent),
         )
@@ -132,11 +147,12 @@ class Ledger:
     @property
     def bytes(self) -> int:
         """Bytes that left an institution, either way."""
-        return sum(entry.bytes for entry in self.entries)
+        return sum(entry.bytes for _, entry in self.events)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per array that passed."""
-        rows = [[getattr(entry, name) for name in LEDGER_COLUMNS] for entry in self.entries]
+        values = attrgetter(*LEDGER_COLUMNS[1:])
+        rows = [(number, *values(entry)) for number, entry in self.events]
         return pd.DataFrame(rows, columns=list(LEDGER_COLUMNS))
 
     def releases(self) -> pd.DataFrame:
@@ -166,7 +182,19 @@ class Ledger:
         """Kinds of values that left each institution, most disclosing last."""
         order = get_args(ArrayKind)
         seen: dict[str, set[str]] = {}
-        for entry in self.entries:
+        for _, entry in self.events:
             sender = self.at if entry.sender == COORDINATOR and self.at is not None else entry.sender
             seen.setdefault(sender, set()).add(entry.kind)
         return {site: tuple(k for k in order if k in kinds) for site, kinds in seen.items()}
+
+
+def released_by(account: SiteLedger, leaving_out: str) -> Ledger:
+    """Ledger of all that left a site, one round per answer, without what one family released."""
+    ledger, last = Ledger(), None
+    for chain, entry in account.events:
+        if entry.left and entry.family != leaving_out:
+            if (chain, entry.round) != last:
+                ledger.begin_round()
+                last = chain, entry.round
+            ledger.enter([entry])
+    return ledger

@@ -13,27 +13,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedstat.codec import Minimum, from_json, from_plain, to_json, to_plain
+from fedstat.codec import from_json, from_plain, to_json, to_plain
 from fedstat.errors import EngineError, SecurityError
 from fedstat.federation.audit.budget_charges import RHO_PATTERN, Charge
 from fedstat.federation.audit.checkpoints import (
-    Nanoseconds,
     SignedCheckpoint,
     digest_with_line,
     first_ledger_digest,
     utc_text,
 )
 from fedstat.federation.audit.event_log import (
-    ChainLink,
     PlanDecision,
     SessionChain,
     SiteLedger,
     canonical_json,
-    read_link,
+    read_site_entry,
 )
 from fedstat.federation.crypto.keys import Identity, PublicIdentity
 from fedstat.federation.files import (
@@ -63,74 +61,39 @@ SIGNATURE_FIELD = b'"signed":{'
 """Stands in no line but as the name of its signature: within a text its quotes are escaped."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerBegunLine:
-    """The account was begun, with a secret that has this SHA-256."""
+LINES: Mapping[str, Mapping[str, type]] = {
+    "entry": {"ordinal": int, "entry": list, "mark": str},
+    "session": {"session": str, "ordinal": int, "previous": str, "as_of": str},
+    "columns": {"columns": list, "entities": int},
+    "spent": {"spent": str},
+    "refused": {"asker": str, "refused": int},
+    "verdict": {"plan": str, "verdict": str, "who": str, "when": int},
+    "charged": {"charged": int, "rho": str, "what": str, "question": str, "answer": str},
+    "answered": {"answered": str, "rows": int},
+    "begun": {"begun": int, "secret": str},
+    "disputed": {"disputed": str},
+    "lost": {"lost": int, "reason": str, "aside": str},
+}
+"""Fields of every kind of line, by the field that only this kind has.
 
-    begun: Nanoseconds
-    secret: str
-
-
-@dataclass(frozen=True, slots=True)
-class SessionOpenedLine:
-    """A session was opened, over records that were read at a time; empty where every answer reads them."""
-
-    session: str
-    ordinal: Annotated[int, Minimum(1)]
-    previous: str
-    as_of: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnsUsedLine:
-    """Columns that were in play in any session, and most entities behind an answer."""
-
-    columns: list[str]
-    entities: Annotated[int, Minimum(0)]
-
-
-@dataclass(frozen=True, slots=True)
-class RefusalsLine:
-    """So many questions of one who asks were refused because of the rows."""
-
-    asker: str
-    refused: Annotated[int, Minimum(0)]
-
-
-@dataclass(frozen=True, slots=True)
-class OneTimeAnswerLine:
-    """What is answered once was answered."""
-
-    spent: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReleasedRowsLine:
-    """SHA-256 of the file of rows behind earlier answers, empty for none, and how many rows there were."""
-
-    answered: str = ""
-    rows: Annotated[int, Minimum(0)] = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DisputedLine:
-    """The account was found not to hold what the site signed: why."""
-
-    disputed: str
-
-
-@dataclass(frozen=True, slots=True)
-class LossDeclaredLine:
-    """The owner declared that the account before was lost: when and why, and where what was left of it is."""
-
-    lost: Nanoseconds
-    reason: str
-    aside: str
+``entry``: an entry of the session with this ordinal number, the mark of its content, and on the last line of
+an answer the head of the chain. ``session``: a session was opened, over records that were read at a time
+(empty if they are read for every answer). ``columns``: columns that were used in any session, and most
+entities behind an answer. ``spent``: what is answered once was answered. ``refused``: number of refusals
+because of the rows, by analyst. ``verdict``: the owner's decision about a plan. ``charged``: a charge to the
+privacy budget. ``answered``: SHA-256 of the file of rows behind earlier answers (empty for none), and their
+number. ``begun``: the ledger was begun, with a secret that has this SHA-256. ``disputed``: why the ledger
+does not hold what the site signed. ``lost``: the owner declared that the ledger before was lost, when and
+why, and where its files are.
+"""
 
 
 @dataclass(slots=True)
 class LedgerReading:
-    """What the lines of an account have told so far; `heads` are by number of lines, of those signed."""
+    """What the lines of a ledger have shown so far; `heads` are by number of lines, of those signed.
+
+    `answered` and `rows` are those of the newest line ``answered``.
+    """
 
     site: str
     keys: PublicIdentity
@@ -139,7 +102,8 @@ class LedgerReading:
     digest: bytes = field(init=False)
     lines: int = 0
     lost: tuple[int, ...] = ()
-    answered: ReleasedRowsLine = ReleasedRowsLine()
+    answered: str = ""
+    rows: int = 0
     heads: dict[int, SignedCheckpoint] = field(default_factory=dict)
     _chains: dict[int, SessionChain] = field(default_factory=dict)
 
@@ -152,88 +116,68 @@ class LedgerReading:
         return self.heads[self.lines]
 
     def take(self, text: bytes) -> None:
-        """Take one more line; some error, where it is not one that belongs here."""
+        """Take one more line; some error, if it is not one that belongs here."""
         line = json.loads(text)
-        signed = line.pop("signed", None)
+        signed, head = line.pop("signed", None), None
         self.digest, self.lines = digest_with_line(self.digest, canonical_json(line)), self.lines + 1
-        _LINE_READERS[next(name for name in _LINE_READERS if name in line)](self, line)
+        kind = next(kind for kind in LINES if kind in line)
+        if kind == "entry":
+            head = line.pop("head", None)
+        if {name: type(value) for name, value in line.items()} != LINES[kind]:
+            raise TypeError(kind)
+        if any(type(value) is int and value < 0 for value in line.values()):
+            raise ValueError("a negative number")
+        self._apply(kind, line, head)
         if signed is not None:
-            head = SignedCheckpoint(
+            self.heads[self.lines] = SignedCheckpoint(
                 self.lines, self.digest.hex(), signed["time"], self.lost, signed["signature"]
             )
-            self.heads[self.lines] = head
+
+    def _apply(self, kind: str, line: dict[str, Any], head: str | None) -> None:
+        """Repeat what was recorded by a line."""
+        account = self.account
+        match kind:
+            case "entry":
+                chain = self._chains[line["ordinal"]]
+                chain.restore(read_site_entry(line["entry"]), line["mark"])
+                if head not in (None, chain.head):
+                    raise ValueError("head")
+            case "session":
+                chain = self._chains[line["ordinal"]] = account.open(self.site, self.keys, line["session"])
+                if (chain.ordinal, chain.previous) != (line["ordinal"], line["previous"]):
+                    raise ValueError("session")
+                chain.as_of = line["as_of"]
+            case "columns":
+                if not all(type(name) is str for name in line["columns"]):
+                    raise TypeError("columns")
+                account.note(set(line["columns"]), line["entities"])
+            case "spent":
+                account.spent.add(line["spent"])
+            case "refused":
+                account.refusals[line["asker"]] = line["refused"]
+            case "verdict":
+                account.decide(from_plain(PlanDecision, line, LEDGER_FILENAME, SecurityError))
+            case "charged":
+                if not RHO_PATTERN.fullmatch(line["rho"]):
+                    raise ValueError("charged")
+                account.charges.take(Charge(**line))
+            case "answered":
+                self.answered, self.rows = line["answered"], line["rows"]
+            case "begun":
+                if self.lines != 1 or line["secret"] != hashlib.sha256(self.secret).hexdigest():
+                    raise ValueError("begun")
+            case "disputed":
+                account.disputed = line["disputed"]
+            case "lost":
+                self.lost = (*self.lost, line["lost"])
+                account.disputed = ""
+                account.losses.append((utc_text(line["lost"]), line["reason"]))
 
     def first_unsigned(self) -> int:
-        """Line of the first signature that is not the site's; 0 where the newest is: it stands for all."""
+        """Line of the first signature that is not the site's; 0 if the newest is: it stands for all."""
         if self.lines in self.heads and self.head.is_of(self.keys):
             return 0
         return next((number for number, head in self.heads.items() if not head.is_of(self.keys)), self.lines)
-
-    def _begin(self, line: dict[str, Any]) -> None:
-        begun = from_plain(LedgerBegunLine, line, LEDGER_FILENAME, SecurityError)
-        if self.lines != 1 or begun.secret != hashlib.sha256(self.secret).hexdigest():
-            raise ValueError("begun")
-
-    def _open(self, line: dict[str, Any]) -> None:
-        opened = from_plain(SessionOpenedLine, line, LEDGER_FILENAME, SecurityError, defaults=True)
-        chain = self._chains[opened.ordinal] = self.account.open(self.site, self.keys, opened.session)
-        if (chain.ordinal, chain.previous) != (opened.ordinal, opened.previous):
-            raise ValueError("session")
-        chain.as_of = opened.as_of
-
-    def _enter(self, line: dict[str, Any]) -> None:
-        chain = self._chains[line["ordinal"]]
-        chain.restore(read_link(line["entry"]), line["mark"])
-        if line.get("head", chain.head) != chain.head:
-            raise ValueError("head")
-
-    def _note(self, line: dict[str, Any]) -> None:
-        noted = from_plain(ColumnsUsedLine, line, LEDGER_FILENAME, SecurityError)
-        self.account.note(set(noted.columns), noted.entities)
-
-    def _refuse(self, line: dict[str, Any]) -> None:
-        refusals = from_plain(RefusalsLine, line, LEDGER_FILENAME, SecurityError)
-        self.account.refusals[refusals.asker] = refusals.refused
-
-    def _spend(self, line: dict[str, Any]) -> None:
-        self.account.spent.add(from_plain(OneTimeAnswerLine, line, LEDGER_FILENAME, SecurityError).spent)
-
-    def _charge(self, line: dict[str, Any]) -> None:
-        charge = from_plain(Charge, line, LEDGER_FILENAME, SecurityError)
-        if not RHO_PATTERN.fullmatch(charge.rho):
-            raise ValueError("charged")
-        self.account.charges.take(charge)
-
-    def _decide(self, line: dict[str, Any]) -> None:
-        self.account.decide(from_plain(PlanDecision, line, LEDGER_FILENAME, SecurityError))
-
-    def _remember(self, line: dict[str, Any]) -> None:
-        self.answered = from_plain(ReleasedRowsLine, line, LEDGER_FILENAME, SecurityError)
-
-    def _dispute(self, line: dict[str, Any]) -> None:
-        self.account.disputed = from_plain(DisputedLine, line, LEDGER_FILENAME, SecurityError).disputed
-
-    def _lose(self, line: dict[str, Any]) -> None:
-        loss = from_plain(LossDeclaredLine, line, LEDGER_FILENAME, SecurityError)
-        self.lost = (*self.lost, loss.lost)
-        self.account.disputed = ""
-        self.account.losses.append((utc_text(loss.lost), loss.reason))
-
-
-_LINE_READERS: Mapping[str, Any] = {
-    "entry": LedgerReading._enter,
-    "session": LedgerReading._open,
-    "columns": LedgerReading._note,
-    "spent": LedgerReading._spend,
-    "refused": LedgerReading._refuse,
-    "verdict": LedgerReading._decide,
-    "charged": LedgerReading._charge,
-    "answered": LedgerReading._remember,
-    "begun": LedgerReading._begin,
-    "disputed": LedgerReading._dispute,
-    "lost": LedgerReading._lose,
-}
-"""How a line is taken, by the field that tells its kind."""
 
 
 def complete_lines(content: bytes) -> list[bytes]:
@@ -359,42 +303,6 @@ class LedgerFile:
         """Let another process write."""
         self._file.close()
 
-    def opened(self, chain: SessionChain) -> None:
-        """Append that a session was opened."""
-        self.append([to_plain(SessionOpenedLine(chain.session, chain.ordinal, chain.previous, chain.as_of))])
-
-    def entered(self, chain: SessionChain, links: Sequence[tuple[ChainLink, str]]) -> None:
-        """Append entries, with the head of the chain after the last of them."""
-        lines: list[dict[str, Any]] = [
-            {"ordinal": chain.ordinal, "entry": link.signed, "mark": mark} for link, mark in links
-        ]
-        lines[-1]["head"] = chain.head
-        self.append(lines)
-
-    def noted(self, columns: set[str], entities: int) -> None:
-        """Append what was in play."""
-        self.append([to_plain(ColumnsUsedLine(sorted(columns), entities))])
-
-    def spent(self, once: str) -> None:
-        """Append that something was answered that is answered once."""
-        self.append([to_plain(OneTimeAnswerLine(once))])
-
-    def refused(self, asker: str, count: int) -> None:
-        """Append how many refusals one who asks has had."""
-        self.append([to_plain(RefusalsLine(asker, count))])
-
-    def decided(self, decision: PlanDecision) -> None:
-        """Append what the owner decided about a plan."""
-        self.append([to_plain(decision)])
-
-    def charged(self, charges: Sequence[Charge]) -> None:
-        """Append charges to the privacy budget, all or none."""
-        self.append([to_plain(charge) for charge in charges])
-
-    def disputed(self, why: str) -> None:
-        """Append that the account does not hold what the site signed."""
-        self.append([to_plain(DisputedLine(why))])
-
     def answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:
         """Replace the rows behind earlier answers.
 
@@ -408,7 +316,8 @@ class LedgerFile:
         except OSError as error:
             self._broken = error
             raise self._full(error) from error
-        self.append([to_plain(ReleasedRowsLine(hashlib.sha256(content.getvalue()).hexdigest(), n_rows))])
+        digest = hashlib.sha256(content.getvalue()).hexdigest()
+        self.append([{"answered": digest, "rows": n_rows}])
         (self.folder / ANSWERED_NEXT).replace(self.folder / ANSWERED_FILENAME)
 
     def holds(self, head: SignedCheckpoint) -> bool:
@@ -420,7 +329,7 @@ class LedgerFile:
         found = now.heads.get(head.lines)
         return found is not None and found.digest == head.digest
 
-    def append(self, lines: Sequence[dict[str, Any]]) -> None:
+    def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write lines, the last of them signed, and the new head beside."""
         # After a line that may be cut no other is whole: what went wrong first is told until a new start.
         if self._broken is not None:
@@ -481,7 +390,7 @@ def begin_ledger_file(folder: Path, identity: Identity) -> LedgerFile:
         write_private(folder / SECRET_FILENAME, secrets.token_bytes(SECRET_BYTES))
     store, secret = LedgerFile(folder), _secret(folder)
     store.go_on(identity, LedgerReading("", identity.public, secret))
-    store.append([to_plain(LedgerBegunLine(time.time_ns(), hashlib.sha256(secret).hexdigest()))])
+    store.append([{"begun": time.time_ns(), "secret": hashlib.sha256(secret).hexdigest()}])
     return store
 
 
@@ -503,7 +412,7 @@ def open_ledger(
     try:
         account.check_undisputed(site)
         account.recalled = read_answered_rows(store.folder, reading.answered)
-        if account.recalled and fits is not None and (why := fits(account.recalled, reading.answered.rows)):
+        if account.recalled and fits is not None and (why := fits(account.recalled, reading.rows)):
             raise SecurityError(f"{site}: {why}")
     except SecurityError as error:
         store.close()
@@ -578,16 +487,16 @@ def _drop_unsigned_lines(path: Path) -> None:
         os.truncate(path, whole)
 
 
-def read_answered_rows(folder: Path, named: ReleasedRowsLine) -> dict[str, Array]:
+def read_answered_rows(folder: Path, named: str) -> dict[str, Array]:
     """Read the rows behind earlier answers, which have to be those that the ledger names."""
     path = folder / ANSWERED_FILENAME
-    if not named.answered:
+    if not named:
         if path.exists():
             raise SecurityError(f"'{path}' is not from this site, which remembers no answers")
         return {}
     for place in (folder / ANSWERED_NEXT, path):
         content = read_private(place) if place.exists() else b""
-        if hashlib.sha256(content).hexdigest() == named.answered:
+        if hashlib.sha256(content).hexdigest() == named:
             kept = read_arrays(content)
             place.replace(path)
             return kept
@@ -679,9 +588,10 @@ def record_declared_loss(
         found, forgotten = reading.account.disputed or problem, bool(problem)
         if forgotten:
             files = _set_aside(folder, aside, (ANSWERED_FILENAME, ANSWERED_NEXT))
-            store.append([to_plain(ReleasedRowsLine())])
+            store.append([{"answered": "", "rows": 0}])
     if charged:
-        store.charged([Charge(time.time_ns(), str(whole), LOST_CHARGES, "", secrets.token_hex(32))])
+        charge = Charge(time.time_ns(), str(whole), LOST_CHARGES, "", secrets.token_hex(32))
+        store.append([to_plain(charge)])
     _append_declaration(store, reason, aside.name if files else "")
     return DeclaredLoss(
         found or "nothing is amiss with the files themselves", forgotten, aside, tuple(files), charged
@@ -694,15 +604,14 @@ def _history_problem(folder: Path, reading: LedgerReading, fits: HistoryCheck) -
         kept = read_answered_rows(folder, reading.answered)
     except SecurityError as error:
         return str(error)
-    return fits(kept, reading.answered.rows) if kept else ""
+    return fits(kept, reading.rows) if kept else ""
 
 
 def _append_declaration(store: LedgerFile, reason: str, aside: str) -> None:
     # Not before any head that was signed here: the heads of others are forgiven up to this time.
     now = max(time.time_ns(), store.head.time + 1)
     store.lost = (*store.lost, now)
-    line: dict[str, Any] = to_plain(LossDeclaredLine(now, reason, aside))
-    store.append([line])
+    store.append([{"lost": now, "reason": reason, "aside": aside}])
     store.close()
 
 

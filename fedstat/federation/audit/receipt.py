@@ -26,12 +26,12 @@ from fedstat.federation.audit.event_log import (
     LINK_FIELDS,
     REFUSAL,
     AbsentSite,
-    ChainLink,
     Entry,
     NumbersReleased,
+    SiteEntry,
     canonical_json,
     read_entry,
-    read_link,
+    read_site_entry,
 )
 from fedstat.federation.audit.release_counts import (
     Exposure,
@@ -93,7 +93,7 @@ class SiteStatement:
     columns: Natural
     entities: Natural
     other_sessions: Natural
-    entries: tuple[ChainLink, ...]
+    entries: tuple[SiteEntry, ...]
     signature: str = ""
     account: SignedCheckpoint | None = None
     vectors: Natural = 0
@@ -120,16 +120,17 @@ class SiteStatement:
                 del plain[name]
         return {"format": STATEMENT_FORMAT, "count": len(self.entries)} | plain
 
-    def to_dict(self) -> dict[str, Any]:
-        """Take it apart for JSON."""
-        rows = [link.signed for link in self.entries]
-        return {"signed": self.signed(), "entries": rows, "signature": self.signature}
+    def to_json(self, signed: str = "") -> str:
+        """Write it as canonical JSON; `signed` is the canonical form of :meth:`signed`, if it is known."""
+        signed = signed or canonical_json(self.signed())
+        signature = canonical_json(self.signature)
+        return f'{{"entries":{_rows(self.entries)},"signature":{signature},"signed":{signed}}}'
 
     @classmethod
     def from_dict(cls, content: Any, where: str) -> SiteStatement:
-        """Rebuild what :meth:`to_dict` took apart; ReceiptError where it is no such thing."""
+        """Rebuild what :meth:`to_json` wrote; ReceiptError where it is no such thing."""
         try:
-            entries = tuple(map(read_link, content["entries"]))
+            entries = tuple(map(read_site_entry, content["entries"]))
             plain = {
                 **STATEMENT_DEFAULTS,
                 **content["signed"],
@@ -229,16 +230,13 @@ class Receipt:
 
     def to_json(self) -> str:
         """Canonical JSON: keys sorted, no spaces, one final newline."""
-        content = {
-            "format": RECEIPT_FORMAT,
-            "fields": list(LINK_FIELDS),
-            "session": self.session,
-            "at": self.at,
-            "passed": [entry.signed for entry in self.passed],
-            "statements": {site: one.to_dict() for site, one in self.statements.items()},
-            **absent_sites_json(self.absent),
-        }
-        return canonical_json(content) + "\n"
+        statements = (f"{canonical_json(k)}:{one.to_json()}" for k, one in sorted(self.statements.items()))
+        absent = f'"absent":{canonical_json(to_plain(self.absent))},' if self.absent else ""
+        return (
+            f'{{{absent}"at":{canonical_json(self.at)},"fields":{canonical_json(LINK_FIELDS)},'
+            f'"format":"{RECEIPT_FORMAT}","passed":{_rows(self.passed)},'
+            f'"session":{canonical_json(self.session)},"statements":{{{",".join(statements)}}}}}\n'
+        )
 
     @classmethod
     def from_json(cls, content: str) -> Receipt:
@@ -281,7 +279,7 @@ class Receipt:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per entry of the sites' own chains, in their order."""
-        rows = [{"site": site, **link.named} for site, one in self.statements.items() for link in one.entries]
+        rows = [{"site": site, **one.named} for site, told in self.statements.items() for one in told.entries]
         return pd.DataFrame(rows, columns=["site", *LINK_FIELDS, CHARGED_FIELD])
 
     def sites(self) -> pd.DataFrame:
@@ -294,8 +292,7 @@ class Receipt:
             {
                 "entries": [len(one.entries) for one in self.statements.values()],
                 "refusals": [
-                    sum(link.entry.kind == REFUSAL for link in one.entries)
-                    for one in self.statements.values()
+                    sum(entry.kind == REFUSAL for entry in one.entries) for one in self.statements.values()
                 ],
                 "session no.": [one.ordinal for one in self.statements.values()],
                 "head": [one.head[:16] for one in self.statements.values()],
@@ -323,12 +320,12 @@ class Receipt:
         return f"{head}{tables}<p>{escape(' '.join(told))}</p>"
 
 
-def absent_sites_json(absent: Sequence[AbsentSite]) -> dict[str, Any]:
-    """Sites that were lost, for JSON; nothing where none was."""
-    return {"absent": to_plain(tuple(absent))} if absent else {}
+def _rows(entries: Sequence[Entry]) -> str:
+    return f"[{','.join([entry.text for entry in entries])}]"
 
 
 def coordinator_digest(at: str | None, passed: Sequence[Entry], absent: Sequence[AbsentSite] = ()) -> str:
     """SHA-256 of the coordinator's ledger."""
-    content = {"at": at, "passed": [entry.signed for entry in passed], **absent_sites_json(absent)}
-    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+    lost = f'"absent":{canonical_json(to_plain(tuple(absent)))},' if absent else ""
+    content = f'{{{lost}"at":{canonical_json(at)},"passed":{_rows(passed)}}}'
+    return hashlib.sha256(content.encode()).hexdigest()

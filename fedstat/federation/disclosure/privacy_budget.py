@@ -151,9 +151,7 @@ class NoiseMechanism:
                 "the author of the family to mend"
             )
         charges = {name: self._charge(ask, owed[name], array) for name, array in noisy.items()}
-        store = self.account.store
-        write = (lambda _: None) if store is None else store.charged
-        costs = self.account.charges.make(tuple(charges.values()), self._admit, write)
+        costs = self.account.charges.make(tuple(charges.values()), self._admit, self.account.keep_charges)
         out = dict(arrays)
         for name, array in noisy.items():
             source = random_bytes(self._keyed("noise", charges[name].answer))

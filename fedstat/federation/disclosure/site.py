@@ -22,7 +22,7 @@ from fedstat.errors import (
 )
 from fedstat.federation.audit.budget_charges import BudgetSpent
 from fedstat.federation.audit.event_log import SessionChain, SiteLedger
-from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.audit.ledger import Ledger, released_by
 from fedstat.federation.audit.ledger_file import HistoryCheck
 from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.disclosure.approval import APPROVAL_FAMILY, AnalysisPlan, Approvals, PlanStore
@@ -219,7 +219,6 @@ class Site:
     ) -> None:
         self.name = name
         self.policy = policy if policy is not None else Policy()
-        self.ledger = Ledger()
         held = FrameTable(table) if isinstance(table, pd.DataFrame) else table
         if site_column:
             held = LabelledTable(held, site_column, name)
@@ -251,6 +250,11 @@ class Site:
     def trust(self) -> SiteTrust:
         """The site's keys, and those that its owner has pinned."""
         return self._data.trust
+
+    @property
+    def ledger(self) -> Ledger:
+        """Ledger of all arrays that left the site, without statements on what has left."""
+        return released_by(self.account, RECEIPT_FAMILY)
 
     @property
     def account(self) -> SiteLedger:
@@ -378,13 +382,11 @@ class Site:
         if memory.released is not before and self.account.store is not None:
             kept = memory.to_arrays(self._data.table, self._data.mark_key)
             self.account.keep_answered(kept, self._data.table.n_rows)
-        left = chain.reply(ask, step, answer.reply, answer.clear.arrays, answer.n_sites, answer.costs)
+        chain.reply(ask, step, answer.reply, answer.clear.arrays, answer.n_sites, answer.costs)
         if ask.family == RECEIPT_FAMILY:
             return answer.packed
         record_step(state, ask, step)
         self._keep_state(ask.session, state)
-        self.ledger.begin_round()
-        self.ledger.enter(left)
         return answer.packed
 
     def _asks_owner(self, ask: Request) -> bool:

@@ -39,7 +39,7 @@ def sign_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     account, keys = data.account, data.trust.identity
     chain, others = account.present, NumbersReleased()
     # Without the present ask, which the coordinator's ledger cannot have in it when it is digested.
-    links, head = chain.before_this_ask()
+    entries, head = chain.before_this_ask()
     for other in account.others:
         others.merge(other.numbers)
     statement = SiteStatement(
@@ -55,7 +55,7 @@ def sign_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
         columns=_width(data, account.columns),
         entities=account.entities,
         other_sessions=len(account.others),
-        entries=tuple(links),
+        entries=tuple(entries),
         vectors=account.vectors,
         account=None if account.store is None else account.store.head,
         privacy=read_budget_spent(data.policy, account),
@@ -63,8 +63,9 @@ def sign_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
         families=tuple(sorted(FAMILIES)),
         as_of=chain.as_of,
     )
-    signature = keys.signing.sign(canonical_json(statement.signed()).encode()).hex()
-    return {}, canonical_json(replace(statement, signature=signature).to_dict())
+    signed = canonical_json(statement.signed())
+    signature = keys.signing.sign(signed.encode()).hex()
+    return {}, replace(statement, signature=signature).to_json(signed)
 
 
 def _width(data: SiteData, columns: Iterable[str]) -> int:

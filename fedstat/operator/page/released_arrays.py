@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from fractions import Fraction
 
-from fedstat.federation.audit.event_log import REFUSAL, ChainLink, SessionChain
+from fedstat.federation.audit.event_log import REFUSAL, SessionChain, SiteEntry
 from fedstat.federation.disclosure.site import RECEIPT_FAMILY
 
 HEAD = ("step", "array", "kind", "masked", "messages", "largest", "bytes", "entities", "rho charged")
@@ -16,18 +16,16 @@ AGREED = {"schema", "control"}
 
 def released_rows(chain: SessionChain) -> list[tuple[str, ...]]:
     """One row for every array of every step, under :data:`HEAD`; without charges where there are none."""
-    by_array: dict[tuple[str, str, str, bool], list[ChainLink]] = {}
-    for link in (link for link in chain.links if link.entry.left):
-        entry = link.entry
-        by_array.setdefault((entry.step, entry.array, entry.kind, entry.masked), []).append(link)
-    shown = len(HEAD) if any(link.charged for link in chain.links) else len(HEAD) - 1
+    by_array: dict[tuple[str, str, str, bool], list[SiteEntry]] = {}
+    for entry in (entry for entry in chain.entries if entry.left):
+        by_array.setdefault((entry.step, entry.array, entry.kind, entry.masked), []).append(entry)
+    shown = len(HEAD) if any(entry.charged for entry in chain.entries) else len(HEAD) - 1
     return [_row(key, found)[:shown] for key, found in by_array.items()]
 
 
-def _row(key: tuple[str, str, str, bool], links: list[ChainLink]) -> tuple[str, ...]:
+def _row(key: tuple[str, str, str, bool], found: list[SiteEntry]) -> tuple[str, ...]:
     step, array, kind, masked = key
-    found = [link.entry for link in links]
-    charged = [Fraction(link.charged) for link in links if link.charged]
+    charged = [Fraction(entry.charged) for entry in found if entry.charged]
     largest = max((entry.shape for entry in found), key=lambda shape: (len(shape), shape))
     return (
         step,
@@ -42,14 +40,14 @@ def _row(key: tuple[str, str, str, bool], links: list[ChainLink]) -> tuple[str, 
     )
 
 
-def refusals_of(chain: SessionChain) -> list[ChainLink]:
+def refusals_of(chain: SessionChain) -> list[SiteEntry]:
     """Entries of questions that were refused."""
-    return [link for link in chain.links if link.entry.kind == REFUSAL]
+    return [entry for entry in chain.entries if entry.kind == REFUSAL]
 
 
 def released_kind_counts(chain: SessionChain) -> Counter[str]:
     """Count the messages that left by the kind of their values, without statements for receipts."""
-    entries = (link.entry for link in chain.links if link.entry.left and link.entry.family != RECEIPT_FAMILY)
+    entries = (entry for entry in chain.entries if entry.left and entry.family != RECEIPT_FAMILY)
     return Counter(f"{entry.kind}, masked" if entry.masked else entry.kind for entry in entries)
 
 
@@ -60,19 +58,19 @@ def only_connection_steps(chain: SessionChain) -> bool:
 
 def families_of(chain: SessionChain) -> tuple[str, ...]:
     """Families that asked, in the order in which they did."""
-    asked = (link.entry.family for link in chain.links if link.entry.family != RECEIPT_FAMILY)
+    asked = (entry.family for entry in chain.entries if entry.family != RECEIPT_FAMILY)
     return tuple(dict.fromkeys(asked))
 
 
-def statements_of(chain: SessionChain) -> list[ChainLink]:
+def statements_of(chain: SessionChain) -> list[SiteEntry]:
     """Entries of the statements that the site signed for receipts."""
     return [
-        link
-        for link in chain.links
-        if link.entry.left and (link.entry.family, link.entry.step) == (RECEIPT_FAMILY, STATED)
+        entry
+        for entry in chain.entries
+        if entry.left and (entry.family, entry.step) == (RECEIPT_FAMILY, STATED)
     ]
 
 
 def released_bytes(chain: SessionChain) -> int:
     """Bytes of all that left."""
-    return sum(link.entry.bytes for link in chain.links if link.entry.left)
+    return sum(entry.bytes for entry in chain.entries if entry.left)

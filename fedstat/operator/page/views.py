@@ -67,7 +67,7 @@ def ledger_page(view: OwnerView, root: str, month: str = "") -> Iterator[Markup]
         yield html_element("nav", *words, class_="months")
     here = [chain for chain in chains if _began(chain)[:7] == month]
     yield from session_list(here, root)
-    n_entries = sum(len(chain.links) for chain in chains)
+    n_entries = sum(len(chain.entries) for chain in chains)
     yield paragraph(
         f"{n_entries:,} entries in {len(chains):,} sessions. Every entry fits the chain of digests."
     )
@@ -75,11 +75,11 @@ def ledger_page(view: OwnerView, root: str, month: str = "") -> Iterator[Markup]
 
 def sessions_with_releases(account: SiteLedger) -> list[SessionChain]:
     """Sessions in which something passed."""
-    return [chain for chain in account.chains if chain.links]
+    return [chain for chain in account.chains if chain.entries]
 
 
 def _began(chain: SessionChain) -> str:
-    return chain.links[0].time
+    return chain.entries[0].time
 
 
 def session_list(chains: Iterable[SessionChain], root: str) -> Iterator[Markup]:
@@ -124,7 +124,7 @@ def session_page(view: OwnerView, root: str, ordinal: int) -> Iterator[Markup]:
     chain = next((chain for chain in view.account.chains if chain.ordinal == ordinal), None)
     if chain is None:
         raise PartitionError(f"there is no session {ordinal}")
-    links = chain.links
+    links = chain.entries
     yield definition_list(
         [
             (

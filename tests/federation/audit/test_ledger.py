@@ -23,13 +23,13 @@ def record(ledger, sender, arrays, declared, entities=0):
     else:
         reply = Reply("Bank", arrays, "", entities)
         passed = reply_entries(Request("Bank", "toy", "step"), Step(None, gives=declared), reply, 9)
-    ledger.enter(entry for entry, _ in passed)
+    ledger.enter(passed)
 
 
 def record_text(ledger, text, line):
     step = Step(None, text_out=line)
     entered = reply_entries(Request("Bank", "toy", "open"), step, Reply("Bank", {}, text), 9)
-    ledger.enter(entry for entry, _ in entered)
+    ledger.enter(entered)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from fedstat.federation.audit.event_log import (
     canonical_json,
     extended_digest,
     genesis_digest,
-    read_link,
+    read_site_entry,
 )
 from fedstat.federation.audit.receipt import Receipt
 from fedstat.federation.crypto.keys import Identity, PublicIdentity
@@ -213,7 +213,7 @@ def forge(statement, identity=None):
     )
     digest = genesis_digest(signed["site"], keys, signed["session"], signed["ordinal"], signed["previous"])
     for row in statement["entries"]:
-        digest = extended_digest(digest, read_link(row))
+        digest = extended_digest(digest, read_site_entry(row))
     signed["head"], signed["count"] = digest.hex(), len(statement["entries"])
     if identity:
         signed["keys"] = {"signing": keys.signing.hex(), "agreement": keys.agreement.hex()}
@@ -304,7 +304,7 @@ def test_a_coordinator_that_wrote_down_something_else_is_found(study, lie, compl
 
 def test_a_site_that_left_something_out_is_found(study):
     study.run()
-    study.partition.sites["C"]._data.account.chain("C", None, "s").links.pop(2)
+    study.partition.sites["C"]._data.account.chain("C", None, "s").entries.pop(2)
     report = study.verify(study.run(steps=()))
     assert not report.ok and all(problem.startswith("C: ") for problem in report.problems)
 

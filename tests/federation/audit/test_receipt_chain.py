@@ -28,8 +28,8 @@ def study():
 def test_a_site_can_prove_one_array_and_discloses_no_other(study):
     study.run()
     chain = study.partition.sites["A"]._data.account.chain("A", None, "s")
-    place = next(i for i, link in enumerate(chain.links) if link.entry.array == "gram")
-    link, key = chain.links[place], chain.entry_key(place)
+    place = next(i for i, link in enumerate(chain.entries) if link.array == "gram")
+    link, key = chain.entries[place], chain.entry_key(place)
     x = SECRET + np.arange(3.0)
     prove = lambda key, array: hmac.digest(key, content_digest(array), "sha256").hex()  # noqa: E731
     assert prove(key, np.outer(x, x)) == link.commitment
@@ -53,7 +53,7 @@ def test_sessions_are_chained_so_that_none_can_be_dropped(study):
         # The statement itself was entered after it was signed, and before the next session began.
         digest = bytes.fromhex(one.head)
         for link in (
-            study.partition.sites[site]._data.account.chain(site, None, "s").links[len(one.entries) :]
+            study.partition.sites[site]._data.account.chain(site, None, "s").entries[len(one.entries) :]
         ):
             digest = extended_digest(digest, link)
         assert two.previous == digest.hex()

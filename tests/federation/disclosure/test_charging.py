@@ -21,7 +21,7 @@ from fedstat.errors import (
     ReceiptError,
 )
 from fedstat.federation.audit.budget_charges import BudgetSpent
-from fedstat.federation.audit.event_log import read_link
+from fedstat.federation.audit.event_log import read_site_entry
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.audit.ledger_file import begin_ledger, open_ledger
 from fedstat.federation.audit.receipt import SiteStatement
@@ -125,7 +125,7 @@ def test_the_same_question_again_costs_nothing_and_has_the_same_noise():
         for session in ("s", "another", ""):
             np.testing.assert_array_equal(counts(site, spelling, session, asker="somebody else"), first)
     assert len(site.account.charges.made) == 1
-    links = [link for chain in site.account.chains for link in chain.links if link.entry.array == "counts"]
+    links = [link for chain in site.account.chains for link in chain.entries if link.array == "counts"]
     assert [Fraction(link.charged) for link in links] == [Fraction(HALF)] + [Fraction(0)] * 9
 
 
@@ -283,8 +283,9 @@ class Full:
     def __getattr__(self, name):
         return lambda *_: None
 
-    def charged(self, charges):
-        raise EngineError("the ledger cannot be written")
+    def append(self, lines):
+        if any("charged" in line for line in lines):
+            raise EngineError("the ledger cannot be written")
 
 
 def test_what_cannot_be_written_down_does_not_leave():
@@ -375,7 +376,7 @@ def test_the_charge_is_signed_in_the_statement():
         json.loads(unpack_reply(site.answer(pack_request(asked))).text), "a statement"
     )
     assert statement.privacy == site.privacy and statement.signed()["privacy"]["rho"] == HALF
-    assert [link.charged for link in statement.entries if link.entry.array == "counts"] == [HALF]
+    assert [link.charged for link in statement.entries if link.array == "counts"] == [HALF]
 
 
 @pytest.mark.parametrize(
@@ -393,11 +394,11 @@ def test_a_statement_on_a_budget_is_read_as_if_a_stranger_had_written_it(wrong):
 def test_a_charge_in_a_chain_is_a_fraction(charged):
     site = site_of()
     counts(site, bins())
-    (link,) = (one for chain in site.account.chains for one in chain.links if one.charged)
+    (link,) = (one for chain in site.account.chains for one in chain.entries if one.charged)
     row = json.loads(json.dumps(link.signed))
-    assert read_link(row) == link and link.named["charged"] == HALF
+    assert read_site_entry(row) == link and link.named["charged"] == HALF
     with pytest.raises(ValueError, match="charge"):
-        read_link([*row[:-1], charged])
+        read_site_entry([*row[:-1], charged])
 
 
 def toy(monkeypatch, run, **declared):

@@ -136,7 +136,7 @@ def chains_are_whole(site):
     keys = site.trust.identity.public
     for session, chain in site._data.account._chains.items():
         digest = genesis_digest(site.name, keys, session, chain.ordinal, chain.previous)
-        for link in chain.links:
+        for link in chain.entries:
             digest = extended_digest(digest, link)
         if digest.hex() != chain.head:
             return False
@@ -327,7 +327,7 @@ def test_an_unknown_step_or_family_of_a_running_fit_is_named(recorded):
         with pytest.raises(FedstatError, match="S2"):
             replayed.site.answer(pack_request(other))
     replayed.honest()
-    assert max(len(link.entry.step) for link in replayed.site._data.account.present.links) <= 80
+    assert max(len(link.step) for link in replayed.site._data.account.present.entries) <= 80
 
 
 def test_a_reply_in_the_place_of_an_ask_or_of_another_sites_reply_is_named():

@@ -92,7 +92,10 @@ class Place:
     def account(self) -> dict[str, list]:
         """What the file says, by session; every line is held against the chain."""
         account = read_ledger(self.folder, self.site.name, self.keys.public)
-        return {chain.session: [link.entry for link in chain.links] for chain in account.chains}
+        return {
+            chain.session: [entry.in_round(entry.round) for entry in chain.entries]
+            for chain in account.chains
+        }
 
 
 class Study:

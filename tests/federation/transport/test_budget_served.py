@@ -186,7 +186,7 @@ def test_killed_between_charge_and_answer(home, running, capsys):
     running["A"].wait(60)
     kept = account(home, "A")
     assert kept.charges.spent == Fraction(THIRD) and len(kept.charges.made) == 1
-    assert not [link for chain in kept.chains for link in chain.links if link.entry.array == "counts"]
+    assert not [link for chain in kept.chains for link in chain.entries if link.array == "counts"]
     assert "by 1 release" in told("status", home, "A", capsys)
 
     start(home, running, "A")
@@ -195,7 +195,7 @@ def test_killed_between_charge_and_answer(home, running, capsys):
     np.testing.assert_array_equal(first, second)
     kept = account(home, "A")
     assert kept.charges.spent == Fraction(THIRD)
-    entries = [link for chain in kept.chains for link in chain.links if link.entry.array == "counts"]
+    entries = [link for chain in kept.chains for link in chain.entries if link.array == "counts"]
     # The question of then, which waited, and two more: the one charge pays for all.
     assert [link.charged for link in entries] == ["0", "0", "0"]
     # It is the noise that the charge was for, and not one that was drawn since.

@@ -206,7 +206,9 @@ def test_an_answer_is_in_the_account_before_it_leaves(study, undisturbed):
     def held(study, deliver, request):
         answer, session = deliver(request), unpack_request(request).session
         (chain,) = (c for c in study.places["B"].server.site.account.chains if c.session == session)
-        assert study.places["B"].account()[session] == [link.entry for link in chain.links]
+        assert study.places["B"].account()[session] == [
+            entry.in_round(entry.round) for entry in chain.entries
+        ]
         return answer
 
     assert_same(analysis(study.connected(None, held)), study, undisturbed)

@@ -56,7 +56,11 @@ class Federation:
     def account(self, site: str, session: str) -> list:
         """What the site's file says of a session; every line is held against the chain."""
         account = read_ledger(self.home / site, site, load_identity(self.home / site).public)
-        (found,) = [[link.entry for link in c.links] for c in account.chains if c.session == session]
+        (found,) = [
+            [entry.in_round(entry.round) for entry in c.entries]
+            for c in account.chains
+            if c.session == session
+        ]
         return rows(found)
 
     def start_again(self, site: str) -> None:

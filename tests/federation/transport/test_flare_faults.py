@@ -77,7 +77,11 @@ class Running:
     def account(self, site: str, session: str) -> list:
         folder = self.federation.kits / site / "local" / FOLDER
         account = read_ledger(folder, site, Identity.load(folder / "identity.json").public)
-        (found,) = [[link.entry for link in c.links] for c in account.chains if c.session == session]
+        (found,) = [
+            [entry.in_round(entry.round) for entry in c.entries]
+            for c in account.chains
+            if c.session == session
+        ]
         return rows(found)
 
     def assert_same(self, result) -> None:

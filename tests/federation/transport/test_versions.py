@@ -60,7 +60,7 @@ def test_version_and_families_are_told_in_handshake_status_and_receipt(study, ca
     assert (statement.version, "glm" in statement.families) == (VERSION, True)
     assert fs.verify_receipt(receipt, partition.fingerprints).ok
     # it is signed along
-    altered = json.loads(json.dumps(statement.to_dict()))
+    altered = json.loads(statement.to_json())
     altered["signed"]["version"] = "0.0.1"
     receipt.statements["A"] = SiteStatement.from_dict(altered, "a statement")
     with pytest.raises(ReceiptError, match="the signature is wrong"):

@@ -233,7 +233,8 @@ class Mutating:
 
     def attempt(self, ask, name, what):
         site = self.site
-        states, entries = copy.copy(site.states), len(site.ledger.entries)
+        states, events = copy.copy(site.states), len(site.account.events)
+        entries = len(site.ledger.entries)
         site.states = {key: copy.copy(state) for key, state in states.items()}
         for key, state in states.items():
             site.states[key]._items, site.states[key]._counts = dict(state._items), dict(state._counts)
@@ -246,7 +247,7 @@ class Mutating:
         except Exception as error:
             outcome = type(error).__name__
         site.states = states
-        del site.ledger.entries[entries:]
+        del site.account.events[events:]
         self.outcomes.append((ask.step, name, what, outcome))
 
 

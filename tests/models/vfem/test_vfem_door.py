@@ -175,7 +175,8 @@ class Engine(LocalEngine):
 
     def attempt(self, ask, name, what):
         site = sites[ask.site]
-        states, entries = kept(site.states), len(site.ledger.entries)
+        states, events = kept(site.states), len(site.account.events)
+        entries = len(site.ledger.entries)
         print(json.dumps([ask.step, name, what, "died"]), file=sys.stderr, flush=True)
         try:
             site.answer(pack_request(ask))
@@ -185,7 +186,7 @@ class Engine(LocalEngine):
         except Exception as error:
             outcome = type(error).__name__
         site.states = states
-        del site.ledger.entries[entries:]
+        del site.account.events[events:]
         self.outcomes.append([ask.step, name, what, outcome])
 
 np.seterr(all="ignore")
