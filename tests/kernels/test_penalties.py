@@ -7,7 +7,21 @@ from scipy.integrate import quad
 
 from fedstat.errors import ModelError
 from fedstat.kernels.penalized.coordinate_descent import gram_path
-from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, orthonormaliser, threshold
+from fedstat.kernels.penalized.penalties import (
+    FORMS,
+    MEMBERS,
+    PENALTIES,
+    CoefficientGroups,
+    Lasso,
+    Mcp,
+    Penalty,
+    Scad,
+    check_form,
+    orthonormaliser,
+    slope_of,
+    threshold_of,
+    value_of,
+)
 
 ALL = [
     Penalty("lasso"),
@@ -64,13 +78,78 @@ def test_a_group_shrinks_along_its_direction(penalty):
 
 def test_thresholds_are_those_that_were_published():
     soft = max(1.2 - 0.5, 0.0)
-    assert threshold(0, 0.0, 0.5, 1.0, 1.0, 1.2) == pytest.approx(soft)
+    assert Lasso.threshold(0.0, 0.5, 1.0, 1.0, 1.2) == pytest.approx(soft)
     # Breheny and Huang (2011): firm thresholding of MCP, and the middle part of SCAD.
-    assert threshold(2, 3.0, 0.5, 1.0, 1.0, 1.2) == pytest.approx(soft / (1.0 - 1.0 / 3.0))
+    assert Mcp.threshold(3.0, 0.5, 1.0, 1.0, 1.2) == pytest.approx(soft / (1.0 - 1.0 / 3.0))
     middle = (1.2 - 3.7 * 0.5 / 2.7) / (1.0 - 1.0 / 2.7)
-    assert threshold(1, 3.7, 0.5, 1.0, 1.0, 1.2) == pytest.approx(middle)
-    assert threshold(1, 3.7, 0.5, 1.0, 1.0, 0.9) == pytest.approx(0.4)
-    assert threshold(1, 3.7, 0.5, 1.0, 1.0, 1.9) == threshold(2, 3.0, 0.5, 1.0, 1.0, 1.9) == 1.9
+    assert Scad.threshold(3.7, 0.5, 1.0, 1.0, 1.2) == pytest.approx(middle)
+    assert Scad.threshold(3.7, 0.5, 1.0, 1.0, 0.9) == pytest.approx(0.4)
+    assert Scad.threshold(3.7, 0.5, 1.0, 1.0, 1.9) == Mcp.threshold(3.0, 0.5, 1.0, 1.0, 1.9) == 1.9
+
+
+def test_every_penalty_is_tested():
+    assert {penalty.name for penalty in ALL} == set(PENALTIES)
+    assert set(PENALTIES.values()) == set(FORMS)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_form_that_lacks_a_member_is_an_error(name):
+    # Also where it would inherit the member from another penalty.
+    incomplete = type("Incomplete", (Lasso,), {one: vars(Scad)[one] for one in MEMBERS if one != name})
+    with pytest.raises(TypeError, match=f"Incomplete: define {name}$"):
+        check_form(incomplete)
+
+
+@pytest.mark.parametrize("kind", [-1, len(FORMS)])
+def test_a_number_without_a_form_raises(kind):
+    calls = [
+        (value_of, (3.0, 0.5, 1.0)),
+        (slope_of, (3.0, 0.5, 1.0)),
+        (threshold_of, (3.0, 0.5, 1.0, 1.0, 1.2)),
+    ]
+    for function, arguments in calls:
+        with pytest.raises(ValueError, match="no penalty has this number"):
+            function(kind, *arguments)
+
+
+@pytest.mark.parametrize("penalty", ALL, ids=str)
+def test_compiled_code_takes_the_form_of_its_number(penalty):
+    kind, a = penalty.at(1.0, CoefficientGroups.single(1)).kind, penalty.shape
+    for t in (0.1, 0.6, 1.2, 3.0):
+        assert value_of(kind, a, 0.5, t) == penalty.form.value(a, 0.5, t)
+        assert slope_of(kind, a, 0.5, t) == penalty.form.slope(a, 0.5, t)
+        assert threshold_of(kind, a, 0.5, 1.0, 1.1, t) == penalty.form.threshold(a, 0.5, 1.0, 1.1, t)
+
+
+@pytest.mark.parametrize("penalty", ALL, ids=str)
+def test_the_level_of_a_slope_is_the_smallest(penalty):
+    a, form = penalty.shape, penalty.form
+    for t in (0.0, 0.3, 1.0, 2.5):
+        for wanted in (0.05, 0.4, 1.0):
+            (level,) = form.level_of_slope(a, np.array([wanted]), np.array([t]))
+            assert form.slope(a, level, t) >= wanted - 1e-12
+            assert form.slope(a, level * (1.0 - 1e-6), t) < wanted
+
+
+@pytest.mark.parametrize("penalty", ALL, ids=str)
+def test_solutions_are_optimal(penalty):
+    """The negative gradient of the loss is in the subdifferential, by differences of the penalty's value."""
+    draw = np.random.default_rng(3)
+    X = draw.normal(size=(90, 8)) + 0.7 * draw.normal(size=(90, 1))
+    y = X @ [1.5, -1.0, 0.6, 0.2, 0.0, 0.0, 0.0, 0.0] + draw.normal(size=90)
+    G, c, w = X.T @ X / 90, X.T @ y / 90, np.array([0.0, 1.0, 0.5, 2.0, 1.0, 1.0, 1.0, 1.0])
+    path = gram_path(G, c, penalty, CoefficientGroups.single(8, w), size=12, tol=1e-11)
+    assert path.converged.all()
+    assert (path.coefficients[-1] != 0.0).sum() > (path.coefficients[3] != 0.0).sum() >= 1
+    h = 1e-6
+    for lam, b in zip(path.lambdas, path.coefficients, strict=True):
+        gradient = G @ b - c
+        for j in range(8):
+            if b[j] == 0.0:
+                assert abs(gradient[j]) <= w[j] * value(penalty, lam, h) / h + 1e-6
+            else:
+                rise = value(penalty, lam, abs(b[j]) + h) - value(penalty, lam, abs(b[j]) - h)
+                assert gradient[j] + w[j] * np.sign(b[j]) * rise / (2.0 * h) == pytest.approx(0.0, abs=2e-6)
 
 
 @pytest.fixture(name="grouped")

@@ -19,7 +19,7 @@ from fedstat.kernels.penalized.path import (
     lambda_grid,
     lambda_max,
 )
-from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, TermArrays, Terms, threshold
+from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, TermArrays, Terms, threshold_of
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def _sweep(
         u = np.sqrt(square)
         # The majoriser is round and the penalty knows the norm only: the new coefficients are a multiple of
         # `move`.
-        share = threshold(kind, a, level[g], w[g], v[g] + ridge[g], u) / u if u > 0.0 else 0.0
+        share = threshold_of(kind, a, level[g], w[g], v[g] + ridge[g], u) / u if u > 0.0 else 0.0
         if share == 0.0 and active == 0.0:
             continue
         for j in range(starts[g], starts[g + 1]):
