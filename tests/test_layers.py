@@ -60,6 +60,7 @@ OPTIONAL = {
     "duckdb",
     "pymysql",
     "boto3",
+    "jinja2",
     "botocore",
     "adbc_driver_postgresql",
     "skfda",

@@ -22,7 +22,8 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
@@ -34,9 +35,8 @@ from fedstat.federation.audit.checkpoints import utc_text
 from fedstat.federation.crypto.keys import encode_parts
 from fedstat.federation.files import write_atomic
 from fedstat.operator.page import views
-from fedstat.operator.page import views as ledger_views
-from fedstat.operator.page.markup import Markup, full_page, html_element, join_markup, link
 from fedstat.operator.page.owner_view import OwnerView
+from fedstat.operator.page.rendering import environment, render
 
 LOOPBACK = "127.0.0.1"
 COOKIE, ENTRY, OPENING = "fedstat", "/enter", "page.html"
@@ -57,19 +57,25 @@ CLOSED = (
     "This page is for the owner of a site alone. Open the address that 'fedstat site page' printed; it "
     "serves once, for one browser. Start the command again for another."
 )
-View: TypeAlias = Callable[..., Iterator[Markup]]
-ROUTES: tuple[tuple[str, str, str, View], ...] = (
-    ("", "", "Overview", views.overview_page),
-    ("plans", "plans", "Plans", views.plans_page),
-    (f"plans/(?P<digest>{DIGEST})", "plans", "Plan of an analysis", views.plan_page),
-    ("ledger", "ledger", "What left, by analysis", ledger_views.ledger_page),
-    (r"ledger/(?P<month>\d{4}-\d{2})", "ledger", "What left, by analysis", ledger_views.ledger_page),
-    (r"ledger/(?P<ordinal>\d{1,9})", "ledger", "What left in one session", ledger_views.session_page),
-    ("refusals", "refusals", "Refusals", ledger_views.refusals_page),
-    ("policy", "policy", "Policy in words", views.policy_page),
-    ("check", "check", "Check", views.check_page),
+View: TypeAlias = Callable[..., views.PageData]
+ROUTES: tuple[tuple[str, str, str, View, str], ...] = (
+    ("", "", "Overview", views.overview_page, "overview.html"),
+    ("plans", "plans", "Plans", views.plans_page, "plans.html"),
+    (f"plans/(?P<digest>{DIGEST})", "plans", "Plan of an analysis", views.plan_page, "plan.html"),
+    ("ledger", "ledger", "What left, by analysis", views.ledger_page, "ledger.html"),
+    (r"ledger/(?P<month>\d{4}-\d{2})", "ledger", "What left, by analysis", views.ledger_page, "ledger.html"),
+    (
+        r"ledger/(?P<ordinal>\d{1,9})",
+        "ledger",
+        "What left in one session",
+        views.session_page,
+        "session.html",
+    ),
+    ("refusals", "refusals", "Refusals", views.refusals_page, "refusals.html"),
+    ("policy", "policy", "Policy in words", views.policy_page, "policy.html"),
+    ("check", "check", "Check", views.check_page, "check.html"),
 )
-"""Addresses below the root: the page that they belong to, its title, and the view."""
+"""Addresses below the root, each with its page, title, data and template."""
 DECISION = re.compile(f"plans/({DIGEST})/({'|'.join(views.ASKED)})")
 
 
@@ -178,14 +184,10 @@ class PageHandler(BaseHTTPRequestHandler):
             return self._refuse()
         try:
             self.server.view.decide(digest, views.ASKED[word][0])
-        except PartitionError as error:
-            return self._page(
-                404, "plans", "Not decided", iter([html_element("p", str(error), class_="problem")])
-            )
         except (FedstatError, OSError) as error:
-            return self._page(
-                409, "plans", "Not decided", iter([html_element("p", str(error), class_="problem")])
-            )
+            code = 404 if isinstance(error, PartitionError) else 409
+            problem = {"problem": str(error)}
+            return self._page(code, "plans", "Not decided", "frame.html", lambda: problem)
         self.log_message("%s: plan %s", views.ASKED[word][0], digest)
         self._reply(303, b"", Location=f"{self.server.root}plans")
         return None
@@ -217,16 +219,9 @@ class PageHandler(BaseHTTPRequestHandler):
             return
         # A redirect would still count as coming from where the address was opened: a strict cookie stays out.
         root = self.server.root
-        go_on = html_element("meta", http_equiv="refresh", content=f"0; url={root}")
-        page = html_element(
-            "html",
-            html_element("head", go_on),
-            html_element("body", html_element("p", link(root, "Go on"))),
-            lang="en",
-        )
         cookie = f"{COOKIE}={self.server.cookie}; Path={root}; HttpOnly; SameSite=Strict"
         self.log_message("opened in a browser")
-        self._reply(200, _encoded(join_markup(Markup("<!DOCTYPE html>\n"), page)), Set_Cookie=cookie)
+        self._reply(200, _encoded(render("entry.html", address=root)), Set_Cookie=cookie)
 
     def _show(self, path: str) -> None:
         if path == "style.css":
@@ -237,29 +232,37 @@ class PageHandler(BaseHTTPRequestHandler):
         if (asked := DECISION.fullmatch(path)) is not None:
             digest, word = asked.groups()
             token = server.form_token(digest, word)
-            content_of = views.decision_page(server.view, server.root, digest, word, token)
-            return self._page(200, "plans", f"{views.ASKED[word][1]}?", content_of)
-        for pattern, here, title, view in ROUTES:
+            title = f"{views.ASKED[word][1]}?"
+            return self._page(
+                200,
+                "plans",
+                title,
+                "decision.html",
+                lambda: views.decision_page(server.view, digest, word, token),
+            )
+        for pattern, here, title, view, template in ROUTES:
             if (found := re.fullmatch(pattern, path, re.ASCII)) is not None:
                 given = {
                     name: int(text) if name == "ordinal" else text for name, text in found.groupdict().items()
                 }
-                return self._page(200, here, title, view(server.view, server.root, **given))
+                return self._page(200, here, title, template, partial(view, server.view, **given))
         self._tell(404, "There is no such page.")
 
-    def _page(self, code: int, here: str, title: str, content: Iterator[Markup]) -> None:
-        """Send a page; where it cannot be made, what is in the way."""
+    def _page(
+        self, code: int, here: str, title: str, template: str, read: Callable[[], views.PageData]
+    ) -> None:
+        """Send a page, or what prevents it."""
         try:
-            parts = tuple(content)
-        except PartitionError as error:
-            code, parts = 404, (html_element("p", str(error), class_="problem"),)
+            data = read()
         except (FedstatError, OSError, ImportError) as error:
-            code, parts = 500, (html_element("p", str(error), class_="problem"),)
+            code = 404 if isinstance(error, PartitionError) else 500
+            template, data = "frame.html", {"problem": str(error)}
         try:
             name = self.server.view.description.name
         except FedstatError:
             name = self.server.view.folder.name
-        self._reply(code, _encoded(full_page(name, self.server.root, here, title, *parts)))
+        page = render(template, name=name, root=self.server.root, here=here, title=title, **data)
+        self._reply(code, _encoded(page))
 
     def _refuse(self) -> None:
         self._tell(403, CLOSED)
@@ -291,6 +294,7 @@ class PageHandler(BaseHTTPRequestHandler):
 def serve_page(view: OwnerView, port: int, in_browser: bool) -> int:
     """Serve the page of a site until SIGTERM or Ctrl-C; SecurityError where others may read its folder."""
     view.check_modes()
+    environment()  # without jinja2 nothing is served
     name, opening = view.description.name, view.folder / OPENING
     with PageServer(view, port) as server:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -313,13 +317,7 @@ def serve_page(view: OwnerView, port: int, in_browser: bool) -> int:
 
 def _open(path: Path, address: str) -> None:
     """Have a browser open the address by a private file: all accounts see how a program was called."""
-    refresh = html_element("meta", http_equiv="refresh", content=f"0; url={address}")
-    write_atomic(
-        path,
-        _encoded(
-            html_element("html", html_element("head", refresh), html_element("body", link(address, "Go on")))
-        ),
-    )
+    write_atomic(path, _encoded(render("entry.html", address=address)))
     webbrowser.open(path.resolve().as_uri())
 
 

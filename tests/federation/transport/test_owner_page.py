@@ -6,6 +6,7 @@ import getpass
 import os
 import re
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from forked import Forked
+from markupsafe import escape as escape_text
 from operating import main
 from paged import RECORDS, Visitor, make_site, owner_of, page_of, propose
 
@@ -26,7 +28,7 @@ from fedstat.federation.disclosure.threat_statements import threats_under
 from fedstat.federation.message import Request, pack_request
 from fedstat.federation.transport.flare.provision import FLARE, KIT
 from fedstat.federation.transport.site_folder import open_site, refusal_log
-from fedstat.operator.page.markup import escape_text
+from fedstat.operator.page import rendering
 from fedstat.operator.service import owner_view
 
 PAGES = ("", "plans", "ledger", "ledger/1", "refusals", "policy", "check")
@@ -67,7 +69,7 @@ def test_every_page_shows_what_the_commands_print(folder, capsys):
         assert f"ledger/{chain.ordinal}" in text["ledger"]
     assert view.account.chains[0].head in text["ledger/1"]
     assert "minimum count" in text["refusals"] and "no_such_step" in text["refusals"]
-    assert "two_sites = &quot;warn&quot;" in text["policy"]
+    assert "two_sites = &#34;warn&#34;" in text["policy"]
     assert all(escape_text(threat.learns) in text["policy"] for threat in threats_under(view.policy))
     capsys.readouterr()
     main(["site", "check", str(folder)])
@@ -231,3 +233,24 @@ def test_the_style_is_served_and_pages_have_no_script(folder):
             assert "<script" not in found.text and " style=" not in found.text
             assert found.headers["Cache-Control"] == "no-store"
             assert found.headers["Content-Security-Policy"].startswith("default-src 'none'")
+
+
+def test_every_value_of_a_template_is_escaped():
+    templates = rendering.environment()
+    assert templates.autoescape is True and len(templates.list_templates()) > 10
+    for name in templates.list_templates():
+        source = templates.loader.get_source(templates, name)[0]
+        assert not re.search(r"\|\s*safe|autoescape|Markup", source), name
+    page = rendering.render("frame.html", name="<b>", root="/", here="", title="\u202e'\"&", problem="<i>\0")
+    assert "<b>" not in page and "<i>" not in page and "&lt;b&gt;" in page and "?&#39;&#34;&amp;" in page
+
+
+def test_without_jinja2_the_command_names_the_extra(tmp_path, capsys, monkeypatch):
+    folder = make_site(tmp_path)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    rendering.environment.cache_clear()
+    try:
+        assert main(["site", "page", str(folder)]) == 1
+    finally:
+        rendering.environment.cache_clear()
+    assert "pip install 'fedstat[site]'" in capsys.readouterr().err
