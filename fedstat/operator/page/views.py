@@ -210,8 +210,8 @@ def _budgets(view: OwnerView) -> list[PageData]:
 def _usage(name: str, part: float, whole: float, text: str) -> PageData:
     """Describe a bar that shows how much of a whole is used up."""
     level = "full" if part >= whole else "high" if part >= 0.8 * whole else "low"
-    whole, part = (f"{number:.6g}" for number in (whole, min(part, whole)))
-    return {"name": name, "level": level, "part": part, "whole": whole, "text": text}
+    bounds = {"part": f"{min(part, whole):.6g}", "whole": f"{whole:.6g}"}
+    return {"name": name, "level": level, "text": text, **bounds}
 
 
 def plans_page(view: OwnerView) -> PageData:
