@@ -51,6 +51,35 @@ class SumsRequest:
 NO_SUMS = SumsRequest()
 
 
+@dataclass(slots=True)
+class NullSearch:
+    """Search for the intercept of the model without covariates, safe far from its maximum.
+
+    Offsets far from zero saturate the means at the first point: the information is next to nothing there,
+    and Newton's step overshoots. The sign of the score says on which side the maximum lies; a step that
+    leaves the interval found so far, or that is larger than twice the last one, is replaced.
+    """
+
+    below: float = -np.inf
+    above: float = np.inf
+    step: float = 4.0
+
+    def next_point(self, point: float, score: float, information: float) -> float:
+        """Return the next point: Newton's where it can be trusted, else a doubled step or the middle."""
+        if score > 0.0:
+            self.below = point
+        elif score < 0.0:
+            self.above = point
+        newton = score / information if information > 0.0 else np.copysign(np.inf, score)
+        if abs(newton) > 2.0 * self.step:
+            newton = float(np.copysign(2.0 * self.step, newton))
+        trial = point + newton
+        if not self.below < trial < self.above and np.isfinite(self.below + self.above) and newton:
+            trial = 0.5 * (self.below + self.above)
+        self.step = max(abs(trial - point), 0.5)
+        return float(trial)
+
+
 @dataclass(slots=True, eq=False)
 class Newton:
     """Newton's method with step halving."""
@@ -62,6 +91,7 @@ class Newton:
     coordinates: Coordinates = field(init=False)
     trace: list[NewtonEvaluation] = field(default_factory=list)
     null: float = 0.0
+    _null_search: NullSearch = field(default_factory=NullSearch)
     offsets: bool = False
     n: int = 0
     alone: list[Reply] = field(default_factory=list)
@@ -335,11 +365,11 @@ class Newton:
         return now**2 * (now / before**2) < 0.1 * self.options.tol
 
     def _advance_null(self, total: PooledSums) -> bool:
-        """Newton's step of the model without covariates; true when it is small."""
+        """Take Newton's step of the model without covariates; return whether it was small."""
         if total.null is None:
             return True
         score, information, _ = total.null.tolist()
-        self.null += score / information
+        self.null = self._null_search.next_point(self.null, score, information)
         return bool(abs(score) < self.options.tol * np.sqrt(information))
 
     def local_fits(self, gamma: Floats, total: PooledSums) -> list[SiteFit]:
