@@ -23,9 +23,8 @@ NOT_RESULTS = {
     "PatternExchange",
     "ReceiptLike",
     "Sheet",
-    "VFEMGLM",
 }
-"""What public classes hold beside results: columns, carriers, protocols, and a model that another makes."""
+"""What public classes hold beside results: columns, carriers and protocols."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from functools import wraps
 from inspect import Parameter, signature
 from numbers import Integral
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,9 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.glm.distributions import DISTRIBUTIONS, REAL
 from fedstat.typing import Floats
 
+P = ParamSpec("P")
+Model = TypeVar("Model")
+Results = TypeVar("Results")
 LAYOUTS = {
     "horizontal": ("sites hold different rows", "ClientPartition.from_frame(table, by='site')"),
     "vertical": (
@@ -51,6 +55,19 @@ def check_arguments(model: type, given: Iterable[str], call: Callable[..., Any] 
         raise ModelError(
             f"{where} has no argument {name!r}{meant}; help({model.__name__}.{listed}) lists them"
         )
+
+
+def checks_arguments(
+    call: Callable[Concatenate[Model, P], Results],
+) -> Callable[Concatenate[Model, P], Results]:
+    """Let a method answer an argument that it does not have with a ModelError that names the remedy."""
+
+    @wraps(call)
+    def checked(model: Model, /, *args: P.args, **given: P.kwargs) -> Results:
+        check_arguments(type(model), given, call)
+        return call(model, *args, **given)
+
+    return checked
 
 
 def _weights_of(model: type, own: Sequence[str]) -> str:

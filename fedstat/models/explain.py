@@ -6,14 +6,13 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pandas as pd
 
-from fedstat.errors import NotAvailableError, PolicyError
+from fedstat.errors import EngineError, NotAvailableError, PolicyError, SessionError
 from fedstat.federation.audit.event_log import COORDINATOR
-from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.disclosure.approval import PlannedStep
 from fedstat.federation.disclosure.policy import Policy
@@ -31,10 +30,8 @@ from fedstat.federation.dry_run.expected_releases import (
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, Fit, FitProtocol
 from fedstat.federation.protocols.plan_approval import propose_plans
-from fedstat.federation.protocols.receipts import with_receipt
 from fedstat.inference.explanation import Explanation
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import check_arguments
 from fedstat.models.consent import learned_in, owners_asked
 from fedstat.progress_line import progress
 
@@ -97,16 +94,16 @@ class Explainable:
     partition: ClientPartition
     engine: Engine
     formula: Formula
+    coordinator: str
     _session: str
+    _account: CoordinatorLog
+    _agreement: Ledger
+    """What making the model released; the ledger of every fit begins with it."""
+    _rest: Self | None = None
+    """The model among the sites that remained after a fit lost one."""
     fit: Callable[..., Any]
     distribution: DistributionSpec = DistributionSpec("Gaussian", "Identity")
     _plan: ClassVar[type[ForecastPlan] | None] = None
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # Here, so that no family can forget it: its questions would be refused where an owner is asked.
-        if "fit" in vars(cls):
-            cls.fit = asking_owners(cls.fit)
 
     def __repr__(self) -> str:
         text = getattr(getattr(self, "formula", None), "text", "")
@@ -168,12 +165,16 @@ class Explainable:
         return str(self.distribution)
 
     def _new_ledger(self) -> Ledger:
-        """Start an account for one run."""
-        raise NotImplementedError
+        """Start the ledger of one run."""
+        return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
 
-    def _receipted(self, protocol: FitProtocol[Fit], ledger: Ledger) -> FitProtocol[Fit]:
-        """Close a run with the sites' statements on it; see :func:`receipted`."""
-        return with_receipt(protocol, tuple(self.partition.sites), self._session, ledger)
+    def _after_transforms(self, protocol: FitProtocol[Fit], ledger: Ledger) -> FitProtocol[Fit]:
+        """Agree on transforms, where that is still to be done, before a protocol goes on."""
+        return protocol
+
+    def _without_lost(self, error: EngineError | SessionError, ledger: Ledger) -> Self:
+        """Return the same model among the remaining sites; by default a fit ends with the error."""
+        raise error
 
     def _columns_read(self, site: str) -> Sequence[str]:
         """Name the columns of a site that the model reads."""
@@ -225,30 +226,13 @@ def learned_beyond(partition: ClientPartition) -> Iterator[tuple[str, str]]:
     return threats_beyond_one_fit([site.policy for site in partition.sites.values()], here)
 
 
-def asking_owners(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a fit ask for the consent of the owners who want to be asked, before it asks anything else."""
-
-    @wraps(fit)
-    def asking(self: Explainable, *args: Any, **arguments: Any) -> Any:
-        check_arguments(type(self), arguments, fit)
-        sites = owners_asked(self.partition)
-        # The fit of a forecast is that which the plan is made of.
-        if sites and not isinstance(self.engine, DryRunEngine):
-            bound = inspect.signature(fit).bind(self, *args, **arguments).arguments
-            propose(self, sites, bound, fit.__name__)
-        return fit(self, *args, **arguments)
-
-    return asking
-
-
-def propose(model: Explainable, sites: Sequence[str], bound: Mapping[str, Any], method: str) -> None:
-    """Propose the plan of a fit, or of what another method asks, to the owners of these sites.
+def propose(model: Explainable, sites: Sequence[str], arguments: Mapping[str, Any], method: str) -> None:
+    """Propose the plan of a fit, or of another method, to the owners of these sites.
 
     A ConsentError where not all have consented.
     """
     if model._plan is None:
         return
-    arguments = {name: value for name, value in bound.items() if name != "self"}
     plan = model._plan(model, settled(getattr(model, method), arguments))
     course = rehearse(model, plan, arguments, method)
     forecast = ExpectedReleases(course, plan.loops(course))

@@ -308,7 +308,7 @@ FITS = (
     lambda p: fs.VFEMRegression.from_formula("y ~ a + b + d", p, between="independent").fit(
         exchange="iterative"
     ),
-    lambda p: fs.VFEMRegression.from_formula("e > 0 ~ a + b + y", p, family=Binomial()).fit(),
+    lambda p: fs.VFEMGLM.from_formula("e > 0 ~ a + b + y", p, family=Binomial()).fit(),
     lambda p: fs.VerticalGLM.from_formula("y ~ a + b + d + e", p).fit(),
     lambda p: fs.VerticalGLM.from_formula("y > 0 ~ a + b + d", p, family=Binomial()).fit(),
     lambda p: fs.GLORE.from_formula("y > 0 ~ a + C(c)", p).fit(masked=True),

@@ -498,6 +498,7 @@ def test_an_evaluation_over_columns_waits_once(kind, response):
     """Predictions, and what is counted of them, are one plan; every owner sees both."""
     options = {"missing": "em" if response == "y" else "drop"} if kind is fs.VerticalGLM else {}
     options |= {"family": sm.families.Binomial()} if response == "y > 0" else {}
+    kind = fs.VFEMGLM if "family" in options and kind is fs.VFEMRegression else kind
     policy = replace(PREDICTED, formulas="any")
     partition, other = institutions(policy), institutions(replace(policy, approval="auto"))
     formula = f"{response} ~ a + c + e"
@@ -530,7 +531,7 @@ def test_what_is_told_of_a_fit_afterwards_asks_nobody():
 def test_what_grows_from_round_to_round_is_foreseen_at_the_coordinators_own_site_as_well():
     """More rounds than were rehearsed, with products of as many steps as are remembered."""
     partition = institutions(fs.Policy(approval="owner"))
-    binary = fs.VFEMRegression.from_formula("y > 0 ~ a + c + e", partition, family=sm.families.Binomial())
+    binary = fs.VFEMGLM.from_formula("y > 0 ~ a + c + e", partition, family=sm.families.Binomial())
     assert binary.coordinator == "A"
     result = approved(lambda: binary.fit(tol_score=1e-9), partition)
     assert len(result.trace) > 4

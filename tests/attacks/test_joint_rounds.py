@@ -24,7 +24,7 @@ NAMES = tuple(WIDTHS)
 
 def model_of(frames, policy="open", **options):
     partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
-    return fs.VFEMRegression.from_formula("y ~ .", partition, family=sm.families.Binomial(), **options)
+    return fs.VFEMGLM.from_formula("y ~ .", partition, family=sm.families.Binomial(), **options)
 
 
 def rows_and_guess(wire, frames, clients):

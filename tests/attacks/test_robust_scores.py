@@ -37,9 +37,7 @@ def fit(monkeypatch, heard, partition=None, **options):
 
     monkeypatch.setattr(score_steps, "open_shares", hear)
     partition = partition or fs.ClientPartition.from_frames(FRAMES, on="k", shared_seed=1)
-    model = fs.VFEMRegression.from_formula(
-        "y ~ .", partition, family=sm.families.Binomial(), between="independent"
-    )
+    model = fs.VFEMGLM.from_formula("y ~ .", partition, family=sm.families.Binomial(), between="independent")
     result = model.fit(cov_type="robust", **options)
     monkeypatch.setattr(score_steps, "open_shares", opened)
     return result
@@ -105,7 +103,7 @@ def test_strict_sites_count_what_the_sums_tell_of_a_binary_response():
     strict = replace(Policy.strict(), per_entity=60)
     for policy, refused in ((strict, True), (replace(strict, discrete="any"), False)):
         partition = fs.ClientPartition.from_frames(FRAMES, on="k", shared_seed=1, policy=policy)
-        model = fs.VFEMRegression.from_formula(
+        model = fs.VFEMGLM.from_formula(
             "y ~ .", partition, family=sm.families.Binomial(), between="independent"
         )
         assert model.fit().converged

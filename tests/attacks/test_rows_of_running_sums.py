@@ -39,7 +39,7 @@ def first_sums(monkeypatch):
 
     monkeypatch.setattr(glm_steps, "open_sums", hear)
     partition = fs.ClientPartition.from_frames(FRAMES, on="k")
-    model = fs.VFEMRegression.from_formula("y ~ .", partition, family=sm.families.Binomial())
+    model = fs.VFEMGLM.from_formula("y ~ .", partition, family=sm.families.Binomial())
     with contextlib.suppress(EstimationError):
         model.fit(method="cc")
     return heard[0]

@@ -42,7 +42,7 @@ def study(missing=0.0, n=600, count=False):
 
 def model_of(kind, frames, policy, family=BINARY):
     partition = fs.ClientPartition.from_frames(frames, on="k", policy=policy)
-    published = {"between": "independent"} if kind == "VFEMRegression" else {}
+    published = {"between": "independent"} if kind == "VFEMGLM" else {}
     return getattr(fs, kind).from_formula("y ~ .", partition, family=family, **published)
 
 
@@ -83,7 +83,7 @@ def unmasked(H, own):
 
 def test_masks_of_iterations_are_undone():
     frames = study(missing=0.4)
-    wire, result = listened("VFEMRegression", frames, cov_type="none")
+    wire, result = listened("VFEMGLM", frames, cov_type="none")
     H, own = predictors_of_vfem(wire, frames)
     for j, found in unmasked(H, own).items():
         frame = frames["ABC"[j]].set_index("k")
@@ -148,7 +148,7 @@ def messages_of(wire, client, y):
 @pytest.mark.parametrize("family", [BINARY, COUNT], ids=["binary", "count"])
 def test_no_message_of_iterations_tells_an_institution_the_response(family):
     frames = study(missing=0.3, count=family is COUNT)
-    wire, result = listened("VFEMRegression", frames, family, cov_type="none")
+    wire, result = listened("VFEMGLM", frames, family, cov_type="none")
     y = frames["Holder"].set_index("k").y
     fitted = result.predict()
     for client in WIDTHS:
@@ -170,7 +170,7 @@ def test_no_message_of_iterations_tells_an_institution_the_response(family):
 def test_curvatures_of_entities_that_an_institution_alone_has_stay_with_the_holder():
     """At the estimate such an entity's linear predictor is known to it, and -L_mm would tell the response."""
     frames = study(missing=0.5)
-    wire, result = listened("VFEMRegression", frames)
+    wire, result = listened("VFEMGLM", frames)
     has = np.column_stack([np.isin(np.arange(600), frames[c].k) for c in WIDTHS])
     for j, client in enumerate(WIDTHS):
         (h,) = wire.handed_to(client, "glm_information", "h")
@@ -192,7 +192,7 @@ def test_where_residuals_are_sent_the_summary_says_so(fit):
 
 
 @pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("kind", ["VFEMRegression", "VerticalGLM"])
+@pytest.mark.parametrize("kind", ["VFEMGLM", "VerticalGLM"])
 def test_the_strict_policy_refuses_with_the_reason_and_the_line_that_would_allow_it(kind, masked):
     model = model_of(kind, study(missing=0.0), "strict")
     with (
@@ -205,7 +205,7 @@ def test_the_strict_policy_refuses_with_the_reason_and_the_line_that_would_allow
     assert not any(site.account.refusals.total() for site in model.partition.sites.values())
 
 
-@pytest.mark.parametrize("kind", ["VFEMRegression", "VerticalGLM"])
+@pytest.mark.parametrize("kind", ["VFEMGLM", "VerticalGLM"])
 def test_with_that_line_the_fit_goes_through(kind, tmp_path):
     (tmp_path / "policy.toml").write_text(LINE + "\n")
     policy = Policy.from_toml(tmp_path / "policy.toml", Policy.strict())
@@ -218,7 +218,7 @@ def policy_of(tmp_path, line):
     return Policy.from_toml(tmp_path / "policy.toml", Policy.strict())
 
 
-@pytest.mark.parametrize("kind", ["VFEMRegression", "VerticalGLM"])
+@pytest.mark.parametrize("kind", ["VFEMGLM", "VerticalGLM"])
 def test_numbers_for_each_entity_are_capped_over_sessions(kind, tmp_path):
     """With fewer than columns no row is determined: what is left of it is orthogonal to what was told."""
     columns = sum(WIDTHS.values())
@@ -232,7 +232,7 @@ def test_numbers_for_each_entity_are_capped_over_sessions(kind, tmp_path):
     assert "per_entity = " in str(told.value) and "371 bits" in str(told.value)
     site = model.partition.sites["A"]
     assert site.account.vectors == columns - 1 and not site.account.refusals.total()
-    name, step = ("predictor", "glm_evaluate") if kind == "VFEMRegression" else ("eta", None)
+    name, step = ("predictor", "glm_evaluate") if kind == "VFEMGLM" else ("eta", None)
     told_of = [
         a.arrays[name]
         for a, _ in wire.passed
@@ -245,7 +245,7 @@ def test_numbers_for_each_entity_are_capped_over_sessions(kind, tmp_path):
     error = np.linalg.norm(best - Z, axis=0) / np.linalg.norm(Z, axis=0)
     assert np.median(error) > 0.4
     # Another session of the same partition, and another family, count on.
-    other = "VerticalGLM" if kind == "VFEMRegression" else "VFEMRegression"
+    other = "VerticalGLM" if kind == "VFEMGLM" else "VFEMGLM"
     again = getattr(fs, other).from_formula("y ~ .", model.partition, family=BINARY)
     with pytest.raises(PolicyError, match="have left"):
         again.fit()
@@ -256,7 +256,7 @@ def test_the_summary_counts_what_left_in_all_analyses():
     partition = fs.ClientPartition.from_frames(study(), on="k")
     notes = []
     for _ in range(2):
-        model = fs.VFEMRegression.from_formula("y ~ .", partition, family=BINARY, between="independent")
+        model = fs.VFEMGLM.from_formula("y ~ .", partition, family=BINARY, between="independent")
         notes.append(" ".join(model.fit(cov_type="none").summary().notes))
     assert "in other analyses" not in notes[0] and "in other analyses" in notes[1]
 
@@ -269,7 +269,7 @@ def test_a_restart_does_not_forget_what_left(tmp_path):
     account = open_ledger(tmp_path, "A", identity)
     site._data = replace(site._data, account=account)
     site.refusals.account = account
-    model = fs.VFEMRegression.from_formula("y ~ .", partition, family=BINARY, between="independent")
+    model = fs.VFEMGLM.from_formula("y ~ .", partition, family=BINARY, between="independent")
     model.fit(cov_type="none", masked=False)
     account.store.close()
     assert account.vectors > 5

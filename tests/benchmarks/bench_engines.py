@@ -97,9 +97,7 @@ TASKS = (
     Task(
         "VFEM, logistic",
         customers,
-        lambda data: fs.VFEMRegression.from_formula(
-            "late ~ . - y", data, family=sm.families.Binomial()
-        ).fit(),
+        lambda data: fs.VFEMGLM.from_formula("late ~ . - y", data, family=sm.families.Binomial()).fit(),
     ),
     Task("Vertical GLM, SCAD, normal", customers, selected("y ~ . - late", None)),
     Task("Vertical GLM, SCAD, logistic", customers, selected("late ~ . - y", sm.families.Binomial())),

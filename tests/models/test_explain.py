@@ -68,8 +68,12 @@ def vertical(kind, frames, response="y", names="ABC", link=None, **options):
     return kind.from_formula(formula, partition, family=family, **options)
 
 
+def vfem_class(response):
+    return fs.VFEMRegression if response == "y" else fs.VFEMGLM
+
+
 def vfem(response="y", names="ABC", between="independent", **options):
-    return vertical(fs.VFEMRegression, PARTLY, response, names, between=between, **options)
+    return vertical(vfem_class(response), PARTLY, response, names, between=between, **options)
 
 
 def vglm(response="y", names="ABC", **options):
@@ -80,7 +84,7 @@ def holder_alone(response="y", between="free"):
     """An institution that has the response and nothing else."""
     frames = {"Response": PARTLY["A"][["id", *FAMILY]], "A": PARTLY["A"].drop(columns=list(FAMILY))}
     frames |= {name: PARTLY[name] for name in "BC"}
-    return vertical(fs.VFEMRegression, frames, response, tuple(frames), between=between)
+    return vertical(vfem_class(response), frames, response, tuple(frames), between=between)
 
 
 STEPWISE = {"exchange": "iterative"}
@@ -251,7 +255,7 @@ CASES |= {
 
 def passed(model, result):
     """What a fit released, without what making the model did, in the form of :meth:`Ledger.releases`."""
-    earlier = getattr(model, "_agreement", None) or model._agreement_ledger
+    earlier = model._agreement
     ledger = Ledger(result.ledger.at)
     ledger.enter(result.ledger.entries[len(earlier.entries) :])
     return ledger.releases(), result.ledger.rounds - earlier.rounds

@@ -64,10 +64,18 @@ from fedstat.models.boost.protocol import (
 from fedstat.models.boost.results import BoostResults, LocalBoosts
 from fedstat.models.boost.steps import FAMILY
 from fedstat.models.boost.vertical_model import vertical_boost
-from fedstat.models.checks import check_call, check_choice, check_masked, check_positive, check_whole
+from fedstat.models.checks import (
+    check_call,
+    check_choice,
+    check_masked,
+    check_positive,
+    check_whole,
+    checks_arguments,
+)
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.model import HorizontalModel
-from fedstat.progress_line import open_line, shows_progress
+from fedstat.models.run import Call, FitAttempt, run_fit
+from fedstat.progress_line import open_line
 from fedstat.typing import Floats
 
 __all__ = ["FedFunctionBoost", "PublicCurve"]
@@ -206,7 +214,7 @@ class FedFunctionBoost(HorizontalModel):
         parsed = parse_boost_formula(formula, curves)
         return cls(plain_formula(parsed, partition), partition, learners=parsed, **settings)
 
-    @shows_progress
+    @checks_arguments
     def fit(
         self,
         *,
@@ -271,6 +279,36 @@ class FedFunctionBoost(HorizontalModel):
         PolicyError
             A site refuses.
         """
+        call = Call.of(self.fit, locals())
+        return run_fit(
+            self,
+            call,
+            FedFunctionBoost._estimate,
+            steps=steps,
+            nu=nu,
+            select=select,
+            folds=folds,
+            offset=offset,
+            every=every,
+            aggregation=aggregation,
+            masked=masked,
+            random_state=random_state,
+        )
+
+    def _estimate(
+        self,
+        attempt: FitAttempt,
+        *,
+        steps: int,
+        nu: float,
+        select: Select,
+        folds: int | Literal["site"] | None,
+        offset: Literal["mean", "smooth"] | float | Sequence[float] | Floats,
+        every: int | None,
+        aggregation: Aggregation,
+        masked: bool | None,
+        random_state: int | None,
+    ) -> BoostResults | LocalBoosts:
         check_whole("steps", steps, 1)
         check_positive("nu", nu)
         if nu > 1.0:
@@ -314,8 +352,8 @@ class FedFunctionBoost(HorizontalModel):
             empty = Boosting(CurveMoments.none(), design, basis, float(nu), smooth_offset=smooth, given=given)
             with open_line("step", plan.steps) as line:
                 rounds = ScoreRounds(session, asked, self.loss, plan, empty, line)
-                scored, ledger = self._run(session, rounds.run())
-            return BoostResults._of(self, scored, int(steps), select, masked, ledger)
+                scored = attempt.run(rounds.run(), session.masked_sites)
+            return BoostResults._of(self, scored, int(steps), select, masked, attempt.ledger)
         if exact:
             taking: FitProtocol[Moments] = (
                 take_irregular_moments(session, asked, basis, by_site)
@@ -327,16 +365,18 @@ class FedFunctionBoost(HorizontalModel):
                 both = take_varying_moments(
                     session, asked, basis, self._points, uneven=self._uneven, by_site=by_site
                 )
-                (moments, varying), ledger = self._run(session, both)
+                moments, varying = attempt.run(both, session.masked_sites)
             else:
-                moments, ledger = self._run(session, taking)
+                moments = attempt.run(taking, session.masked_sites)
             boosting = Boosting(
                 moments, design, basis, float(nu), smooth_offset=smooth, given=given, varying=varying
             )
-            return BoostResults._of(self, boosting, int(steps), select, masked, ledger)
-        own, ledger = self._run(session, take_own_moments(session, asked))
+            return BoostResults._of(self, boosting, int(steps), select, masked, attempt.ledger)
+        own = attempt.run(take_own_moments(session, asked), session.masked_sites)
         found = site_boostings(own, design, basis, float(nu), aggregation, self.sites)
-        fits = {one.site: BoostResults._of(self, one, int(steps), select, masked, ledger) for one in found}
+        fits = {
+            one.site: BoostResults._of(self, one, int(steps), select, masked, attempt.ledger) for one in found
+        }
         return LocalBoosts(fits) if aggregation == "local" else fits[""]
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -36,12 +35,13 @@ from fedstat.models.boost.private.model import PrivateFunctionBoost
 from fedstat.models.boost.vertical.protocol import AgreedDesign, agree_columns, exchange_moments
 from fedstat.models.boost.vertical.steps import FAMILY, POINTS, WIDTH, curves_by_owner, find_owners
 from fedstat.models.boost.vertical_results import VerticalBoostResults
-from fedstat.models.checks import check_call, check_choice, check_positive, check_whole
+from fedstat.models.checks import check_call, check_choice, check_positive, check_whole, checks_arguments
 from fedstat.models.explain import ForecastPlan
+from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import reuse_patterns
 from fedstat.models.vertical.layout import Layout, complete_at, lay_out
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.typing import Floats
+from fedstat.typing import Floats, Ints
 
 Select = Literal["cv"] | None
 FOLDS = 10
@@ -113,6 +113,7 @@ class VerticalFunctionBoost(VerticalModel):
         check_call(cls, partition, "vertical", settings)
         return cls(parse_boost_formula(formula, list(curves_by_owner(partition))), partition, **settings)
 
+    @checks_arguments
     def fit(
         self,
         *,
@@ -142,6 +143,7 @@ class VerticalFunctionBoost(VerticalModel):
         PolicyError
             An institution refuses.
         """
+        call = Call.of(self.fit, locals())
         check_whole("steps", steps, 1)
         check_positive("nu", nu)
         if nu > 1.0:
@@ -151,15 +153,19 @@ class VerticalFunctionBoost(VerticalModel):
         check_whole("folds", folds, 2 if select else 1)
         self._check_size(folds)
         code = np.random.default_rng(random_state).permutation(np.arange(self.layout.n) % folds)
-        asking = SecureProductSession(FAMILY, self._session, self._agreement.at)
-        ledger = copy.deepcopy(self._agreement)
-        protocol = exchange_moments(
-            self.apart, self.learners, self.widths, self.layout, code.astype(np.int64), asking
+        return run_fit(
+            self, call, VerticalFunctionBoost._estimate, code.astype(np.int64), int(steps), float(nu), select
         )
-        found = self.engine.run(self._receipted(protocol, ledger), ledger)
+
+    def _estimate(
+        self, attempt: FitAttempt, code: Ints, steps: int, nu: float, select: Select
+    ) -> VerticalBoostResults:
+        asking = SecureProductSession(FAMILY, self._session, self._agreement.at)
+        protocol = exchange_moments(self.apart, self.learners, self.widths, self.layout, code, asking)
+        found = attempt.run(protocol)
         design = BoostDesign(self.learners, self.starts, self.time, self.penalty)
-        boosting = Boosting(found.moments, design, time_basis(self.time, self._points), float(nu))
-        return VerticalBoostResults._of_exchange(self, boosting, found, int(steps), select, ledger)
+        boosting = Boosting(found.moments, design, time_basis(self.time, self._points), nu)
+        return VerticalBoostResults._of_exchange(self, boosting, found, steps, select, attempt.ledger)
 
     @property
     def starts(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.federation.tables.published import Published
 from fedstat.inference.explanation import Explanation
-from fedstat.models.checks import check_choice, check_layout, check_whole
+from fedstat.models.checks import check_choice, check_layout, check_whole, checks_arguments
 from fedstat.models.copula.bounds import Bounds, IntoBound, asinh, log
 from fedstat.models.copula.correlation import Missing
 from fedstat.models.copula.explain import CopulaPlan
@@ -25,6 +25,7 @@ from fedstat.models.copula.request import GramPlan, NoisePlan
 from fedstat.models.copula.results import CopulaResults
 from fedstat.models.copula.steps import DRY_RUN_STEPS, FAMILY
 from fedstat.models.explain import ForecastPlan
+from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.progress_line import shows_progress
 
 # ----------------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class CopulaSynthesizer(PrivateRelease):
         progress: bool | None = None,
     ) -> PublishedSynthesis: ...
 
-    @shows_progress
+    @checks_arguments
     def fit(
         self,
         method: Method | None = None,
@@ -207,13 +208,17 @@ class CopulaSynthesizer(PrivateRelease):
         >>> published.table.shape, bool(published.record_epsilon.max() > 100 * published.epsilon)
         ((300, 8), True)
         """
+        call = Call.of(self.fit, locals())
         if self.mechanism == "published":
-            return self._simulate(method, rounds, np.random.default_rng(seed))
+            random = np.random.default_rng(seed)
+            return run_fit(self, call, CopulaSynthesizer._simulate, method, rounds, random)
         if method is not None:
             raise ModelError("method, rounds and seed are of mechanism='published'; this release has none")
+        return run_fit(self, call, CopulaSynthesizer._release)
+
+    def _release(self, attempt: FitAttempt) -> CopulaResults:
         self._check_budgets()
-        ledger = self._new_ledger()
-        asking = SecureProductSession(FAMILY, self._session, ledger.at)
+        asking = SecureProductSession(FAMILY, self._session, attempt.ledger.at)
         protocol = fit_copula(
             asking,
             self.bounds,
@@ -223,8 +228,7 @@ class CopulaSynthesizer(PrivateRelease):
             self._planned.rho,
             self.missing,
         )
-        fit = self.engine.run(self._receipted(protocol, ledger), ledger)
-        return CopulaResults(fit, self.epsilon, self.delta, ledger)
+        return CopulaResults(attempt.run(protocol), self.epsilon, self.delta, attempt.ledger)
 
     def explain(self, **arguments: Any) -> Explanation:
         """Say what :meth:`fit` would ask for and what it costs, and ask nothing.
@@ -264,7 +268,7 @@ class CopulaSynthesizer(PrivateRelease):
         return {} if self.mechanism == "published" else super()._describe(bounds)
 
     def _simulate(
-        self, method: Method | None, rounds: int, random: np.random.Generator
+        self, attempt: FitAttempt, method: Method | None, rounds: int, random: np.random.Generator
     ) -> PublishedSynthesis:
         """Repeat the published mechanism on the rows, which are all here."""
         if method is None:

@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any, ClassVar
 
 from fedstat.errors import DescriptionError, ModelError
-from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
+from fedstat.federation.audit.ledger import CoordinatorLog
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import BUDGET_EXAMPLE
 from fedstat.federation.dry_run.execution import DrySite
@@ -56,6 +56,7 @@ class PrivateRelease(Explainable):
         check_choice("coordinator", self.coordinator, ("apart", *partition.clients))
         self._session = partition._new_session()
         self._account = CoordinatorLog()
+        self._agreement = self._new_ledger()
 
     @property
     def _rho(self) -> Fraction:
@@ -75,10 +76,6 @@ class PrivateRelease(Explainable):
     def _counts(self) -> dict[str, int]:
         """Records of every institution."""
         return {client: len(rows) for client, rows in self._rows.items()}
-
-    def _new_ledger(self) -> Ledger:
-        """Start an account for one run."""
-        return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
 
     def _check_budgets(self) -> None:
         """Refuse what a site has no budget for, or nobody could deal for, before any has spent its own."""

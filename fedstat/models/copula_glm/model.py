@@ -16,7 +16,7 @@ from fedstat.federation.dry_run.execution import DryRunEngine
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.models.checks import check_call, check_choice, check_layout, check_whole
+from fedstat.models.checks import check_call, check_choice, check_layout, check_whole, checks_arguments
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula_glm.design import check_response, columns_by_client, score_columns
@@ -29,7 +29,7 @@ from fedstat.models.copula_glm.results import PrivateGLMResults
 from fedstat.models.copula_glm.score import OF_STEP
 from fedstat.models.copula_glm.steps import DRY_RUN_STEPS, FAMILY
 from fedstat.models.explain import ForecastPlan
-from fedstat.progress_line import shows_progress
+from fedstat.models.run import Call, FitAttempt, run_fit
 
 LINKS: Mapping[str, FamilyName] = {"Binomial": "Binomial", "Gaussian": "Gaussian", "Poisson": "Poisson"}
 ESTIMATORS = ("moments",)
@@ -193,7 +193,7 @@ class PrivateCopulaGLM(PrivateRelease):
         """Plan the noise of a release of n entities, all of them complete: of an audit."""
         return self._question.plan(dict.fromkeys(self.bounds, n))
 
-    @shows_progress
+    @checks_arguments
     def fit(
         self,
         *,
@@ -239,25 +239,31 @@ class PrivateCopulaGLM(PrivateRelease):
         ConvergenceWarning
             No coefficients solve the released moments: the noise is too large.
         """
+        call = Call.of(self.fit, locals())
         check_choice("estimator", estimator, ESTIMATORS)
         check_choice("polish", polish, (0, 1))
         check_whole("draws", draws, 10)
         if polish and self.distribution.name == "Poisson":
             raise ModelError(NO_STEP)
+        rng = np.random.default_rng(random_state)
+        return run_fit(self, call, PrivateCopulaGLM._estimate, polish, draws, rng)
+
+    def _estimate(
+        self, attempt: FitAttempt, polish: int, draws: int, rng: np.random.Generator
+    ) -> PrivateGLMResults:
         planned = self._with_steps(polish)
         planned._check_budgets()
-        ledger = self._new_ledger()
         protocol = fit_private(
-            SecureProductSession(FAMILY, self._session, ledger.at),
+            SecureProductSession(FAMILY, self._session, attempt.ledger.at),
             planned._question,
             self._rows,
             tuple(self.partition.sites),
             self.partition.n_entities,
             isinstance(self.engine, DryRunEngine),
         )
-        done = self.engine.run(self._receipted(protocol, ledger), ledger)
+        done = attempt.run(protocol)
         released, fit, step = done.released, done.fit, done.step
-        errors, rng = None, np.random.default_rng(random_state)
+        errors = None
         if fit.root.converged and step is None:
             errors = bootstrap(fit, released.n, released.noise, draws, rng)
         if not fit.root.converged:
@@ -270,7 +276,7 @@ class PrivateCopulaGLM(PrivateRelease):
             step=step,
             errors=errors,
             budget=(self.epsilon, self.delta),
-            ledger=ledger,
+            ledger=attempt.ledger,
             draws=draws,
             rng=rng,
         )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +17,7 @@ from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.kernels.fedavg import sampled_site_count
-from fedstat.models.checks import check_choice, check_masked, check_whole
+from fedstat.models.checks import check_choice, check_masked, check_whole, checks_arguments
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.fedavg.protocol import (
     Averaging,
@@ -34,7 +31,7 @@ from fedstat.models.fedavg.results import FedAvgResults
 from fedstat.models.fedavg.steps import FAMILY
 from fedstat.models.horizontal.model import HorizontalModel, warn_of_far_sites
 from fedstat.models.horizontal.session import UNTOLD
-from fedstat.progress_line import shows_progress
+from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -164,7 +161,7 @@ class FedAvg(HorizontalModel):
     _default_family: ClassVar[Any] = sm_families.Binomial
     _weightless: ClassVar[tuple[str, ...]] = ("var_weights",)
 
-    @shows_progress
+    @checks_arguments
     def fit(
         self,
         *,
@@ -230,28 +227,29 @@ class FedAvg(HorizontalModel):
         UnitsWarning
             Mean or spread of a column at one site is far from those at all others, where sums are in clear.
         """
-        common = read_arguments(
-            rounds=rounds,
-            fraction=fraction,
-            local_epochs=local_epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            seed=seed,
-            standardize=standardize,
-            init=init,
-            masked=masked,
-        )
-        return self._average(common, Averaging())
+        return self._run(locals(), Averaging())
 
-    def _average(self, common: CommonArguments, rule: AveragingRule) -> FedAvgResults:
-        options = common.options
+    def _run(self, given: Mapping[str, Any], rule: AveragingRule) -> FedAvgResults:
+        """Fit by a rule, with the arguments of a fit."""
+        first = None if given["init"] is None else read_init(given["init"])
+        call, options = Call.of(self.fit, given), read_options(given)
+        return run_fit(self, call, FedAvg._estimate, options, rule, first, given["masked"])
+
+    def _estimate(
+        self,
+        attempt: FitAttempt,
+        options: AveragingOptions,
+        rule: AveragingRule,
+        first: Floats | None,
+        masked: object,
+    ) -> FedAvgResults:
         session = self._open_session(
-            FAMILY, check_drawn(common.masked, options.fraction, len(self.sites), self._masks_wanted)
+            FAMILY, check_drawn(masked, options.fraction, len(self.sites), self._masks_wanted)
         )
-        federation = FedAvgProtocol(session, self.distribution, options, rule, common.init)
-        fit, ledger = self._run(session, federation.run())
+        federation = FedAvgProtocol(session, self.distribution, options, rule, first)
+        fit = attempt.run(federation.run(), session.masked_sites)
         warn_of_far_sites(self.agreement, federation.design.names, federation.own)
-        result = FedAvgResults._of(self, fit, ledger)
+        result = FedAvgResults._of(self, fit, attempt.ledger)
         if not result.converged:
             warn(f"{self.model_name} did not converge: {result.estimate.convergence}", ConvergenceWarning)
         return result
@@ -265,19 +263,8 @@ class FedAvg(HorizontalModel):
         return super()._question(offset, labels, complete)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CommonArguments:
-    """Arguments that the fits of all algorithms have, checked; see :meth:`FedAvg.fit`."""
-
-    options: AveragingOptions
-    init: Floats | None
-    masked: object
-
-
-def read_arguments(
-    *, init: ArrayLike | None, masked: object, seed: int | None, **given: Any
-) -> CommonArguments:
-    """Check what the algorithms have in common; the error names the argument, its range and what came."""
+def read_options(given: Mapping[str, Any]) -> AveragingOptions:
+    """Check the arguments that all algorithms share; the error names the argument and its range."""
     check_whole("rounds", given["rounds"], 1)
     check_interval("fraction", given["fraction"], "(0, 1]")
     check_whole("local_epochs", given["local_epochs"], 1)
@@ -285,12 +272,11 @@ def read_arguments(
         check_whole("batch_size", given["batch_size"], 1)
     check_interval("learning_rate", given["learning_rate"], "(0, inf)")
     check_choice("standardize", given["standardize"], (True, False))
-    if seed is None:
-        seed = secrets.randbits(32)
+    seed = secrets.randbits(32) if given["seed"] is None else given["seed"]
     check_whole("seed", seed, 0)
     if seed >= SEED_LIMIT:
         raise ModelError(f"seed: expected a whole number below 2**63, received {seed!r}")
-    options = AveragingOptions(
+    return AveragingOptions(
         rounds=int(given["rounds"]),
         fraction=float(given["fraction"]),
         local_epochs=int(given["local_epochs"]),
@@ -299,28 +285,6 @@ def read_arguments(
         seed=int(seed),
         standardize=bool(given["standardize"]),
     )
-    return CommonArguments(options, None if init is None else read_init(init), masked)
-
-
-def takes_common(fit: Callable[..., FedAvgResults]) -> Callable[..., FedAvgResults]:
-    """Give a fit the arguments of :meth:`FedAvg.fit` before its own; it is handed them as one, checked."""
-    common = inspect.signature(FedAvg.fit)
-    own = list(inspect.signature(fit).parameters.values())[2:]
-    shown = common.replace(parameters=[*common.parameters.values(), *own])
-
-    @wraps(fit)
-    @shows_progress
-    def fit_with_common(self: FedAvg, **given: Any) -> FedAvgResults:
-        bound = shown.bind(self, **given)
-        bound.apply_defaults()
-        own_values = {one.name: bound.arguments.pop(one.name) for one in own}
-        for known in ("self", "progress"):
-            del bound.arguments[known]
-        return fit(self, read_arguments(**bound.arguments), **own_values)
-
-    # What help() shows, and what explain() reads the defaults from.
-    fit_with_common.__signature__ = shown  # type: ignore[attr-defined]
-    return fit_with_common
 
 
 class FedAvgM(FedAvg):
@@ -347,9 +311,23 @@ class FedAvgM(FedAvg):
     model_name: ClassVar[str] = "FedAvgM"
     method_name: ClassVar[str] = "averaging with momentum"
 
-    @takes_common
+    @checks_arguments
     @inherits_params(FedAvg.fit)
-    def fit(self, common: CommonArguments, *, momentum: float = 0.9) -> FedAvgResults:
+    def fit(
+        self,
+        *,
+        rounds: int = 100,
+        fraction: float = 1.0,
+        local_epochs: int = 5,
+        batch_size: int | None = 32,
+        learning_rate: float = 0.05,
+        seed: int | None = None,
+        standardize: bool = False,
+        init: ArrayLike | None = None,
+        masked: bool | None = None,
+        progress: bool | None = None,
+        momentum: float = 0.9,
+    ) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 
         Parameters
@@ -365,7 +343,7 @@ class FedAvgM(FedAvg):
             Errors and warnings are those of :meth:`FedAvg.fit`.
         """
         check_interval("momentum", momentum, "[0, 1)")
-        return self._average(common, Momentum(momentum=float(momentum)))
+        return self._run(locals(), Momentum(momentum=float(momentum)))
 
 
 class QFedAvg(FedAvg):
@@ -392,10 +370,23 @@ class QFedAvg(FedAvg):
     model_name: ClassVar[str] = "q-FedAvg"
     method_name: ClassVar[str] = "averaging for fair losses"
 
-    @takes_common
+    @checks_arguments
     @inherits_params(FedAvg.fit)
     def fit(
-        self, common: CommonArguments, *, q: float = 0.2, lipschitz: float | None = None
+        self,
+        *,
+        rounds: int = 100,
+        fraction: float = 1.0,
+        local_epochs: int = 5,
+        batch_size: int | None = 32,
+        learning_rate: float = 0.05,
+        seed: int | None = None,
+        standardize: bool = False,
+        init: ArrayLike | None = None,
+        masked: bool | None = None,
+        progress: bool | None = None,
+        q: float = 0.2,
+        lipschitz: float | None = None,
     ) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 
@@ -415,10 +406,10 @@ class QFedAvg(FedAvg):
             Errors and warnings are those of :meth:`FedAvg.fit`.
         """
         check_interval("q", q, "[0, inf)")
-        if lipschitz is None:
-            lipschitz = 1.0 / common.options.learning_rate
-        check_interval("lipschitz", lipschitz, "(0, inf)")
-        return self._average(common, FairAveraging(float(q), float(lipschitz)))
+        check_interval("learning_rate", learning_rate, "(0, inf)")
+        constant = 1.0 / learning_rate if lipschitz is None else lipschitz
+        check_interval("lipschitz", constant, "(0, inf)")
+        return self._run(locals(), FairAveraging(float(q), float(constant)))
 
 
 class FedProx(FedAvg):
@@ -447,9 +438,24 @@ class FedProx(FedAvg):
     model_name: ClassVar[str] = "FedProx"
     method_name: ClassVar[str] = "proximal averaging"
 
-    @takes_common
+    @checks_arguments
     @inherits_params(FedAvg.fit)
-    def fit(self, common: CommonArguments, *, mu: float = 0.1, gamma: float = 0.0) -> FedAvgResults:
+    def fit(
+        self,
+        *,
+        rounds: int = 100,
+        fraction: float = 1.0,
+        local_epochs: int = 5,
+        batch_size: int | None = 32,
+        learning_rate: float = 0.05,
+        seed: int | None = None,
+        standardize: bool = False,
+        init: ArrayLike | None = None,
+        masked: bool | None = None,
+        progress: bool | None = None,
+        mu: float = 0.1,
+        gamma: float = 0.0,
+    ) -> FedAvgResults:
         """Run the rounds, and tell how far from the maximum of the likelihood they end.
 
         Parameters
@@ -468,4 +474,4 @@ class FedProx(FedAvg):
         """
         check_interval("mu", mu, "[0, inf)")
         check_interval("gamma", gamma, "[0, 1)")
-        return self._average(common, Averaging((float(mu), float(gamma))))
+        return self._run(locals(), Averaging((float(mu), float(gamma))))

@@ -16,7 +16,14 @@ from fedstat.federation.dry_run.synthetic_rows import SYNTHETIC_GROUPS
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import check_choice, check_masked, check_positive, check_whole, kind_of
+from fedstat.models.checks import (
+    check_choice,
+    check_masked,
+    check_positive,
+    check_whole,
+    checks_arguments,
+    kind_of,
+)
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion, estimate_alpha, with_alpha
@@ -36,7 +43,7 @@ from fedstat.models.glm.variance import (
 )
 from fedstat.models.horizontal.model import HorizontalModel, warn_of_far_sites
 from fedstat.models.horizontal.session import UNTOLD
-from fedstat.progress_line import shows_progress
+from fedstat.models.run import Call, FitAttempt, run_fit
 
 # ----------------------------------------------------------------------------------------------------
 # Forecast of a federated GLM before it is fitted: how many evaluations it takes, and what they tell.
@@ -150,7 +157,7 @@ class FederatedGLM(HorizontalModel):
     _plan = GLMPlan
     _results: ClassVar[type[GLMResults]] = GLMResults
 
-    @shows_progress
+    @checks_arguments
     def fit(
         self,
         *,
@@ -239,6 +246,7 @@ class FederatedGLM(HorizontalModel):
         >>> model.fit(cov_type="cluster", cov_kwds={"groups": "hospital"}).df_inference
         3.0
         """
+        call = Call.of(self.fit, locals())
         check_choice("cov_type", cov_type, COV_TYPES)
         check_positive("tol", tol)
         check_whole("maxiter", maxiter, 1)
@@ -252,15 +260,41 @@ class FederatedGLM(HorizontalModel):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
         self._check_alpha(alpha, cov_type)
         choice = self._choose_covariance(cov_type, {} if cov_kwds is None else cov_kwds)
+        options = NewtonOptions(maxiter, tol, rounds)
+        return run_fit(
+            self,
+            call,
+            FederatedGLM._estimate,
+            options,
+            choice,
+            scale=scale,
+            alpha=alpha,
+            use_t=use_t,
+            local=local,
+            masked=masked,
+        )
+
+    def _estimate(
+        self,
+        attempt: FitAttempt,
+        options: NewtonOptions,
+        choice: CovarianceChoice,
+        *,
+        scale: float | str | None,
+        alpha: str | None,
+        use_t: bool | None,
+        local: bool,
+        masked: bool | None,
+    ) -> GLMResults:
         session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
-        newton = Newton(session, self.distribution, NewtonOptions(maxiter, tol, rounds), scale)
+        newton = Newton(session, self.distribution, options, scale)
         if alpha is None:
             protocol = self._maximise(newton, choice, local)
         else:
             protocol = self._maximise_with_alpha(newton, local)
-        (fit, variance, over), ledger = self._run(session, protocol)
+        fit, variance, over = attempt.run(protocol, session.masked_sites)
         result = self._results._of(
-            self, fit, variance, choice, newton.estimates_dispersion, use_t, ledger, over
+            self, fit, variance, choice, newton.estimates_dispersion, use_t, attempt.ledger, over
         )
         warn_of_far_sites(self.agreement, fit.coordinates.design.names, fit.coordinates.own)
         if not fit.converged:

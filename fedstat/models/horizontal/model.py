@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -22,7 +22,6 @@ from fedstat.errors import (
     UnitsWarning,
     warn,
 )
-from fedstat.federation.audit.event_log import AbsentSite
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.parse import Formula, parse_pooled_formula
@@ -46,69 +45,8 @@ from fedstat.models.checks import check_call
 from fedstat.models.consent import FurtherAnalysis, owners_asked
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.horizontal.session import RowsSession
+from fedstat.models.run import rest_after
 from fedstat.typing import Floats
-
-# ----------------------------------------------------------------------------------------------------
-# Fits that go on without a site that is lost: begun anew among the rest, with keys of their own.
-#
-# A masked sum needs the part of every site that agreed on its masks, and no secret of a site that is lost
-# is known to the others: where one is lost the rest agree on new keys in a new session, and are asked anew
-# from the beginning. The estimates are those of a fit without the site, to the bit; it costs what had been
-# asked.
-#
-# What this discloses: sums that the site was part of are known, and the same sums without it, so that its
-# part
-# of them is known by subtraction; and so it is where its answer came late, or was kept by a coordinator that
-# says falsely that it is lost. Double masks (Bonawitz et al. 2017) would keep the two sums of one round from
-# being had both, for a second question to every site in every round, and for shares of secrets; they do not
-# keep the sum of one round from being compared with that of the next, at coefficients that have hardly moved.
-# The other sites' owners forbid both by their policies (`apart`, held in
-# :mod:`fedstat.federation.disclosure.differencing`).
-
-MOST_RESTARTS = 3
-"""Times that a fit is begun anew because a site was started again; who loses every session is no help."""
-
-
-def rest_after(
-    partition: ClientPartition, error: EngineError | SessionError, ledger: Ledger
-) -> ClientPartition:
-    """Return the partition among which to begin anew, and enter into the ledger who is absent.
-
-    Raises
-    ------
-    EngineError, SessionError
-        The same, where the fit is to end.
-    """
-    lost = error.sites if isinstance(error, EngineError) else ()
-    left = [site for site in partition.sites if site not in lost]
-    again = isinstance(error, SessionError)
-    if not partition.quorum or not (lost or again):
-        raise error
-    if len(left) < partition.quorum:
-        raise EngineError(f"{error}. Fewer are left than the quorum of {partition.quorum} sites")
-    if again and sum(one.back for one in ledger.absent) >= MOST_RESTARTS:
-        raise error
-    names = lost or tuple(error.sites)
-    absent = tuple(AbsentSite(name, ledger.rounds, again) for name in names)
-    ledger.absent += absent
-    warn(f"{'; '.join(map(str, absent))} ({len(left)} of {len(partition.sites)} institutions)", DataWarning)
-    return partition._among(left) if lost else partition
-
-
-def restarts_without_lost_sites(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a fit be begun anew among the rest where a site is lost, as far as the partition's quorum goes."""
-
-    @wraps(fit)
-    def fit_among_the_rest(self: Any, *args: Any, **arguments: Any) -> Any:
-        model = self._rest or self
-        while True:
-            try:
-                return fit(model, *args, **arguments)
-            except (EngineError, SessionError) as error:
-                self._rest = model = model._without_lost(error)
-
-    return fit_among_the_rest
-
 
 # ----------------------------------------------------------------------------------------------------
 # Sites at which a column lies far from all others: by its mean or spread, as where units differ.
@@ -245,7 +183,6 @@ class HorizontalModel(Explainable):
         self.question = self._question(offset, labels, complete)
         self.question.check()
         check_units({name: site.published for name, site in partition.sites.items()}, self.question.needed)
-        self._rest: Self | None = None
         self._settle(partition, Ledger())
         self._tell_of_missing(missing)
 
@@ -312,11 +249,6 @@ class HorizontalModel(Explainable):
         parsed = parse_pooled_formula(formula, partition.pooled_columns, (partition.site_column, *partly))
         return cls(parsed, partition, **settings)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "fit" in vars(cls) and cls._goes_on:
-            cls.fit = restarts_without_lost_sites(cls.fit)
-
     def _settle(self, partition: ClientPartition, before: Ledger) -> None:
         """Agree on levels, transforms and rows with sites, once: every fit of this model codes alike.
 
@@ -326,27 +258,27 @@ class HorizontalModel(Explainable):
             self.partition, self.sites = partition, tuple(partition.sites)
             self.engine: Engine = partition.engine
             self._session = secrets.token_hex(8)
-            self._running = Ledger()
+            ledger = Ledger()
             self._assumed = bool(owners_asked(partition)) and needs_sums(self.question)
             try:
-                self.agreement: RowsAgreement = self.engine.run(self._agree(), self._running)
+                self.agreement: RowsAgreement = self.engine.run(self._agree(), ledger)
             except (EngineError, SessionError) as error:
-                self._running = before = before._goes_on_in(self._running)
-                partition = self._rest_after(error)
+                before = before._goes_on_in(ledger)
+                partition = self._rest_after(error, before)
             else:
-                self._agreement_ledger = before._goes_on_in(self._running)
+                self._agreement = before._goes_on_in(ledger)
                 return
 
-    def _rest_after(self, error: EngineError | SessionError) -> ClientPartition:
-        """Return the partition among which a run is begun anew, or raise the error."""
+    def _rest_after(self, error: EngineError | SessionError, ledger: Ledger) -> ClientPartition:
+        """Return the partition among which a run starts again, or raise the error."""
         if not self._goes_on:
             raise error
-        return rest_after(self.partition, error, self._running)
+        return rest_after(self.partition, error, ledger)
 
-    def _without_lost(self, error: EngineError | SessionError) -> Self:
-        """Return the same model among the sites that are left, or raise the error."""
+    def _without_lost(self, error: EngineError | SessionError, ledger: Ledger) -> Self:
+        """Return the same model among the remaining sites, or raise the error."""
         rest = copy.copy(self)
-        rest._settle(self._rest_after(error), self._running)
+        rest._settle(self._rest_after(error, ledger), ledger)
         return rest
 
     @property
@@ -359,12 +291,6 @@ class HorizontalModel(Explainable):
     def _open_session(self, family: str, masked: bool) -> RowsSession:
         """Address a fit by the steps of a family."""
         return RowsSession(family, self.sites, self._session, lambda: self.agreement, masked)
-
-    def _run(self, session: RowsSession, protocol: FitProtocol[Fit]) -> tuple[Fit, Ledger]:
-        """Run a fit's protocol, masked if it shall be, and keep its account."""
-        self._running = ledger = self._new_ledger()
-        protocol = self._after_transforms(session.hide(protocol), ledger)
-        return self.engine.run(self._receipted(protocol, ledger), ledger), ledger
 
     def _run_beside(self, call: str, protocol: Callable[[Self], FitProtocol[Fit]]) -> Fit:
         """Run a protocol that is none of a fit, for which owners who want to be asked consent by itself."""
@@ -380,9 +306,8 @@ class HorizontalModel(Explainable):
         return analysis.run(asking(self), lambda: asking(copy.copy(self)), ledger)
 
     def _new_ledger(self) -> Ledger:
-        """Start the account of a fit with what the agreement released."""
-        # Two fits of one model must not enter each other's account.
-        return copy.deepcopy(self._agreement_ledger)
+        """Start a ledger with what the agreement released."""
+        return copy.deepcopy(self._agreement)
 
     def _agree(self) -> FitProtocol[RowsAgreement]:
         """Agree on levels, and on transforms unless an owner has to consent to sums for them first."""
@@ -403,7 +328,7 @@ class HorizontalModel(Explainable):
             self.agreement = yield from agree_transforms(
                 self.agreement, self._session, hidden=self._masks_wanted
             )
-            self._assumed, self._agreement_ledger = False, copy.deepcopy(ledger)
+            self._assumed, self._agreement = False, copy.deepcopy(ledger)
         return (yield from protocol)
 
     def _columns_read(self, site: str) -> Sequence[str]:

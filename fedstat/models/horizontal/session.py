@@ -66,6 +66,11 @@ class RowsSession:
         n, total, squares, _ = np.array([r.arrays["moments"] for r in replies[K : 2 * K]]).swapaxes(0, 1)
         return np.stack([total / n, np.sqrt(squares / n)], axis=1)
 
+    @property
+    def masked_sites(self) -> tuple[str, ...]:
+        """Sites that mask their sums: all, or none."""
+        return self.sites if self.masked else ()
+
     def hide(self, protocol: FitProtocol[Fit]) -> FitProtocol[Fit]:
         """Mask a protocol's sums, if they shall be."""
         return (

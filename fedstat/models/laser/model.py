@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -11,14 +10,13 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 import numpy as np
 
-from fedstat.errors import DataWarning, DisclosureWarning, EstimationError, ModelError, warn
-from fedstat.federation.crypto.masks import TWO_SITES, hides
+from fedstat.errors import DataWarning, EstimationError, ModelError, warn
+from fedstat.federation.crypto.masks import hides
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases
-from fedstat.federation.protocols.masked_sums import masked_protocol as mask_sums
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.checks import check_choice, check_positive, check_share, check_whole
+from fedstat.models.checks import check_choice, check_positive, check_share, check_whole, checks_arguments
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.laser.networks import Optimizer
 from fedstat.models.laser.protocol import Trainer
@@ -26,9 +24,10 @@ from fedstat.models.laser.request import FAMILY, MOST_EPSILON, Outcome, OutcomeR
 from fedstat.models.laser.results import LASERResults
 from fedstat.models.laser.torch_modules import check_module, register_module
 from fedstat.models.laser.training import HeadLayout, Method, TrainingOptions, assemble
+from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.layout import Layout, lay_out
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.progress_line import ProgressLine, shows_progress
+from fedstat.progress_line import ProgressLine
 from fedstat.typing import Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -230,7 +229,7 @@ class LASER(VerticalModel):
             )
         return lay_out(self.design, blocks, seen)
 
-    @shows_progress
+    @checks_arguments
     def fit(
         self,
         *,
@@ -329,6 +328,7 @@ class LASER(VerticalModel):
         >>> model.fit(method="standard", epochs=2, seed=0)
         <LASERResults: standard, 600 entities; see .summary()>
         """
+        call = Call.of(self.fit, locals())
         K = len(self.layout.clients)
         check_choice("method", method, get_args(Method))
         masked = self._masked(method, exchange, K)
@@ -385,27 +385,38 @@ class LASER(VerticalModel):
             method == "vfedtrans",
             self._modules,
         )
-        ledger = copy.deepcopy(self._agreement)
-        lines = EpochProgress(int(epochs))
+        asked = OutcomeRequest(
+            self.outcome, float(label_epsilon or 0.0), bool(balanced), self.formula.response
+        )
+        kept = None if checkpoint is None else Path(checkpoint)
+        return run_fit(self, call, LASER._train, method, training, asked, rng, kept)
+
+    def _train(
+        self,
+        attempt: FitAttempt,
+        method: Method,
+        training: TrainingOptions,
+        asked: OutcomeRequest,
+        rng: np.random.Generator,
+        checkpoint: Path | None,
+    ) -> LASERResults:
+        clients, lines = self.layout.clients, EpochProgress(training.epochs)
         trainer = Trainer(
             self._with_dealer(self.layout) if training.transfer else self.layout,
-            assemble(method, K, self.heads),
+            assemble(method, len(clients), self.heads),
             method == "laser",
             training,
-            OutcomeRequest(self.outcome, float(label_epsilon or 0.0), bool(balanced), self.formula.response),
+            asked,
             SecureProductSession(FAMILY, self._session, self._agreement.at),
             rng,
             lines,
-            None if checkpoint is None else Path(checkpoint),
+            checkpoint,
         )
-        protocol = trainer.run()
-        if masked:
-            protocol = mask_sums(protocol, self.layout.clients, self._session)
         try:
-            trained = self.engine.run(self._receipted(protocol, ledger), ledger)
+            trained = attempt.run(trainer.run(), clients if training.masked else ())
         finally:
             lines.close()
-        return LASERResults._of(self, method, training, trained, float(label_epsilon or 0.0), ledger)
+        return LASERResults._of(self, method, training, trained, asked.label_epsilon, attempt.ledger)
 
     def _masked(self, method: str, exchange: str | None, K: int) -> bool:
         """Whether outputs are added up under masks."""
@@ -418,8 +429,6 @@ class LASER(VerticalModel):
                 f"method='laser' or 'standard'; received {K} institutions and method={method!r}. Use "
                 "exchange='clear'"
             )
-        if exchange == "masked" and not hides(K):
-            warn(TWO_SITES, DisclosureWarning)
         return exchange == "masked"
 
     def _divide(

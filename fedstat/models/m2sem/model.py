@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -10,18 +9,15 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedstat.errors import DisclosureWarning, FormulaError, ModelError, PolicyError, warn
-from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
-from fedstat.federation.crypto.masks import TWO_SITES
+from fedstat.errors import FormulaError, ModelError, PolicyError
+from fedstat.federation.audit.ledger import CoordinatorLog
 from fedstat.federation.design.formula.parse import parse_formula
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.protocols.engine import Fit, FitProtocol
-from fedstat.federation.protocols.masked_sums import masked_protocol as mask_sums
 from fedstat.federation.protocols.secure_products import SecureProductSession
-from fedstat.models.checks import check_choice, check_layout, check_masked, check_whole
-from fedstat.models.explain import Explainable, ForecastPlan, asking_owners
+from fedstat.models.checks import check_choice, check_layout, check_masked, check_whole, checks_arguments
+from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.m2sem.em import MixtureExchange, StartPlan
 from fedstat.models.m2sem.explain import M2SEMPlan, invent_clients
 from fedstat.models.m2sem.protocol import MixturePlan, fit_mixture
@@ -40,6 +36,7 @@ from fedstat.models.m2sem.specification import (
 )
 from fedstat.models.m2sem.steps import withheld
 from fedstat.models.m2sem.summary import adjusted_in_words
+from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.progress_line import shows_progress
 
 Select = Literal["bic", "ebic", "icl"]
@@ -211,11 +208,7 @@ class M2SEM(Explainable):
     def _law(self) -> str:
         return "a mixture of factor models"
 
-    def _new_ledger(self) -> Ledger:
-        """Start an account for one run."""
-        return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
-
-    @shows_progress
+    @checks_arguments
     def fit(
         self,
         *,
@@ -277,20 +270,26 @@ class M2SEM(Explainable):
         DisclosureWarning
             Two institutions: each part of a sum follows from the other.
         """
+        call = Call.of(self.fit, locals())
         check_choice("cov_type", cov_type, ("observed", None))
         plan = self._plan_fit(select, n_init, starts, local_steps, max_rounds, seed)
         check_whole("half_samples", half_samples, 0)
         plan = replace(plan, half_samples=int(half_samples), **self._errors(cov_type))
-        ledger = copy.deepcopy(self._agreement)
+        return run_fit(self, call, M2SEM._estimate, plan, self._masked(masked), seed, max_rounds)
+
+    def _estimate(
+        self, attempt: FitAttempt, plan: MixturePlan, masked_at: Sequence[str], seed: int, max_rounds: int
+    ) -> M2SEMResults:
         protocol = fit_mixture(self._exchange(seed, max_rounds), plan, self._agreed.modalities)
         try:
-            fit = self._run(protocol, masked, ledger)
+            fit = attempt.run(protocol, masked_at)
         except PolicyError as error:
             if error.rule != "differencing":
                 raise
             raise error.with_message(f"{error}. {FITTED_BEFORE}") from None
-        masks = any(entry.masked for entry in ledger.entries)
-        return M2SEMResults._of(self, fit, masks, starts == "all" and self.n_clusters > 1, ledger)
+        masks = any(entry.masked for entry in attempt.ledger.entries)
+        shown = plan.starts.own and self.n_clusters > 1
+        return M2SEMResults._of(self, fit, masks, shown, attempt.ledger)
 
     @classmethod
     @shows_progress
@@ -336,7 +335,7 @@ class M2SEM(Explainable):
         if not sizes or min(min(size) for size in sizes) < 1:
             raise ModelError("n_clusters, n_factors: expected whole numbers, 1 or more")
         model = cls(partition, max(K for K, _ in sizes), max(Q for _, Q in sizes), **options)
-        found: ClusterSearch = model._search(
+        return model._search(
             sizes,
             n_init=n_init,
             starts=starts,
@@ -345,9 +344,7 @@ class M2SEM(Explainable):
             max_rounds=max_rounds,
             seed=seed,
         )
-        return found
 
-    @asking_owners
     def _search(
         self,
         sizes: Sequence[tuple[int, int]],
@@ -360,10 +357,14 @@ class M2SEM(Explainable):
         seed: int,
     ) -> ClusterSearch:
         """Fit mixtures of these numbers of clusters and factors."""
+        call = Call.of(self._search, locals())
         plan = self._plan_fit(None, n_init, starts, local_steps, max_rounds, seed)
-        ledger = copy.deepcopy(self._agreement)
-        protocol = fit_sizes(self._exchange(seed, max_rounds), sizes, plan.starts)
-        return ClusterSearch._of(sizes, self._run(protocol, masked, ledger), ledger)
+
+        def compare(model: M2SEM, attempt: FitAttempt) -> ClusterSearch:
+            protocol = fit_sizes(model._exchange(seed, max_rounds), sizes, plan.starts)
+            return ClusterSearch._of(sizes, attempt.run(protocol, model._masked(masked)), attempt.ledger)
+
+        return run_fit(self, call, compare)
 
     def _errors(self, cov_type: str | None) -> dict[str, Any]:
         """Say whether there are to be standard errors, and why not where an owner gives nothing for them."""
@@ -389,15 +390,10 @@ class M2SEM(Explainable):
     def _exchange(self, seed: int, most: int) -> MixtureExchange:
         return MixtureExchange(self._asking, self._subjects, NODES, np.random.default_rng(seed), int(most))
 
-    def _run(self, protocol: FitProtocol[Fit], masked: bool | None, ledger: Ledger) -> Fit:
-        """Run a protocol, whose sums are masked where that hides something, or is asked for."""
-        sites = self._subjects.clients
-        masks = check_masked(masked, len(sites), any(p.masked_only for p in self._policies.values()))
-        if masks and len(sites) == 2:
-            warn(TWO_SITES, DisclosureWarning)
-        if masks:
-            protocol = mask_sums(protocol, sites, self._session)
-        return self.engine.run(self._receipted(protocol, ledger), ledger)
+    def _masked(self, masked: bool | None) -> Sequence[str]:
+        """Institutions that mask their sums: all where masks hide something or are asked for."""
+        sites, wanted = self._subjects.clients, any(p.masked_only for p in self._policies.values())
+        return sites if check_masked(masked, len(sites), wanted) else ()
 
     def _columns_read(self, site: str) -> Sequence[str]:
         adjust = self._chosen.adjust.get(site)

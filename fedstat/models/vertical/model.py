@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 from fedstat.errors import DataWarning, ModelError, warn
-from fedstat.federation.audit.ledger import CoordinatorLog, Ledger
+from fedstat.federation.audit.ledger import CoordinatorLog
 from fedstat.federation.design.formula.parse import Formula, parse_formula
 from fedstat.federation.design.vertical_design import Design, MissingRule, agree_design
 from fedstat.federation.disclosure.approval import DESIGN_FAMILY, PlannedStep
@@ -76,7 +76,7 @@ class VerticalModel(Explainable):
     ) -> None:
         if missing == "em" or missing not in ("raise", "drop"):
             raise ModelError(f'missing: expected "raise" or "drop", received {missing!r}')
-        self.formula = formula
+        self.formula, self._missing = formula, missing
         self.partition = partition
         if coordinator is None:
             coordinator = partition.coordinator or default_coordinator(formula)
@@ -168,10 +168,6 @@ class VerticalModel(Explainable):
     def param_names(self) -> list[str]:
         """Names of the coefficients, the intercept first, then by institution."""
         return ["Intercept", *[name for block in self.design.blocks for name in block.names]]
-
-    def _new_ledger(self) -> Ledger:
-        """Start an account for one run."""
-        return Ledger(None if self.coordinator == "apart" else self.coordinator, account=self._account)
 
     def _columns_read(self, site: str) -> Sequence[str]:
         formula = self.formula

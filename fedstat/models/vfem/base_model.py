@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
+from fedstat.docstrings import inherits_params
 from fedstat.errors import EstimationError, ModelError
-from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.vertical_design import Design
+from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.run import FitAttempt
 from fedstat.models.vertical.exchange.patterns import (
     PatternExchange,
     SmallPatterns,
     remember_patterns,
     reuse_patterns,
 )
+from fedstat.models.vertical.joint_normal.sparse_pairs import Between
 from fedstat.models.vertical.layout import Layout, complete_at, lay_out
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.base_results import VFEMBaseResults
@@ -30,7 +32,7 @@ from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.covariance.protocol import CovarianceOptions
 from fedstat.models.vfem.iteration.messages import FAMILY
 from fedstat.models.vfem.iteration.state import IterationOptions, Progress
-from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_of_merges
+from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_of_merges, warn_unless_converged
 from fedstat.models.vfem.protocol import IterativeResult
 from fedstat.typing import Floats
 
@@ -170,11 +172,14 @@ class VFEMModel(VerticalModel):
         formula: Formula,
         partition: Any,
         *,
+        between: Between = "free",
         offset: str | None = None,
         freq_weights: str | None = None,
         var_weights: str | None = None,
         **kwargs: Any,
     ) -> None:
+        check_choice("between", between, get_args(Between))
+        self.between: Between = between
         given = {"offset": offset, "freq_weights": freq_weights, "var_weights": var_weights}
         self._roles = {role: name for role, name in given.items() if name is not None}
         check_roles(self._roles, formula, partition)
@@ -184,6 +189,58 @@ class VFEMModel(VerticalModel):
                 "has one: drop '- 1' or '0 +'"
             )
         super().__init__(formula, partition, **kwargs)
+
+    @classmethod
+    @inherits_params(VerticalModel.from_formula)
+    def from_formula(cls, formula: str, partition: ClientPartition, **options: Any) -> Self:
+        """Make a model from a formula.
+
+        Parameters
+        ----------
+        formula, partition
+            As in :meth:`VerticalModel.from_formula`.
+        family : statsmodels family
+            Of the response. VFEMRegression is for a normal one. VFEMGLM has ``Binomial()``, with the logit or
+            the probit link, ``Poisson()`` and ``NegativeBinomial(alpha=...)``.
+        between : {"free", "independent"}
+            Covariance of the columns of two institutions: estimated, the default, or zero, as in the
+            publication. Institutions that share hardly any entity count as independent given all other
+            columns; the summary names them. ``exchange="iterative"`` has "independent" alone.
+        missing, coordinator
+            As in :meth:`VerticalModel.from_formula`.
+        offset : str, optional
+            Column of the response's institution, added to the linear predictor with coefficient one. It is
+            taken as independent of missing columns. Predictions are those at an offset of zero, as
+            statsmodels' for new data; entities without one count as without a response.
+        freq_weights : str, optional
+            Column of the response's institution: an entity stands for so many. Every institution that takes
+            part is told the weights of its entities. A weight of zero counts as no response.
+        var_weights : str, optional
+            Column of the response's institution: the variance of the response is the residual variance over
+            the weight, as in weighted least squares. Where entities lack blocks it belongs to
+            ``method="cc"``.
+
+        Raises
+        ------
+        FormulaError, DesignError
+            As :meth:`VerticalGLM.from_formula`.
+        ModelError
+            The family is another one, or an argument has no meaning; weights with another family; a column
+            of weights or offset that is not at the response's institution.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import fedstat as fs
+        >>> frames = fs.datasets.load_sme()
+        >>> holder = next(name for name, frame in frames.items() if "NPGR" in frame)
+        >>> frames[holder]["cases"] = np.resize([1.0, 2.0], len(frames[holder]))
+        >>> partition = fs.ClientPartition.from_frames(frames, on="enterprise_id")
+        >>> model = fs.VFEMRegression.from_formula("NPGR ~ EMP + FOI", partition, freq_weights="cases")
+        >>> bool(model.fit(cov_type="none").nobs == frames[holder]["cases"].sum())
+        True
+        """
+        return super().from_formula(formula, partition, **options)
 
     def _layout(self, method: VFEMMethod, *, partly: bool = False) -> Layout:
         check_choice("method", method, get_args(VFEMMethod))
@@ -210,8 +267,8 @@ class VFEMModel(VerticalModel):
             cov_type, self._names(), CrossProductOptions(how, sketch, sketch_size, at, min_count)
         )
 
-    def _begin(self, method: VFEMMethod, *, partly: bool = False) -> tuple[Layout, Ledger]:
-        """Lay out a fit, with an account of its own that goes on from that of the agreement.
+    def _begin(self, method: VFEMMethod, *, partly: bool = False) -> Layout:
+        """Lay out a fit.
 
         Entities take part `partly` where a fit conditions on what it sees of an institution's columns.
         """
@@ -221,19 +278,21 @@ class VFEMModel(VerticalModel):
             self._warn_of_partial_blocks("this fit")
         layout = self._layout(method, partly=partly)
         layout = reuse_patterns(layout, self.partition, complete=complete, partly=partly)
-        return self._with_dealer(layout), copy.deepcopy(self._agreement)
+        return self._with_dealer(layout)
 
     def _keep_division(self, layout: Layout, exchange: PatternExchange) -> None:
         """Let later fits set aside what this one did, and say if that is much."""
         remember_patterns(layout, self.partition, exchange.plan, exchange.released, exchange.columns)
         warn_of_merges(exchange, layout.n)
 
-    def _fit_by_iteration(self, wanted: IterativeOptions, results: type[Results]) -> Results:
-        layout, ledger = self._begin(wanted.method)
+    def _fit_by_iteration(
+        self, attempt: FitAttempt, wanted: IterativeOptions, results: type[Results]
+    ) -> Results:
+        layout = self._begin(wanted.method)
         reporter = Progress(wanted.options)
         protocol = self._iterate(wanted, layout, reporter)
         try:
-            found = self.engine.run(self._receipted(protocol, ledger), ledger)
+            found = attempt.run(protocol)
         finally:
             reporter.close()
         outcome = VFEMOutcome(
@@ -247,7 +306,9 @@ class VFEMModel(VerticalModel):
         if found.exchange is not None:
             self._keep_division(layout, found.exchange)
         held = SessionArtifacts(found.fitted, found.exchange, found.linear)
-        return results._of(self, layout, outcome, held, ledger)
+        result = results._of(self, layout, outcome, held, attempt.ledger)
+        warn_unless_converged(result._fit)
+        return result
 
     def _iterate(
         self, wanted: IterativeOptions, layout: Layout, report: Progress | None

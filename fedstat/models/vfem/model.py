@@ -1,10 +1,10 @@
-"""The user interface of VFEM for a normal response."""
+"""Models of VFEM: a normal response, and other distributions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self, get_args, overload
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -13,13 +13,13 @@ from fedstat.errors import ModelError
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.models.checks import check_choice, check_share, check_whole
-from fedstat.models.vertical.exchange.patterns import SmallPatterns, exchange_patterns
+from fedstat.models.checks import check_choice, check_share, check_whole, checks_arguments
+from fedstat.models.run import Call, FitAttempt, run_fit
+from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns, exchange_patterns
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
-from fedstat.models.vertical.joint_normal.sparse_pairs import Between
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.base_model import (
     CrossSource,
     InitialValues,
@@ -39,17 +39,22 @@ from fedstat.models.vfem.covariance.from_moments import (
     check_cov_type,
     estimate_from_moments,
 )
-from fedstat.models.vfem.explain import VFEMPlan
-from fedstat.models.vfem.glm_model import VFEMGLM
-from fedstat.models.vfem.iteration.distributions import NORMAL
+from fedstat.models.vfem.explain import VFEMGLMPlan, VFEMPlan
+from fedstat.models.vfem.iteration.distributions import NORMAL, kernel_of
+from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
+from fedstat.models.vfem.iteration.messages import FAMILY
 from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.models.vfem.iteration.state import SMALLEST_MEMORY, IterationOptions, Progress, fit_by_site
+from fedstat.models.vfem.joint_protocol import LEAST_PATTERN, JointIteration
 from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_unless_converged
-from fedstat.models.vfem.protocol import IterativeResult, fit_normal
-from fedstat.models.vfem.results import VFEMResults
-from fedstat.progress_line import shows_progress
+from fedstat.models.vfem.protocol import IterativeResult, fit_glm, fit_joint, fit_normal
+from fedstat.models.vfem.results import VFEMGLMResults, VFEMResults
 from fedstat.typing import Floats
 
+INDEPENDENT_ALTERNATIVE = (
+    ", or from_formula(..., between='independent'), which has no sums by missing pattern"
+)
+"""What there is where too many entities are in patterns that are too small, or nobody can deal."""
 OPTIONS_OF_INIT = IterationOptions(tol_score=1e-4, tol_change=np.inf)
 """Of the fit that gives the first coefficients: a small score will do, whatever still moves."""
 ITERATIVE_ALTERNATIVE = ", or fit with exchange='iterative', which releases values per entity"
@@ -101,86 +106,16 @@ class VFEMRegression(VFEMModel):
     _conditions = True
 
     def __init__(
-        self, formula: Formula, partition: ClientPartition, *, between: Between = "free", **kwargs: Any
+        self, formula: Formula, partition: ClientPartition, *, family: Family | None = None, **kwargs: Any
     ) -> None:
-        check_choice("between", between, get_args(Between))
-        self.between: Between = between
+        if family is not None and DistributionSpec.of(family) != NORMAL:
+            raise ModelError(
+                f"family: VFEMRegression is for a normal response, received {DistributionSpec.of(family)}; "
+                "use fs.VFEMGLM.from_formula(formula, partition, family=...)"
+            )
         super().__init__(formula, partition, **kwargs)
 
-    @overload
-    @classmethod
-    def from_formula(
-        cls, formula: str, partition: ClientPartition, *, family: None = None, **options: Any
-    ) -> Self: ...
-
-    @overload
-    @classmethod
-    def from_formula(
-        cls, formula: str, partition: ClientPartition, *, family: Family, **options: Any
-    ) -> VFEMGLM: ...
-
-    @classmethod
-    @inherits_params(VerticalModel.from_formula)
-    def from_formula(
-        cls, formula: str, partition: ClientPartition, *, family: Family | None = None, **options: Any
-    ) -> Self | VFEMGLM:
-        """Make a model from a formula.
-
-        Parameters
-        ----------
-        formula, partition
-            As in :meth:`VerticalModel.from_formula`.
-        family : statsmodels family, optional
-            Of the response; normal by default. ``Binomial()``, with the logit or the probit link,
-            ``Poisson()`` and ``NegativeBinomial(alpha=...)`` make a model of that family.
-        between : {"free", "independent"}
-            Covariance of the columns of two institutions: estimated, the default, or zero, as in the
-            publication. Institutions that share hardly any entity count as independent given all other
-            columns; the summary names them. ``exchange="iterative"`` has "independent" alone.
-        missing, coordinator
-            As in :meth:`VerticalModel.from_formula`.
-        offset : str, optional
-            Column of the response's institution, added to the linear predictor with coefficient one. It is
-            taken as independent of missing columns. Predictions are those at an offset of zero, as
-            statsmodels' for new data; entities without one count as without a response.
-        freq_weights : str, optional
-            Column of the response's institution: an entity stands for so many. Every institution that takes
-            part is told the weights of its entities. A weight of zero counts as no response.
-        var_weights : str, optional
-            Column of the response's institution: the variance of the response is the residual variance over
-            the weight, as in weighted least squares. Where entities lack blocks it belongs to
-            ``method="cc"``.
-
-        Raises
-        ------
-        FormulaError, DesignError
-            As :meth:`VerticalGLM.from_formula`.
-        ModelError
-            The family is another one, or an argument has no meaning; weights beside another family; a column
-            of weights or offset that is not at the response's institution.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> import fedstat as fs
-        >>> frames = fs.datasets.load_sme()
-        >>> holder = next(name for name, frame in frames.items() if "NPGR" in frame)
-        >>> frames[holder]["cases"] = np.resize([1.0, 2.0], len(frames[holder]))
-        >>> partition = fs.ClientPartition.from_frames(frames, on="enterprise_id")
-        >>> model = fs.VFEMRegression.from_formula("NPGR ~ EMP + FOI", partition, freq_weights="cases")
-        >>> bool(model.fit(cov_type="none").nobs == frames[holder]["cases"].sum())
-        True
-        """
-        if family is None or DistributionSpec.of(family) == NORMAL:
-            return super().from_formula(formula, partition, **options)
-        model = VFEMGLM.from_formula(formula, partition, family=family, **options)
-        # Tests of what is assumed of columns and missing patterns rest on its sums, whatever the response.
-        columns_alone = {name: value for name, value in options.items() if name != "offset"}
-        model.linear = lambda: cls.from_formula(formula, partition, **(columns_alone | {"between": "free"}))
-        return model
-
-    @inherits_params(VFEMGLM.fit)
-    @shows_progress
+    @checks_arguments
     def fit(
         self,
         *,
@@ -207,8 +142,9 @@ class VFEMRegression(VFEMModel):
 
         Parameters
         ----------
-        method
-            As in :meth:`VFEMGLM.fit`.
+        method : {"vfem", "cc", "impute", "single"}
+            All entities; those that every institution has; all, with the institution's mean in the place of a
+            missing block; or the columns of the response holder alone.
         cov_type : {"observed", "expected", "sem", "robust", "none"}
             Inverse observed information; the same with cross-products between institutions at their
             expectation, zero, so that none are asked for (needs missingness completely at random);
@@ -234,8 +170,10 @@ class VFEMRegression(VFEMModel):
             multiplication, exact, of which nobody sees more than the products; it needs a third institution,
             or a coordinator apart, to deal random numbers. Random projections that the institutions draw from
             a seed they share. Or a plain exchange of columns, which discloses them.
-        sketch, sketch_size
-            As in :meth:`VFEMGLM.fit`.
+        sketch : {"structured", "gaussian"}
+            Kind of projection.
+        sketch_size : int
+            Its rows; the relative error of a product is about sqrt(2 / rows).
         step : {"gradient", "local-newton"}
             M-step for the coefficients: TWFL (8), or Newton's with the institution's own covariance.
         acceleration : {"anderson", None}
@@ -253,8 +191,10 @@ class VFEMRegression(VFEMModel):
         tol_score : float
             Stop when the score, in the complete-data information and per root of entities, is below. (With
             moments Newton's method goes on until the maximum is within 1e-9 standard errors.)
-        tol_change, progress
-            As in :meth:`VFEMGLM.fit`.
+        tol_change : float
+            and no parameter, of standardised columns, moved by more.
+        progress : bool
+            Print iteration, log-likelihood, score and the time left to standard error.
         max_moved : float, optional
             With exchange="moments": largest share of the entities in missing patterns that are too small to
             be released, and count as missing at an institution that has them (all columns of them; single
@@ -300,6 +240,7 @@ class VFEMRegression(VFEMModel):
         340
         """
         arguments = dict(locals())
+        call = Call.of(self.fit, arguments)
         check_choice("method", method, get_args(VFEMMethod))
         check_choice("cov_type", cov_type, get_args(CovType))
         check_choice("exchange", exchange, ("moments", "iterative"))
@@ -329,27 +270,27 @@ class VFEMRegression(VFEMModel):
         check_whole("memory", memory, SMALLEST_MEMORY)
         if exchange == "moments":
             asked = MomentsOptions(cov_type, self.between if method == "vfem" else "independent", maxiter)
-            result = self._fit_moments(method, asked, options, max_moved, correction)
-        else:
-            covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
-            wanted = IterativeOptions(method, options, covariance, init)
-            result = self._fit_by_iteration(wanted, VFEMResults)
-        warn_unless_converged(result._fit)
-        return result
+            return run_fit(
+                self, call, VFEMRegression._fit_moments, method, asked, options, max_moved, correction
+            )
+        covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
+        wanted = IterativeOptions(method, options, covariance, init)
+        return run_fit(self, call, VFEMRegression._fit_by_iteration, wanted, VFEMResults)
 
     def _fit_moments(
         self,
+        attempt: FitAttempt,
         method: VFEMMethod,
         asked: MomentsOptions,
         options: IterationOptions,
         max_moved: float | None,
         correction: Correction | None,
     ) -> VFEMResults:
-        layout, ledger = self._begin(method, partly=method == "vfem")
+        layout = self._begin(method, partly=method == "vfem")
         check_variances(self._roles, layout)
         small = SmallPatterns(self.partition.min_count, max_moved, ITERATIVE_ALTERNATIVE)
-        exchanging = exchange_patterns(layout, small, product_session(self._session, ledger.at))
-        exchange = self.engine.run(self._receipted(exchanging, ledger), ledger)
+        exchanging = exchange_patterns(layout, small, product_session(self._session, self._agreement.at))
+        exchange = attempt.run(exchanging)
         self._keep_division(layout, exchange)
         found, covariance = estimate_from_moments(exchange.moments, asked)
         made = apply_correction(found, covariance, correction)
@@ -360,7 +301,9 @@ class VFEMRegression(VFEMModel):
             method, asked.cov_type, "zero", options, fit, made.covariance, correction=correction
         )
         held = SessionArtifacts(exchange=exchange, moments_fit=found)
-        return VFEMResults._of(self, layout, outcome, held, ledger)
+        result = VFEMResults._of(self, layout, outcome, held, attempt.ledger)
+        warn_unless_converged(result._fit)
+        return result
 
     def _iterate(
         self, wanted: IterativeOptions, layout: Layout, report: Progress | None
@@ -396,3 +339,231 @@ class VFEMRegression(VFEMModel):
             )
         edges = np.cumsum([len(block.names) for block in blocks])[:-1]
         return dict(zip([b.client for b in blocks], np.split(values, edges), strict=True))
+
+
+class VFEMGLM(VFEMModel):
+    """Generalised linear regression where blocks of whole institutions are missing.
+
+    The response is binary (logit or probit link) or a count (log link; Poisson or negative binomial),
+    with linear predictor beta0 + sum_k x_k'beta_k; columns are jointly normal, with a covariance that is free
+    between institutions (``between="free"``) or zero (``"independent"``), as in
+    :class:`fedstat.VFEMRegression`. What an entity lacks enters its likelihood through one normal variable,
+    the sum of the missing linear predictors, so that the likelihood of what is observed is an integral over
+    one dimension. Estimates maximise the joint likelihood of response and columns in all parameters, those of
+    the law of the columns included, and are valid when missingness depends on observed values only (MAR),
+    those of the response included. With nothing missing they are those of the generalised linear model.
+
+    Make one with :meth:`from_formula`.
+
+    Parameters
+    ----------
+    formula : Formula
+        A parsed formula.
+    partition : ClientPartition
+        In the vertical layout.
+    family : statsmodels family
+        ``Binomial()``, also with the probit link, ``Poisson()`` or ``NegativeBinomial(alpha=...)``.
+    **kwargs
+        As in :meth:`from_formula`.
+
+    Raises
+    ------
+    ModelError
+        The formula leaves out the intercept, or the family is another one.
+
+    Examples
+    --------
+    >>> import fedstat as fs, statsmodels.api as sm
+    >>> data = fs.datasets.make_sme_risk(1_000)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> binomial = sm.families.Binomial()
+    >>> model = fs.VFEMGLM.from_formula("RISK ~ PL1 + CA1", partition, family=binomial)
+    >>> model.fit(cov_type="none").params.index.tolist()
+    ['Intercept', 'PL1', 'CA1']
+    """
+
+    _plan = VFEMGLMPlan
+
+    def __init__(
+        self, formula: Formula, partition: ClientPartition, *, family: Family | None = None, **kwargs: Any
+    ) -> None:
+        self.distribution = NORMAL if family is None else DistributionSpec.of(family)
+        if self.distribution == NORMAL:
+            raise ModelError(
+                "family: VFEMGLM is for a response that is not normal, such as sm.families.Binomial(); use "
+                "fs.VFEMRegression for a normal one"
+            )
+        kernel_of(self.distribution)
+        weights = [name for name in ("freq_weights", "var_weights") if kwargs.get(name) is not None]
+        if weights:
+            raise ModelError(
+                f"{weights[0]}: weights belong to the normal response as yet; write an entity that stands "
+                "for several as several, or use FederatedGLM where institutions hold whole rows"
+            )
+        super().__init__(formula, partition, **kwargs)
+
+    @checks_arguments
+    @inherits_params(VFEMRegression.fit)
+    def fit(
+        self,
+        *,
+        method: VFEMMethod = "vfem",
+        cov_type: Literal["observed", "robust", "none"] = "observed",
+        alpha: Literal["ml"] | None = None,
+        masked: bool = True,
+        cross_products: CrossSource = "secure",
+        sketch: SketchKind = "structured",
+        sketch_size: int = 20_000,
+        memory: int = 12,
+        maxiter: int = 200,
+        tol_score: float = 1e-8,
+        tol_change: float = 1e-6,
+        progress: bool | None = None,
+        max_moved: float | None = None,
+    ) -> VFEMGLMResults:
+        """Maximise the likelihood of the observed data.
+
+        Parameters
+        ----------
+        method
+            As in :meth:`VFEMRegression.fit`.
+        cov_type : {"observed", "robust", "none"}
+            Inverse observed information of all parameters, means and covariances included; the sandwich of
+            Huber and White with these in its outer parts (statsmodels: HC0), which needs no normal columns
+            and no variance as the family has it, as long as the estimates are consistent without; or none.
+            The sandwich belongs to between="independent".
+        alpha : "ml", optional
+            Estimate the alpha of the family NegativeBinomial by maximum likelihood, from the one given; all
+            standard errors account for it. By default it is known. It belongs to between="independent".
+        masked : bool
+            Whether institutions hide their linear predictors, likelihoods and scores by pairwise masks;
+            as in :meth:`fedstat.VFEMRegression.fit`.
+        cross_products : {"secure", "sketch", "exact"}
+            Of between="independent": where products of two institutions' columns come from, which the
+            covariance needs; as in :meth:`fedstat.VFEMRegression.fit`. With between="free" they are secure.
+        sketch, sketch_size
+            As in :meth:`VFEMRegression.fit`.
+        memory : int
+            Earlier steps that shape the next one.
+        maxiter : int
+            Largest number of iterations.
+        tol_score : float
+            Stop when the score, in the local information and per root of entities, is below.
+        tol_change, progress
+            As in :meth:`VFEMRegression.fit`.
+        max_moved : float, optional
+            Of between="free", which has sums by missing pattern: largest share of the entities in patterns
+            that are too small, and count as missing at an institution that has them; .05 by default.
+
+        Returns
+        -------
+        VFEMGLMResults
+
+        Raises
+        ------
+        ModelError
+            An argument has no meaning here, or nobody is left to deal for two institutions.
+        EstimationError
+            The response is not one of the family or constant; the entities do not determine the estimate,
+            or columns separate the response.
+        PolicyError
+            An institution refuses a release.
+
+        Warns
+        -----
+        ConvergenceWarning
+            The iteration stopped before its tolerances.
+
+        Examples
+        --------
+        >>> import fedstat as fs, statsmodels.api as sm
+        >>> data = fs.datasets.make_sme_risk(1_000)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> binomial = sm.families.Binomial()
+        >>> model = fs.VFEMGLM.from_formula("RISK ~ PL1 + CA1", partition, family=binomial)
+        >>> model.fit(cov_type="none").converged
+        True
+        """
+        call = Call.of(self.fit, locals())
+        check_choice("method", method, get_args(VFEMMethod))
+        check_robust(method, cov_type)
+        self._check_alpha(alpha)
+        check_choice("cov_type", cov_type, ("observed", "robust", "none"))
+        options = IterationOptions(
+            memory=memory, maxiter=maxiter, tol_score=tol_score, tol_change=tol_change, masked=masked
+        )
+        covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
+        wanted = IterativeOptions(method, options, covariance, estimates_alpha=alpha is not None)
+        check_share("max_moved", max_moved)
+        if self._fits_jointly(method):
+            if cov_type == "robust" or alpha is not None:
+                what = "cov_type='robust'" if cov_type == "robust" else "alpha='ml'"
+                raise ModelError(
+                    f"{what} belongs to from_formula(..., between='independent') as yet; between='free' has "
+                    "cov_type='observed' and a known alpha"
+                )
+            if cross_products != "secure":
+                raise ModelError(
+                    f"cross_products={cross_products!r} belongs to from_formula(..., between='independent'); "
+                    "with between='free' they are secure"
+                )
+            least = max(self.partition.min_count, LEAST_PATTERN)
+            wanted = replace(wanted, small=SmallPatterns(least, max_moved, INDEPENDENT_ALTERNATIVE))
+        return run_fit(self, call, VFEMGLM._fit_by_iteration, wanted, VFEMGLMResults)
+
+    def _linear(self) -> VFEMRegression:
+        """Make the linear regression of the response on the same columns, without the offset.
+
+        Tests of what is assumed of columns and missing patterns rest on its sums, whatever the response.
+        """
+        return VFEMRegression(
+            self.formula, self.partition, missing=self._missing, coordinator=self.coordinator
+        )
+
+    def _check_alpha(self, alpha: str | None) -> None:
+        if alpha is not None and (alpha != "ml" or self.distribution.alpha is None):
+            raise ModelError(
+                f"alpha: expected 'ml' with the family NegativeBinomial, received {alpha!r} with "
+                f"{self.distribution}; a known alpha belongs to the family"
+            )
+
+    def _fits_jointly(self, method: VFEMMethod) -> bool:
+        """Whether the law of all columns is estimated: with one block nothing is between two."""
+        return self.between == "free" and method == "vfem" and len(self.design.blocks) > 1
+
+    def _iterate(
+        self, wanted: IterativeOptions, layout: Layout, report: Progress | None
+    ) -> FitProtocol[IterativeResult]:
+        shared: dict[str, Any] = {
+            "distribution": self.distribution,
+            "at": wanted.covariance.cross.at,
+            "curved": wanted.covariance.cov_type != "none",
+            "min_count": wanted.covariance.cross.min_count,
+        }
+        if wanted.small is None:
+            iteration = QuasiNewtonIteration(
+                layout,
+                wanted.options,
+                self._session,
+                report,
+                **shared,
+                estimates_alpha=wanted.estimates_alpha,
+            )
+            return fit_glm(iteration, wanted.covariance)
+        conversation = SecureProductSession(FAMILY, self._session, shared["at"], INDEPENDENT_ALTERNATIVE)
+
+        def make(narrowed: Layout, exchange: PatternExchange) -> JointIteration:
+            return JointIteration(
+                narrowed, wanted.options, self._session, report, **shared, exchange=exchange
+            )
+
+        return fit_joint(layout, wanted.small, conversation, make)
+
+
+def check_robust(method: str, cov_type: str) -> None:
+    """Refuse robust standard errors of filled-in rows, which are no entities."""
+    if cov_type == "robust" and method == "impute":
+        raise ModelError(
+            "cov_type='robust': not with method='impute', whose standard errors ignore the imputation; use "
+            "method='vfem'"
+        )

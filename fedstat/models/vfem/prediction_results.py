@@ -144,7 +144,7 @@ class GLMPredictionResults(MeanPredictions):
     >>> import fedstat as fs, statsmodels.api as sm
     >>> data = fs.datasets.make_sme_risk(1_000)
     >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
-    >>> model = fs.VFEMRegression.from_formula("RISK ~ PL1 + CA1", partition, family=sm.families.Binomial())
+    >>> model = fs.VFEMGLM.from_formula("RISK ~ PL1 + CA1", partition, family=sm.families.Binomial())
     >>> predicted = model.fit().get_prediction(partition)
     >>> predicted.linear.columns.tolist(), bool(predicted.conf_int()[1].max() <= 1.0), predicted.se_mean.shape
     (['mean', 'variance'], True, (1000,))
@@ -237,7 +237,7 @@ class EntityAnalyses(FederatedResults):
         >>> data = fs.datasets.make_sme_risk(1_000)
         >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
         >>> binomial = sm.families.Binomial()
-        >>> model = fs.VFEMRegression.from_formula("RISK ~ PL1 + CA1", partition, family=binomial)
+        >>> model = fs.VFEMGLM.from_formula("RISK ~ PL1 + CA1", partition, family=binomial)
         >>> effects = model.fit().get_margeff(at="mean")
         >>> effects.margeff.index.tolist(), effects.margeff_options["at"]
         (['PL1', 'CA1'], 'mean')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -294,7 +294,7 @@ class VFEMGLMResults(
     saved_as="fedstat vfem glm results 3",
     record=VFEMRecord,
 ):
-    """Results of :meth:`fedstat.models.vfem.glm_model.VFEMGLM.fit`, with statsmodels' names and meanings.
+    """Results of :meth:`fedstat.VFEMGLM.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
     the institutions' own blocks can take: with nothing missing it is that of the generalised linear model,
@@ -311,12 +311,12 @@ class VFEMGLMResults(
     >>> data = fs.datasets.make_sme_risk(1_000)
     >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
     >>> told = {"family": sm.families.Binomial(), "between": "independent"}
-    >>> fit = fs.VFEMRegression.from_formula("RISK ~ PL1 + CA1", partition, **told).fit()
+    >>> fit = fs.VFEMGLM.from_formula("RISK ~ PL1 + CA1", partition, **told).fit()
     >>> type(fit.family).__name__, fit.between, fit.llf > fit.llnull, round(fit.pseudo_rsquared("mcf"), 1)
     ('Binomial', 'independent', True, 0.0)
     >>> fit.linear.params.index.tolist(), len(fit.notes) > 0
     (['Intercept', 'PL1', 'CA1'], True)
-    >>> small = fs.VFEMRegression.from_formula("RISK ~ PL1", partition, **told).fit()
+    >>> small = fs.VFEMGLM.from_formula("RISK ~ PL1", partition, **told).fit()
     >>> fit.compare_lr_test(small).df_diff, type(fit.evaluate(partition)).__name__
     (1.0, 'Evaluation')
     >>> try:
@@ -380,12 +380,8 @@ class VFEMGLMResults(
         NotAvailableError
             The fit was read from a file.
         """
-        make = getattr(self._need_model("tests of what is assumed"), "linear", None)
-        if make is None:
-            raise NotAvailableError(
-                "tests of what is assumed: make the model with VFEMRegression.from_formula(..., family=...)"
-            )
-        found: VFEMResults = make().fit(cov_type="none")
+        model: Any = self._need_model("tests of what is assumed")
+        found: VFEMResults = model._linear().fit(cov_type="none")
         return found
 
     def _moments(self) -> MomentsFit | JointNormalFit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
@@ -13,12 +12,12 @@ import statsmodels.genmod.families as sm_families
 from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.vertical_design import MissingRule
-from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
 from fedstat.kernels.penalized.path import Algorithm
 from fedstat.kernels.penalized.penalties import Penalty
-from fedstat.models.checks import check_choice, check_positive, check_share, check_whole
+from fedstat.models.checks import check_choice, check_positive, check_share, check_whole, checks_arguments
+from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, remember_patterns, reuse_patterns
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
 from fedstat.models.vertical.joint_normal.sparse_pairs import Between
@@ -40,7 +39,6 @@ from fedstat.models.vglm.path_setup import PathSetup, make_groups, make_layout, 
 from fedstat.models.vglm.protocol import FitRun, fit_blocks, fit_normal, fit_other
 from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.models.vglm.steps import FAMILY
-from fedstat.progress_line import shows_progress
 from fedstat.typing import Floats
 
 MOST_FREE = 80
@@ -152,7 +150,7 @@ class VerticalGLM(VerticalModel):
         if self._em and self.distribution.name != "Gaussian":
             raise ModelError(
                 f"missing='em' is of the normal family; with {self.distribution} use 'drop', or "
-                "VFEMRegression(family=...), which has no selection"
+                "VFEMGLM, which has no selection"
             )
         self.penalty = Penalty(penalty, a, alpha)
         self.adaptive, self.group_terms = float(adaptive), group_terms
@@ -168,7 +166,7 @@ class VerticalGLM(VerticalModel):
         self._groups = make_groups(self.layout, group_terms, self.unpenalised)
         warn_of_incomplete(self.layout)
 
-    @shows_progress
+    @checks_arguments
     def fit(
         self,
         *,
@@ -289,6 +287,7 @@ class VerticalGLM(VerticalModel):
             Of missing="em" and between="independent": blocks of two institutions are correlated, which biases
             the estimates.
         """
+        call = Call.of(self.fit, locals())
         choice = ChoiceOptions(select=select, inference=inference, folds=folds, draws=draws, splits=splits)
         passing = ExchangeOptions(exchange=exchange, path=path, hidden=masked, eps=eps, maxiter=maxiter)
         given = read_lambdas(lam, lambdas)
@@ -312,7 +311,8 @@ class VerticalGLM(VerticalModel):
             steps=steps,
         )
         plan = self._fit_plan(choice, passing, setup, max_moved, np.random.default_rng(random_state))
-        return self._run(fit_blocks if self._em else fit_normal if normal else fit_other, plan)
+        fit = fit_blocks if self._em else fit_normal if normal else fit_other
+        return run_fit(self, call, VerticalGLM._estimate, fit, plan)
 
     def _fit_plan(
         self,
@@ -337,21 +337,17 @@ class VerticalGLM(VerticalModel):
             between=self.between,
         )
 
-    def _run(self, fit: Callable[[FitPlan, FitRun], SelectionOutcome], plan: FitPlan) -> VerticalGLMResults:
-        """Carry out a plan, with an account that begins with what making the model has released."""
-        ledger = copy.deepcopy(self._agreement)
-
-        def run(protocol: FitProtocol[Any]) -> Any:
-            return self.engine.run(self._receipted(protocol, ledger), ledger)
-
-        outcome = fit(plan, run)
+    def _estimate(
+        self, attempt: FitAttempt, fit: Callable[[FitPlan, FitRun], SelectionOutcome], plan: FitPlan
+    ) -> VerticalGLMResults:
+        outcome = fit(plan, attempt.run)
         if outcome.observed is not None:
             exchange = outcome.observed.exchange
             remember_patterns(plan.layout, self.partition, exchange.plan, exchange.released, exchange.columns)
             if self.between == "independent":
                 assumed = "missing='em' takes blocks for independent"
                 warn_of_dependence(exchange.moments, assumed, f"{FREE_ALTERNATIVE}.")
-        result = VerticalGLMResults._of(self, outcome, ledger)
+        result = VerticalGLMResults._of(self, outcome, attempt.ledger)
         warn_unless_converged(outcome)
         return result
 

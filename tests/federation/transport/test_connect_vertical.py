@@ -93,7 +93,7 @@ FITS = {
         {"exchange": "iterative", "tol_score": 1e-3},
     ),
     "binomial": (
-        lambda p: fs.VFEMRegression.from_formula(
+        lambda p: fs.VFEMGLM.from_formula(
             "won ~ b1 + t1 + s1", p, family=sm.families.Binomial(), coordinator="apart"
         ),
         {},

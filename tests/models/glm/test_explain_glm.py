@@ -111,7 +111,7 @@ def test_nothing_is_asked_and_no_row_is_read(monkeypatch):
         monkeypatch.setattr(site, "_data", None)
     explanation = model.explain()
     assert [len(site.ledger.entries) for site in sites] == before
-    assert len(model._agreement_ledger.entries) and explanation.tidy()["bytes"].sum() > 0
+    assert len(model._agreement.entries) and explanation.tidy()["bytes"].sum() > 0
     assert type(model.engine).__name__ == "LocalEngine"
 
 

@@ -14,15 +14,13 @@ STUDY = glm_study()
 
 def model_of(**options):
     partition = STUDY.partition(**options)
-    return fs.VFEMRegression.from_formula(
-        "y ~ .", partition, family=sm.families.Binomial(), between="independent"
-    )
+    return fs.VFEMGLM.from_formula("y ~ .", partition, family=sm.families.Binomial(), between="independent")
 
 
 def two_institutions(coordinator):
     frames = {client: STUDY.frames()[client] for client in ("Bank", "Tax")}
     partition = fs.ClientPartition.from_frames(frames, on="id", shared_seed=7)
-    return fs.VFEMRegression.from_formula(
+    return fs.VFEMGLM.from_formula(
         "y ~ .", partition, family=sm.families.Binomial(), between="independent", coordinator=coordinator
     )
 

@@ -58,7 +58,7 @@ def all_parameters(found, oracle):
 
 def make(study, link, **options):
     partition = study.partition(**options.pop("partition", {}))
-    return fs.VFEMRegression.from_formula("y ~ .", partition, family=FAMILIES[link], **options)
+    return fs.VFEMGLM.from_formula("y ~ .", partition, family=FAMILIES[link], **options)
 
 
 @pytest.fixture(scope="module", params=list(DESIGNS))
@@ -246,7 +246,7 @@ def test_summary_says_what_is_assumed_and_what_passed(fitted):
 def test_rounds_are_those_of_the_others_where_the_coordinator_sits_at_the_holder():
     study = correlated(3, 300, sizes=(1, 1, 1), shares=(0.0, 0.3, 0.3))
     partition = study.partition()
-    fit = fs.VFEMRegression.from_formula("y ~ .", partition, family=FAMILIES["Logit"], coordinator="A").fit()
+    fit = fs.VFEMGLM.from_formula("y ~ .", partition, family=FAMILIES["Logit"], coordinator="A").fit()
     notes = " ".join(fit.summary().notes)
     sums = [e.sender for e in fit.ledger.entries if (e.step, e.array) == ("joint_score", "sums")]
     assert f"In each of {sums.count('B')} rounds" in notes and "A" not in sums
@@ -255,9 +255,7 @@ def test_rounds_are_those_of_the_others_where_the_coordinator_sits_at_the_holder
 
 def test_a_likelihood_ratio_of_other_columns_is_refused():
     study = correlated(3, 900)
-    smaller = fs.VFEMRegression.from_formula(
-        "y ~ a1 + b1 + c1", study.partition(), family=FAMILIES["Logit"]
-    ).fit()
+    smaller = fs.VFEMGLM.from_formula("y ~ a1 + b1 + c1", study.partition(), family=FAMILIES["Logit"]).fit()
     with pytest.raises(NotAvailableError, match="wald_test"):
         make(study, "Logit").fit().compare_lr_test(smaller)
 

@@ -170,7 +170,7 @@ def test_fits_that_cannot_condition_say_what_they_set_aside():
         dropped = model(study, "independent", "drop").fit(**ITERATIVE)
     np.testing.assert_allclose(iterative.params, dropped.params, rtol=1e-6)
     study.table["y"] = (study.table["y"] > study.table["y"].median()).astype(float)
-    for make in (fs.VFEMRegression, fs.VerticalGLM):
+    for make in (fs.VFEMGLM, fs.VerticalGLM):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             make.from_formula("y ~ .", partition_of(study), family=sm.families.Binomial())

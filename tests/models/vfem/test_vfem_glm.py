@@ -28,9 +28,7 @@ KERNELS = {"Logit": LOGIT, "Probit": PROBIT, "Log": LOG}
 
 def make(link, **options):
     study = glm_study(family=type(FAMILIES[link]).__name__, **options)
-    model = fs.VFEMRegression.from_formula(
-        "y ~ .", study.partition(), family=FAMILIES[link], between="independent"
-    )
+    model = fs.VFEMGLM.from_formula("y ~ .", study.partition(), family=FAMILIES[link], between="independent")
     pooled = PooledGLM(study.table["y"], [study.table[c] for c in study.columns.values()], link)
     return study, model, pooled
 
@@ -124,7 +122,7 @@ def test_an_optimiser_of_the_pooled_data_finds_the_same(link):
     study = Study(table, columns, "Holder")
     pooled = PooledGLM(table["y"], [table[c] for c in columns.values()], link)
     theta = pooled.maximise()
-    result = fs.VFEMRegression.from_formula(
+    result = fs.VFEMGLM.from_formula(
         "y ~ .", study.partition(), family=FAMILIES[link], between="independent"
     ).fit()
     np.testing.assert_allclose(result.params, theta[pooled.reported], atol=1e-5)
@@ -187,7 +185,7 @@ def test_masks_and_secure_products_change_nothing():
 def test_order_of_institutions_is_irrelevant():
     study, model, _ = make("Log")
     turned = Study(study.table, dict(reversed(study.columns.items())), study.holder)
-    other = fs.VFEMRegression.from_formula(
+    other = fs.VFEMGLM.from_formula(
         "y ~ .", turned.partition(), family=FAMILIES["Log"], between="independent"
     ).fit()
     first = model.fit()
@@ -200,7 +198,7 @@ def test_units_of_columns_are_irrelevant():
     study, model, _ = make("Logit")
     scaled = study.table.assign(court1=1e4 * study.table["court1"] - 3e5)
     moved = Study(scaled, study.columns, study.holder)
-    other = fs.VFEMRegression.from_formula(
+    other = fs.VFEMGLM.from_formula(
         "y ~ .", moved.partition(), family=FAMILIES["Logit"], between="independent"
     ).fit()
     first = model.fit()
@@ -213,7 +211,7 @@ def test_units_of_columns_are_irrelevant():
 def test_one_institution_with_columns():
     study = glm_study()
     alone = Study(study.table[["y", *study.columns["Court"]]], {"Court": study.columns["Court"]}, "Holder")
-    model = fs.VFEMRegression.from_formula(
+    model = fs.VFEMGLM.from_formula(
         "y ~ .", alone.partition(), family=FAMILIES["Logit"], between="independent"
     )
     result = model.fit()
@@ -236,7 +234,7 @@ def test_normal_family_is_the_linear_model():
 def test_nested_fits_compare_by_likelihood():
     study, model, pooled = make("Logit")
     full = model.fit()
-    smaller = fs.VFEMRegression.from_formula(
+    smaller = fs.VFEMGLM.from_formula(
         "y ~ . - court1", study.partition(), family=FAMILIES["Logit"], between="independent"
     ).fit()
     lr = full.compare_lr_test(smaller)
@@ -277,7 +275,7 @@ def test_predictions_for_any_missing_pattern(fitted):
 
 def test_a_partition_without_an_institution_is_predicted():
     study, _, _ = make("Logit")
-    result = fs.VFEMRegression.from_formula(
+    result = fs.VFEMGLM.from_formula(
         "y ~ .", study.partition(), family=FAMILIES["Logit"], between="independent"
     ).fit()
     frames = {client: frame for client, frame in study.frames().items() if client != "Court"}
@@ -312,9 +310,7 @@ def model_of(y, family="Logit", formula="y ~ ."):
     study = glm_study(n=200)
     table = study.table.assign(y=y(study.table))
     other = Study(table, study.columns, study.holder)
-    return fs.VFEMRegression.from_formula(
-        formula, other.partition(), family=FAMILIES[family], between="independent"
-    )
+    return fs.VFEMGLM.from_formula(formula, other.partition(), family=FAMILIES[family], between="independent")
 
 
 def test_responses_that_the_family_does_not_have():
@@ -329,7 +325,12 @@ def test_responses_that_the_family_does_not_have():
 def test_families_and_arguments_that_there_are_not():
     study = glm_study(n=200)
     with pytest.raises(ModelError, match="Binomial"):
-        fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=sm.families.Gamma())
+        fs.VFEMGLM.from_formula("y ~ .", study.partition(), family=sm.families.Gamma())
+    with pytest.raises(ModelError, match=r"fs\.VFEMGLM"):
+        fs.VFEMRegression.from_formula("y ~ .", study.partition(), family=FAMILIES["Logit"])
+    for family in ({}, {"family": sm.families.Gaussian()}):
+        with pytest.raises(ModelError, match=r"fs\.VFEMRegression"):
+            fs.VFEMGLM.from_formula("y ~ .", study.partition(), **family)
     with pytest.raises(ModelError, match="intercept"):
         model_of(lambda t: t["y"], formula="y ~ 0 + court0")
     with pytest.raises(ModelError, match="cov_type"):
@@ -347,7 +348,7 @@ def test_separated_responses_are_refused(link, missing):
     table.loc[rng.random(60) < missing, "b"] = np.nan
     study = Study(table, {"A": ["a"], "B": ["b"]}, "Holder")
     with pytest.raises(EstimationError, match="separate the response"):
-        fs.VFEMRegression.from_formula(
+        fs.VFEMGLM.from_formula(
             "y ~ .", study.partition(), family=FAMILIES[link], between="independent"
         ).fit()
 
@@ -356,7 +357,7 @@ def few_have_a_block(**options):
     study = glm_study(holder="Registry")
     study.table.loc[study.table.index[13:], study.columns["Tax"]] = np.nan
     partition = study.partition(**options)
-    return fs.VFEMRegression.from_formula("y ~ .", partition, family=FAMILIES["Logit"], between="independent")
+    return fs.VFEMGLM.from_formula("y ~ .", partition, family=FAMILIES["Logit"], between="independent")
 
 
 def test_effects_that_too_few_entities_can_tell_are_refused():

@@ -24,7 +24,7 @@ FAMILIES = {"Binomial": sm.families.Binomial(), "Poisson": sm.families.Poisson()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_they_are_those_of_pooled_rows(family, tmp_path):
     study = glm_study(family=family)
-    model = fs.VFEMRegression.from_formula(
+    model = fs.VFEMGLM.from_formula(
         "y ~ .", study.partition(), family=FAMILIES[family], between="independent"
     )
     result = model.fit(cov_type="none")
@@ -51,7 +51,7 @@ def test_they_are_those_of_pooled_rows(family, tmp_path):
 def test_owners_are_asked_before_sums_leave():
     study = glm_study(family="Binomial")
     partition = study.partition()
-    result = fs.VFEMRegression.from_formula(
+    result = fs.VFEMGLM.from_formula(
         "y ~ .", partition, family=FAMILIES["Binomial"], between="independent"
     ).fit()
     for site in partition.sites.values():
@@ -86,7 +86,7 @@ def test_standardised_coefficients_are_of_the_columns_own_deviations():
     partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
 
     def fit(between):
-        return fs.VFEMRegression.from_formula(
+        return fs.VFEMGLM.from_formula(
             "RISK ~ PL1 + CA1", partition, family=sm.families.Binomial(), between=between
         ).fit()
 

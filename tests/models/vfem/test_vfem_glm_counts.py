@@ -51,9 +51,7 @@ def family(alpha=ALPHA):
 
 
 def make(study, alpha=ALPHA):
-    return fs.VFEMRegression.from_formula(
-        "y ~ .", study.partition(), family=family(alpha), between="independent"
-    )
+    return fs.VFEMGLM.from_formula("y ~ .", study.partition(), family=family(alpha), between="independent")
 
 
 @pytest.mark.parametrize("estimated", [False, True])
@@ -115,7 +113,7 @@ def test_counts_of_poisson_have_no_alpha():
 
 def test_alpha_belongs_to_the_negative_binomial():
     study = glm_study(family="Poisson")
-    model = fs.VFEMRegression.from_formula(
+    model = fs.VFEMGLM.from_formula(
         "y ~ .", study.partition(), family=sm.families.Poisson(), between="independent"
     )
     with pytest.raises(ModelError, match="'ml' with the family NegativeBinomial"):
@@ -125,7 +123,7 @@ def test_alpha_belongs_to_the_negative_binomial():
 def test_nested_fits_compare_where_both_estimate_alpha(tmp_path):
     study = counts(holder="Registry")
     full = make(study).fit(alpha="ml")
-    small = fs.VFEMRegression.from_formula(
+    small = fs.VFEMGLM.from_formula(
         "y ~ bank0 + bank1", study.partition(), family=family(), between="independent"
     )
     restricted = small.fit(alpha="ml")
@@ -153,7 +151,7 @@ def test_a_plan_counts_what_robust_errors_and_alpha_ask_for():
 
 def test_a_summary_of_overdispersed_counts_names_the_remedy_in_its_first_line():
     study = counts(n=600, holder="Registry")
-    model = fs.VFEMRegression.from_formula(
+    model = fs.VFEMGLM.from_formula(
         "y ~ .", study.partition(), family=sm.families.Poisson(), between="independent"
     )
     poisson, blocks = model.fit(cov_type="none"), [study.table[c] for c in study.columns.values()]
@@ -175,7 +173,7 @@ def test_a_summary_of_overdispersed_counts_names_the_remedy_in_its_first_line():
 
 def test_counts_of_poisson_raise_no_alarm():
     study = glm_study(2, 600, family="Poisson")
-    model = fs.VFEMRegression.from_formula(
+    model = fs.VFEMGLM.from_formula(
         "y ~ .", study.partition(), family=sm.families.Poisson(), between="independent"
     )
     assert "OVERDISPERSED" not in str(model.fit().summary())
@@ -183,7 +181,7 @@ def test_counts_of_poisson_raise_no_alarm():
 
 def test_with_nothing_missing_robust_errors_allow_for_the_excess():
     study = counts(n=600, missing="none")
-    model = fs.VFEMRegression.from_formula(
+    model = fs.VFEMGLM.from_formula(
         "y ~ .", study.partition(), family=sm.families.Poisson(), between="independent"
     )
     assert "Or use cov_type='robust'" in " ".join(model.fit().notes)

@@ -20,7 +20,7 @@ HIDDEN = {"linear_predictor", "log_likelihood", "sy", "yhy"}
 
 def make(study, **options):
     coordinator = options.pop("coordinator", None)
-    return fs.VFEMRegression.from_formula(
+    return fs.VFEMGLM.from_formula(
         "y ~ .", study.partition(**options), family=BINOMIAL, between="independent", coordinator=coordinator
     )
 

@@ -26,7 +26,7 @@ def fits(adults):
     frames = {client: adults[["ID", *columns]] for client, columns in COLUMNS.items()}
     partition = fs.ClientPartition.from_frames(frames, on="ID", shared_seed=1)
     with pytest.warns(DataWarning, match="1,128 at 'Interview'"):
-        model = fs.VFEMRegression.from_formula(
+        model = fs.VFEMGLM.from_formula(
             "Diabetes == 'Yes' ~ .",
             partition,
             family=sm.families.Binomial(),

@@ -22,9 +22,7 @@ def make(link, **options):
     # Coefficients come in the order of the institutions, the response holder first.
     first = dict(sorted(study.columns.items(), key=lambda item: item[0] != study.holder))
     study = Study(study.table, first, study.holder)
-    model = fs.VFEMRegression.from_formula(
-        "y ~ .", study.partition(), family=FAMILIES[link], between="independent"
-    )
+    model = fs.VFEMGLM.from_formula("y ~ .", study.partition(), family=FAMILIES[link], between="independent")
     pooled = PooledGLM(study.table["y"], [study.table[c] for c in study.columns.values()], link)
     return study, model, pooled
 
@@ -85,7 +83,7 @@ def test_wald_tests_use_it_and_likelihood_ratios_are_refused():
     test = result.wald_test(" = 0, ".join(names) + " = 0")
     assert float(test.statistic) == pytest.approx(b @ np.linalg.solve(V, b), rel=1e-8)
     formula = "y ~ " + " + ".join(n for c in study.columns if c != "Tax" for n in study.columns[c])
-    small = fs.VFEMRegression.from_formula(
+    small = fs.VFEMGLM.from_formula(
         formula, study.partition(), family=FAMILIES["Log"], between="independent"
     ).fit()
     assert plain.compare_lr_test(small).df_diff == 2

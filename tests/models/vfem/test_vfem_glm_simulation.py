@@ -163,7 +163,7 @@ def fit(design, mechanism, n, run, method):
 def test_the_short_way_gives_the_numbers_of_a_fit():
     frames = draw("five", "mar", 600, 3)
     partition = fs.ClientPartition.from_frames(frames, on="id", shared_seed=1)
-    result = fs.VFEMRegression.from_formula(
+    result = fs.VFEMGLM.from_formula(
         "y ~ .", partition, family=sm.families.Binomial(), between="independent"
     ).fit()
     estimates, errors = fit("five", "mar", 600, 3, "vfem")
@@ -173,9 +173,7 @@ def test_the_short_way_gives_the_numbers_of_a_fit():
     few = fit("three", "mcar", 600, 3, "cc")
     frames = draw("three", "mcar", 600, 3)
     partition = fs.ClientPartition.from_frames(frames, on="id", shared_seed=1)
-    model = fs.VFEMRegression.from_formula(
-        "y ~ .", partition, family=sm.families.Binomial(), between="independent"
-    )
+    model = fs.VFEMGLM.from_formula("y ~ .", partition, family=sm.families.Binomial(), between="independent")
     assert (np.abs(few[0] - model.fit(method="cc").params) / few[1]).max() < 1e-3
 
 

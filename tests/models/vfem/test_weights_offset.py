@@ -46,7 +46,8 @@ def partition(frame, **options):
 
 
 def model(frame, formula=FORMULA, options=None, **roles):
-    return fs.VFEMRegression.from_formula(formula, partition(frame, **(options or {})), **roles)
+    kind = fs.VFEMGLM if "family" in roles else fs.VFEMRegression
+    return kind.from_formula(formula, partition(frame, **(options or {})), **roles)
 
 
 def close(ours, theirs, errors=1e-7):

@@ -99,10 +99,10 @@ def test_columns_do_not_leave_a_strict_institution_for_errors():
 # -- marginal effects ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [fs.VFEMRegression, fs.VerticalGLM])
+@pytest.mark.parametrize("model", [fs.VFEMGLM, fs.VerticalGLM])
 @pytest.mark.parametrize("response", ["binary", "count"])
 def test_marginal_effects_are_those_of_statsmodels(response, model):
-    how = {"tol_score": 1e-10} if model is fs.VFEMRegression else {"lam": 0.0}
+    how = {"tol_score": 1e-10} if model is fs.VFEMGLM else {"lam": 0.0}
     partition = sites(response=response)
     result = model.from_formula("y ~ .", partition, family=FAMILIES[response]).fit(**how)
     for at, method in [
@@ -123,7 +123,7 @@ def test_marginal_effects_are_those_of_statsmodels(response, model):
 
 def test_averages_are_over_the_entities_that_every_institution_has():
     partition = sites(lacking=range(0, N, 3))
-    result = fs.VFEMRegression.from_formula("y ~ .", partition, family=FAMILIES["binary"]).fit()
+    result = fs.VFEMGLM.from_formula("y ~ .", partition, family=FAMILIES["binary"]).fit()
     eta = result.params["Intercept"] + X.to_numpy() @ result.params[1:].to_numpy()
     mu = expit(eta[np.arange(N) % 3 > 0])
     found = result.get_margeff()
@@ -160,7 +160,7 @@ def test_effects_that_cannot_be_had_say_what_can(arguments, words):
 
 def test_averages_need_columns_and_means_do_not(tmp_path):
     strict = sites(policy=fs.Policy(refused_kinds=frozenset({"raw columns"})))
-    result = fs.VFEMRegression.from_formula("y ~ .", strict, family=FAMILIES["binary"]).fit()
+    result = fs.VFEMGLM.from_formula("y ~ .", strict, family=FAMILIES["binary"]).fit()
     with pytest.raises(PolicyError, match="raw columns"):
         result.get_margeff()
     asked = strict.sites["shop"].account.entities
@@ -204,7 +204,7 @@ def test_an_evaluation_is_that_of_the_rows():
 
 def test_vfem_is_evaluated_by_the_clients_that_entities_have():
     partition = sites(lacking=range(0, N, 3))
-    model = fs.VFEMRegression.from_formula("y ~ .", partition, family=sm.families.Binomial())
+    model = fs.VFEMGLM.from_formula("y ~ .", partition, family=sm.families.Binomial())
     result = model.fit()
     evaluation = result.evaluate()
     assert evaluation.sites == ("bank", "bank + shop")
@@ -298,5 +298,5 @@ def test_what_cannot_be_evaluated_is_named():
             on="id",
             new_data=True,
         )
-        model = fs.VFEMRegression.from_formula("y ~ .", sites(), family=sm.families.Binomial())
+        model = fs.VFEMGLM.from_formula("y ~ .", sites(), family=sm.families.Binomial())
         model.fit().evaluate(partition)

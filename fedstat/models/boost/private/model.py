@@ -22,11 +22,12 @@ from fedstat.models.boost.private.public_curves import DEPTH, PublicCurve, Publi
 from fedstat.models.boost.private.results import PrivateBoostResults
 from fedstat.models.boost.private.steps import DRY_RUN_STEPS, FAMILY, CurvesPlan
 from fedstat.models.boost.vertical.steps import curves_by_owner, find_owners
-from fedstat.models.checks import check_layout, check_positive, check_whole
+from fedstat.models.checks import check_layout, check_positive, check_whole, checks_arguments
 from fedstat.models.copula.bounds import Bounds, IntoBound
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.explain import ForecastPlan
+from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.typing import Floats
 
 IntoPublic: TypeAlias = PublicCurve | IntoBound
@@ -140,6 +141,7 @@ class PrivateFunctionBoost(PrivateRelease):
             response=self.parts[-1].width,
         )
 
+    @checks_arguments
     def fit(self, *, steps: int = 80, nu: float = 0.2) -> PrivateBoostResults:
         """Ask the institutions once, under their budgets, and boost.
 
@@ -163,25 +165,28 @@ class PrivateFunctionBoost(PrivateRelease):
         ModelError
             The coordinator sits at one of two institutions, and nobody else can deal random numbers.
         """
+        call = Call.of(self.fit, locals())
         check_whole("steps", steps, 1)
         check_positive("nu", nu)
         if nu > 1.0:
             raise ModelError(f"nu: expected a share of at most 1, received {nu!r}")
-        # A rehearsal has an engine of its own, and is to ask.
+        return run_fit(self, call, PrivateFunctionBoost._estimate, int(steps), float(nu))
+
+    def _estimate(self, attempt: FitAttempt, steps: int, nu: float) -> PrivateBoostResults:
+        # A dry run has an engine of its own and must send the requests.
         if self._released is None or self._released[2] is not self.engine:
-            self._released = (*self._release(), self.engine)
+            self._released = (self._release(attempt), attempt.ledger, self.engine)
         released, ledger, _ = self._released
         sums = sort_sums(released, self.apart.owners, [1, *(part.width for part in self.parts[:-1])])
-        return PrivateBoostResults._of(self, released, sums, int(steps), float(nu), ledger)
+        return PrivateBoostResults._of(self, released, sums, steps, nu, ledger)
 
-    def _release(self) -> tuple[ReleasedCurves, Ledger]:
+    def _release(self, attempt: FitAttempt) -> ReleasedCurves:
         self._check_budgets()
-        ledger = self._new_ledger()
-        asking = SecureProductSession(FAMILY, self._session, ledger.at)
+        asking = SecureProductSession(FAMILY, self._session, attempt.ledger.at)
         protocol = release_curves(
             asking, self._planned, self._rows, tuple(self.partition.sites), self.partition.n_entities
         )
-        return self.engine.run(self._receipted(protocol, ledger), ledger), ledger
+        return attempt.run(protocol)
 
     def _columns_read(self, site: str) -> Sequence[str]:
         return [part.name for part in self._planned.parts.get(site, ())]
