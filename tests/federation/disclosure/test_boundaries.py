@@ -1,0 +1,727 @@
+"""Every minimum, share and limit of the disclosure checks at its boundary: 0, 1, minimum - 1 and minimum.
+
+One table for all counts, one for all limits, one for all shares. A case says what a step reports, and the
+site decides as it does for every release: the table does not depend on how the checks are written. Counts
+without a policy are those of the default rules, so that a changed default is seen here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import pytest
+from reporting import CONTROL, FAMILY, N_ROWS, STEPS, ask, masked_sites, reports, site_of
+
+from fedstat.errors import FedstatError, PartitionError, PolicyError
+from fedstat.federation.disclosure import facts
+from fedstat.federation.disclosure.policy import Policy, stricter_rules
+from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.message import Step
+from fedstat.federation.tables.cardinality import ColumnCardinality, DiscreteColumn
+from fedstat.federation.tables.published import PublishedColumn
+
+STRICT_SHARE = {"max_share": 0.2}
+
+
+@pytest.fixture(autouse=True)
+def family(monkeypatch):
+    monkeypatch.setitem(FAMILIES, FAMILY, STEPS)
+
+
+# ---- counts: 0, 1, minimum - 1, minimum ---------------------------------------------------------------
+
+
+def rows(n, first=0):
+    """Rows of the table, `n` of them chosen."""
+    chosen = np.zeros(N_ROWS, dtype=bool)
+    chosen[first : first + n] = True
+    return chosen
+
+
+def weights(n, rest=0.0, size=N_ROWS):
+    """Weights of 1 for `n` rows, and of `rest` for the others."""
+    return np.where(np.arange(size) < n, 1.0, rest)
+
+
+def group(n, beside=N_ROWS):
+    """Group 1 of `n` entities, and group 0 of others."""
+    return np.repeat([0, 1, -1], [beside, n, 3])
+
+
+def differing(n):
+    """All rows, and all but `n`."""
+    return facts.RowsUsed(~rows(0)), facts.RowsUsed(~rows(n))
+
+
+def divided(n):
+    """Two groups, and the same after `n` rows went from one to the other."""
+    return tuple(
+        facts.RowGroups("folds", (~rows(k, 9)).astype(np.int64), np.arange(N_ROWS)) for k in (30, 30 - n)
+    )
+
+
+def spiked(n):
+    """A column that `n` of the rows make up, as deviations from its mean and their squares."""
+    column = weights(n) * np.where(np.arange(N_ROWS) % 2, 1.0, -0.9)
+    d = column - column.mean()
+    return facts.ColumnVariation(d, float(N_ROWS), float(d @ d), "'b'")
+
+
+def cell(n):
+    """Two factors and their product, where `n` rows have the second without the first."""
+    a = np.repeat([0.0, 1.0, 1.0, 0.0], [20, 10, 12, n])
+    b = np.repeat([0.0, 0.0, 1.0, 1.0], [20, 10, 12, n])
+    X = np.column_stack([a, b, a * b])
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    return facts.DesignDirections(lambda: np.array_split(X, 3), len(X), ["a", "b", "a:b"])
+
+
+def estimated(n):
+    """Estimates under equal weights, and under weights that differ in `n` rows."""
+    each = np.arange(N_ROWS)
+    return tuple(facts.WeightedEstimates((1.0 + weights(k))[:, None], each) for k in (0, n))
+
+
+@dataclass(frozen=True)
+class Count:
+    """A minimum count: which facts hold a count n, the minimum, and the counts below it that pass."""
+
+    rule: str
+    facts: object
+    minimum: int
+    passes: tuple[int, ...] = (0,)
+    policy: dict = field(default_factory=dict)
+
+
+COUNTS = {
+    "entities": Count("minimum count", facts.EntityCount, 5, ()),
+    "entities of an owner's own minimum": Count(
+        "minimum count", facts.EntityCount, 12, (), {"min_count": 12}
+    ),
+    "rows": Count("minimum count", facts.RowCount, 5, ()),
+    "rows that weigh differently": Count(
+        "maximum parameters per row", lambda n: facts.UnequalWeights(n, 9, 9), 5
+    ),
+    "rows that weigh differently in few sums": Count(
+        "maximum parameters per row", lambda n: facts.UnequalWeights(n, 1, 1), 5, policy=STRICT_SHARE
+    ),
+    "rows that weigh differently in many sums": Count(
+        "maximum parameters per row",
+        lambda n: facts.UnequalWeights(n, 3, 2),
+        12,
+        policy=STRICT_SHARE | {"max_parameters": 0.5},
+    ),
+    "entities that sums leave out": Count("minimum count", facts.ExcludedEntities, 5),
+    "rows of a cluster": Count("minimum count", lambda n: facts.ClusterRowCounts([50, n]), 5),
+    "events": Count("minimum events", lambda n: facts.OutcomeCounts((50, n), "died"), 3),
+    "rows without the event": Count("minimum events", lambda n: facts.OutcomeCounts((n, 50), "died"), 3),
+    "rows of a level": Count("minimum rows per level", lambda n: facts.LevelRowCounts("g", [50, n, 50]), 3),
+    "rows of an unknown level": Count(
+        "minimum rows per level", lambda n: facts.LevelRowCounts("g", [50, n], known=False), 3
+    ),
+    "rows of one": Count(
+        "minimum rows per level", lambda n: facts.IndicatorCounts(np.array([20, n]), 40, ["a", "b"]), 3
+    ),
+    "rows of zero": Count(
+        "minimum rows per level", lambda n: facts.IndicatorCounts(np.array([20, 40 - n]), 40, ["a", "b"]), 3
+    ),
+    "rows behind a column of zeros": Count(
+        "minimum rows per level", lambda n: facts.IndicatorCounts(np.array([0]), n, ["a"]), 3
+    ),
+    "rows behind a column of numbers": Count(
+        "minimum rows per level", lambda n: facts.IndicatorCounts(np.array([-1]), n, ["a"]), 0, (0, 1)
+    ),
+    "entities of a group": Count("minimum count", lambda n: facts.GroupSums(group(n)), 5),
+    "entities of a group of few products": Count(
+        "minimum count", lambda n: facts.GroupSums(group(n), columns=1), 5
+    ),
+    "entities of a group of products": Count(
+        "minimum count", lambda n: facts.GroupSums(group(n), columns=4), 10
+    ),
+    "entities of a group of two Gram matrices": Count(
+        "minimum count", lambda n: facts.GroupSums(group(n), columns=4, times=2), 20
+    ),
+    "equal weights by the data": Count(
+        "minimum count", lambda n: facts.CaseWeights(float(n), float(n), ["w"]), 5, ()
+    ),
+    "equal weights from outside": Count("minimum count", lambda n: facts.ExternalWeights(weights(n)), 5),
+    "weights of either sign": Count(
+        "minimum count", lambda n: facts.ExternalWeights(weights(n) * np.resize([1.0, -1.0], N_ROWS)), 5
+    ),
+    "the second of two vectors of weights": Count(
+        "minimum count", lambda n: facts.ExternalWeights(np.column_stack([np.ones(N_ROWS), weights(n)])), 5
+    ),
+    "weights within a group": Count(
+        "minimum count",
+        lambda n: facts.GroupSums(np.repeat([1, 0], N_ROWS), weights=np.append(weights(n), np.ones(N_ROWS))),
+        5,
+    ),
+    "weights at coefficients": Count(
+        "minimum count", lambda n: facts.WorkingWeights(lambda: weights(n)[None]), 5
+    ),
+    "weights at coefficients, summed": Count(
+        "minimum count",
+        lambda n: facts.WorkingWeights(
+            lambda: np.stack([np.ones(N_ROWS), weights(n)]),
+            np.array([[N_ROWS, N_ROWS], [float(n), float(n)]]),
+        ),
+        5,
+    ),
+    "rows between two answers": Count("differencing", differing, 5),
+    "outcomes between two comparisons": Count(
+        "differencing",
+        lambda n: tuple(facts.RowsUsed(~rows(0), rows(20 + k)) for k in (0, n)),
+        5,
+    ),
+    "rows of a level between two answers": Count(
+        "differencing",
+        lambda n: tuple(
+            fact
+            for k in (0, n)
+            # Ten rows of the other level differ, so that the rows in all differ by enough.
+            for fact in (
+                facts.RowsUsed(~(rows(k) | rows(10 if k else 0, 40))),
+                facts.LevelsRequested(~(rows(k) | rows(10 if k else 0, 40)), {"g": ["a", "b"]}),
+            )
+        ),
+        3,
+        policy={"remember": "all"},
+    ),
+    "entities between two divisions of a session": Count("minimum count", divided, 5),
+    "entities between two divisions of all sessions": Count(
+        "differencing", divided, 5, policy={"remember": "all"}
+    ),
+    "rows that make up a column": Count("minimum rows per level", spiked, 3),
+    "rows of a cell of two factors": Count("minimum rows per level", cell, 3),
+    "rows between two vectors of weights of estimates": Count("differencing", estimated, 5),
+    "rows between two vectors of weights of all sessions": Count(
+        "differencing", estimated, 5, policy={"remember": "all"}
+    ),
+}
+
+
+def tables():
+    level = np.where(np.arange(N_ROWS) < N_ROWS // 2, "a", "b")
+    return pd.DataFrame({"x": np.arange(float(N_ROWS)), "g": level})
+
+
+def listed(found):
+    return found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.parametrize(
+    ("case", "n"),
+    [
+        (name, n)
+        for name, one in COUNTS.items()
+        for n in sorted({0, 1, max(one.minimum - 1, 0), one.minimum, one.minimum + 1})
+    ],
+)
+def test_a_count_is_refused_up_to_one_less_than_its_minimum(case, n):
+    one = COUNTS[case]
+    site = site_of(tables(), **one.policy)
+    text = reports(site, *listed(one.facts(n)))
+    if n >= one.minimum or n in one.passes:
+        assert text == ""
+    else:
+        assert text.startswith("Kiel: ") and f"its policy ({one.rule}) " in text
+
+
+@pytest.mark.parametrize("case", COUNTS)
+def test_an_owner_who_wants_one_entity_gets_no_refusal_of_one(case):
+    """The minimum is the owner's: the checks of counts have none of their own but that of equations."""
+    if case == "rows behind a column of numbers":
+        return
+    one = COUNTS[case]
+    loose = {"min_count": 1, "min_events": 1, "min_level_count": 1, "max_share": 1.0, "max_parameters": 1.0}
+    least = 2 * 5 * (2 if "two Gram" in case else 1) if "products" in case or "Gram" in case else 1
+    if case == "entities of a group of few products":
+        least = 4
+    site = site_of(tables(), **one.policy | loose)
+    assert reports(site, *listed(one.facts(least))) == ""
+
+
+# ---- limits: the maximum passes, one more does not ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit: which facts hold n, the largest n that passes, and by how much the next one is larger."""
+
+    rule: str
+    facts: object
+    maximum: float
+    policy: dict = field(default_factory=dict)
+    step: float = 1
+
+
+def factor(function, column="x", **options):
+    return facts.FactorsRequested(
+        [facts.FormulaFactor(f"{function}({column})", (column,), (function,), options=options)]
+    )
+
+
+def product(n):
+    """A product of `n` columns of numbers, with one of two values and a category."""
+    names = [*(f"x{k}" for k in range(n)), "flag", "g"]
+    single = [facts.FormulaFactor(name, (name,), ("C",) if name == "g" else ()) for name in names]
+    return facts.FactorsRequested(single, {":".join(names): single})
+
+
+def bounded(low, high):
+    return {"x": PublishedColumn("number", (low, high))}
+
+
+SIMPLE = {"formulas": "simple"}
+NUMBERS = {f"x{k}": PublishedColumn("number", (0.0, 9.0)) for k in range(5)}
+PUBLISHED = {
+    "x": PublishedColumn("number", (0.0, 9.0), knots=(3.0, 6.0)),
+    "flag": PublishedColumn("number", (0.0, 1.0), levels=(0, 1)),
+    "g": PublishedColumn("category", levels=("a", "b")),
+    **NUMBERS,
+}
+LIMITS = {
+    "coefficients": Limit("maximum parameters per row", lambda n: facts.RowCount(100, n), 33),
+    "coefficients of an owner's own share": Limit(
+        "maximum parameters per row", lambda n: facts.RowCount(10, n), 5, {"max_parameters": 0.5}
+    ),
+    "keys": Limit("maximum keys", lambda n: facts.ExternalKeyList(n, 8), 100, {"max_keys": 100}),
+    "keys for each key": Limit(
+        "maximum keys", lambda n: facts.ExternalKeyList(n, 50), 100, {"alignment": "ask"}
+    ),
+    "keys of a site with one": Limit(
+        "maximum keys", lambda n: facts.ExternalKeyList(n, 1), 5, {"alignment": "ask"}
+    ),
+    "degree of a polynomial": Limit("simple formulas", lambda n: factor("poly", degree=n), 3, SIMPLE),
+    "degree of a spline": Limit(
+        "simple formulas",
+        lambda n: factor("bs", degree=n, lower_bound=0.0, upper_bound=9.0, knots=(3.0, 6.0)),
+        3,
+        SIMPLE,
+    ),
+    "knots": Limit("simple formulas", lambda n: factor("bbs", knots=n, ends=(0.0, 9.0)), 20, SIMPLE),
+    "degrees of freedom of a deviation": Limit(
+        "simple formulas", lambda n: factor("scale", ddof=n), 1, SIMPLE
+    ),
+    "numbers of a product": Limit("simple formulas", product, 3, SIMPLE),
+    "evaluations": Limit(
+        "evaluation once",
+        lambda n: tuple(facts.ModelEvaluation(np.full(3, float(k))) for k in range(n)),
+        1,
+        {"evaluation": "once"},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "n"), [(name, n) for name, one in LIMITS.items() for n in (0, 1, one.maximum, one.maximum + 1)]
+)
+def test_a_limit_is_refused_from_one_more_on(case, n):
+    one = LIMITS[case]
+    text = reports(site_of(published=PUBLISHED, **one.policy), *listed(one.facts(n)))
+    assert text.startswith(f"Kiel: its policy ({one.rule}) ") if n > one.maximum else text == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "low", "high", "passes"),
+    [
+        ("log", 1e-9, 9.0, True),
+        ("log", 0.0, 9.0, False),
+        ("np.log", 0.0, 9.0, False),
+        ("sqrt", 0.0, 9.0, True),
+        ("sqrt", -1e-9, 9.0, False),
+        ("exp", -700.0, 700.0, True),
+        ("exp", -700.1, 1.0, False),
+        ("exp", 0.0, 700.1, False),
+    ],
+)
+def test_a_function_needs_a_published_range_on_which_it_is_defined(function, low, high, passes):
+    text = reports(site_of(published=bounded(low, high), **SIMPLE), factor(function))
+    assert (text == "") == passes and passes == ("simple formulas" not in text)
+
+
+# ---- shares of weight, of a column's variation and of its squared deviations --------------------------
+
+
+def reported_weights(values):
+    return facts.ExternalWeights(values)
+
+
+def working_weights(values):
+    return facts.WorkingWeights(lambda: values[None])
+
+
+def summed_weights(values):
+    """Weights whose sums alone may settle that no row is looked at."""
+    return facts.WorkingWeights(lambda: values[None], np.array([[values.sum(), values @ values]]))
+
+
+WEIGHTS = {"from outside": reported_weights, "at coefficients": working_weights, "summed": summed_weights}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("share", [0.99e-3, 1.01e-3])
+def test_a_thousandth_of_the_weight_lies_outside_the_four_heaviest_rows(kind, share):
+    each = 4.0 * share / (1.0 - share) / (N_ROWS - 4)
+    assert (reports(site_of(), WEIGHTS[kind](weights(4, each))) == "") == (share > 1e-3)
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize(("share", "passes"), [(0.2, True), (0.2 + 1e-6, False), (0.9, False)])
+def test_one_row_has_no_more_than_its_share_of_the_weight(kind, share, passes):
+    values = weights(1, (1.0 - share) / share / (N_ROWS - 1))
+    text = reports(site_of(**STRICT_SHARE), WEIGHTS[kind](values))
+    assert (text == "") == passes and (passes or "max_share = 0.2" in text)
+    assert reports(site_of(), WEIGHTS[kind](values)) == ""
+
+
+@pytest.mark.parametrize("kind", ["from outside", "at coefficients"])
+@pytest.mark.parametrize("n", [0, 1, 4, 5])
+def test_weights_of_too_few_rows_for_the_rule_are_those_of_another_rule(kind, n):
+    """Of four rows in all no four are singled out: that they are four is for the count of entities."""
+    one = np.where(np.arange(n) < 1, 1.0, 1e-9)
+    assert (reports(site_of(), WEIGHTS[kind](one)) == "") == (n < 5)
+
+
+def test_rows_are_looked_at_only_where_sums_do_not_settle_it():
+    def fails():
+        raise AssertionError
+
+    assert reports(site_of(), facts.WorkingWeights(fails, np.array([[64.0, 64.0]]))) == ""
+    assert "(AssertionError)" in reports(
+        site_of(), facts.WorkingWeights(fails, np.array([[64.0, 64.0], [4.0, 4.0]]))
+    )
+
+
+def test_weights_that_are_no_numbers_are_not_those_of_few_rows():
+    assert reports(site_of(), working_weights(np.where(np.arange(N_ROWS) < 4, np.nan, 1.0))) == ""
+    assert reports(site_of(), facts.WorkingWeights(lambda: np.stack([weights(64, np.inf), weights(4)]))) != ""
+
+
+@pytest.mark.parametrize(("least", "passes"), [(1, True), (2, False)])
+def test_means_at_the_ends_of_their_range_are_those_of_few_rows(least, passes):
+    flat = facts.WorkingWeights(lambda: weights(64)[None], flat=lambda: True)
+    assert (reports(site_of(min_count=least), flat) == "") == passes
+    steep = facts.WorkingWeights(lambda: weights(64)[None], flat=lambda: False)
+    assert reports(site_of(min_count=least), steep) == ""
+
+
+def test_another_reply_leaves_where_nearly_all_weight_is_on_few_rows():
+    def choose(data, state):
+        fact = facts.WorkingWeights(lambda: weights(4)[None], instead={"reported": np.array(-1)})
+        state.tell(fact)
+        return {"reported": np.array(1)}
+
+    FAMILIES[FAMILY] = {"report": Step(choose, {}, {"reported": CONTROL})}
+    assert int(ask(site_of(), "report").arrays["reported"]) == -1
+
+
+@pytest.mark.parametrize("share", [0.0099, 0.0101])
+def test_a_hundredth_of_a_columns_variation_lies_outside_the_two_furthest_rows(share):
+    n = 1000
+    d = np.tile([1.0, -1.0], n // 2)
+    d[:2] *= np.sqrt((1.0 - share) / share * (n - 2) / 2)
+    fact = facts.ColumnVariation(d, float(n), float(d @ d), "'b'")
+    assert (reports(site_of(), fact) == "") == (share > 0.01)
+
+
+@pytest.mark.parametrize(
+    ("policy", "passes"),
+    [
+        ({}, False),
+        ({"max_parameters": 1.0}, True),
+        ({"max_parameters": 0.99}, False),
+        ({"min_level_count": 1}, True),
+        ({"min_level_count": 2}, False),
+    ],
+)
+@pytest.mark.parametrize("fact", [spiked, cell])
+def test_one_row_makes_up_a_column_where_the_owner_allows_it(fact, policy, passes):
+    assert (reports(site_of(**policy), fact(1)) == "") == passes
+
+
+def one_far(share, n=4000):
+    """A column of which one row has such a share of the squared deviations from the mean of the others."""
+    x = np.tile([1.0, -1.0], n // 2)
+    x[0] = 0.0
+    d = np.sqrt(share / (1.0 - share) * (n - 1))
+    x[0] = d * np.sqrt((n - 1.0) / n)
+    return x
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.74, True), (0.76, False)])
+@pytest.mark.parametrize("policy", [{"max_share": 0.2}, {"max_share": 0.999}, {"max_share": 1.0}])
+def test_one_row_has_three_quarters_of_a_columns_squared_deviations_at_most(policy, share, passes):
+    fact = facts.SummedColumns(one_far(share)[:, None])
+    assert (reports(site_of(**policy), fact) == "") == (passes or policy["max_share"] == 1.0)
+    grouped = facts.SummedColumns(
+        np.append(np.arange(50.0), one_far(share))[:, None], np.repeat([1, 0], [50, 4000])
+    )
+    assert (reports(site_of(**policy), grouped) == "") == (passes or policy["max_share"] == 1.0)
+    outside = facts.SummedColumns(grouped.values, np.repeat([1, -1], [50, 4000]))
+    assert reports(site_of(**policy), outside) == ""
+
+
+@pytest.mark.parametrize(("n", "passes"), [(0, True), (1, True), (2, True), (3, False), (40, False)])
+def test_of_very_few_rows_one_may_be_a_whole_column(n, passes):
+    """Two rows differ by one number: which of them has it, no sum shows. Counts are another rule's."""
+    x = np.where(np.arange(n) < 1, 1.0, 0.0)
+    assert (reports(site_of(**STRICT_SHARE), facts.SummedColumns(x[:, None])) == "") == passes
+
+
+def few_valued(n, times=1, beside=0):
+    """A column of zeros and ones with two plain columns, in a group of `n` entities."""
+    detail = ColumnCardinality(1, (DiscreteColumn(2, 1, True),))
+    return facts.GroupSums(np.zeros(n, dtype=np.int64), times=times, detail=detail, beside={0: beside})
+
+
+def least_of(times, beside):
+    """Smallest n whose values have more bits than the sums tell: counts, and products with plain columns."""
+    n = 1
+    while times * (np.log2(n + 1) + 53.0 * (1 + beside)) >= n:
+        n += 1
+    return n
+
+
+@pytest.mark.parametrize(("times", "beside"), [(1, 0), (2, 0), (1, 1), (3, 2)])
+def test_sums_of_a_column_of_two_values_need_more_entities_than_they_tell_bits(times, beside):
+    least = least_of(times, beside)
+    for n in (1, least - 1, least):
+        text = reports(site_of(discrete="bits", min_count=1), few_valued(n, times, beside))
+        assert (text == "") == (n >= least)
+        assert text == "" or f"wants at least {least:,} entities" in text
+        assert reports(site_of(min_count=1), few_valued(n, times, beside)) == ""
+
+
+# ---- limits of a site: columns, numbers of rows, refusals, sessions, masked sums ----------------------
+
+
+@pytest.mark.parametrize(("n", "passes"), [(0, True), (1, True), (3, True), (4, False)])
+def test_a_model_has_no_more_columns_than_allowed(n, passes):
+    ask(site_of(), "open", columns=n)
+    site = site_of(max_columns=3)
+    if passes:
+        ask(site, "open", columns=n)
+    else:
+        with pytest.raises(PolicyError, match=r"Kiel: its policy \(maximum columns\) allows 3 .* opens 4"):
+            ask(site, "open", columns=n)
+
+
+@pytest.mark.parametrize(("n", "passes"), [(0, False), (1, False), (4, False), (5, True)])
+def test_a_sum_rests_on_the_minimum_of_entities(n, passes):
+    if passes:
+        ask(site_of(), "sum", n=n)
+    else:
+        with pytest.raises(PolicyError, match=rf"\(minimum count\) wants at least 5 .*there are {n}\."):
+            ask(site_of(), "sum", n=n)
+
+
+@pytest.mark.parametrize(
+    ("released", "passes"),
+    [((3,), True), ((4,), False), ((1, 1, 1), True), ((1, 1, 1, 1), False), ((3, 0), True), ((2, 2), False)],
+)
+def test_numbers_for_each_entity_are_counted_over_all_releases(released, passes):
+    site = site_of(per_entity=3)
+    *earlier, last = released
+    for n in earlier:
+        ask(site, "rows", n=n, session=f"s{n}")
+    if passes:
+        ask(site, "rows", n=last)
+    else:
+        before = sum(earlier)
+        with pytest.raises(PolicyError, match=rf"\(per entity\) lets 3 numbers .* and {before} have left"):
+            ask(site, "rows", n=last)
+        assert site.account.vectors == before
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_no_number_for_each_entity_leaves_where_none_may(n):
+    with pytest.raises(PolicyError, match=r"\(per entity\) does not let numbers for each entity leave"):
+        ask(site_of(per_entity=0), "rows", n=n)
+    ask(site_of(per_entity="any"), "rows", n=n)
+
+
+@pytest.mark.parametrize(("limit", "answered"), [(1, 1), (2, 2), (10, 10), (0, 30)])
+def test_no_more_answers_after_the_last_refusal_that_is_allowed(limit, answered):
+    site = site_of(max_refusals=limit)
+    for _ in range(answered):
+        assert "minimum count" in reports(site, facts.EntityCount(4), asker="one")
+    ends = "answers no more" in reports(site, facts.EntityCount(5), asker="one")
+    assert ends == (limit > 0)
+    assert reports(site, facts.EntityCount(5), asker="another") == ""
+
+
+def test_the_last_refusal_but_one_does_not_end_it():
+    site = site_of(max_refusals=3)
+    for _ in range(2):
+        reports(site, facts.EntityCount(4), asker="one")
+    # A refusal that does not depend on rows is not counted.
+    assert "simple formulas" in reports(site_of(formulas="simple"), factor("log"), asker="one")
+    assert reports(site, facts.EntityCount(5), asker="one") == ""
+
+
+@pytest.mark.parametrize(("n", "kept"), [(31, True), (32, False)])
+def test_a_site_keeps_the_latest_sessions(n, kept):
+    site = site_of()
+    for k in range(n + 1):
+        assert reports(site, session=f"s{k}") == ""
+    text = reports(site, session="s0")
+    assert text == "" if kept else "newer sessions took the place" in text
+    assert reports(site, session="s1") == ""
+
+
+@pytest.mark.parametrize(
+    ("n", "policy", "passes"),
+    [
+        (2, {"two_sites": "refuse"}, False),
+        (3, {"two_sites": "refuse"}, True),
+        (2, {"quorum": 0}, True),
+        (2, {"quorum": 2}, True),
+        (2, {"quorum": 3}, False),
+        (3, {"quorum": 3}, True),
+        (2, {"apart": 1}, True),
+        (2, {"apart": 2}, True),
+        (2, {"apart": 3}, False),
+        (3, {"apart": 3}, True),
+    ],
+)
+def test_a_masked_sum_is_over_enough_sites(n, policy, passes):
+    site = masked_sites(n, **policy)["S0"]
+    if passes:
+        ask(site, "sum", masked=0, n=5)
+    else:
+        with pytest.raises(PolicyError, match=r"\(two sites\)|\(quorum\)|\(apart\)"):
+            ask(site, "sum", masked=0, n=5)
+
+
+@pytest.mark.parametrize(
+    ("n", "pinned", "share", "passes"),
+    [
+        (2, 5, 0.6, False),
+        (3, 5, 0.6, True),
+        (3, 3, 1.0, True),
+        (3, 4, 1.0, False),
+        (7, 25, 0.28, True),  # 0.28 * 25 is more than 7 in binary
+        (6, 25, 0.28, False),
+        (7, 26, 0.28, False),
+    ],
+)
+def test_a_quorum_is_a_share_of_the_pinned_sites(n, pinned, share, passes):
+    site = masked_sites(n, pinned, quorum=share)["S0"]
+    if passes:
+        ask(site, "sum", masked=0, n=5)
+    else:
+        with pytest.raises(PolicyError, match=rf"\(quorum\) .* of the {pinned} that are pinned, and this"):
+            ask(site, "sum", masked=0, n=5)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "passes"),
+    [
+        (("S0", "S1", "S2", "S3"), True),
+        (("S0", "S1", "S2"), True),
+        (("S1", "S2"), False),
+        (("S1",), False),
+        ((), False),
+        (("S0", "S1", "S2", "S9"), False),
+    ],
+)
+def test_three_sites_or_all_add_to_a_masked_sum(drawn, passes):
+    def add(data, state):
+        state.tell(facts.SampledSites(drawn))
+        return STEPS["sum"].run(data, state, n=np.array(5.0))
+
+    FAMILIES[FAMILY] = {"sum": Step(add, {}, STEPS["sum"].gives)}
+    site = masked_sites(4)["S0"]
+    if passes:
+        ask(site, "sum", masked=0)
+    else:
+        with pytest.raises(FedstatError, match="a masked sum over 4 sites is asked for"):
+            ask(site, "sum", masked=0)
+    # Nothing is to be hidden where nobody masks.
+    ask(site_of(name="S0"), "sum")
+
+
+# ---- what the owner may write, and which of two values is stricter ------------------------------------
+
+SMALLEST = {
+    "min_count": (0, -1),
+    "min_events": (0, -1),
+    "min_level_count": (0, -1),
+    "max_refusals": (0, -1),
+    "per_entity": (0, -1),
+    "quorum": (0, -1),
+    "apart": (1, 0),
+    "max_columns": (1, 0),
+    "max_keys": (1, 0),
+    "max_share": (1e-9, 0.0),
+    "max_parameters": (1e-9, 0.0),
+}
+LARGEST = {"max_share": (1.0, 1.0001), "quorum": (1.0, 1.0001)}
+
+
+@pytest.mark.parametrize(
+    ("key", "fits", "wrong"), [(key, *pair) for one in (SMALLEST, LARGEST) for key, pair in one.items()]
+)
+def test_the_smallest_and_largest_value_of_a_rule(key, fits, wrong):
+    assert getattr(Policy(**{key: fits}), key) == fits
+    with pytest.raises(PartitionError, match=f"Policy: {key}: expected .*received {wrong}"):
+        Policy(**{key: wrong})
+
+
+def test_a_quorum_of_zero_sites_is_no_share():
+    with pytest.raises(PartitionError, match="quorum: expected"):
+        Policy(quorum=0.0)
+
+
+STRICTER = {
+    "min_count": (5, 6),
+    "min_events": (3, 4),
+    "min_level_count": (3, 4),
+    "apart": (1, 2),
+    "quorum": (2, 3),
+    "max_parameters": (0.33, 0.32),
+    "max_share": (1.0, 0.2),
+    "max_columns": (4, 3),
+    "max_refusals": (10, 9),
+    "per_entity": (4, 3),
+    "max_keys": (9, 8),
+}
+NO_LIMIT = {"max_columns": None, "max_refusals": 0, "per_entity": "any", "quorum": 0}
+
+
+@pytest.mark.parametrize("key", STRICTER)
+def test_one_less_or_one_more_is_stricter_and_the_other_way_is_not(key):
+    loose, strict = (Policy(**{key: value}) for value in STRICTER[key])
+    assert stricter_rules(loose, strict) == (key,)
+    # What the number of keys was judged by ends with it, in either direction.
+    assert stricter_rules(strict, loose) == ((key,) if key == "max_keys" else ())
+    assert stricter_rules(strict, strict) == ()
+    if key in NO_LIMIT:
+        none = Policy(**{key: NO_LIMIT[key]})
+        assert stricter_rules(none, strict) == (key,) and stricter_rules(strict, none) == ()
+
+
+STRICTEST = {
+    "min_count": (5, 4),
+    "min_events": (3, 2),
+    "min_level_count": (3, 2),
+    "max_parameters": (0.33, 0.34),
+    "max_share": (0.2, 0.21),
+    "max_refusals": (10, 11),
+    "per_entity": (0, 1),
+}
+
+
+@pytest.mark.parametrize("key", STRICTEST)
+def test_a_strict_policy_is_one_up_to_these_values(key):
+    strict, loose = STRICTEST[key]
+    assert Policy.strict(**{key: strict}).is_strict
+    assert Policy.strict(**{key: loose}).looser_than_strict() == (key,)
+
+
+@pytest.mark.parametrize(("limit", "loose"), [(0, True), (1, False)])
+def test_no_limit_of_refusals_is_looser_than_any(limit, loose):
+    assert ("max_refusals" in Policy.strict(max_refusals=limit).looser_than_strict()) == loose
