@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 import pandas as pd
 
-from fedstat.errors import FedstatError
+from fedstat.errors import FedstatError, PolicyError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.policy import Policy
@@ -78,16 +78,25 @@ def ask(site, step, session="s", asker="", masked=None, **numbers):
     return unpack_reply(site.answer(pack_request(replace(request, masked=masked)), asker))
 
 
-def reports(site, *facts, session="s", asker=""):
-    """Have a step report facts: "" where the site answers, else the text of the refusal."""
+def refusal_of(site, *facts, session="s", asker=""):
+    """Have a step report facts: the error of the site, None where it answers."""
     PENDING.clear()
     PENDING.extend(facts)
     try:
         reply = ask(site, "report", session, asker)
     except FedstatError as error:
-        return str(error)
+        return error
     assert int(reply.arrays["reported"]) == len(facts)
-    return ""
+    return None
+
+
+def rule_against(site, *facts, session="s", asker=""):
+    """Return the rule by which the site refuses what a step reports, "" where it answers."""
+    error = refusal_of(site, *facts, session=session, asker=asker)
+    if error is None:
+        return ""
+    assert isinstance(error, PolicyError) and error.site == site.name
+    return error.rule
 
 
 def masked_sites(n, pinned=0, **policy):
