@@ -12,7 +12,7 @@ from operating import make_federation, serve, until_true, wait
 
 from fedstat.operator.command_line import main
 from fedstat.operator.service import exposition, log_to
-from fedstat.operator.site_status import SiteStatus
+from fedstat.operator.site_status import BudgetStatus, SiteStatus
 
 KEYS = (
     "form site carrier state is_served process since heartbeat connected version installed problem "
@@ -119,6 +119,57 @@ def test_every_metric_follows_the_grammar():
     }
     for one in exposition(SiteStatus(**plain | {"questions": 3}), 0.5, 10**9).splitlines():
         assert one.startswith(("# HELP fedstat_", "# TYPE fedstat_")) or line.fullmatch(one), one
+
+
+COUNTS = {
+    "fedstat_questions_total": "questions",
+    "fedstat_refused_total": "refused",
+    "fedstat_sessions_total": "sessions",
+    "fedstat_arrays_left_total": "arrays_left",
+    "fedstat_ledger_entries_total": "entries",
+    "fedstat_waiting_questions": "waiting",
+    "fedstat_waiting_plans": "plans_waiting",
+    "fedstat_certificate_days": "certificate_days",
+}
+
+
+def metrics(busy=None, free=None, **known):
+    """Values of the metrics of a site of which nothing else is known."""
+    nothing = dict.fromkeys(KEYS.split()) | {"site": "A", "carrier": "folder", "installed": "1"}
+    status = SiteStatus(**nothing | {"is_served": False} | known)
+    lines = exposition(status, busy, free).splitlines()
+    return {line.split("{")[0]: float(line.split()[-1]) for line in lines if not line.startswith("#")}
+
+
+@pytest.mark.parametrize("start", [0, 1, 100])
+def test_every_metric_has_the_count_that_its_name_says(start):
+    known = {field: start + place for place, field in enumerate(COUNTS.values())}
+    found = metrics(0.25, 12, **known)
+    assert {name: found[name] for name in COUNTS} == {name: known[field] for name, field in COUNTS.items()}
+    assert (found["fedstat_busy_seconds_total"], found["fedstat_disk_free_bytes"]) == (0.25, 12)
+    none = metrics()
+    assert none.keys() == {"fedstat_build_info", "fedstat_answers", "fedstat_written_time_seconds"}
+
+
+@pytest.mark.parametrize(
+    ("known", "answers"),
+    [
+        ({"is_served": True, "account": "whole", "problem": ""}, 1),
+        ({"is_served": False, "account": "whole", "problem": ""}, 0),
+        ({"is_served": True, "account": "is absent", "problem": ""}, 0),
+        ({"is_served": True, "account": "whole", "problem": "a full disk"}, 0),
+    ],
+)
+def test_a_site_answers_where_nothing_hinders_it(known, answers):
+    assert metrics(**known)["fedstat_answers"] == answers
+
+
+def test_times_and_the_budget_are_those_of_the_status():
+    budget = BudgetStatus(epsilon=1.0, delta=1e-6, epsilon_spent=0.5, share_left=0.75, releases=3)
+    found = metrics(since="1970-01-01T00:01:00", last_question="1970-01-01T00:02:00+00:00", budget=budget)
+    assert found["fedstat_start_time_seconds"] == 60.0
+    assert found["fedstat_last_question_time_seconds"] == 120.0
+    assert found["fedstat_budget_left_ratio"] == 0.75
 
 
 def test_a_log_is_set_aside_at_its_size_and_so_many_are_kept(tmp_path):

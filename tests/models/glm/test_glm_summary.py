@@ -362,8 +362,14 @@ def test_clusters_are_named_and_few_of_them_noted():
     assert "Standard errors are for clusters by 'ward'." in notes(wards)
     assert "too small" not in notes(wards)
     assert "clusters by 'site'. There are 4: with so few they are too small" in notes(sites)
-    many = FRAME.assign(site=(np.arange(len(FRAME)) % 30).astype(str))
-    assert "too small" not in notes(fit("gauss ~ x", F.Gaussian(), many, **SITES))
+
+
+@pytest.mark.parametrize(("clusters", "few"), [(29, True), (30, False)])
+def test_fewer_than_thirty_clusters_are_few(clusters, few):
+    many = FRAME.assign(site=(np.arange(len(FRAME)) % clusters).astype(str))
+    text = notes(fit("gauss ~ x", F.Gaussian(), many, **SITES))
+    assert (f"There are {clusters}: with so few they are too small" in text) == few
+    assert ("too small" in text) == few
 
 
 def test_the_test_of_heterogeneity_is_no_verdict_on_dependent_rows():
