@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat import codec
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of
 from fedstat.federation.disclosure.facts import FittedMeanSums, SampledSites, WorkingWeights
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_lengths
 from fedstat.kernels.fedavg import DescentOptions, fair_update, local_descent, mean_loss
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import join_rows
@@ -75,12 +75,36 @@ def gather(opened: OpenRows, shift: Floats, scale: Floats) -> Rows:
     return parts[0] if len(parts) == 1 else join_rows(parts)
 
 
+BETA = ArrayDeclaration("aggregate", "coefficients", common=True)
+FAIR = ArrayDeclaration(
+    "control", "q and Lipschitz constant of q-FedAvg, and a mean loss", optional=True, common=True
+)
+EPOCHS = (*OPEN_ROWS, SampledSites)
+
+
+def _chosen(what: str, ndim: int = 0, dtype: str = "", *, optional: bool = False) -> ArrayDeclaration:
+    """Declare what the coordinator chooses of a round: a step of length zero tells no less than not drawn."""
+    return ArrayDeclaration("control", what, ndim, optional=optional, dtype=dtype, common=True)
+
+
+@step(
+    FAMILY,
+    takes={
+        "shift": ArrayDeclaration("aggregate", "means of the columns over all sites, or zeros", common=True),
+        "scale": ArrayDeclaration(
+            "aggregate", "standard deviations of the columns over all sites, or ones", common=True
+        ),
+    },
+    releases={"rows": summed("number of rows, weights counted", 0, behind=OPEN_ROWS)},
+    request=DistributionSpec,
+    asks=ArrayDeclaration("control", "family and link", common=True),
+)
 def start(
-    data: SiteData, state: State, text: str, shift: Floats, scale: Floats
-) -> tuple[dict[str, Array], str]:
+    data: SiteData, state: State, distribution: DistributionSpec, shift: Floats, scale: Floats
+) -> dict[str, Array]:
     """Check the response, and put the rows into the columns of the algorithm.
 
-    `text` is distribution and link. `shift` and `scale` (p,) are what the columns of the data are reduced by,
+    `shift` and `scale` (p,) are what the columns of the data are reduced by,
     and divided by: 0 and 1 for the data's own. Released is ``rows``: how many, each counted by its frequency
     weight and its binomial trials.
     """
@@ -88,11 +112,11 @@ def start(
     check_lengths(data.name, shift=(shift, len(opened.shift)), scale=(scale, len(opened.shift)))
     if not (scale > 0.0).all():
         raise MessageError(f"{data.name}: array 'scale' must be positive")
-    site = DescentRows(gather(opened, shift, scale), DistributionSpec.from_json(text), opened)
+    site = DescentRows(gather(opened, shift, scale), distribution, opened)
     response = opened.question.response
     require_response(data.name, site.rows, site.distribution, response)
     state.keep("fedavg", site, state.entities)
-    return {"rows": np.array(site.count)}, ""
+    return {"rows": np.array(site.count)}
 
 
 def site_rows(data: SiteData, state: State, beta: Floats) -> DescentRows:
@@ -102,10 +126,31 @@ def site_rows(data: SiteData, state: State, beta: Floats) -> DescentRows:
     return site
 
 
+@step(
+    FAMILY,
+    "run_epochs start",
+    takes={
+        "beta": BETA,
+        "epochs": _chosen("passes over the rows", dtype="int64"),
+        "batch_size": _chosen("rows per gradient step", dtype="int64"),
+        "learning_rate": _chosen("length of a gradient step"),
+        "seed": _chosen("seed of the run", dtype="int64"),
+        "number": _chosen("number of the round", dtype="int64"),
+        "proximal": _chosen("mu and gamma of FedProx", 1, optional=True),
+        "fair": FAIR,
+    },
+    releases={
+        "beta": summed("coefficients after the site's epochs, weighted", behind=EPOCHS),
+        "weight": summed("their weight", 0, behind=EPOCHS),
+        "loss": summed("loss of the site's rows before them, and rows", behind=EPOCHS),
+    },
+    request=tuple[str, ...],
+    asks=ArrayDeclaration("control", "sites drawn in the round", common=True),
+)
 def run_epochs(
     data: SiteData,
     state: State,
-    text: str,
+    drawn: tuple[str, ...],
     beta: Floats,
     epochs: Ints,
     batch_size: Ints,
@@ -114,11 +159,11 @@ def run_epochs(
     number: Ints,
     proximal: Floats | None = None,
     fair: Floats | None = None,
-) -> tuple[dict[str, Array], str]:
+) -> dict[str, Array]:
     """Descend from beta (p,) for some epochs (ClientUpdate of McMahan et al. 2017, Algorithm 1).
 
-    `text` names the sites drawn in the round, the same at every site; one that is not drawn adds zeros, so
-    that masks cancel. `batch_size` is rows per step, B, 0 for all of them; `seed` of the run and `number` of
+    `drawn` are the sites of the round, the same at every site; one that is not drawn adds zeros, so that
+    masks cancel. `batch_size` is rows per step, B, 0 for all of them; `seed` of the run and `number` of
     the round, from 0, determine with the site's name the order of the rows. `proximal` (2,) are mu and gamma
     of FedProx (Li et al. 2020, Algorithm 2), `fair` (3,) q and L of q-FedAvg and a loss, see
     :func:`fedstat.kernels.fedavg.fair_update`.
@@ -135,7 +180,6 @@ def run_epochs(
         check_lengths(data.name, fair=(fair, 3))
     if not 0 < int(epochs) <= MOST_EPOCHS:
         raise MessageError(f"{data.name}: expected 1 to {MOST_EPOCHS:,} epochs in a round, received {epochs}")
-    drawn = codec.from_json(tuple[str, ...], text, f"{data.name}: the sites drawn in a round")
     state.tell(SampledSites(drawn))
     # The site's name makes orders differ between sites, and independent of who else is drawn.
     rng = np.random.default_rng((int(seed), int(number), *data.name.encode()))
@@ -143,7 +187,7 @@ def run_epochs(
     options = DescentOptions(int(epochs), int(batch_size) or None, float(learning_rate), *near)
     # Pairwise masks cancel only if every site adds its own, also one that was not drawn.
     if data.name not in drawn:
-        return {"beta": np.zeros(site.p), "weight": np.array(0.0), "loss": np.zeros(2)}, ""
+        return {"beta": np.zeros(site.p), "weight": np.array(0.0), "loss": np.zeros(2)}
     try:
         family = site.distribution.make()
         loss = mean_loss(site.rows, beta, family)
@@ -153,9 +197,19 @@ def run_epochs(
             moved, weight = fair_update(beta, reached, loss, *fair.tolist())
     except EstimationError as error:
         raise EstimationError(f"site {data.name!r}, round {int(number) + 1}: {error}") from error
-    return {"beta": moved, "weight": np.array(weight), "loss": site.count * np.array([loss, 1.0])}, ""
+    return {"beta": moved, "weight": np.array(weight), "loss": site.count * np.array([loss, 1.0])}
 
 
+@step(
+    FAMILY,
+    "run_epochs start",
+    takes={"beta": BETA, "fair": FAIR},
+    releases={
+        **SCORES,
+        "slope": summed("descent direction of a fair loss", optional=True),
+        "curvature": summed("curvature of a fair loss", 2, optional=True),
+    },
+)
 def sum_scores(data: SiteData, state: State, beta: Floats, fair: Floats | None = None) -> dict[str, Array]:
     """Sum score and information over the rows, to tell how far the maximum of the likelihood is.
 
@@ -188,80 +242,18 @@ def describe_fair_sums(site: DescentRows, sums: Sums, fair: Floats | None) -> di
     return arrays
 
 
+@step(
+    FAMILY,
+    "sum_scores",
+    takes={"beta": BETA, "dispersion": ArrayDeclaration("aggregate", "dispersion", 0, common=True)},
+    releases={
+        "defined": ArrayDeclaration("control", "whether the sum is finite", 0, maskable=True),
+        "llf": summed("log-likelihood", 0, behind=OPEN_ROWS),
+    },
+)
 def sum_likelihood(data: SiteData, state: State, beta: Floats, dispersion: Floats) -> dict[str, Array]:
     """Sum the log-likelihood over the rows: ``llf``, zero where it is not ``defined``."""
     site = site_rows(data, state, beta)
     llf = log_likelihood([site.rows], beta, site.distribution, float(dispersion))
     finite = bool(np.isfinite(llf))
     return {"defined": np.array(finite), "llf": np.array(llf if finite else 0.0)}
-
-
-BETA = ArrayDeclaration("aggregate", "coefficients", common=True)
-FAIR = ArrayDeclaration(
-    "control", "q and Lipschitz constant of q-FedAvg, and a mean loss", optional=True, common=True
-)
-EPOCHS = (*OPEN_ROWS, SampledSites)
-
-
-def _chosen(what: str, ndim: int = 0, dtype: str = "", *, optional: bool = False) -> ArrayDeclaration:
-    """Declare what the coordinator chooses of a round: a step of length zero tells no less than not drawn."""
-    return ArrayDeclaration("control", what, ndim, optional=optional, dtype=dtype, common=True)
-
-
-STEPS: Mapping[str, Step] = {
-    "start": Step(
-        start,
-        {
-            "shift": ArrayDeclaration(
-                "aggregate", "means of the columns over all sites, or zeros", common=True
-            ),
-            "scale": ArrayDeclaration(
-                "aggregate", "standard deviations of the columns over all sites, or ones", common=True
-            ),
-        },
-        {"rows": summed("number of rows, weights counted", 0, behind=OPEN_ROWS)},
-        ArrayDeclaration("control", "family and link", common=True),
-    ),
-    "run_epochs": Step(
-        run_epochs,
-        {
-            "beta": BETA,
-            "epochs": _chosen("passes over the rows", dtype="int64"),
-            "batch_size": _chosen("rows per gradient step", dtype="int64"),
-            "learning_rate": _chosen("length of a gradient step"),
-            "seed": _chosen("seed of the run", dtype="int64"),
-            "number": _chosen("number of the round", dtype="int64"),
-            "proximal": _chosen("mu and gamma of FedProx", 1, optional=True),
-            "fair": FAIR,
-        },
-        {
-            "beta": summed("coefficients after the site's epochs, weighted", behind=EPOCHS),
-            "weight": summed("their weight", 0, behind=EPOCHS),
-            "loss": summed("loss of the site's rows before them, and rows", behind=EPOCHS),
-        },
-        ArrayDeclaration("control", "sites drawn in the round", common=True),
-    ),
-    "sum_scores": Step(
-        sum_scores,
-        {"beta": BETA, "fair": FAIR},
-        {
-            **SCORES,
-            "slope": summed("descent direction of a fair loss", optional=True),
-            "curvature": summed("curvature of a fair loss", 2, optional=True),
-        },
-    ),
-    "sum_likelihood": Step(
-        sum_likelihood,
-        {"beta": BETA, "dispersion": ArrayDeclaration("aggregate", "dispersion", 0, common=True)},
-        {
-            "defined": ArrayDeclaration("control", "whether the sum is finite", 0, maskable=True),
-            "llf": summed("log-likelihood", 0, behind=OPEN_ROWS),
-        },
-    ),
-}
-ORDER: Mapping[str, str] = {
-    "run_epochs": "run_epochs start",
-    "sum_scores": "run_epochs start",
-    "sum_likelihood": "sum_scores",
-}
-"""Which steps stand directly before which."""

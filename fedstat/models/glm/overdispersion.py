@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedstat.errors import EstimationError
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step
+from fedstat.federation.message import ArrayDeclaration
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2
 from fedstat.models.glm.protocol import MAX_HALVINGS, NO_SUMS, Newton
-from fedstat.models.glm.steps import BETA, COLUMNS, model_of
+from fedstat.models.glm.steps import BETA, COLUMNS, FAMILY, model_of
 from fedstat.models.horizontal.rows import INSIDE, summed
 from fedstat.models.horizontal.session import add
 from fedstat.typing import Array, Floats, Matrix
@@ -34,6 +34,21 @@ class Overdispersion:
     cov: Matrix
 
 
+@step(
+    FAMILY,
+    "judge sum_nb2",
+    takes={
+        "beta": ArrayDeclaration("aggregate", BETA, common=True),
+        **COLUMNS,
+        "alpha": ArrayDeclaration("aggregate", "overdispersion of the negative binomial", 0, common=True),
+    },
+    releases={
+        "inside": INSIDE,
+        "score": summed("score, that of alpha last"),
+        "information": summed("observed information, alpha last", 2),
+        "llf": summed("log-likelihood", 0),
+    },
+)
 def sum_nb2(
     data: SiteData, state: State, beta: Floats, shift: Floats, scale: Floats, alpha: Array
 ) -> dict[str, Array]:
@@ -57,24 +72,6 @@ def sum_nb2(
         "information": T.T @ sums.information @ T,
         "llf": np.array(sums.log_likelihood if inside else 0.0),
     }
-
-
-OVERDISPERSION_STEPS: Mapping[str, Step] = {
-    "sum_nb2": Step(
-        sum_nb2,
-        {
-            "beta": ArrayDeclaration("aggregate", BETA, common=True),
-            **COLUMNS,
-            "alpha": ArrayDeclaration("aggregate", "overdispersion of the negative binomial", 0, common=True),
-        },
-        {
-            "inside": INSIDE,
-            "score": summed("score, that of alpha last"),
-            "information": summed("observed information, alpha last", 2),
-            "llf": summed("log-likelihood", 0),
-        },
-    )
-}
 
 
 def estimate_alpha(newton: Newton) -> FitProtocol[Overdispersion]:

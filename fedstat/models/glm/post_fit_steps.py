@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedstat.errors import MessageError
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step
+from fedstat.federation.message import ArrayDeclaration
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.effects import (
     ChangeSums,
@@ -22,7 +23,7 @@ from fedstat.kernels.glm.effects import (
     mean_derivatives,
 )
 from fedstat.kernels.glm.sums import Rows, linear_predictor, row_weights
-from fedstat.models.glm.steps import BETA, COLUMNS, SiteModel, model_of, sums_at
+from fedstat.models.glm.steps import BETA, COLUMNS, FAMILY, SiteModel, model_of, sums_at
 from fedstat.models.horizontal.rows import INSIDE, RowVectors, means_are_flat, summed, weighted_by
 from fedstat.typing import Array, Floats
 
@@ -85,6 +86,29 @@ class LeverageVectors:
         return np.column_stack([np.maximum(1.0 - one, EXCESS) ** -self.power for one in h])
 
 
+@step(
+    FAMILY,
+    "start",
+    takes={
+        "beta": ArrayDeclaration("aggregate", BETA, common=True),
+        "constant": ArrayDeclaration("aggregate", "what is added to the linear predictor", 0, common=True),
+        "changed": ArrayDeclaration("aggregate", f"{BETA}, one held", 2, optional=True, common=True),
+        "ends": ArrayDeclaration(
+            "aggregate", "what is added to them before and after", 2, optional=True, common=True
+        ),
+        "log": ArrayDeclaration("control", "whether of the logarithm of the mean", 0, common=True),
+        "products": ArrayDeclaration("control", "whether of products of columns", 0, common=True),
+        **COLUMNS,
+    },
+    releases={
+        "inside": INSIDE,
+        "first": summed("sums of the mean's derivative times columns"),
+        "second": summed("sums of its second derivative times columns", 2),
+        "changes": summed("sums of its changes", optional=True),
+        "slopes": summed("sums of its derivative's changes times columns", 2, optional=True),
+        "high": summed("sums of its derivative after a change", optional=True),
+    },
+)
 def sum_effects(
     data: SiteData,
     state: State,
@@ -193,6 +217,20 @@ def _counts(rows: Rows) -> Floats:
     return np.ones(len(rows)) if rows.freq is None else rows.freq
 
 
+@step(
+    FAMILY,
+    "judge",
+    takes={
+        "beta": ArrayDeclaration("aggregate", BETA, common=True),
+        **COLUMNS,
+        "inverse": ArrayDeclaration("aggregate", "inverse information of all sites' rows", 2, common=True),
+        "power": ArrayDeclaration("control", "power of one less a leverage", 0, common=True),
+    },
+    releases={
+        "inside": ArrayDeclaration("control", "whether all leverages are below one", 0, maskable=True),
+        "meat": summed("sum of outer products of rows' scores by leverage", 2),
+    },
+)
 def sum_leveraged(
     data: SiteData, state: State, beta: Floats, shift: Floats, scale: Floats, inverse: Floats, power: Array
 ) -> dict[str, Array]:
@@ -222,47 +260,3 @@ def sum_leveraged(
     meat = leveraged_meat(model.chunks(), own, model.distribution, translated, int(power))
     inside = meat is not None
     return {"inside": np.array(inside), "meat": np.zeros((p, p)) if meat is None else T.T @ meat @ T}
-
-
-POST_FIT_STEPS: Mapping[str, Step] = {
-    "sum_effects": Step(
-        sum_effects,
-        {
-            "beta": ArrayDeclaration("aggregate", BETA, common=True),
-            "constant": ArrayDeclaration(
-                "aggregate", "what is added to the linear predictor", 0, common=True
-            ),
-            "changed": ArrayDeclaration("aggregate", f"{BETA}, one held", 2, optional=True, common=True),
-            "ends": ArrayDeclaration(
-                "aggregate", "what is added to them before and after", 2, optional=True, common=True
-            ),
-            "log": ArrayDeclaration("control", "whether of the logarithm of the mean", 0, common=True),
-            "products": ArrayDeclaration("control", "whether of products of columns", 0, common=True),
-            **COLUMNS,
-        },
-        {
-            "inside": INSIDE,
-            "first": summed("sums of the mean's derivative times columns"),
-            "second": summed("sums of its second derivative times columns", 2),
-            "changes": summed("sums of its changes", optional=True),
-            "slopes": summed("sums of its derivative's changes times columns", 2, optional=True),
-            "high": summed("sums of its derivative after a change", optional=True),
-        },
-    ),
-    "sum_leveraged": Step(
-        sum_leveraged,
-        {
-            "beta": ArrayDeclaration("aggregate", BETA, common=True),
-            **COLUMNS,
-            "inverse": ArrayDeclaration(
-                "aggregate", "inverse information of all sites' rows", 2, common=True
-            ),
-            "power": ArrayDeclaration("control", "power of one less a leverage", 0, common=True),
-        },
-        {
-            "inside": ArrayDeclaration("control", "whether all leverages are below one", 0, maskable=True),
-            "meat": summed("sum of outer products of rows' scores by leverage", 2),
-        },
-    ),
-}
-POST_FIT_ORDER: Mapping[str, str] = {"sum_effects": "start", "sum_leveraged": "judge"}

@@ -13,8 +13,9 @@ import pandas as pd
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of, translation
 from fedstat.federation.disclosure.facts import ClusterRowCounts, FittedMeanSums, WorkingWeights
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_lengths
 from fedstat.inference.homogeneity_tests import quadratic_form
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import fit_local
@@ -83,14 +84,34 @@ def model_of(state: State) -> SiteModel:
     return state.use("glm", SiteModel, "this fit was not started here; ask 'start' first")
 
 
-def start(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Check the response, and sum it; `text` is distribution and link.
+COLUMNS = {
+    "shift": ArrayDeclaration("aggregate", "means of the columns over all sites", common=True),
+    "scale": ArrayDeclaration("aggregate", "standard deviations of the columns over all sites", common=True),
+}
+BETA = "coefficients of the standardised columns"
+NULL = ArrayDeclaration(
+    "aggregate", "intercept of the model without covariates", 0, optional=True, common=True
+)
+
+
+def _own(what: str, ndim: int = 1, *, optional: bool = False) -> ArrayDeclaration:
+    return ArrayDeclaration("aggregate", f"site's own fit: {what}", ndim, behind=OPEN_ROWS, optional=optional)
+
+
+@step(
+    FAMILY,
+    releases={"response": summed("sums of weights and response", behind=OPEN_ROWS)},
+    request=DistributionSpec,
+    asks=ArrayDeclaration("control", "family and link", common=True),
+)
+def start(data: SiteData, state: State, distribution: DistributionSpec) -> dict[str, Array]:
+    """Check the response, and sum it.
 
     Released is ``response``: sum of the weights, of the weighted response, and the weighted sum of the
     exponentials of the offset.
     """
     opened = rows_of(state)
-    model = SiteModel(opened, DistributionSpec.from_json(text), state.entities, len(opened.shift))
+    model = SiteModel(opened, distribution, state.entities, len(opened.shift))
     sums = np.zeros(3)
     for rows in model.chunks():
         require_response(data.name, rows, model.distribution, opened.question.response)
@@ -100,9 +121,21 @@ def start(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], st
     state.keep("glm", model, state.entities)
     if "glm point" in state:  # of another fit
         state.forget("glm point")
-    return {"response": sums}, ""
+    return {"response": sums}
 
 
+@step(
+    FAMILY,
+    "start",
+    releases={
+        "beta": _own("coefficients"),
+        "information": _own("information", 2),
+        "columns": _own("means and deviations of the columns", 2),
+        "pearson": _own("Pearson's statistic", 0),
+        "count": _own("sum of the frequency weights", 0, optional=True),
+    },
+    replies=ArrayDeclaration("control", "what hindered the fit of the site's rows alone"),
+)
 def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Fit this site's rows alone, and release that fit; the text says what ``problem`` hindered it.
 
@@ -165,6 +198,21 @@ def describe_nothing(p: int, observed: bool) -> dict[str, Array]:
     return arrays | ({"observed": zeros} if observed else {})
 
 
+@step(
+    FAMILY,
+    "fit_alone judge start sum_scores",
+    takes={
+        "observed": ArrayDeclaration("control", "whether to sum the observed information", 0),
+        **COLUMNS,
+        "beta": ArrayDeclaration("aggregate", BETA, optional=True, common=True),
+        "null": NULL,
+    },
+    releases={
+        **SCORES,
+        "observed": summed("observed information", 2, optional=True),
+        "null": summed("the same without covariates", optional=True),
+    },
+)
 def sum_scores(
     data: SiteData,
     state: State,
@@ -201,6 +249,28 @@ def sum_scores(
     return describe_sums(sums, T) | without
 
 
+@step(
+    FAMILY,
+    "sum_scores",
+    takes={
+        **COLUMNS,
+        "beta": ArrayDeclaration("aggregate", BETA, common=True),
+        "dispersion": ArrayDeclaration(
+            "aggregate", "dispersion, for the likelihoods with and without covariates", common=True
+        ),
+        "null": ArrayDeclaration("aggregate", "intercept of the model without covariates", 0, common=True),
+        "meat": ArrayDeclaration("control", "whether to sum products of rows' scores", 0),
+        "between": ArrayDeclaration("control", "whether to sum products of sites' scores", 0),
+        "apart": ArrayDeclaration("control", "whether to sum the score test of equal coefficients", 0),
+    },
+    releases={
+        "defined": ArrayDeclaration("control", "which of the sums are finite", maskable=True),
+        "fit": summed("log-likelihoods with and without covariates"),
+        "meat": summed("sum of outer products of rows' scores", 2, optional=True),
+        "between": summed("outer product of the site's score", 2, optional=True),
+        "apart": summed("score test of equal coefficients: the site's part, and its rank", optional=True),
+    },
+)
 def judge(
     data: SiteData,
     state: State,
@@ -244,86 +314,6 @@ def judge(
     return arrays
 
 
-COLUMNS = {
-    "shift": ArrayDeclaration("aggregate", "means of the columns over all sites", common=True),
-    "scale": ArrayDeclaration("aggregate", "standard deviations of the columns over all sites", common=True),
-}
-BETA = "coefficients of the standardised columns"
-NULL = ArrayDeclaration(
-    "aggregate", "intercept of the model without covariates", 0, optional=True, common=True
-)
-
-
-def _own(what: str, ndim: int = 1, *, optional: bool = False) -> ArrayDeclaration:
-    return ArrayDeclaration("aggregate", f"site's own fit: {what}", ndim, behind=OPEN_ROWS, optional=optional)
-
-
-STEPS: Mapping[str, Step] = {
-    "start": Step(
-        start,
-        gives={"response": summed("sums of weights and response", behind=OPEN_ROWS)},
-        text_in=ArrayDeclaration("control", "family and link", common=True),
-    ),
-    "fit_alone": Step(
-        fit_alone,
-        gives={
-            "beta": _own("coefficients"),
-            "information": _own("information", 2),
-            "columns": _own("means and deviations of the columns", 2),
-            "pearson": _own("Pearson's statistic", 0),
-            "count": _own("sum of the frequency weights", 0, optional=True),
-        },
-        text_out=ArrayDeclaration("control", "what hindered the fit of the site's rows alone"),
-    ),
-    "sum_scores": Step(
-        sum_scores,
-        {
-            "observed": ArrayDeclaration("control", "whether to sum the observed information", 0),
-            **COLUMNS,
-            "beta": ArrayDeclaration("aggregate", BETA, optional=True, common=True),
-            "null": NULL,
-        },
-        {
-            **SCORES,
-            "observed": summed("observed information", 2, optional=True),
-            "null": summed("the same without covariates", optional=True),
-        },
-    ),
-    "judge": Step(
-        judge,
-        {
-            **COLUMNS,
-            "beta": ArrayDeclaration("aggregate", BETA, common=True),
-            "dispersion": ArrayDeclaration(
-                "aggregate", "dispersion, for the likelihoods with and without covariates", common=True
-            ),
-            "null": ArrayDeclaration(
-                "aggregate", "intercept of the model without covariates", 0, common=True
-            ),
-            "meat": ArrayDeclaration("control", "whether to sum products of rows' scores", 0),
-            "between": ArrayDeclaration("control", "whether to sum products of sites' scores", 0),
-            "apart": ArrayDeclaration("control", "whether to sum the score test of equal coefficients", 0),
-        },
-        {
-            "defined": ArrayDeclaration("control", "which of the sums are finite", maskable=True),
-            "fit": summed("log-likelihoods with and without covariates"),
-            "meat": summed("sum of outer products of rows' scores", 2, optional=True),
-            "between": summed("outer product of the site's score", 2, optional=True),
-            "apart": summed("score test of equal coefficients: the site's part, and its rank", optional=True),
-        },
-    ),
-}
-ORDER: Mapping[str, str] = {
-    "fit_alone": "start",
-    "sum_scores": "fit_alone judge start sum_scores",
-    "judge": "sum_scores",
-    "sum_nb2": "judge sum_nb2",
-    "list_clusters": "judge",
-    "sum_clusters": "list_clusters",
-}
-"""Which steps stand directly before which; coefficients that a fit starts from are told at any time."""
-
-
 # ----------------------------------------------------------------------------------------------------
 # Sums of scores by cluster and stratum at a site, for clustered and for survey variances.
 #
@@ -361,7 +351,18 @@ def hash_labels(labels: pd.Index, key: int) -> Ints:
     return out
 
 
-def list_clusters(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+HASHES = ArrayDeclaration("presence", "keyed hashes of the labels of clusters")
+STRATA = ArrayDeclaration("presence", "keyed hashes of the labels of strata")
+CLUSTER_FACTS = (*SUMS, ClusterRowCounts)
+
+
+@step(
+    FAMILY,
+    "judge",
+    releases={"clusters": HASHES, "strata": STRATA},
+    asks=ArrayDeclaration("schema", "columns of clusters and strata"),
+)
+def list_clusters(data: SiteData, state: State, text: str) -> dict[str, Array]:
     """Name the site's clusters and strata by keyed hashes; an error where a cluster lies in two strata.
 
     `text` is JSON: ``clusters`` and ``strata``, the columns (``strata`` may be null). Released are
@@ -387,7 +388,7 @@ def list_clusters(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
             )
         stratum[pairs[:, 0]] = strata[pairs[:, 1]]
     state.keep("glm groups", RowClusters(code, cluster, stratum), state.entities)
-    return {"clusters": np.sort(cluster), "strata": np.unique(stratum)}, ""
+    return {"clusters": np.sort(cluster), "strata": np.unique(stratum)}
 
 
 def _hash_column(labels: pd.Series, key: int) -> tuple[Ints, Ints]:
@@ -397,6 +398,35 @@ def _hash_column(labels: pd.Series, key: int) -> tuple[Ints, Ints]:
     return code.astype(np.int64), hash_labels(pd.Index(plain, dtype=object), key)
 
 
+@step(
+    FAMILY,
+    "list_clusters",
+    takes={
+        **COLUMNS,
+        "beta": ArrayDeclaration("aggregate", BETA, common=True),
+        "shared": ArrayDeclaration(
+            "presence", "keyed hashes of clusters that several sites have", dtype="int64", common=True
+        ),
+        "spanning": ArrayDeclaration(
+            "presence", "keyed hashes of strata that several sites have", dtype="int64", common=True
+        ),
+    },
+    releases={
+        "counts": summed("clusters by stratum that several sites have", behind=CLUSTER_FACTS),
+        "sums": summed("sums of scores by stratum", 2, behind=CLUSTER_FACTS),
+        "outer": summed("sums of products of clusters' scores by stratum", 3, behind=CLUSTER_FACTS),
+        "shared": HASHES,
+        "shared_strata": STRATA,
+        "shared_sums": summed("scores of clusters that several sites have", 2, behind=CLUSTER_FACTS),
+        "within": summed("variance between clusters in strata of the site alone", 2, behind=CLUSTER_FACTS),
+        "lonely": ArrayDeclaration(
+            "aggregate",
+            "number of strata, and of those with one cluster",
+            maskable=True,
+            behind=CLUSTER_FACTS,
+        ),
+    },
+)
 def sum_clusters(
     data: SiteData,
     state: State,
@@ -487,45 +517,3 @@ def cluster_scores(data: SiteData, state: State, groups: RowClusters, beta: Floa
             np.add.at(out, groups.code[at : at + len(part.y)], row_scores(part, beta, model.distribution))
             at += len(part.y)
     return out
-
-
-HASHES = ArrayDeclaration("presence", "keyed hashes of the labels of clusters")
-STRATA = ArrayDeclaration("presence", "keyed hashes of the labels of strata")
-CLUSTER_FACTS = (*SUMS, ClusterRowCounts)
-CLUSTER_STEPS: Mapping[str, Step] = {
-    "list_clusters": Step(
-        list_clusters,
-        gives={"clusters": HASHES, "strata": STRATA},
-        text_in=ArrayDeclaration("schema", "columns of clusters and strata"),
-    ),
-    "sum_clusters": Step(
-        sum_clusters,
-        {
-            **COLUMNS,
-            "beta": ArrayDeclaration("aggregate", BETA, common=True),
-            "shared": ArrayDeclaration(
-                "presence", "keyed hashes of clusters that several sites have", dtype="int64", common=True
-            ),
-            "spanning": ArrayDeclaration(
-                "presence", "keyed hashes of strata that several sites have", dtype="int64", common=True
-            ),
-        },
-        {
-            "counts": summed("clusters by stratum that several sites have", behind=CLUSTER_FACTS),
-            "sums": summed("sums of scores by stratum", 2, behind=CLUSTER_FACTS),
-            "outer": summed("sums of products of clusters' scores by stratum", 3, behind=CLUSTER_FACTS),
-            "shared": HASHES,
-            "shared_strata": STRATA,
-            "shared_sums": summed("scores of clusters that several sites have", 2, behind=CLUSTER_FACTS),
-            "within": summed(
-                "variance between clusters in strata of the site alone", 2, behind=CLUSTER_FACTS
-            ),
-            "lonely": ArrayDeclaration(
-                "aggregate",
-                "number of strata, and of those with one cluster",
-                maskable=True,
-                behind=CLUSTER_FACTS,
-            ),
-        },
-    ),
-}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,10 +18,11 @@ from fedstat.federation.design.horizontal_design import (
 )
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of, translation
 from fedstat.federation.disclosure.facts import ModelEvaluation
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.expected_releases import IterationLoop
 from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
-from fedstat.federation.message import ArrayDeclaration, Request, Step, check_lengths
+from fedstat.federation.message import ArrayDeclaration, Request, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol
@@ -78,6 +79,24 @@ class EvaluatedModel:
         return bool(question.offsets) or "exposure" in question.weights
 
 
+RECALIBRATION_FACTS = (*SUMS, ModelEvaluation)
+
+
+@step(
+    FAMILY,
+    "bin_counts recalibrate",
+    takes={
+        "gamma": ArrayDeclaration("aggregate", "intercept and slope of the linear predictor", common=True)
+    },
+    releases={
+        "inside": INSIDE,
+        "spread": SCORES["spread"],
+        "score": summed("calibration: score", behind=RECALIBRATION_FACTS),
+        "information": summed("calibration: expected information", 2, behind=RECALIBRATION_FACTS),
+        "totals": summed("calibration: weights, deviance, Pearson residuals", behind=RECALIBRATION_FACTS),
+        "squares": summed("calibration: squared errors of probabilities", 0, behind=RECALIBRATION_FACTS),
+    },
+)
 def recalibrate(data: SiteData, state: State, gamma: Floats) -> dict[str, Array]:
     """Sum score and information of the response's regression on the linear predictor that was evaluated.
 
@@ -119,21 +138,6 @@ def trials_weight(rows: Rows) -> Floats:
     return weight
 
 
-RECALIBRATION_FACTS = (*SUMS, ModelEvaluation)
-RECALIBRATION_STEPS: Mapping[str, Step] = {
-    "recalibrate": Step(
-        recalibrate,
-        {"gamma": ArrayDeclaration("aggregate", "intercept and slope of the linear predictor", common=True)},
-        {
-            "inside": INSIDE,
-            "spread": SCORES["spread"],
-            "score": summed("calibration: score", behind=RECALIBRATION_FACTS),
-            "information": summed("calibration: expected information", 2, behind=RECALIBRATION_FACTS),
-            "totals": summed("calibration: weights, deviance, Pearson residuals", behind=RECALIBRATION_FACTS),
-            "squares": summed("calibration: squared errors of probabilities", 0, behind=RECALIBRATION_FACTS),
-        },
-    ),
-}
 ADDED = ("inside", "spread", "score", "information", "totals")
 
 
@@ -172,7 +176,7 @@ def recalibrated(
 
 FEWEST = 3
 """Sites among which sums are hidden from each other."""
-LOOP = IterationLoop("recalibrate", frozenset({"recalibrate"}), (3, 6, MAX_STEPS))
+LOOP = IterationLoop(("recalibrate",), MAX_STEPS)
 
 
 def place_of_bins(design: RowsDesign, beta: Floats) -> tuple[float, float]:
@@ -180,17 +184,36 @@ def place_of_bins(design: RowsDesign, beta: Floats) -> tuple[float, float]:
     return float(design.mean @ beta), float(np.linalg.norm(design.spread * beta)) or 1.0
 
 
+@step(
+    FAMILY,
+    takes={
+        "beta": ArrayDeclaration("aggregate", "coefficients in the units of the data"),
+        "centre": ArrayDeclaration("aggregate", "mean of the linear predictor of the fit", 0),
+        "width": ArrayDeclaration("aggregate", "its deviation were columns independent", 0),
+    },
+    releases={
+        # No sensitivity: one row more or less in a bin decides with which neighbour it is counted.
+        "bins": ArrayDeclaration(
+            "aggregate",
+            "rows, sums of response and of predicted mean by bin",
+            2,
+            behind=(*OPEN_ROWS, ModelEvaluation),
+        ),
+        "least": ArrayDeclaration("control", "fewest rows of a bin", 0),
+    },
+    request=DistributionSpec,
+    asks=ArrayDeclaration("control", "family and link"),
+)
 def bin_counts(
-    data: SiteData, state: State, text: str, beta: Floats, centre: Floats, width: Floats
-) -> tuple[dict[str, Array], str]:
+    data: SiteData, state: State, distribution: DistributionSpec, beta: Floats, centre: Floats, width: Floats
+) -> dict[str, Array]:
     """Count rows, and sum response and predicted mean, by bins of the linear predictor.
 
-    `text` is distribution and link, `beta` (p,) in the units of the data; for `centre` and `width` see
+    `beta` (p,) is in the units of the data; for `centre` and `width` see
     :func:`bin_edges`. Released are ``bins`` (3, B): rows (or trials), sum of the response, sum of the
     predicted means; bins with fewer rows than the owner's policy allows are counted with a neighbour.
     ``least`` is that number of rows.
     """
-    distribution = DistributionSpec.from_json(text)
     if not float(width) > 0.0:
         raise MessageError(f"{data.name}: array 'width' must be positive")
     edges, link = bin_edges(distribution, float(centre), float(width)), distribution.make().link
@@ -204,7 +227,7 @@ def bin_counts(
     sums = np.array([np.bincount(cell, weights=values, minlength=B) for values in by_row])
     state.tell(ModelEvaluation(sums))
     state.keep(JUDGED, model, model.n)
-    return {"bins": sums, "least": np.array(data.min_count)}, ""
+    return {"bins": sums, "least": np.array(data.min_count)}
 
 
 def _evaluated_model(
@@ -222,32 +245,6 @@ def _predictions(model: EvaluatedModel) -> Iterator[tuple[Floats, Floats, Floats
     for whole, X in model.opened.chunks():
         rows = glm_rows(whole, X)
         yield rows.y, linear_predictor(rows, model.beta), trials_weight(rows)
-
-
-STEPS: Mapping[str, Step] = {
-    "bin_counts": Step(
-        bin_counts,
-        {
-            "beta": ArrayDeclaration("aggregate", "coefficients in the units of the data"),
-            "centre": ArrayDeclaration("aggregate", "mean of the linear predictor of the fit", 0),
-            "width": ArrayDeclaration("aggregate", "its deviation were columns independent", 0),
-        },
-        {
-            # No sensitivity: one row more or less in a bin decides with which neighbour it is counted.
-            "bins": ArrayDeclaration(
-                "aggregate",
-                "rows, sums of response and of predicted mean by bin",
-                2,
-                behind=(*OPEN_ROWS, ModelEvaluation),
-            ),
-            "least": ArrayDeclaration("control", "fewest rows of a bin", 0),
-        },
-        ArrayDeclaration("control", "family and link"),
-    ),
-    **RECALIBRATION_STEPS,
-}
-ORDER: Mapping[str, str] = {"recalibrate": "bin_counts recalibrate"}
-"""Which steps stand directly before which: the model that is recalibrated is the one that was evaluated."""
 
 
 def evaluate_rows(

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
-from fedstat.codec import Minimum, from_json
+from fedstat.codec import Minimum
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.crypto.masks import hides
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights
+from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol
 from fedstat.federation.protocols.product_steps import check_positions
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.split_networks import count_parameters
 from fedstat.models.laser.networks import ADAM, Networks
-from fedstat.models.laser.request import NetworksRequest
+from fedstat.models.laser.request import FAMILY, NetworksRequest
 from fedstat.models.laser.site_steps import DISTILLED, EXCHANGE, ROWS, DistilledNetwork, input_columns
 from fedstat.models.vertical.exchange.protocol import multiply_between_sites, product_operands, symmetrized
 from fedstat.models.vertical.exchange.standardized_columns import staged_block
@@ -124,6 +124,17 @@ class DistillationRequest:
     batch_size: Annotated[int, Minimum(1)]
 
 
+@step(
+    FAMILY,
+    "share_product deal_product sum_products",
+    takes={
+        "rows": ROWS,
+        "weights": ArrayDeclaration("aggregate", "weights of the columns in singular vectors", 2),
+    },
+    releases={
+        "projection": ArrayDeclaration("per entity", "projections on singular vectors", 2, maskable=True)
+    },
+)
 def project_columns(data: SiteData, state: State, rows: Ints, weights: Floats) -> dict[str, Array]:
     """Multiply some rows (m,) of the staged block with weights (p, r): ``projection`` (m, r)."""
     X = staged_block(state).X
@@ -133,14 +144,34 @@ def project_columns(data: SiteData, state: State, rows: Ints, weights: Floats) -
     return {"projection": X[rows] @ weights}
 
 
+@step(
+    FAMILY,
+    "project_columns",
+    takes={
+        "rows": ROWS,
+        "target": ArrayDeclaration(
+            "per entity",
+            "singular vectors of all institutions' columns",
+            2,
+            dtype="float64",
+            weighs="singular vectors",
+        ),
+    },
+    releases={
+        "parameters": ArrayDeclaration(
+            "aggregate", "parameters of the networks", 2, behind=(EntityCount, ExternalWeights)
+        )
+    },
+    request=DistillationRequest,
+    asks=ArrayDeclaration("control", "layers and training"),
+)
 def distil(
-    data: SiteData, state: State, text: str, rows: Ints, target: Floats
-) -> tuple[dict[str, Array], str]:
+    data: SiteData, state: State, asked: DistillationRequest, rows: Ints, target: Floats
+) -> dict[str, Array]:
     """Learn a representation (m, r) of some rows from the columns here; it is an input of the networks then.
 
     Released: ``parameters`` (1, q) of the network that was learned.
     """
-    asked = from_json(DistillationRequest, text, f"{data.name}: the question about a representation")
     X, network = input_columns(state, asked.network.raw), asked.network
     check_lengths(data.name, target=(target, len(rows)))
     check_positions(data.name, rows, len(X))
@@ -156,7 +187,7 @@ def distil(
             _learn(learned, X[rows[batch]], target[batch])
     state.keep(DISTILLED, DistilledNetwork(widths, learned.theta), len(X))
     state.tell(EntityCount(len(rows)))
-    return {"parameters": learned.theta}, ""
+    return {"parameters": learned.theta}
 
 
 def _learn(network: Networks, X: Floats, target: Floats) -> None:
@@ -166,40 +197,12 @@ def _learn(network: Networks, X: Floats, target: Floats) -> None:
     network.learn(0, network.back(0, A, error))
 
 
-TRANSFER_STEPS: Mapping[str, Step] = {
-    **{name: EXCHANGE[name] for name in ("sum_products", "deal_product", "open_product", "share_product")},
-    "project_columns": Step(
-        project_columns,
-        {
-            "rows": ROWS,
-            "weights": ArrayDeclaration("aggregate", "weights of the columns in singular vectors", 2),
-        },
-        {"projection": ArrayDeclaration("per entity", "projections on singular vectors", 2, maskable=True)},
-    ),
-    "distil": Step(
-        distil,
-        {
-            "rows": ROWS,
-            "target": ArrayDeclaration(
-                "per entity",
-                "singular vectors of all institutions' columns",
-                2,
-                dtype="float64",
-                weighs="singular vectors",
-            ),
-        },
-        {
-            "parameters": ArrayDeclaration(
-                "aggregate", "parameters of the networks", 2, behind=(EntityCount, ExternalWeights)
-            )
-        },
-        ArrayDeclaration("control", "layers and training"),
-    ),
-}
-TRANSFER_ORDER: Mapping[str, str] = {
-    "share_product": EXCHANGE_ORDER["share_product"],
-    "sum_products": "stage_block stage_outcome",
-    "open_product": "sum_products deal_product open_product",
-    "project_columns": "share_product deal_product sum_products",
-    "distil": "project_columns",
-}
+include(
+    FAMILY,
+    {name: EXCHANGE[name] for name in ("sum_products", "deal_product", "open_product", "share_product")},
+    {
+        "share_product": EXCHANGE_ORDER["share_product"],
+        "sum_products": "stage_block stage_outcome",
+        "open_product": "sum_products deal_product open_product",
+    },
+)

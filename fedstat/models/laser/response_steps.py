@@ -10,17 +10,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat.codec import from_json, to_json
+from fedstat.codec import to_json
 from fedstat.errors import DesignError, EstimationError, MessageError
 from fedstat.federation.crypto.keys import keystream
 from fedstat.federation.design.vertical_design import response_of
 from fedstat.federation.disclosure.facts import EntityCount, LevelRowCounts, RowGroups, SummedColumns
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
 from fedstat.kernels.glm.loops import as_kernel_array
 from fedstat.kernels.split_networks import count_parameters, heads_loss
 from fedstat.models.laser.networks import ADAM, Networks, diverged, flip_matrix, of_scores
-from fedstat.models.laser.request import NetworksRequest, OutcomeReply, OutcomeRequest
+from fedstat.models.laser.request import FAMILY, NetworksRequest, OutcomeReply, OutcomeRequest
 from fedstat.typing import Array, Bools, Floats, Ints
 
 ITEM = "laser heads"
@@ -64,9 +65,46 @@ def heads_of(state: State) -> Heads:
     return state.use(ITEM, Heads, "this fit was not started here; ask 'start_heads' first")
 
 
-def stage_outcome(data: SiteData, state: State, text: str, keep: Bools) -> tuple[dict[str, Array], str]:
+# What they weigh is told in full beside it: the derivatives of each entity are a function of its response.
+BATCH: Mapping[str, ArrayDeclaration] = {
+    "outputs": ArrayDeclaration(
+        "per entity", "outputs of the institutions' networks", 3, dtype="float64", weighs=""
+    ),
+    "rows": ArrayDeclaration("presence", "which entities are in the batch", dtype="int64"),
+    "code": ArrayDeclaration(
+        "presence", "institutions that have each entity, by number of the pattern", dtype="int64"
+    ),
+    "weights": ArrayDeclaration("control", "weight of every prediction by pattern", 2, dtype="float64"),
+    "members": ArrayDeclaration("control", "networks behind each prediction", 2, dtype="bool"),
+    "sizes": ArrayDeclaration("control", "number of networks behind each prediction", dtype="int64"),
+    "head": ArrayDeclaration("control", "head of each prediction", dtype="int64"),
+}
+TRAINING = ArrayDeclaration(
+    "aggregate",
+    "state of the training: parameters and moments of Adam",
+    2,
+    dtype="float64",
+    behind=(EntityCount,),
+)
+MEAN_LOSS = ArrayDeclaration("aggregate", "mean loss of a batch", 0, behind=(EntityCount,))
+
+
+@step(
+    FAMILY,
+    takes={"keep": ArrayDeclaration("presence", "which of the entities take part", dtype="bool")},
+    releases={
+        "moments": ArrayDeclaration(
+            "aggregate", "mean and standard deviation of the response", behind=(EntityCount, RowGroups)
+        )
+    },
+    request=OutcomeRequest,
+    asks=ArrayDeclaration("control", "kind of the response"),
+    replies=ArrayDeclaration("schema", "classes of the response and their counts", behind=(EntityCount,)),
+)
+def stage_outcome(
+    data: SiteData, state: State, asked: OutcomeRequest, keep: Bools
+) -> tuple[dict[str, Array], str]:
     """Choose the entities of a fit, and tell the classes of the response, or its mean and deviation (2,)."""
-    asked = from_json(OutcomeRequest, text, f"{data.name}: the question about the response")
     opened = response_of(state)
     check_lengths(data.name, keep=(keep, len(opened)))
     y = np.ascontiguousarray(opened[keep], dtype=np.float64)
@@ -105,11 +143,17 @@ def stage_outcome(data: SiteData, state: State, text: str, keep: Bools) -> tuple
     return {"moments": np.array([0.0, 1.0])}, to_json(told)
 
 
+@step(
+    FAMILY,
+    "stage_outcome stage_block start_networks distil deal_product",
+    takes={"training": replace(TRAINING, optional=True, behind=())},
+    request=NetworksRequest,
+    asks=ArrayDeclaration("control", "layers, training and seed"),
+)
 def start_heads(
-    data: SiteData, state: State, text: str, training: Floats | None = None
-) -> tuple[dict[str, Array], str]:
+    data: SiteData, state: State, asked: NetworksRequest, training: Floats | None = None
+) -> dict[str, Array]:
     """Draw the parameters of the heads, or go on with a `training`; nothing leaves."""
-    asked = from_json(NetworksRequest, text, f"{data.name}: the question about heads")
     outcome = outcome_of(state)
     widths = (asked.width, *asked.hidden, max(len(outcome.classes), 1))
     check_allocation(data.name, ADAM * asked.count * count_parameters(widths), len(outcome.y))
@@ -117,7 +161,7 @@ def start_heads(
     if training is not None:
         heads.best, heads.seen = heads.networks.restore(training), heads.networks.theta.copy()
     state.keep(ITEM, heads, len(outcome.y))
-    return {}, ""
+    return {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,6 +239,15 @@ def read_batch(
     return batch, outcome, heads
 
 
+@step(
+    FAMILY,
+    "release_training_of_heads release_training start_heads start_networks train learn judge look",
+    takes={**BATCH, "keep": ArrayDeclaration("control", "whether the latest look was the best", 0)},
+    releases={
+        "gradient": ArrayDeclaration("per entity", "derivatives of the loss by the networks' outputs", 3),
+        "loss": replace(MEAN_LOSS, optional=True),
+    },
+)
 def learn(data: SiteData, state: State, keep: Array, **arrays: Array) -> dict[str, Array]:
     """Learn from a batch; release its mean loss, and derivatives by the outputs of networks (I, b, d)."""
     batch, outcome, heads = read_batch(data, state, arrays)
@@ -212,6 +265,7 @@ def learn(data: SiteData, state: State, keep: Array, **arrays: Array) -> dict[st
     return {**told, "loss": np.array(loss)}
 
 
+@step(FAMILY, "learn judge look train", takes=BATCH, releases={"loss": MEAN_LOSS})
 def judge(data: SiteData, state: State, **arrays: Array) -> dict[str, Array]:
     """Mean loss of entities that are held back, from which nothing is learned."""
     batch, outcome, heads = read_batch(data, state, arrays)
@@ -220,6 +274,7 @@ def judge(data: SiteData, state: State, **arrays: Array) -> dict[str, Array]:
     return {"loss": np.array(run_heads(batch, outcome, heads.networks)[0])}
 
 
+@step(FAMILY, "learn judge release_training look train", releases={"training": TRAINING})
 def release_training_of_heads(data: SiteData, state: State) -> dict[str, Array]:
     """Release what the training goes on from."""
     heads = heads_of(state)
@@ -227,6 +282,14 @@ def release_training_of_heads(data: SiteData, state: State) -> dict[str, Array]:
     return {"training": heads.networks.state(heads.best)}
 
 
+@step(
+    FAMILY,
+    "release_training release_training_of_heads learn judge release_networks look train",
+    takes={"best": ArrayDeclaration("control", "whether the heads of the best look are taken", 0)},
+    releases={
+        "parameters": ArrayDeclaration("aggregate", "parameters of the heads", 2, behind=(EntityCount,))
+    },
+)
 def release_heads(data: SiteData, state: State, best: Array) -> dict[str, Array]:
     """Release the parameters (H, q) of the heads, as they are or at the `best` look."""
     heads = heads_of(state)
@@ -258,68 +321,3 @@ def randomised(labels: Floats, flip: Floats, draws: Floats) -> Floats:
     """Labels after randomised response, from uniform draws (n,)."""
     cumulated = flip[labels.astype(np.int64)].cumsum(axis=1)
     return np.asarray((draws[:, None] > cumulated[:, :-1]).sum(axis=1), dtype=np.float64)
-
-
-# What they weigh is told in full beside it: the derivatives of each entity are a function of its response.
-BATCH: Mapping[str, ArrayDeclaration] = {
-    "outputs": ArrayDeclaration(
-        "per entity", "outputs of the institutions' networks", 3, dtype="float64", weighs=""
-    ),
-    "rows": ArrayDeclaration("presence", "which entities are in the batch", dtype="int64"),
-    "code": ArrayDeclaration(
-        "presence", "institutions that have each entity, by number of the pattern", dtype="int64"
-    ),
-    "weights": ArrayDeclaration("control", "weight of every prediction by pattern", 2, dtype="float64"),
-    "members": ArrayDeclaration("control", "networks behind each prediction", 2, dtype="bool"),
-    "sizes": ArrayDeclaration("control", "number of networks behind each prediction", dtype="int64"),
-    "head": ArrayDeclaration("control", "head of each prediction", dtype="int64"),
-}
-TRAINING = ArrayDeclaration(
-    "aggregate",
-    "state of the training: parameters and moments of Adam",
-    2,
-    dtype="float64",
-    behind=(EntityCount,),
-)
-MEAN_LOSS = ArrayDeclaration("aggregate", "mean loss of a batch", 0, behind=(EntityCount,))
-RESPONSE_STEPS: Mapping[str, Step] = {
-    "stage_outcome": Step(
-        stage_outcome,
-        {"keep": ArrayDeclaration("presence", "which of the entities take part", dtype="bool")},
-        {
-            "moments": ArrayDeclaration(
-                "aggregate", "mean and standard deviation of the response", behind=(EntityCount, RowGroups)
-            )
-        },
-        ArrayDeclaration("control", "kind of the response"),
-        ArrayDeclaration("schema", "classes of the response and their counts", behind=(EntityCount,)),
-    ),
-    "start_heads": Step(
-        start_heads,
-        {"training": replace(TRAINING, optional=True, behind=())},
-        text_in=ArrayDeclaration("control", "layers, training and seed"),
-    ),
-    "release_training_of_heads": Step(release_training_of_heads, gives={"training": TRAINING}),
-    "learn": Step(
-        learn,
-        {**BATCH, "keep": ArrayDeclaration("control", "whether the latest look was the best", 0)},
-        {
-            "gradient": ArrayDeclaration("per entity", "derivatives of the loss by the networks' outputs", 3),
-            "loss": replace(MEAN_LOSS, optional=True),
-        },
-    ),
-    "judge": Step(judge, BATCH, {"loss": MEAN_LOSS}),
-    "release_heads": Step(
-        release_heads,
-        {"best": ArrayDeclaration("control", "whether the heads of the best look are taken", 0)},
-        {"parameters": ArrayDeclaration("aggregate", "parameters of the heads", 2, behind=(EntityCount,))},
-    ),
-}
-RESPONSE_ORDER: Mapping[str, str] = {
-    "calibrate": "release_heads look calibrate",
-    "start_heads": "stage_outcome stage_block start_networks distil deal_product",
-    "learn": "release_training_of_heads release_training start_heads start_networks train learn judge look",
-    "judge": "learn judge look train",
-    "release_training_of_heads": "learn judge release_training look train",
-    "release_heads": "release_training release_training_of_heads learn judge release_networks look train",
-}

@@ -8,22 +8,22 @@ batch, with zeros where it has no part in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedstat.codec import from_json
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.vertical_design import block_of
 from fedstat.federation.disclosure.facts import EntityCount
+from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
 from fedstat.federation.protocols.product_steps import check_positions
 from fedstat.kernels.split_networks import count_parameters
 from fedstat.models.laser import torch_modules
 from fedstat.models.laser.networks import ADAM, Networks, diverged, evaluate
-from fedstat.models.laser.request import NetworksRequest
+from fedstat.models.laser.request import FAMILY, NetworksRequest
 from fedstat.models.laser.response_steps import TRAINING
 from fedstat.models.vertical.exchange.standardized_columns import staged_block
 from fedstat.models.vertical.exchange.steps import ExchangeRules, exchange_steps
@@ -87,11 +87,32 @@ def _client(state: State) -> SiteTraining:
     return state.use(ITEM, SiteTraining, NOT_STARTED)
 
 
+ROWS = ArrayDeclaration("presence", "which of the institution's entities are in the batch", dtype="int64")
+AT = ArrayDeclaration("presence", "where they stand in a masked batch", dtype="int64")
+BATCH = ArrayDeclaration("control", "rows of a masked batch", 0)
+GRADIENT = ArrayDeclaration(
+    "per entity",
+    "derivatives of the loss by the networks' outputs",
+    2,
+    optional=True,
+    dtype="float64",
+    weighs="gradients",
+)
+OUTPUTS = ArrayDeclaration("per entity", "outputs of the institution's networks", 2, maskable=True)
+BEST = ArrayDeclaration("control", "whether the networks of the best look are taken", 0)
+
+
+@step(
+    FAMILY,
+    "stage_block stage_outcome start_heads distil",
+    takes={"training": replace(TRAINING, optional=True, behind=())},
+    request=NetworksRequest,
+    asks=ArrayDeclaration("control", "layers, training and seed"),
+)
 def start_networks(
-    data: SiteData, state: State, text: str, training: Floats | None = None
-) -> tuple[dict[str, Array], str]:
+    data: SiteData, state: State, asked: NetworksRequest, training: Floats | None = None
+) -> dict[str, Array]:
     """Draw the parameters of the institution's networks, or go on with a `training`; nothing leaves."""
-    asked = from_json(NetworksRequest, text, f"{data.name}: the question about networks")
     X = input_columns(state, asked.raw)
     if DISTILLED in state:
         learned = state.use(DISTILLED, DistilledNetwork, NOT_STARTED)
@@ -108,9 +129,21 @@ def start_networks(
     if training is not None:
         client.best, client.seen = networks.restore(training), networks.theta.copy()
     state.keep(ITEM, client, X.shape[0])
-    return {}, ""
+    return {}
 
 
+@step(
+    FAMILY,
+    "start_networks start_heads train look learn judge release_training release_training_of_heads",
+    takes={
+        "rows": ROWS,
+        "at": AT,
+        "batch": BATCH,
+        "keep": ArrayDeclaration("control", "whether the latest look was the best", 0),
+        "gradient": GRADIENT,
+    },
+    releases={"outputs": OUTPUTS},
+)
 def train(
     data: SiteData,
     state: State,
@@ -133,6 +166,12 @@ def train(
     return {"outputs": _pad(data, outputs, at, int(batch))}
 
 
+@step(
+    FAMILY,
+    "train learn judge look release_networks release_heads",
+    takes={"rows": ROWS, "at": AT, "batch": BATCH, "gradient": GRADIENT},
+    releases={"outputs": OUTPUTS},
+)
 def look(
     data: SiteData, state: State, rows: Ints, at: Ints, batch: Array, gradient: Floats | None = None
 ) -> dict[str, Array]:
@@ -173,6 +212,7 @@ def _pad(data: SiteData, outputs: Floats, at: Ints, batch: int) -> Floats:
     return padded
 
 
+@step(FAMILY, "train look learn judge", takes={"gradient": GRADIENT}, releases={"training": TRAINING})
 def release_training(data: SiteData, state: State, gradient: Floats | None = None) -> dict[str, Array]:
     """Release what the training goes on from, after the batch before."""
     client = _client(state)
@@ -181,6 +221,14 @@ def release_training(data: SiteData, state: State, gradient: Floats | None = Non
     return {"training": client.networks.state(client.best)}
 
 
+@step(
+    FAMILY,
+    "release_training release_training_of_heads release_heads look train learn judge",
+    takes={"best": BEST, "gradient": GRADIENT},
+    releases={
+        "parameters": ArrayDeclaration("aggregate", "parameters of the networks", 2, behind=(EntityCount,))
+    },
+)
 def release_networks(
     data: SiteData, state: State, best: Array, gradient: Floats | None = None
 ) -> dict[str, Array]:
@@ -195,6 +243,27 @@ def release_networks(
     return {"parameters": theta}
 
 
+@step(
+    FAMILY,
+    takes={
+        "parameters": ArrayDeclaration("aggregate", "parameters of the networks", 2, dtype="float64"),
+        "hidden": ArrayDeclaration("control", "units of the hidden layers", dtype="int64"),
+        "width": ArrayDeclaration("control", "outputs of a network", 0),
+        "shift": ArrayDeclaration("aggregate", "means of the columns in the fit", dtype="float64"),
+        "scale": ArrayDeclaration(
+            "aggregate", "standard deviations of the columns in the fit", dtype="float64"
+        ),
+        "rows": ArrayDeclaration("presence", "positions of the institution's entities", dtype="int64"),
+        "n": ArrayDeclaration("control", "number of entities", 0),
+        "distilled": ArrayDeclaration(
+            "aggregate", "parameters of a network beside the columns", 2, optional=True, dtype="float64"
+        ),
+        "joint": ArrayDeclaration("control", "outputs of that network", 0, optional=True),
+        "permuted": ArrayDeclaration("control", "number of a permutation of the rows", 0, optional=True),
+    },
+    releases={"outputs": OUTPUTS},
+    asks=ArrayDeclaration("control", "name of a module in the place of the networks"),
+)
 def represent(
     data: SiteData,
     state: State,
@@ -209,7 +278,7 @@ def represent(
     distilled: Floats | None = None,
     joint: Array | None = None,
     permuted: Array | None = None,
-) -> tuple[dict[str, Array], str]:
+) -> dict[str, Array]:
     """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the institution has none.
 
     `shift` and `scale` (p,) are those of the columns in the fit, `rows` where the entities stand among `n`;
@@ -232,7 +301,7 @@ def represent(
     check_allocation(data.name, int(n) * outputs.shape[1] * outputs.shape[2], X.size)
     out = np.zeros((int(n), outputs.shape[1] * outputs.shape[2]))
     out[rows] = outputs.reshape(len(X), -1)
-    return {"outputs": out}, ""
+    return {"outputs": out}
 
 
 def secret_order(data: SiteData, n: int, number: int) -> Ints:
@@ -244,72 +313,6 @@ def secret_order(data: SiteData, n: int, number: int) -> Ints:
     return np.random.default_rng(np.frombuffer(key, dtype=np.uint32)).permutation(n)
 
 
-ROWS = ArrayDeclaration("presence", "which of the institution's entities are in the batch", dtype="int64")
-AT = ArrayDeclaration("presence", "where they stand in a masked batch", dtype="int64")
-BATCH = ArrayDeclaration("control", "rows of a masked batch", 0)
-GRADIENT = ArrayDeclaration(
-    "per entity",
-    "derivatives of the loss by the networks' outputs",
-    2,
-    optional=True,
-    dtype="float64",
-    weighs="gradients",
-)
-OUTPUTS = ArrayDeclaration("per entity", "outputs of the institution's networks", 2, maskable=True)
-BEST = ArrayDeclaration("control", "whether the networks of the best look are taken", 0)
 RULES = ExchangeRules(remembers=False)
 EXCHANGE = exchange_steps(RULES)
-SITE_STEPS: Mapping[str, Step] = {
-    "stage_block": EXCHANGE["stage_block"],
-    "start_networks": Step(
-        start_networks,
-        {"training": replace(TRAINING, optional=True, behind=())},
-        text_in=ArrayDeclaration("control", "layers, training and seed"),
-    ),
-    "release_training": Step(release_training, {"gradient": GRADIENT}, {"training": TRAINING}),
-    "train": Step(
-        train,
-        {
-            "rows": ROWS,
-            "at": AT,
-            "batch": BATCH,
-            "keep": ArrayDeclaration("control", "whether the latest look was the best", 0),
-            "gradient": GRADIENT,
-        },
-        {"outputs": OUTPUTS},
-    ),
-    "look": Step(look, {"rows": ROWS, "at": AT, "batch": BATCH, "gradient": GRADIENT}, {"outputs": OUTPUTS}),
-    "release_networks": Step(
-        release_networks,
-        {"best": BEST, "gradient": GRADIENT},
-        {"parameters": ArrayDeclaration("aggregate", "parameters of the networks", 2, behind=(EntityCount,))},
-    ),
-    "represent": Step(
-        represent,
-        {
-            "parameters": ArrayDeclaration("aggregate", "parameters of the networks", 2, dtype="float64"),
-            "hidden": ArrayDeclaration("control", "units of the hidden layers", dtype="int64"),
-            "width": ArrayDeclaration("control", "outputs of a network", 0),
-            "shift": ArrayDeclaration("aggregate", "means of the columns in the fit", dtype="float64"),
-            "scale": ArrayDeclaration(
-                "aggregate", "standard deviations of the columns in the fit", dtype="float64"
-            ),
-            "rows": ArrayDeclaration("presence", "positions of the institution's entities", dtype="int64"),
-            "n": ArrayDeclaration("control", "number of entities", 0),
-            "distilled": ArrayDeclaration(
-                "aggregate", "parameters of a network beside the columns", 2, optional=True, dtype="float64"
-            ),
-            "joint": ArrayDeclaration("control", "outputs of that network", 0, optional=True),
-            "permuted": ArrayDeclaration("control", "number of a permutation of the rows", 0, optional=True),
-        },
-        {"outputs": OUTPUTS},
-        ArrayDeclaration("control", "name of a module in the place of the networks"),
-    ),
-}
-SITE_ORDER: Mapping[str, str] = {
-    "start_networks": "stage_block stage_outcome start_heads distil",
-    "train": "start_networks start_heads train look learn judge release_training release_training_of_heads",
-    "release_training": "train look learn judge",
-    "look": "train learn judge look release_networks release_heads",
-    "release_networks": "release_training release_training_of_heads release_heads look train learn judge",
-}
+include(FAMILY, {"stage_block": EXCHANGE["stage_block"]})

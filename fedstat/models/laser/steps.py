@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,20 +10,17 @@ from fedstat.codec import from_json
 from fedstat.errors import MessageError
 from fedstat.federation.design.vertical_design import response_of
 from fedstat.federation.disclosure.facts import EntityCount, ModelEvaluation
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
-from fedstat.models.laser.joint_representation import TRANSFER_ORDER, TRANSFER_STEPS
-from fedstat.models.laser.request import OutcomeReply
+from fedstat.federation.message import ArrayDeclaration, check_lengths
+from fedstat.models.laser.request import FAMILY, OutcomeReply
 from fedstat.models.laser.response_steps import (
     BATCH,
-    RESPONSE_ORDER,
-    RESPONSE_STEPS,
     average,
     read_batch,
     task_predictions,
 )
 from fedstat.models.laser.scoring import count_scores, log_odds
-from fedstat.models.laser.site_steps import SITE_ORDER, SITE_STEPS
 from fedstat.models.vertical.prediction.evaluation import average_in_groups
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -31,6 +28,27 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # Steps of the institution that holds the response: counts of how well predictions agree with it.
 
 
+COUNTS = {
+    name: ArrayDeclaration("aggregate", what, 2, behind=(EntityCount, ModelEvaluation))
+    for name, what in {
+        "bins": "entities by class and bin of the probability of their own class",
+        "expected": "sums of these probabilities by class and bin",
+        "confusion": "entities by class and most probable class",
+        "losses": "sums of losses",
+    }.items()
+}
+
+
+@step(
+    FAMILY,
+    "release_heads look calibrate",
+    takes={
+        **BATCH,
+        "group": ArrayDeclaration("control", "predictions that are averaged", dtype="int64"),
+        "vote": ArrayDeclaration("control", "whether they vote", 0),
+    },
+    releases=COUNTS,
+)
 def calibrate(data: SiteData, state: State, group: Ints, vote: Array, **arrays: Array) -> dict[str, Array]:
     """Count how well trained heads predict entities from which nothing was learned, by group (T,) of tasks.
 
@@ -52,9 +70,20 @@ def calibrate(data: SiteData, state: State, group: Ints, vote: Array, **arrays: 
     return _told(state, [np.concatenate(part) for part in zip(*parts, strict=True)], C)
 
 
+@step(
+    FAMILY,
+    takes={
+        "predicted": ArrayDeclaration("per entity", "predictions", 2, dtype="float64", weighs="predictions"),
+        "use": ArrayDeclaration("presence", "which entities are compared", dtype="bool"),
+        "code": ArrayDeclaration("presence", "institutions that have each entity, by number", dtype="int64"),
+        "units": ArrayDeclaration("control", "units of the response, and number of sets", dtype="float64"),
+    },
+    releases=COUNTS,
+    asks=ArrayDeclaration("schema", "classes of the response"),
+)
 def score(
     data: SiteData, state: State, text: str, predicted: Floats, use: Bools, code: Ints, units: Floats
-) -> tuple[dict[str, Array], str]:
+) -> dict[str, Array]:
     """Count how well predictions (n, classes) agree with the opened response of the rows in `use`, by group.
 
     `text` has the classes of the fit; rows of another, or without a response, do not count. A normal response
@@ -88,7 +117,7 @@ def score(
     code = np.where(there, code, -1)
     state.tell(EntityCount(int(there.sum())))
     counts = count_scores(predicted, y, len(known), code, int(units[2]), data.min_count)
-    return _told(state, counts if known else in_one_bin(counts), C), ""
+    return _told(state, counts if known else in_one_bin(counts), C)
 
 
 def in_one_bin(counts: Sequence[Floats]) -> list[Floats]:
@@ -108,50 +137,3 @@ def _told(state: State, counts: Sequence[Floats], classes: int) -> dict[str, Arr
         "confusion": confusion.reshape(len(bins) * classes, -1),
         "losses": losses,
     }
-
-
-COUNTS = {
-    name: ArrayDeclaration("aggregate", what, 2, behind=(EntityCount, ModelEvaluation))
-    for name, what in {
-        "bins": "entities by class and bin of the probability of their own class",
-        "expected": "sums of these probabilities by class and bin",
-        "confusion": "entities by class and most probable class",
-        "losses": "sums of losses",
-    }.items()
-}
-SCORING_STEPS: Mapping[str, Step] = {
-    "calibrate": Step(
-        calibrate,
-        {
-            **BATCH,
-            "group": ArrayDeclaration("control", "predictions that are averaged", dtype="int64"),
-            "vote": ArrayDeclaration("control", "whether they vote", 0),
-        },
-        COUNTS,
-    ),
-    "score": Step(
-        score,
-        {
-            "predicted": ArrayDeclaration(
-                "per entity", "predictions", 2, dtype="float64", weighs="predictions"
-            ),
-            "use": ArrayDeclaration("presence", "which entities are compared", dtype="bool"),
-            "code": ArrayDeclaration(
-                "presence", "institutions that have each entity, by number", dtype="int64"
-            ),
-            "units": ArrayDeclaration(
-                "control", "units of the response, and number of sets", dtype="float64"
-            ),
-        },
-        COUNTS,
-        ArrayDeclaration("schema", "classes of the response"),
-    ),
-}
-
-
-# ----------------------------------------------------------------------------------------------------
-# All that an institution answers for a split network.
-
-STEPS: Mapping[str, Step] = {**SITE_STEPS, **RESPONSE_STEPS, **SCORING_STEPS, **TRANSFER_STEPS}
-ORDER: Mapping[str, str] = {**SITE_ORDER, **RESPONSE_ORDER, **TRANSFER_ORDER}
-"""Steps by what may come directly before them at a site."""

@@ -19,11 +19,12 @@ from fedstat.federation.disclosure.facts import (
     RowGroups,
     SummedColumns,
 )
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.execution import DrySite
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
@@ -51,14 +52,35 @@ class OutsideRequest:
     clusters: int
 
 
-def sum_outside(data: SiteData, state: State, text: str, cluster: Ints) -> tuple[dict[str, Array], str]:
+BEHIND = (FactorsRequested, GroupSums, RowGroups)
+
+
+@step(
+    FAMILY,
+    takes={
+        "cluster": ArrayDeclaration(
+            "presence", "most likely cluster of the institution's entities", dtype="int64"
+        )
+    },
+    releases={
+        "entities": ArrayDeclaration("aggregate", "entities with the variable by cluster"),
+        "means": ArrayDeclaration("aggregate", "means of the variable by cluster", 2),
+        "products": ArrayDeclaration("aggregate", "variation of the variable by cluster", 3),
+    },
+    rows_behind=BEHIND,
+    request=OutsideRequest,
+    asks=ArrayDeclaration("control", "a variable and the number of clusters"),
+    replies=ArrayDeclaration("schema", "levels of a variable", behind=(FactorsRequested,)),
+)
+def sum_outside(
+    data: SiteData, state: State, asked: OutsideRequest, cluster: Ints
+) -> tuple[dict[str, Array], str]:
     """Sum a variable by most likely cluster, (n_rows,), -1 for none.
 
     Released are ``entities`` (K,) with a value, ``means`` (K, C) and ``products`` (K, C, C) about the means;
     components of a categorical variable are its levels, of which the text tells; numbers have none, however
     few they are.
     """
-    asked = from_json(OutsideRequest, text, f"{data.name}: the question about a variable outside")
     K = asked.clusters
     check_lengths(data.name, cluster=(cluster, data.table.n_rows))
     if not 1 <= K <= MOST_CLUSTERS or (len(cluster) and not -1 <= cluster.min() <= cluster.max() < K):
@@ -108,28 +130,6 @@ def request_outside(
     levels = from_json(tuple[LevelValue, ...], reply.text or "[]", f"{client}: levels of {variable}")
     a = reply.arrays
     return tuple(str(level) for level in levels), ModalSums(a["entities"], a["means"], a["products"])
-
-
-BEHIND = (FactorsRequested, GroupSums, RowGroups)
-OUTSIDE_STEPS = {
-    "sum_outside": Step(
-        sum_outside,
-        {
-            "cluster": ArrayDeclaration(
-                "presence", "most likely cluster of the institution's entities", dtype="int64"
-            )
-        },
-        {
-            "entities": ArrayDeclaration("aggregate", "entities with the variable by cluster", behind=BEHIND),
-            "means": ArrayDeclaration("aggregate", "means of the variable by cluster", 2, behind=BEHIND),
-            "products": ArrayDeclaration(
-                "aggregate", "variation of the variable by cluster", 3, behind=BEHIND
-            ),
-        },
-        ArrayDeclaration("control", "a variable and the number of clusters"),
-        ArrayDeclaration("schema", "levels of a variable", behind=(FactorsRequested,)),
-    ),
-}
 
 
 # ----------------------------------------------------------------------------------------------------

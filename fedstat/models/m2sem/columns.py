@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from fedstat.codec import from_json, to_json
+from fedstat.codec import to_json
 from fedstat.errors import DescriptionError, DesignError, MessageError
 from fedstat.federation.design.block import CodedBlock, apply_block, build_block
 from fedstat.federation.design.coding import BlockSpec, read_terms
@@ -22,8 +22,9 @@ from fedstat.federation.disclosure.facts import (
     LevelRowCounts,
     SummedColumns,
 )
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step
+from fedstat.federation.message import ArrayDeclaration
 from fedstat.federation.tables.columns import (
     LevelValue,
     as_categories,
@@ -34,6 +35,7 @@ from fedstat.federation.tables.columns import (
     pick_columns,
 )
 from fedstat.models.m2sem.request import (
+    FAMILY,
     ColumnReply,
     ColumnsRequest,
     CovariatesReply,
@@ -138,9 +140,18 @@ class OpenedModalities:
         return None if self.covariates is None else self.covariates.standardised
 
 
-def describe_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+COLUMN_FACTS: tuple[type, ...] = (EntityCount, FactorsRequested)
+
+
+@step(
+    FAMILY,
+    request=ColumnsRequest,
+    asks=ArrayDeclaration("control", "names of columns, and what the analyst says they are"),
+    replies=ArrayDeclaration("schema", "whether columns are numbers or categories, and levels"),
+    prepares=True,
+)
+def describe_columns(data: SiteData, state: State, asked: ColumnsRequest) -> tuple[dict[str, Array], str]:
     """Tell what columns are, and the levels of those that have some; no value of a row, and no range."""
-    asked = from_json(ColumnsRequest, text, f"{data.name}: the columns asked for")
     series = take_columns(data, state, asked.columns, frozenset({*asked.ordinal, *asked.nominal}))
     said: dict[str, Kind] = {
         **dict.fromkeys(asked.continuous, "continuous"),
@@ -226,12 +237,21 @@ def _of_levels(
     return ColumnReply(kind, levels)
 
 
-def open_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+@step(
+    FAMILY,
+    releases={"seen": ArrayDeclaration("presence", "which rows have any of the columns", dtype="bool")},
+    request=OpenRequest,
+    asks=ArrayDeclaration("control", "modalities, the levels of their columns, and terms of covariates"),
+    replies=ArrayDeclaration(
+        "schema", "names and levels of covariates, and rows without some", behind=COLUMN_FACTS
+    ),
+    prepares=True,
+)
+def open_columns(data: SiteData, state: State, asked: OpenRequest) -> tuple[dict[str, Array], str]:
     """Open the columns of an institution's modalities; ``seen`` (n_rows,) tells which rows have any value.
 
     A row that lacks a covariate is not seen: of its columns it is not known what is due to the covariate.
     """
-    asked = from_json(OpenRequest, text, f"{data.name}: the modalities asked for")
     series, seen = _take(data, state, asked.modalities)
     if asked.adjust is None:
         return _keep(data, state, asked.modalities, series, seen, None), ""
@@ -239,12 +259,20 @@ def open_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     return _keep(data, state, asked.modalities, series, seen, covariates), to_json(told)
 
 
-def open_new_columns(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+@step(
+    FAMILY,
+    releases={"seen": ArrayDeclaration("presence", "which rows have any of the columns", dtype="bool")},
+    request=OpenNewRequest,
+    asks=ArrayDeclaration(
+        "aggregate", "modalities, and the coding of covariates, with the state of transforms"
+    ),
+    prepares=True,
+)
+def open_new_columns(data: SiteData, state: State, asked: OpenNewRequest) -> dict[str, Array]:
     """Open the columns of new rows, whose covariates are coded as in a fit."""
-    asked = from_json(OpenNewRequest, text, f"{data.name}: the modalities asked for")
     series, seen = _take(data, state, asked.modalities)
     covariates, seen = open_new_covariates(data, state, asked.coding, seen)
-    return _keep(data, state, asked.modalities, series, seen, covariates), ""
+    return _keep(data, state, asked.modalities, series, seen, covariates)
 
 
 def _take(
@@ -289,33 +317,3 @@ def _open(
         held.append(codes)
     values = np.column_stack(held)
     return OpenedModality(asked, values if asked.continuous else values.astype(np.int64))
-
-
-COLUMN_FACTS: tuple[type, ...] = (EntityCount, FactorsRequested)
-COLUMN_STEPS = {
-    "describe_columns": Step(
-        describe_columns,
-        prepares=True,
-        text_in=ArrayDeclaration("control", "names of columns, and what the analyst says they are"),
-        text_out=ArrayDeclaration("schema", "whether columns are numbers or categories, and levels"),
-    ),
-    "open_columns": Step(
-        open_columns,
-        prepares=True,
-        gives={"seen": ArrayDeclaration("presence", "which rows have any of the columns", dtype="bool")},
-        text_in=ArrayDeclaration(
-            "control", "modalities, the levels of their columns, and terms of covariates"
-        ),
-        text_out=ArrayDeclaration(
-            "schema", "names and levels of covariates, and rows without some", behind=COLUMN_FACTS
-        ),
-    ),
-    "open_new_columns": Step(
-        open_new_columns,
-        prepares=True,
-        gives={"seen": ArrayDeclaration("presence", "which rows have any of the columns", dtype="bool")},
-        text_in=ArrayDeclaration(
-            "aggregate", "modalities, and the coding of covariates, with the state of transforms"
-        ),
-    ),
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from zlib import crc32
 
@@ -20,14 +20,16 @@ from fedstat.federation.disclosure.facts import (
     SummedColumns,
     WeightedEstimates,
 )
+from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
 from fedstat.federation.protocols.product_steps import ProductPart, product_steps
-from fedstat.models.m2sem.columns import COLUMN_STEPS, COLUMNS_ITEM, OpenedModalities
+from fedstat.models.m2sem.columns import COLUMNS_ITEM, OpenedModalities
 from fedstat.models.m2sem.information import local_information
 from fedstat.models.m2sem.local_mixtures import LocalMixture, SessionMixtures, restored
 from fedstat.models.m2sem.request import (
+    FAMILY,
     MOST_CLUSTERS,
     BeginRequest,
     ModalityRequest,
@@ -58,16 +60,52 @@ def session_mixtures(state: State) -> SessionMixtures:
     return state.use(MIXTURES, SessionMixtures, NOT_BEGUN)
 
 
+POSTERIORS = ArrayDeclaration(
+    "per entity",
+    "posterior probabilities of clusters, of the institution's entities",
+    2,
+    dtype="float64",
+    weighs="posterior probabilities of clusters",
+)
+SLOT = ArrayDeclaration("control", "which mixture", 0)
+DIFFERENCES = ArrayDeclaration(
+    "per entity", "log densities given each cluster, less that of the last", 2, maskable=True
+)
+BEHIND: tuple[type, ...] = (EntityCount, CaseWeights)
+RELEASED: tuple[type, ...] = (*BEHIND, RowGroups, WeightedEstimates)
+ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsRequested, SummedColumns)
+
+
+@step(
+    FAMILY,
+    takes={
+        "place": ArrayDeclaration("presence", "positions of the institution's entities", dtype="int64"),
+        "pattern": ArrayDeclaration(
+            "presence", "presence pattern of every entity", dtype="int64", common=True
+        ),
+        "members": ArrayDeclaration(
+            "presence", "institutions that each pattern has", 2, dtype="bool", common=True
+        ),
+        "client": ArrayDeclaration("control", "which of these it is", 0),
+    },
+    request=BeginRequest,
+    asks=ArrayDeclaration("control", "numbers of factors and nodes", common=True),
+)
 def begin(
-    data: SiteData, state: State, text: str, place: Ints, pattern: Ints, members: Bools, client: Array
-) -> tuple[dict[str, Array], str]:
+    data: SiteData,
+    state: State,
+    asked: BeginRequest,
+    place: Ints,
+    pattern: Ints,
+    members: Bools,
+    client: Array,
+) -> dict[str, Array]:
     """Analyse the factors of every modality, of one cluster; nothing leaves.
 
     `place` (n,) are the positions of the institution's rows with some value among all entities, of which
     `pattern` (N,) tells the institutions that have them: those that `members` (G, M) names, of whom it is
     number `client`.
     """
-    asked = from_json(BeginRequest, text, f"{data.name}: the question about factors")
     opened = state.use(COLUMNS_ITEM, OpenedModalities, "its columns are not open; make the model again")
     total, (groups, clients) = len(pattern), members.shape
     check_lengths(data.name, place=(place, int(opened.seen.sum())))
@@ -86,7 +124,7 @@ def begin(
     except ModelError as error:
         raise DesignError(f"{data.name}: {error}") from error
     state.keep(MIXTURES, held, len(place))
-    return {}, ""
+    return {}
 
 
 def opened_size(opened: OpenedModalities) -> int:
@@ -101,6 +139,17 @@ def held_numbers(opened: OpenedModalities, factors: int, nodes: int) -> int:
     return grids * min(n, 1024) * int(nodes**factors) + n * factors
 
 
+@step(
+    FAMILY,
+    "begin",
+    takes={
+        "clusters": ArrayDeclaration("control", "number of clusters", 0),
+        "factors": ArrayDeclaration("control", "number of factors", 0),
+    },
+    releases={
+        "labels": ArrayDeclaration("per entity", "clusters by the institution's own columns", dtype="int64")
+    },
+)
 def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array) -> dict[str, Array]:
     """Cluster the institution's rows by their own factor scores alone: ``labels`` (n,).
 
@@ -127,9 +176,36 @@ def nearest_centres(scores: Floats, clusters: int, seed: int, tries: int = 5) ->
     return best
 
 
+@step(
+    FAMILY,
+    "begin own_clusters improve",
+    takes={
+        "r": POSTERIORS,
+        "shares": ArrayDeclaration("control", "shares of the clusters", dtype="float64", common=True),
+        "salts": ArrayDeclaration("control", "salts of the digests", 2, dtype="uint8"),
+    },
+    releases={
+        "differences": DIFFERENCES,
+        "totals": ArrayDeclaration(
+            "aggregate",
+            "sum of log densities given the last cluster, penalty, number of parameters",
+            2,
+            maskable=True,
+        ),
+        "support": ArrayDeclaration(
+            "aggregate",
+            "columns with loadings, modalities that differ by cluster",
+            2,
+            optional=True,
+            dtype="bool",
+        ),
+    },
+    rows_behind=BEHIND,
+    asks=ArrayDeclaration("control", "mixtures, local steps, penalties", common=True),
+)
 def improve(
     data: SiteData, state: State, text: str, r: Floats, shares: Floats, salts: Array
-) -> tuple[dict[str, Array], str]:
+) -> dict[str, Array]:
     """Improve mixtures by EM steps over the factors with posteriors held; release what is left to be summed.
 
     Posteriors r (n, sum of K) and shares of the clusters, (sum of K,), stand side by side for the mixtures
@@ -161,7 +237,7 @@ def improve(
     held.past = asked.follow(text)
     state.keep(MIXTURES, held, n)
     told = {"support": np.array(support)} if support else {}
-    return {"differences": D, "totals": totals, **told}, ""
+    return {"differences": D, "totals": totals, **told}
 
 
 def check_posteriors(state: State, r: Floats) -> None:
@@ -190,6 +266,29 @@ def _check_told(
         )
 
 
+@step(
+    FAMILY,
+    "improve",
+    takes={"slot": SLOT, "order": ArrayDeclaration("control", "order of the clusters", dtype="int64")},
+    releases={
+        "parameters": ArrayDeclaration("aggregate", "parameters of the modalities"),
+        "profiles": ArrayDeclaration("aggregate", "means and probabilities by cluster", 2),
+        "relevance": ArrayDeclaration("aggregate", "by how much modalities tell clusters apart"),
+        "units": ArrayDeclaration("aggregate", "means and deviations of columns"),
+        "norms": ArrayDeclaration("aggregate", "lengths of loadings"),
+        "floor": ArrayDeclaration("aggregate", "columns whose errors have the least variance", dtype="bool"),
+        "covariates": ArrayDeclaration(
+            "aggregate", "means and deviations of covariates", 2, optional=True, behind=ADJUSTED
+        ),
+        "effects": ArrayDeclaration(
+            "aggregate", "effects of covariates on columns", 2, optional=True, behind=ADJUSTED
+        ),
+    },
+    rows_behind=RELEASED,
+    replies=ArrayDeclaration(
+        "aggregate", "coding of covariates, with the state of transforms", behind=ADJUSTED
+    ),
+)
 def release_modalities(
     data: SiteData, state: State, text: str, slot: Array, order: Ints
 ) -> tuple[dict[str, Array], str]:
@@ -241,6 +340,12 @@ def release_modalities(
     }, "" if covariates is None else covariates.spec.to_json()
 
 
+@step(
+    FAMILY,
+    "improve release_modalities release_scores",
+    takes={"slot": SLOT},
+    releases={"scores": ArrayDeclaration("per entity", "factor scores of the institution's entities", 2)},
+)
 def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
     """Release the factor scores of one mixture, (n, sum of Q), of the institution's entities."""
     held = session_mixtures(state)
@@ -251,22 +356,37 @@ def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array
     return {"scores": np.hstack([m.factor_scores(r) for m in bench.modalities])}
 
 
+@step(
+    FAMILY,
+    "open_columns open_new_columns",
+    takes={
+        "place": ArrayDeclaration("presence", "positions of the institution's entities", dtype="int64"),
+        "total": ArrayDeclaration("control", "number of entities", 0),
+        "parameters": ArrayDeclaration("aggregate", "parameters of the modalities", dtype="float64"),
+        "units": ArrayDeclaration("aggregate", "means and deviations of columns", dtype="float64"),
+        "covariates": ArrayDeclaration(
+            "aggregate", "means and deviations of covariates", 2, optional=True, dtype="float64"
+        ),
+    },
+    releases={"differences": DIFFERENCES},
+    request=PredictRequest,
+    asks=ArrayDeclaration("control", "clusters, factors and nodes of the fit", common=True),
+)
 def predict_densities(
     data: SiteData,
     state: State,
-    text: str,
+    asked: PredictRequest,
     place: Ints,
     total: Array,
     parameters: Floats,
     units: Floats,
     covariates: Floats | None = None,
-) -> tuple[dict[str, Array], str]:
+) -> dict[str, Array]:
     """Release differences (N, K - 1) of the opened rows' log densities, at parameters of a fit.
 
     `place` (n,) are the positions of the rows with some value among `total` entities; `units` are those of
     the columns in the fit, and `covariates` (2, q) means and deviations of those there.
     """
-    asked = from_json(PredictRequest, text, f"{data.name}: the question about clusters")
     opened = state.use(COLUMNS_ITEM, OpenedModalities, "its columns are not open; ask 'open_columns' first")
     if opened.covariates is not None:
         given = np.zeros((2, 0)) if covariates is None else covariates
@@ -281,7 +401,7 @@ def predict_densities(
         made = restored(data.name, opened, asked, parameters, units)
         f = np.asarray(sum(m.log_densities() for m in made))
         D[place] = f[:, :-1] - f[:, -1:]
-    return {"differences": D}, ""
+    return {"differences": D}
 
 
 def one_mixture(data: SiteData, held: SessionMixtures, slot: Array) -> tuple[LocalMixture, Floats]:
@@ -292,130 +412,7 @@ def one_mixture(data: SiteData, held: SessionMixtures, slot: Array) -> tuple[Loc
     return found, found.r
 
 
-POSTERIORS = ArrayDeclaration(
-    "per entity",
-    "posterior probabilities of clusters, of the institution's entities",
-    2,
-    dtype="float64",
-    weighs="posterior probabilities of clusters",
-)
 SHARES = ArrayDeclaration("control", "shares of the clusters", dtype="float64")
-SLOT = ArrayDeclaration("control", "which mixture", 0)
-DIFFERENCES = ArrayDeclaration(
-    "per entity", "log densities given each cluster, less that of the last", 2, maskable=True
-)
-BEHIND: tuple[type, ...] = (EntityCount, CaseWeights)
-RELEASED: tuple[type, ...] = (*BEHIND, RowGroups, WeightedEstimates)
-ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsRequested, SummedColumns)
-STEPS: Mapping[str, Step] = {
-    **COLUMN_STEPS,
-    "begin": Step(
-        begin,
-        {
-            "place": ArrayDeclaration("presence", "positions of the institution's entities", dtype="int64"),
-            "pattern": ArrayDeclaration(
-                "presence", "presence pattern of every entity", dtype="int64", common=True
-            ),
-            "members": ArrayDeclaration(
-                "presence", "institutions that each pattern has", 2, dtype="bool", common=True
-            ),
-            "client": ArrayDeclaration("control", "which of these it is", 0),
-        },
-        text_in=ArrayDeclaration("control", "numbers of factors and nodes", common=True),
-    ),
-    "own_clusters": Step(
-        own_clusters,
-        {
-            "clusters": ArrayDeclaration("control", "number of clusters", 0),
-            "factors": ArrayDeclaration("control", "number of factors", 0),
-        },
-        {
-            "labels": ArrayDeclaration(
-                "per entity", "clusters by the institution's own columns", dtype="int64"
-            )
-        },
-    ),
-    "improve": Step(
-        improve,
-        {
-            "r": POSTERIORS,
-            "shares": ArrayDeclaration("control", "shares of the clusters", dtype="float64", common=True),
-            "salts": ArrayDeclaration("control", "salts of the digests", 2, dtype="uint8"),
-        },
-        {
-            "differences": DIFFERENCES,
-            "totals": ArrayDeclaration(
-                "aggregate",
-                "sum of log densities given the last cluster, penalty, number of parameters",
-                2,
-                maskable=True,
-                behind=BEHIND,
-            ),
-            "support": ArrayDeclaration(
-                "aggregate",
-                "columns with loadings, modalities that differ by cluster",
-                2,
-                optional=True,
-                dtype="bool",
-                behind=BEHIND,
-            ),
-        },
-        ArrayDeclaration("control", "mixtures, local steps, penalties", common=True),
-    ),
-    "release_modalities": Step(
-        release_modalities,
-        {"slot": SLOT, "order": ArrayDeclaration("control", "order of the clusters", dtype="int64")},
-        {
-            "parameters": ArrayDeclaration("aggregate", "parameters of the modalities", behind=RELEASED),
-            "profiles": ArrayDeclaration(
-                "aggregate", "means and probabilities by cluster", 2, behind=RELEASED
-            ),
-            "relevance": ArrayDeclaration(
-                "aggregate", "by how much modalities tell clusters apart", behind=RELEASED
-            ),
-            "units": ArrayDeclaration("aggregate", "means and deviations of columns", behind=RELEASED),
-            "norms": ArrayDeclaration("aggregate", "lengths of loadings", behind=RELEASED),
-            "floor": ArrayDeclaration(
-                "aggregate", "columns whose errors have the least variance", dtype="bool", behind=RELEASED
-            ),
-            "covariates": ArrayDeclaration(
-                "aggregate", "means and deviations of covariates", 2, optional=True, behind=ADJUSTED
-            ),
-            "effects": ArrayDeclaration(
-                "aggregate", "effects of covariates on columns", 2, optional=True, behind=ADJUSTED
-            ),
-        },
-        text_out=ArrayDeclaration(
-            "aggregate", "coding of covariates, with the state of transforms", behind=ADJUSTED
-        ),
-    ),
-    "release_scores": Step(
-        release_scores,
-        {"slot": SLOT},
-        {"scores": ArrayDeclaration("per entity", "factor scores of the institution's entities", 2)},
-    ),
-    "predict_densities": Step(
-        predict_densities,
-        {
-            "place": ArrayDeclaration("presence", "positions of the institution's entities", dtype="int64"),
-            "total": ArrayDeclaration("control", "number of entities", 0),
-            "parameters": ArrayDeclaration("aggregate", "parameters of the modalities", dtype="float64"),
-            "units": ArrayDeclaration("aggregate", "means and deviations of columns", dtype="float64"),
-            "covariates": ArrayDeclaration(
-                "aggregate", "means and deviations of covariates", 2, optional=True, dtype="float64"
-            ),
-        },
-        {"differences": DIFFERENCES},
-        ArrayDeclaration("control", "clusters, factors and nodes of the fit", common=True),
-    ),
-}
-ORDER: Mapping[str, str] = {
-    "own_clusters": "begin",
-    "improve": "begin own_clusters improve",
-    "release_modalities": "improve",
-    "predict_densities": "open_columns open_new_columns",
-    "release_scores": "improve release_modalities release_scores",
-}
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -448,6 +445,22 @@ def withheld(client: str, policy: Policy, modalities: Sequence[ModalityRequest],
     )
 
 
+SCORE_FACTS = (EntityCount, CaseWeights, GroupSums, RowGroups)
+
+
+@step(
+    FAMILY,
+    "release_modalities",
+    takes={"slot": ArrayDeclaration("control", "which mixture", 0)},
+    releases={
+        "own": ArrayDeclaration("aggregate", "information of the institution's own parameters", 2),
+        "with_shares": ArrayDeclaration("aggregate", "information shared with clusters' sizes", 2),
+        "jacobian": ArrayDeclaration("aggregate", "derivatives of profiles in the parameters", 2),
+        "communalities": ArrayDeclaration("aggregate", "shares of variance that factors make up"),
+        "crossing": ArrayDeclaration("control", "how many scores are multiplied with those of others", 0),
+    },
+    rows_behind=SCORE_FACTS,
+)
 def open_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
     """Release the information of the site's own parameters, and keep scores to be multiplied with others'.
 
@@ -515,31 +528,8 @@ def behind(
     return (GroupSums(code, columns=columns), RowGroups("", code, held.rows[rows[once]])), lambda: None
 
 
-SCORE_FACTS = (EntityCount, CaseWeights, GroupSums, RowGroups)
-SCORE_STEPS = {
-    "open_scores": Step(
-        open_scores,
-        {"slot": ArrayDeclaration("control", "which mixture", 0)},
-        {
-            "own": ArrayDeclaration(
-                "aggregate", "information of the institution's own parameters", 2, behind=SCORE_FACTS
-            ),
-            "with_shares": ArrayDeclaration(
-                "aggregate", "information shared with clusters' sizes", 2, behind=SCORE_FACTS
-            ),
-            "jacobian": ArrayDeclaration(
-                "aggregate", "derivatives of profiles in the parameters", 2, behind=SCORE_FACTS
-            ),
-            "communalities": ArrayDeclaration(
-                "aggregate", "shares of variance that factors make up", behind=SCORE_FACTS
-            ),
-            "crossing": ArrayDeclaration("control", "how many scores are multiplied with those of others", 0),
-        },
-    ),
-    **product_steps(columns_of, rows_of, behind, fills=False),
-}
-SCORE_ORDER = {
-    "open_scores": "release_modalities",
-    "open_product": "open_scores deal_product open_product",
-    "share_product": "open_product share_product",
-}
+include(
+    FAMILY,
+    product_steps(columns_of, rows_of, behind, fills=False),
+    {"open_product": "open_scores deal_product open_product", "share_product": "open_product share_product"},
+)

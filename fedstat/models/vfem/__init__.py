@@ -1,8 +1,6 @@
 """Regression where blocks of whole sites are missing (VFEM)."""
 
-from fedstat.federation.disclosure.protocol_order import in_order
-from fedstat.federation.disclosure.site import FAMILIES
-from fedstat.models.vfem.iteration.messages import FAMILY
-from fedstat.models.vfem.steps import STEP_ORDER, STEPS
+from fedstat.models.vfem import joint_steps, prediction_steps, steps
+from fedstat.models.vfem.iteration import steps as iteration_steps
 
-FAMILIES[FAMILY] = in_order(STEPS, STEP_ORDER)
+__all__ = ["iteration_steps", "joint_steps", "prediction_steps", "steps"]

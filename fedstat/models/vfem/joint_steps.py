@@ -8,15 +8,15 @@ Sums leave by pattern; derivatives of the log-likelihood per entity stay at the 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from fedstat.errors import MessageError
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights, GroupSums
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_lengths
 from fedstat.federation.protocols.running_sums import SHOWN, open_sums, seal_sums, taken_of
 from fedstat.kernels.glm.quadrature import BY_M, BY_MM, BY_MV, BY_VV
 from fedstat.kernels.row_products import column_sums, gram, row_dots
@@ -31,11 +31,33 @@ from fedstat.models.vfem.iteration.glm_steps import (
     seal_of,
     sum_curvatures,
 )
-from fedstat.models.vfem.iteration.messages import SQUARES
+from fedstat.models.vfem.iteration.messages import FAMILY, SQUARES
 from fedstat.models.vfem.iteration.site_state import BlockState
 from fedstat.typing import Array, Bools, Floats, Ints
 
+WEIGHTED_FACTS = (EntityCount, ExternalWeights, GroupSums)
+CODE = ArrayDeclaration("presence", "missing pattern of each entity", dtype="int64")
+PATTERNS = ArrayDeclaration("control", "number of missing patterns", 0)
+OPENED = {
+    "shown": replace(SHOWN, optional=True),
+    "lengths": ArrayDeclaration("control", "bytes of each sealed message", dtype="int64", optional=True),
+}
+NAMES = ArrayDeclaration("control", "which columns the sealed sums are of")
 
+
+@step(
+    FAMILY,
+    (
+        "deal_sums glm_evaluate glm_start glm_start_response joint_predict joint_score joint_weights "
+        "open_columns take_columns"
+    ),
+    takes={"slopes": ArrayDeclaration("aggregate", "coefficients by missing pattern", 2), "code": CODE},
+    releases={
+        "linear_predictor": ArrayDeclaration(
+            "per entity", "linear predictor of the institution's block by missing pattern", maskable=True
+        )
+    },
+)
 def joint_predict(data: SiteData, state: State, slopes: Floats, code: Ints) -> dict[str, Array]:
     """Linear predictor of the standardised rows, with the slopes (G, p) of the pattern of each, (n_k,)."""
     block = block_by_pattern(data, state, code, len(slopes))
@@ -57,6 +79,20 @@ def block_by_pattern(data: SiteData, state: State, code: Ints, patterns: int) ->
     return block
 
 
+@step(
+    FAMILY,
+    "glm_evaluate joint_predict",
+    takes={"code": CODE, "patterns": PATTERNS, **OPENED},
+    releases={
+        "sums": ArrayDeclaration(
+            "aggregate",
+            "sums of the columns with residuals by pattern",
+            2,
+            behind=(EntityCount, GroupSums),
+        )
+    },
+    asks=NAMES,
+)
 def joint_score(
     data: SiteData,
     state: State,
@@ -65,7 +101,7 @@ def joint_score(
     patterns: Array,
     shown: Array | None = None,
     lengths: Ints | None = None,
-) -> tuple[dict[str, Array], str]:
+) -> dict[str, Array]:
     """Release sums of L_m (1, x) by pattern, (G, 1 + p).
 
     They come sealed in `shown`, of these `lengths`, by the names in `text`; the response holder has L_m.
@@ -77,11 +113,11 @@ def joint_score(
     if shown is None or lengths is None:
         z = glm_response_of(state).terms[BY_M][block.rows]
         state.tell(block.weights(z, "residuals"))
-        return {"sums": sums_by_pattern(block, z, code, int(patterns))}, ""
+        return {"sums": sums_by_pattern(block, z, code, int(patterns))}
     out = np.zeros((int(patterns), 1 + block.X.shape[1]))
     for name, sums in opened(state, text, shown, lengths):
         out[pattern_of(name)] = sums
-    return {"sums": out}, ""
+    return {"sums": out}
 
 
 def opened(state: State, text: str, shown: Array, lengths: Ints) -> list[tuple[str, Floats]]:
@@ -107,6 +143,19 @@ def sums_by_pattern(block: BlockState, values: Floats, code: Ints, patterns: int
     return out
 
 
+@step(
+    FAMILY,
+    "glm_evaluate joint_score",
+    takes={"patterns": PATTERNS},
+    releases={
+        "sums": ArrayDeclaration(
+            "aggregate",
+            "sums of second derivatives of the log-likelihood by pattern",
+            2,
+            behind=(EntityCount, GroupSums),
+        )
+    },
+)
 def joint_weights(data: SiteData, state: State, patterns: Array) -> dict[str, Array]:
     """Release sums by pattern of the last evaluation, from which an information can be guessed.
 
@@ -124,9 +173,19 @@ def joint_weights(data: SiteData, state: State, patterns: Array) -> dict[str, Ar
     return {"sums": np.column_stack([response.by_pattern(rows, G), mean])}
 
 
+@step(
+    FAMILY,
+    "glm_evaluate glm_fitted glm_pearson joint_score joint_weights",
+    takes={
+        "patterns": PATTERNS,
+        "each": ArrayDeclaration("control", "patterns whose curvatures leave one by one", dtype="bool"),
+    },
+    releases={"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
+    asks=ArrayDeclaration("control", "which institutions learn sums"),
+)
 def joint_curvature(
     data: SiteData, state: State, text: str, patterns: Array, each: Bools
-) -> tuple[dict[str, Array], str]:
+) -> dict[str, Array]:
     """Release what the information needs of the last evaluation.
 
     Released: ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by pattern; ``h`` -L_mm per entity of the
@@ -146,9 +205,30 @@ def joint_curvature(
         # As many sums as entities would give the curvatures away.
         state.tell(GroupSums(np.zeros_like(taken.rows), taken.part.product.columns_a - 1))
         boxes.append(seal_sums(data, state, taken, h[taken.rows]))
-    return told | seal_all(boxes), ""
+    return told | seal_all(boxes)
 
 
+@step(
+    FAMILY,
+    "joint_curvature joint_predict joint_score",
+    takes={
+        "code": CODE,
+        "patterns": PATTERNS,
+        "h": ArrayDeclaration(
+            "per entity",
+            "curvature of the log-likelihood by the linear predictor",
+            optional=True,
+            weighs="weights",
+        ),
+        **OPENED,
+    },
+    releases={
+        "grams": ArrayDeclaration("aggregate", "weighted sums of products of the columns by pattern", 3),
+        "cross": ArrayDeclaration("aggregate", "weighted sums of the columns by pattern", 2),
+    },
+    rows_behind=WEIGHTED_FACTS,
+    asks=NAMES,
+)
 def joint_information(
     data: SiteData,
     state: State,
@@ -158,7 +238,7 @@ def joint_information(
     h: Floats | None = None,
     shown: Array | None = None,
     lengths: Ints | None = None,
-) -> tuple[dict[str, Array], str]:
+) -> dict[str, Array]:
     """Release sums by pattern for the information, and stage the weighted columns for those with others.
 
     Of entities of patterns that another institution sees as well comes `h` (n_k,), -L_mm, zero elsewhere;
@@ -193,82 +273,4 @@ def joint_information(
         grams[g, 1 + i, 1 + j] = grams[g, 1 + j, 1 + i] = sums[1 + p :]
     # Products of these with another's are the sums over common entities of h x_j x_k'.
     block.staged = {"root": np.sqrt(h)[:, None] * block.X, "weights": h}
-    return {"grams": grams, "cross": cross}, ""
-
-
-WEIGHTED_FACTS = (EntityCount, ExternalWeights, GroupSums)
-CODE = ArrayDeclaration("presence", "missing pattern of each entity", dtype="int64")
-PATTERNS = ArrayDeclaration("control", "number of missing patterns", 0)
-OPENED = {
-    "shown": replace(SHOWN, optional=True),
-    "lengths": ArrayDeclaration("control", "bytes of each sealed message", dtype="int64", optional=True),
-}
-NAMES = ArrayDeclaration("control", "which columns the sealed sums are of")
-JOINT_STEPS: Mapping[str, Step] = {
-    "joint_predict": Step(
-        joint_predict,
-        {"slopes": ArrayDeclaration("aggregate", "coefficients by missing pattern", 2), "code": CODE},
-        {
-            "linear_predictor": ArrayDeclaration(
-                "per entity", "linear predictor of the institution's block by missing pattern", maskable=True
-            )
-        },
-    ),
-    "joint_score": Step(
-        joint_score,
-        {"code": CODE, "patterns": PATTERNS, **OPENED},
-        {
-            "sums": ArrayDeclaration(
-                "aggregate",
-                "sums of the columns with residuals by pattern",
-                2,
-                behind=(EntityCount, GroupSums),
-            )
-        },
-        text_in=NAMES,
-    ),
-    "joint_weights": Step(
-        joint_weights,
-        {"patterns": PATTERNS},
-        {
-            "sums": ArrayDeclaration(
-                "aggregate",
-                "sums of second derivatives of the log-likelihood by pattern",
-                2,
-                behind=(EntityCount, GroupSums),
-            )
-        },
-    ),
-    "joint_curvature": Step(
-        joint_curvature,
-        {
-            "patterns": PATTERNS,
-            "each": ArrayDeclaration("control", "patterns whose curvatures leave one by one", dtype="bool"),
-        },
-        {"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
-        text_in=ArrayDeclaration("control", "which institutions learn sums"),
-    ),
-    "joint_information": Step(
-        joint_information,
-        {
-            "code": CODE,
-            "patterns": PATTERNS,
-            "h": ArrayDeclaration(
-                "per entity",
-                "curvature of the log-likelihood by the linear predictor",
-                optional=True,
-                weighs="weights",
-            ),
-            **OPENED,
-        },
-        {
-            "grams": ArrayDeclaration(
-                "aggregate", "weighted sums of products of the columns by pattern", 3, behind=WEIGHTED_FACTS
-            ),
-            "cross": ArrayDeclaration(
-                "aggregate", "weighted sums of the columns by pattern", 2, behind=WEIGHTED_FACTS
-            ),
-        },
-        text_in=NAMES,
-    ),
-}
+    return {"grams": grams, "cross": cross}

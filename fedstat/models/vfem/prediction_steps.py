@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from fedstat.errors import MessageError
 from fedstat.federation.design.vertical_design import block_of, response_of
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights, ModelEvaluation
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_lengths
 from fedstat.kernels.row_products import row_dots
 from fedstat.models.vertical.prediction.evaluation import average_in_groups, squared_errors
 from fedstat.models.vertical.prediction.steps import PREDICTOR
+from fedstat.models.vfem.iteration.messages import FAMILY
 from fedstat.typing import Array, Bools, Floats, Ints
 
+PATTERN_CODE = ArrayDeclaration("presence", "missing pattern of each entity", dtype="int64")
 
+
+@step(
+    FAMILY,
+    takes={
+        "slopes": ArrayDeclaration("aggregate", "coefficients by missing pattern", 2),
+        "code": PATTERN_CODE,
+    },
+    releases={"linear_predictor": PREDICTOR},
+)
 def predict_by_pattern(data: SiteData, state: State, slopes: Floats, code: Ints) -> dict[str, Array]:
     """Linear predictor of the opened rows, (n,), with the slopes (G, p) of the pattern of each."""
     X = np.ascontiguousarray(block_of(state).X)
@@ -28,6 +38,20 @@ def predict_by_pattern(data: SiteData, state: State, slopes: Floats, code: Ints)
     return {"linear_predictor": out}
 
 
+@step(
+    FAMILY,
+    "predict_by_pattern",
+    takes={
+        "mu": ArrayDeclaration("aggregate", "means"),
+        "factors": ArrayDeclaration("aggregate", "factors of the covariance of the estimates by pattern", 3),
+        "code": PATTERN_CODE,
+    },
+    releases={
+        "projection": ArrayDeclaration(
+            "raw columns", "columns projected on the covariance of the estimates", 2, maskable=True
+        )
+    },
+)
 def project_by_pattern(
     data: SiteData, state: State, mu: Floats, factors: Floats, code: Ints
 ) -> dict[str, Array]:
@@ -58,6 +82,20 @@ def _check_code(data: SiteData, code: Ints, n: int, patterns: int, given: int, c
         raise MessageError(f"{data.name}: {given} slopes for {columns} columns")
 
 
+@step(
+    FAMILY,
+    takes={
+        "use": ArrayDeclaration("presence", "which entities are compared", dtype="bool"),
+        "predicted": ArrayDeclaration("per entity", "predictions", weighs="predictions"),
+    },
+    releases={
+        "sums": ArrayDeclaration(
+            "aggregate",
+            "number of predictions, their squared errors, squared deviations",
+            behind=(EntityCount, ModelEvaluation, ExternalWeights),
+        )
+    },
+)
 def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Floats) -> dict[str, Array]:
     """Compare predictions with the response of the rows in `use`.
 
@@ -77,42 +115,3 @@ def prediction_errors(data: SiteData, state: State, use: Bools, predicted: Float
     sums = np.array([len(y), errors, deviation @ deviation])
     state.tell(ModelEvaluation(sums))
     return {"sums": sums}
-
-
-PATTERN_CODE = ArrayDeclaration("presence", "missing pattern of each entity", dtype="int64")
-PREDICTION_STEPS: Mapping[str, Step] = {
-    "predict_by_pattern": Step(
-        predict_by_pattern,
-        {"slopes": ArrayDeclaration("aggregate", "coefficients by missing pattern", 2), "code": PATTERN_CODE},
-        {"linear_predictor": PREDICTOR},
-    ),
-    "project_by_pattern": Step(
-        project_by_pattern,
-        {
-            "mu": ArrayDeclaration("aggregate", "means"),
-            "factors": ArrayDeclaration(
-                "aggregate", "factors of the covariance of the estimates by pattern", 3
-            ),
-            "code": PATTERN_CODE,
-        },
-        {
-            "projection": ArrayDeclaration(
-                "raw columns", "columns projected on the covariance of the estimates", 2, maskable=True
-            )
-        },
-    ),
-    "prediction_errors": Step(
-        prediction_errors,
-        {
-            "use": ArrayDeclaration("presence", "which entities are compared", dtype="bool"),
-            "predicted": ArrayDeclaration("per entity", "predictions", weighs="predictions"),
-        },
-        {
-            "sums": ArrayDeclaration(
-                "aggregate",
-                "number of predictions, their squared errors, squared deviations",
-                behind=(EntityCount, ModelEvaluation, ExternalWeights),
-            )
-        },
-    ),
-}

@@ -16,8 +16,9 @@ from fedstat.federation.disclosure.facts import (
     GroupSums,
     RowGroups,
 )
+from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_lengths
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.coordinate_descent import GramSolver
 from fedstat.kernels.penalized.path import lambda_max
@@ -42,44 +43,25 @@ from fedstat.models.vglm.path_setup import adapted
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Order of the steps in the exchanges of VerticalGLM: which stand directly before which.
-
-STEP_ORDER: Mapping[str, str] = {
-    **EXCHANGE_ORDER,
-    "sum_with_response": "stage_response sum_products",
-    "open_product": "deal_product open_product stage_block stage_response sum_products sum_response "
-    "sum_with_response weigh",
-    # Newton steps
-    "linear_predictor": "admm_coefficients linear_predictor respond respond_openly share_product stage_block "
-    "stage_response sum_scores sum_with_response weigh",
-    "respond": "deal_product linear_predictor respond respond_by_fold share_product sum_with_response",
-    "respond_openly": "admm_respond admm_start deal_product linear_predictor respond_by_fold respond_openly "
-    "share_product stage_response",
-    "respond_by_fold": "deal_product linear_predictor respond respond_by_fold respond_openly share_product "
-    "sum_scores",
-    "sum_scores": "linear_predictor respond respond_by_fold respond_openly share_product sum_scores",
-    "weigh": "share_product sum_scores weigh",
-    # new entities
-    "project_block": "predict_block",
-    # ADMM
-    "admm_start": "respond_openly stage_block",
-    "admm_largest": "admm_move admm_start respond_openly",
-    "admm_set": "admm_adapt admm_certify admm_coefficients admm_largest admm_start",
-    "admm_move": "admm_move admm_respond admm_set",
-    "admm_respond": "admm_move admm_respond admm_set respond_openly",
-    "admm_adapt": "admm_move admm_respond",
-    "admm_certify": "admm_move respond_openly",
-    "admm_coefficients": "admm_certify",
-}
-"""Steps by what may come directly before them at a site."""
-
-
-# ----------------------------------------------------------------------------------------------------
 # Steps of Newton's method at an institution: linear predictors, scores, weighted sums of products.
 
 WEIGHTED = "weighted"
 
 
+RESIDUAL = ArrayDeclaration("per entity", "residual of the response", dtype="float64", weighs="residuals")
+WEIGHTED_FACTS = (EntityCount, ExternalWeights, GroupSums)
+FAMILY = "vglm"
+
+
+@step(
+    FAMILY,
+    (
+        "admm_coefficients linear_predictor respond respond_openly share_product stage_block "
+        "stage_response sum_scores sum_with_response weigh"
+    ),
+    takes={"beta": ArrayDeclaration("control", "coefficients of standardised columns", dtype="float64")},
+    releases={"linear_predictor": PREDICTOR},
+)
 def linear_predictor(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:
     """Linear predictor of the block at coefficients of standardised columns, one value per entity."""
     staged = staged_block(state)
@@ -87,6 +69,16 @@ def linear_predictor(data: SiteData, state: State, beta: Floats) -> dict[str, Ar
     return {"linear_predictor": row_dots(staged.X, beta)}
 
 
+@step(
+    FAMILY,
+    "linear_predictor respond respond_by_fold respond_openly share_product sum_scores",
+    takes={"residual": RESIDUAL},
+    releases={
+        "scores": ArrayDeclaration(
+            "aggregate", "sums of the columns times residuals", behind=(EntityCount, ExternalWeights)
+        )
+    },
+)
 def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
     """Sum the columns times the residuals: (p,)."""
     staged = staged_block(state)
@@ -94,6 +86,20 @@ def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Arra
     return {"scores": column_sums(staged.X, residual)}
 
 
+@step(
+    FAMILY,
+    "share_product sum_scores weigh",
+    takes={
+        "weight": ArrayDeclaration(
+            "per entity", "weight of each entity in a Newton step", dtype="float64", weighs="weights"
+        )
+    },
+    releases={
+        "sums": ArrayDeclaration("aggregate", "weighted sums of the columns"),
+        "gram": ArrayDeclaration("aggregate", "weighted sums of products of the columns", 2),
+    },
+    rows_behind=WEIGHTED_FACTS,
+)
 def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
     """Take row weights; release the weighted sums of the columns (p,) and of their products (p, p)."""
     staged = staged_block(state)
@@ -124,46 +130,31 @@ def weights_released(data: SiteData, state: State) -> tuple[Floats, int]:
     return staged.weight, max(staged.grams, 1)
 
 
-RESIDUAL = ArrayDeclaration("per entity", "residual of the response", dtype="float64", weighs="residuals")
-WEIGHTED_FACTS = (EntityCount, ExternalWeights, GroupSums)
-NEWTON_STEPS: Mapping[str, Step] = {
-    "linear_predictor": Step(
-        linear_predictor,
-        {"beta": ArrayDeclaration("control", "coefficients of standardised columns", dtype="float64")},
-        {"linear_predictor": PREDICTOR},
-    ),
-    "sum_scores": Step(
-        sum_scores,
-        {"residual": RESIDUAL},
-        {
-            "scores": ArrayDeclaration(
-                "aggregate", "sums of the columns times residuals", behind=(EntityCount, ExternalWeights)
-            )
-        },
-    ),
-    "weigh": Step(
-        weigh,
-        {
-            "weight": ArrayDeclaration(
-                "per entity", "weight of each entity in a Newton step", dtype="float64", weighs="weights"
-            )
-        },
-        {
-            "sums": ArrayDeclaration("aggregate", "weighted sums of the columns", behind=WEIGHTED_FACTS),
-            "gram": ArrayDeclaration(
-                "aggregate", "weighted sums of products of the columns", 2, behind=WEIGHTED_FACTS
-            ),
-        },
-    ),
-}
-
-
 # ----------------------------------------------------------------------------------------------------
 # Steps of the response holder: what it says of its response at linear predictors.
 #
 # With a canonical link that are sums over entities; residuals leave where a fit cannot do without.
 
 
+TOTAL_PREDICTOR = ArrayDeclaration(
+    "per entity", "sum of the institutions' linear predictors", dtype="float64", weighs=""
+)
+RESPONSE_SUMS: Mapping[str, ArrayDeclaration] = {
+    "loss": ArrayDeclaration("aggregate", "half the mean deviance", 0, behind=(EntityCount,)),
+    "sums": ArrayDeclaration("aggregate", "sums of residuals and of their squares", behind=(EntityCount,)),
+}
+FOLD_FACTS = (EntityCount, GroupSums, ExcludedEntities, RowGroups)
+
+
+@step(
+    FAMILY,
+    "deal_product linear_predictor respond respond_by_fold share_product sum_with_response",
+    takes={
+        "eta": TOTAL_PREDICTOR,
+        "highest": ArrayDeclaration("control", "loss above which nothing else is said", 0, optional=True),
+    },
+    releases=RESPONSE_SUMS,
+)
 def respond(data: SiteData, state: State, eta: Floats, highest: Array | None = None) -> dict[str, Array]:
     """Compare the response with linear predictors (n,), the sums over institutions.
 
@@ -182,6 +173,15 @@ def respond(data: SiteData, state: State, eta: Floats, highest: Array | None = N
     return {"loss": np.array(loss), "sums": _sums(staged_response(state).distribution, residual, weight)}
 
 
+@step(
+    FAMILY,
+    (
+        "admm_respond admm_start deal_product linear_predictor respond_by_fold respond_openly "
+        "share_product stage_response"
+    ),
+    takes={"eta": TOTAL_PREDICTOR},
+    releases={**RESPONSE_SUMS, "residual": ArrayDeclaration("per entity", "residual of the response")},
+)
 def respond_openly(data: SiteData, state: State, eta: Floats) -> dict[str, Array]:
     """As :func:`respond`, with the residual of every entity, (n,)."""
     loss, residual, weight = _compared(data, state, eta)
@@ -189,6 +189,16 @@ def respond_openly(data: SiteData, state: State, eta: Floats) -> dict[str, Array
     return {"loss": np.array(loss), "sums": sums, "residual": residual}
 
 
+@step(
+    FAMILY,
+    "deal_product linear_predictor respond respond_by_fold respond_openly share_product sum_scores",
+    takes={"eta": TOTAL_PREDICTOR, "code": CODE, "groups": GROUPS},
+    releases={
+        "losses": ArrayDeclaration("aggregate", "half the deviance by fold"),
+        "totals": ArrayDeclaration("aggregate", "sums of residuals by fold"),
+    },
+    rows_behind=FOLD_FACTS,
+)
 def respond_by_fold(data: SiteData, state: State, eta: Floats, code: Ints, groups: Array) -> dict[str, Array]:
     """Sum by fold, (n,): ``losses`` (G,), half the deviance over n, and ``totals`` (G,) of residuals."""
     response, G = staged_response(state), int(groups)
@@ -222,37 +232,6 @@ def _sums(distribution: DistributionSpec, residual: Floats, weight: Floats) -> F
 
 
 PREDICTORS = "deviations of linear predictors from their median"
-TOTAL_PREDICTOR = ArrayDeclaration(
-    "per entity", "sum of the institutions' linear predictors", dtype="float64", weighs=""
-)
-RESPONSE_SUMS: Mapping[str, ArrayDeclaration] = {
-    "loss": ArrayDeclaration("aggregate", "half the mean deviance", 0, behind=(EntityCount,)),
-    "sums": ArrayDeclaration("aggregate", "sums of residuals and of their squares", behind=(EntityCount,)),
-}
-FOLD_FACTS = (EntityCount, GroupSums, ExcludedEntities, RowGroups)
-RESPONSE_STEPS: Mapping[str, Step] = {
-    "respond": Step(
-        respond,
-        {
-            "eta": TOTAL_PREDICTOR,
-            "highest": ArrayDeclaration("control", "loss above which nothing else is said", 0, optional=True),
-        },
-        RESPONSE_SUMS,
-    ),
-    "respond_openly": Step(
-        respond_openly,
-        {"eta": TOTAL_PREDICTOR},
-        {**RESPONSE_SUMS, "residual": ArrayDeclaration("per entity", "residual of the response")},
-    ),
-    "respond_by_fold": Step(
-        respond_by_fold,
-        {"eta": TOTAL_PREDICTOR, "code": CODE, "groups": GROUPS},
-        {
-            "losses": ArrayDeclaration("aggregate", "half the deviance by fold", behind=FOLD_FACTS),
-            "totals": ArrayDeclaration("aggregate", "sums of residuals by fold", behind=FOLD_FACTS),
-        },
-    ),
-}
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -307,9 +286,19 @@ def _block(state: State) -> SharingBlock:
     return state.use("vglm admm", SharingBlock, "ADMM was not started here; ask 'admm_start' first")
 
 
-def admm_start(
-    data: SiteData, state: State, text: str, labels: Ints, free: Bools
-) -> tuple[dict[str, Array], str]:
+RHO = ArrayDeclaration("control", "penalty parameter", 0)
+
+
+@step(
+    FAMILY,
+    "respond_openly stage_block",
+    takes={
+        "labels": ArrayDeclaration("control", "group of each column", dtype="int64"),
+        "free": ArrayDeclaration("control", "which columns have no penalty", dtype="bool"),
+    },
+    asks=ArrayDeclaration("control", "the penalty"),
+)
+def admm_start(data: SiteData, state: State, text: str, labels: Ints, free: Bools) -> dict[str, Array]:
     """Prepare the penalised least squares of the block; nothing leaves.
 
     `text` is the penalty in JSON, `labels` (p,) the group of each column, `free` (p,) whether it has no
@@ -329,9 +318,14 @@ def admm_start(
     G = gram(Z, np.ones(len(Z))) / len(Z)
     block = SharingBlock(Z, G, T, penalty, groups, np.zeros(len(T)), np.zeros(len(Z)))
     state.keep("vglm admm", block, len(Z))
-    return {}, ""
+    return {}
 
 
+@step(
+    FAMILY,
+    "admm_move admm_respond",
+    takes={"power": ArrayDeclaration("control", "power of coefficients that divides penalties", 0)},
+)
 def admm_adapt(data: SiteData, state: State, power: Array) -> dict[str, Array]:
     """Divide the penalties by a power of the present coefficients; nothing leaves."""
     block, gamma = _block(state), float(power)
@@ -341,6 +335,19 @@ def admm_adapt(data: SiteData, state: State, power: Array) -> dict[str, Array]:
     return {}
 
 
+@step(
+    FAMILY,
+    "admm_move admm_start respond_openly",
+    takes={"residual": RESIDUAL},
+    releases={
+        "largest": ArrayDeclaration(
+            "aggregate",
+            "lambda at which the first column is selected",
+            0,
+            behind=(EntityCount, ExternalWeights),
+        )
+    },
+)
 def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
     """Smallest lambda at which all coefficients of the block are zero."""
     block = _block(state)
@@ -349,6 +356,14 @@ def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
     return {"largest": np.array(lambda_max(gradient, block.penalty, block.groups))}
 
 
+@step(
+    FAMILY,
+    "admm_adapt admm_certify admm_coefficients admm_largest admm_start",
+    takes={
+        "lam": ArrayDeclaration("control", "lambda", 0),
+        "linearise": ArrayDeclaration("control", "whether to linearise the penalty", 0),
+    },
+)
 def admm_set(data: SiteData, state: State, lam: Array, linearise: Array) -> dict[str, Array]:
     """Set lambda; with `linearise` put the penalty's tangents at the present coefficients in its place."""
     block = _block(state)
@@ -359,6 +374,17 @@ def admm_set(data: SiteData, state: State, lam: Array, linearise: Array) -> dict
     return {}
 
 
+@step(
+    FAMILY,
+    "admm_move admm_respond admm_set",
+    takes={
+        "move": ArrayDeclaration(
+            "per entity", "move of the sum of linear predictors", dtype="float64", weighs="moves"
+        ),
+        "rho": RHO,
+    },
+    releases={"linear_predictor": PREDICTOR},
+)
 def admm_move(data: SiteData, state: State, move: Floats, rho: Array) -> dict[str, Array]:
     """Move the linear predictor as far as the penalty lets it; release it.
 
@@ -379,6 +405,19 @@ def admm_move(data: SiteData, state: State, move: Floats, rho: Array) -> dict[st
     return {"linear_predictor": block.eta}
 
 
+@step(
+    FAMILY,
+    "admm_move respond_openly",
+    takes={"residual": RESIDUAL},
+    releases={
+        "violation": ArrayDeclaration(
+            "aggregate",
+            "violation of the stationarity conditions",
+            0,
+            behind=(EntityCount, ExternalWeights),
+        )
+    },
+)
 def admm_certify(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
     """Largest violation of the stationarity conditions of the block: of the penalty itself."""
     block = _block(state)
@@ -389,12 +428,33 @@ def admm_certify(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
     return {"violation": np.array(block.terms.violation(block.theta, gradient))}
 
 
+@step(
+    FAMILY,
+    "admm_certify",
+    releases={
+        "beta": ArrayDeclaration("aggregate", "coefficients of standardised columns", behind=(EntityCount,))
+    },
+)
 def admm_coefficients(data: SiteData, state: State) -> dict[str, Array]:
     """Release the coefficients of standardised columns: (p,)."""
     block = _block(state)
     return {"beta": block.T @ block.theta}
 
 
+@step(
+    FAMILY,
+    "admm_move admm_respond admm_set respond_openly",
+    takes={
+        "eta": TOTAL_PREDICTOR,
+        "blocks": ArrayDeclaration("control", "number of blocks", 0),
+        "rho": RHO,
+        "start": ArrayDeclaration("control", "whether the fit begins", 0),
+    },
+    releases={
+        "move": ArrayDeclaration("per entity", "move of the sum of linear predictors"),
+        "sizes": ArrayDeclaration("aggregate", "norms of residuals, mean and dual", behind=(EntityCount,)),
+    },
+)
 def admm_respond(
     data: SiteData, state: State, eta: Floats, blocks: Array, rho: Array, start: Array
 ) -> dict[str, Array]:
@@ -446,100 +506,23 @@ def nearest(distribution: str, a: Floats, y: Floats, N: int, rho: float) -> Floa
     return np.asarray(t / N)
 
 
-RHO = ArrayDeclaration("control", "penalty parameter", 0)
-ADMM_STEPS: Mapping[str, Step] = {
-    "admm_start": Step(
-        admm_start,
-        {
-            "labels": ArrayDeclaration("control", "group of each column", dtype="int64"),
-            "free": ArrayDeclaration("control", "which columns have no penalty", dtype="bool"),
-        },
-        text_in=ArrayDeclaration("control", "the penalty"),
-    ),
-    "admm_adapt": Step(
-        admm_adapt, {"power": ArrayDeclaration("control", "power of coefficients that divides penalties", 0)}
-    ),
-    "admm_largest": Step(
-        admm_largest,
-        {"residual": RESIDUAL},
-        {
-            "largest": ArrayDeclaration(
-                "aggregate",
-                "lambda at which the first column is selected",
-                0,
-                behind=(EntityCount, ExternalWeights),
-            )
-        },
-    ),
-    "admm_set": Step(
-        admm_set,
-        {
-            "lam": ArrayDeclaration("control", "lambda", 0),
-            "linearise": ArrayDeclaration("control", "whether to linearise the penalty", 0),
-        },
-    ),
-    "admm_move": Step(
-        admm_move,
-        {
-            "move": ArrayDeclaration(
-                "per entity", "move of the sum of linear predictors", dtype="float64", weighs="moves"
-            ),
-            "rho": RHO,
-        },
-        {"linear_predictor": PREDICTOR},
-    ),
-    "admm_certify": Step(
-        admm_certify,
-        {"residual": RESIDUAL},
-        {
-            "violation": ArrayDeclaration(
-                "aggregate",
-                "violation of the stationarity conditions",
-                0,
-                behind=(EntityCount, ExternalWeights),
-            )
-        },
-    ),
-    "admm_coefficients": Step(
-        admm_coefficients,
-        gives={
-            "beta": ArrayDeclaration(
-                "aggregate", "coefficients of standardised columns", behind=(EntityCount,)
-            )
-        },
-    ),
-    "admm_respond": Step(
-        admm_respond,
-        {
-            "eta": TOTAL_PREDICTOR,
-            "blocks": ArrayDeclaration("control", "number of blocks", 0),
-            "rho": RHO,
-            "start": ArrayDeclaration("control", "whether the fit begins", 0),
-        },
-        {
-            "move": ArrayDeclaration("per entity", "move of the sum of linear predictors"),
-            "sizes": ArrayDeclaration(
-                "aggregate", "norms of residuals, mean and dual", behind=(EntityCount,)
-            ),
-        },
-    ),
-}
-
-
 # ----------------------------------------------------------------------------------------------------
 # All that an institution answers for a vertical generalised linear model.
 
-FAMILY = "vglm"
 RULES = ExchangeRules(
     remembers=True,
     columns={WEIGHTED: weighted_columns},
     weights={WEIGHTED: weights_released},
     constant=saturated,
 )
-STEPS: Mapping[str, Step] = {
-    **exchange_steps(RULES),
-    **NEWTON_STEPS,
-    **RESPONSE_STEPS,
-    **LINEAR_PREDICTOR_STEPS,
-    **ADMM_STEPS,
-}
+include(
+    FAMILY,
+    {**exchange_steps(RULES), **LINEAR_PREDICTOR_STEPS},
+    {
+        **EXCHANGE_ORDER,
+        "sum_with_response": "stage_response sum_products",
+        "open_product": "deal_product open_product stage_block stage_response sum_products sum_response "
+        "sum_with_response weigh",
+        "project_block": "predict_block",
+    },
+)

@@ -15,8 +15,11 @@ from fedstat.errors import (
     PolicyError,
 )
 from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES, load_families
 from fedstat.federation.message import Request, pack_request
-from fedstat.models.fedavg import FAMILIES
+from fedstat.kernels.glm.distributions import DistributionSpec
+
+load_families()
 
 KINDS = (fs.FedAvg, fs.FedAvgM, fs.QFedAvg, fs.FedProx)
 SHORT = {"rounds": 6, "fraction": 0.5, "batch_size": 8}
@@ -221,6 +224,7 @@ ASK = {
     "seed": np.array(1),
     "number": np.array(0),
 }
+TEXT = {"run_epochs": '["S1"]', "start": DistributionSpec("Binomial", "Logit").to_json()}
 
 
 @pytest.fixture(scope="module")
@@ -251,9 +255,7 @@ def test_a_malformed_question_is_refused(started, step, changes, complaint):
     arrays = (ASK if step == "run_epochs" else {}) | changes
     before = len(site.ledger.entries)
     with pytest.raises(MessageError, match=complaint):
-        site.answer(
-            pack_request(Request("S1", "fedavg", step, arrays, session, '["S1"]' * (step == "run_epochs")))
-        )
+        site.answer(pack_request(Request("S1", "fedavg", step, arrays, session, TEXT.get(step, ""))))
     assert len(site.ledger.entries) == before
 
 
@@ -261,5 +263,6 @@ def test_a_malformed_question_is_refused(started, step, changes, complaint):
 def test_a_question_out_of_turn_is_refused(started, step):
     takes = FAMILIES["fedavg"][step].takes
     arrays = {name: np.ones((2,) * d.ndim, dtype=d.dtype or float) for name, d in takes.items()}
+    ask = Request("S1", "fedavg", step, arrays, "another session", TEXT.get(step, ""))
     with pytest.raises(MessageError, match=r"was not started here|no rows are open"):
-        started[0].answer(pack_request(Request("S1", "fedavg", step, arrays, "another session")))
+        started[0].answer(pack_request(ask))

@@ -14,9 +14,11 @@ from pooled import partition, table
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
 from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES, load_families
 from fedstat.federation.message import Request, pack_request, unpack_request
 from fedstat.federation.protocols.engine import LocalEngine
-from fedstat.models.glm import FAMILIES
+
+load_families()
 
 SITE = "S2"
 STEPS = sorted(FAMILIES["glm"])

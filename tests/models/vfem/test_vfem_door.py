@@ -15,8 +15,10 @@ import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
 from fedstat.federation.design.vertical_design import design_request
 from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES, load_families
 from fedstat.federation.message import Request, pack_request, unpack_reply
-from fedstat.models.vfem import FAMILIES
+
+load_families()
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -120,7 +122,9 @@ from fedstat.errors import FedstatError
 from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.federation.protocols.product_steps import OpenProduct
 from fedstat.federation.message import pack_request
-from fedstat.models.vfem import FAMILIES
+from fedstat.federation.disclosure.site import FAMILIES, load_families
+
+load_families()
 
 def longer_and_shorter(array):
     if array.ndim:

@@ -8,11 +8,12 @@ from functools import partial
 import numpy as np
 
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
 from fedstat.kernels.sketch import SKETCHES
 from fedstat.models.vertical.exchange.steps import ColumnSource
-from fedstat.models.vfem.iteration.messages import declare_sums, declare_weighted_sums
+from fedstat.models.vfem.iteration.messages import CROSS_STEPS, FAMILY, declare_sums, declare_weighted_sums
 from fedstat.models.vfem.iteration.site_state import BLOCK_STATE_ITEM, BlockState, block_state_of
 from fedstat.typing import Array, Floats, Ints
 
@@ -54,6 +55,22 @@ def seed_of_stage(shared: int, stage: int) -> int:
     )
 
 
+STAGE = ArrayDeclaration("control", "which columns", 0)
+
+
+@step(
+    FAMILY,
+    f"{CROSS_STEPS} sem_constants",
+    takes={
+        "stage": STAGE,
+        "size": ArrayDeclaration("control", "rows of the sketch", 0),
+        "kind": ArrayDeclaration("control", "kind of the sketch", 0),
+    },
+    releases={
+        "sketch": ArrayDeclaration("sketch", "random projection of the columns", 2, behind=(EntityCount,)),
+        "error": declare_sums("relative error of the sketch within the block", 0),
+    },
+)
 def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array) -> dict[str, Array]:
     """Release a random projection of the staged columns, the same one at every institution.
 
@@ -74,11 +91,27 @@ def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array)
     return {"sketch": projected, "error": np.array(np.sqrt(np.mean(error**2)))}
 
 
+@step(
+    FAMILY,
+    f"{CROSS_STEPS} response_products",
+    takes={"stage": STAGE},
+    releases={"columns": ArrayDeclaration("raw columns", "the columns themselves, centred and weighted", 2)},
+)
 def release_columns(data: SiteData, state: State, stage: Array) -> dict[str, Array]:
     """Release the staged columns themselves, for another institution to multiply with its own."""
     return {"columns": np.ascontiguousarray(staged(data, state, int(stage)))}
 
 
+@step(
+    FAMILY,
+    f"{CROSS_STEPS} multiply_columns release_columns",
+    takes={
+        "stage": STAGE,
+        "columns": ArrayDeclaration("raw columns", "another institution's columns, centred and weighted", 2),
+        "rows": ArrayDeclaration("presence", "positions of that institution's entities", dtype="int64"),
+    },
+    releases={"products": declare_weighted_sums("cross-products of two institutions' columns", 2)},
+)
 def multiply_columns(
     data: SiteData, state: State, stage: Array, columns: Floats, rows: Ints
 ) -> dict[str, Array]:
@@ -92,38 +125,3 @@ def multiply_columns(
     if held.any():  # the product over none is zero, whatever the columns
         state.tell(EntityCount(int(np.count_nonzero(held))))
     return {"products": columns[theirs].T @ own[mine]}
-
-
-STAGE = ArrayDeclaration("control", "which columns", 0)
-CROSS_PRODUCT_STEPS: Mapping[str, Step] = {
-    "sketch": Step(
-        sketch,
-        {
-            "stage": STAGE,
-            "size": ArrayDeclaration("control", "rows of the sketch", 0),
-            "kind": ArrayDeclaration("control", "kind of the sketch", 0),
-        },
-        {
-            "sketch": ArrayDeclaration(
-                "sketch", "random projection of the columns", 2, behind=(EntityCount,)
-            ),
-            "error": declare_sums("relative error of the sketch within the block", 0),
-        },
-    ),
-    "release_columns": Step(
-        release_columns,
-        {"stage": STAGE},
-        {"columns": ArrayDeclaration("raw columns", "the columns themselves, centred and weighted", 2)},
-    ),
-    "multiply_columns": Step(
-        multiply_columns,
-        {
-            "stage": STAGE,
-            "columns": ArrayDeclaration(
-                "raw columns", "another institution's columns, centred and weighted", 2
-            ),
-            "rows": ArrayDeclaration("presence", "positions of that institution's entities", dtype="int64"),
-        },
-        {"products": declare_weighted_sums("cross-products of two institutions' columns", 2)},
-    ),
-}

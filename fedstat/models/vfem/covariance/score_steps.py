@@ -14,8 +14,9 @@ from fedstat.errors import MessageError, SecurityError
 from fedstat.federation.crypto.envelopes import SealedChannel
 from fedstat.federation.crypto.product_checks import MARK, keyed_digest
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_lengths
 from fedstat.federation.protocols.key_agreement import keys_of
 from fedstat.federation.protocols.product_steps import as_bytes
 from fedstat.federation.protocols.running_sums import SHOWN
@@ -32,6 +33,8 @@ from fedstat.models.vfem.iteration.glm_steps import (
     seal_all,
 )
 from fedstat.models.vfem.iteration.messages import (
+    AFTER_INFORMATION,
+    FAMILY,
     declare_sums,
     declare_weighted_sums,
     safe_weighted_sums,
@@ -86,6 +89,15 @@ def quadratic(Y: Floats, A: Floats) -> Floats:
     return np.asarray(0.5 * (np.einsum("ij,ij->i", Y @ A, Y) - np.trace(A)))
 
 
+LOCAL: Mapping[str, ArrayDeclaration] = {
+    "gram": declare_sums("products of the scores within the block", 2),
+    "with_response": declare_sums("products of the scores with those of the response", 2),
+}
+RESPONSE: Mapping[str, ArrayDeclaration] = {"gram": declare_sums("products of the scores of the response", 2)}
+MISSING = ArrayDeclaration("presence", "missing patterns", 2)
+
+
+@step(FAMILY, "multiply_columns release_columns share_product sketch", releases=LOCAL)
 def scores(data: SiteData, state: State) -> dict[str, Array]:
     """Stage the institution's part F of every entity's effective score, and release its local products.
 
@@ -108,6 +120,7 @@ def local_products(data: SiteData, client: BlockState, of_response: Floats, by_v
     return {"gram": F.T @ F, "with_response": np.column_stack([F.T @ of_response, absent.T])}
 
 
+@step(FAMILY, "deal_product fitted scores", takes={"missing": MISSING}, releases=RESPONSE)
 def response_products(data: SiteData, state: State, missing: Bools) -> dict[str, Array]:
     """Products of the response holder's part of the scores; (G, K), which sites miss in each pattern."""
     active = normal_response_of(state)
@@ -115,18 +128,6 @@ def response_products(data: SiteData, state: State, missing: Bools) -> dict[str,
     minus_e = -0.5 * (inverse_v - z * z)
     F = np.column_stack([z, minus_e, minus_e[:, None] * missing[active.code]])
     return {"gram": F.T @ F}
-
-
-LOCAL: Mapping[str, ArrayDeclaration] = {
-    "gram": declare_sums("products of the scores within the block", 2),
-    "with_response": declare_sums("products of the scores with those of the response", 2),
-}
-RESPONSE: Mapping[str, ArrayDeclaration] = {"gram": declare_sums("products of the scores of the response", 2)}
-MISSING = ArrayDeclaration("presence", "missing patterns", 2)
-SCORE_STEPS: Mapping[str, Step] = {
-    "scores": Step(scores, gives=LOCAL),
-    "response_products": Step(response_products, {"missing": MISSING}, RESPONSE),
-}
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -197,6 +198,17 @@ class ResponseScores:
         return R.T @ R
 
 
+DERIVATIVES = ArrayDeclaration("per entity", "first derivatives of the log-likelihood", 2)
+WHICH = ArrayDeclaration("control", "institutions of the fit, and who is told")
+
+
+@step(
+    FAMILY,
+    f"glm_derivatives_openly {AFTER_INFORMATION}",
+    takes={"derivatives": replace(DERIVATIVES, optional=True, weighs="residuals")},
+    releases={name: replace(one, behind=(EntityCount, ExternalWeights)) for name, one in LOCAL.items()},
+    name="glm_scores_openly",
+)
 def glm_scores_unmasked(data: SiteData, state: State, derivatives: Floats | None = None) -> dict[str, Array]:
     """Stage the effective scores from derivatives of the institution's entities, (3, n_k).
 
@@ -214,6 +226,7 @@ def glm_scores_unmasked(data: SiteData, state: State, derivatives: Floats | None
     return local_products(data, block, np.column_stack([z, by_scale]), by_v)
 
 
+@step(FAMILY, AFTER_INFORMATION, releases={"derivatives": DERIVATIVES}, name="glm_derivatives_openly")
 def glm_derivatives_unmasked(data: SiteData, state: State) -> dict[str, Array]:
     """Release derivatives of every entity, which tell its response, where a fit sends columns openly."""
     return {"derivatives": first_derivatives(glm_response_of(state))}
@@ -226,9 +239,14 @@ def first_derivatives(response: GLMResponse) -> Floats:
     return np.array([terms[BY_M], terms[BY_V], by_scale])
 
 
-def glm_response_scores(
-    data: SiteData, state: State, text: str, missing: Bools
-) -> tuple[dict[str, Array], str]:
+@step(
+    FAMILY,
+    f"glm_scores_openly {AFTER_INFORMATION}",
+    takes={"missing": MISSING},
+    releases={"gram": declare_weighted_sums("products of the scores of the response", 2), **SEALED_SUMS},
+    asks=WHICH,
+)
+def glm_response_scores(data: SiteData, state: State, text: str, missing: Bools) -> dict[str, Array]:
     """Stage the response holder's columns, release their products, and seal what hides z from the sites.
 
     `text` lists the sites of the fit and, of these, those that are told of z; `missing` (G, K) says which
@@ -251,7 +269,7 @@ def glm_response_scores(
         state.tell(ExternalWeights(z[held.rows(name)] ** 2, "squared residuals"))
     state.keep(ITEM_OF_RESPONSE, held, len(z))
     state.keep("staged response", response_for_products(state, response), len(z))
-    return {"gram": held.gram()} | seal_all(shares(data, state, held, response, told)), ""
+    return {"gram": held.gram()} | seal_all(shares(data, state, held, response, told))
 
 
 def response_for_products(state: State, response: GLMResponse) -> StandardizedResponse:
@@ -291,7 +309,8 @@ def mask_of(data: SiteData, client: str, z: Floats) -> Floats:
     return SPREAD * rng.standard_normal((2, len(z)))
 
 
-def glm_scores(data: SiteData, state: State, text: str, shown: Array) -> tuple[dict[str, Array], str]:
+@step(FAMILY, AFTER_INFORMATION, takes={"shown": SHOWN}, asks=WHICH)
+def glm_scores(data: SiteData, state: State, text: str, shown: Array) -> dict[str, Array]:
     """Stage the columns of which products make those of the effective scores; nothing leaves.
 
     `text` names the response holder, the institutions before this one, and says whether others come after it;
@@ -314,7 +333,7 @@ def glm_scores(data: SiteData, state: State, text: str, shown: Array) -> tuple[d
     for other, mask in zip(before, numbers[len(numbers) - len(before) :], strict=True):
         a1, a2 = mask[:, :, None] / SPREAD
         block.staged[f"{BESIDE_SHARES}:{other}"] = np.vstack([a2 * C + a1 * V, C, V, a1 * C])
-    return {}, ""
+    return {}
 
 
 def open_shares(
@@ -364,21 +383,4 @@ SCORE_COLUMNS: Mapping[str, Callable[..., Floats]] = {
     **{name: partial(staged_scores, name) for name in (PARTS, SCORE_SQUARES, SHARED, BESIDE_SHARES)},
     RESPONSE_OF_SCORES: response_scores,
     RESPONSE_OF_SQUARES: response_squares,
-}
-DERIVATIVES = ArrayDeclaration("per entity", "first derivatives of the log-likelihood", 2)
-WHICH = ArrayDeclaration("control", "institutions of the fit, and who is told")
-GLM_SCORE_STEPS: Mapping[str, Step] = {
-    "glm_scores_openly": Step(
-        glm_scores_unmasked,
-        {"derivatives": replace(DERIVATIVES, optional=True, weighs="residuals")},
-        {name: replace(one, behind=(EntityCount, ExternalWeights)) for name, one in LOCAL.items()},
-    ),
-    "glm_derivatives_openly": Step(glm_derivatives_unmasked, gives={"derivatives": DERIVATIVES}),
-    "glm_response_scores": Step(
-        glm_response_scores,
-        {"missing": MISSING},
-        {"gram": declare_weighted_sums("products of the scores of the response", 2), **SEALED_SUMS},
-        WHICH,
-    ),
-    "glm_scores": Step(glm_scores, {"shown": SHOWN}, text_in=WHICH),
 }

@@ -10,8 +10,9 @@ import numpy as np
 from scipy.linalg import cho_factor, eigh
 
 from fedstat.errors import EstimationError, MessageError
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_lengths
 from fedstat.federation.protocols.running_sums import SHOWN, open_sums
 from fedstat.kernels.glm.negative_binomial import BY_MR, BY_RR, BY_VR
 from fedstat.kernels.glm.quadrature import BY_MM, BY_MV
@@ -27,6 +28,7 @@ from fedstat.models.vfem.iteration.glm_steps import (
 )
 from fedstat.models.vfem.iteration.messages import (
     BLOCK,
+    FAMILY,
     SQUARES,
     declare_sums,
     declare_weighted_sums,
@@ -139,6 +141,32 @@ class WeightedRows:
         return cls(h, others, gram(U, h), by_h, by_cross)
 
 
+OTHER_SITES = ArrayDeclaration("presence", "which institutions have each entity", 2, dtype="bool")
+INFORMATION: Mapping[str, ArrayDeclaration] = {
+    "beta": declare_weighted_sums("coefficients"),
+    "w": declare_weighted_sums("covariance of the block with its linear predictor"),
+    "own": declare_weighted_sums("information on the block's coefficients and means", 2),
+    "gram": declare_weighted_sums("weighted cross-products within the block", 2),
+    "by_v": declare_weighted_sums("weighted sums of the columns, by presence of other institutions", 2),
+    "by_z": declare_weighted_sums("products of columns and residuals, by absence of other institutions", 2),
+    "J": declare_weighted_sums("information lost to the block's covariance", 2),
+    "j": declare_weighted_sums("information lost to the block's covariance"),
+    "N": declare_weighted_sums("information lost to the block's covariance", 0),
+}
+
+
+@step(
+    FAMILY,
+    "estimates fitted",
+    takes={
+        "inverse_v": ArrayDeclaration(
+            "control", "1/v of the institution's entities, by missing pattern", weighs="weights"
+        ),
+        "others": OTHER_SITES,
+        "sums": ArrayDeclaration("aggregate", "sums over entities of 1/v and z^2"),
+    },
+    releases=INFORMATION,
+)
 def information(
     data: SiteData, state: State, inverse_v: Floats, others: Bools, sums: Floats
 ) -> dict[str, Array]:
@@ -151,6 +179,32 @@ def information(
     return sum_information(state, client, client.estimate, rows, sums)
 
 
+@step(
+    FAMILY,
+    "glm_curvature glm_curvature_openly glm_estimates",
+    takes={
+        "h": ArrayDeclaration(
+            "per entity",
+            "curvature of the log-likelihood by the linear predictor",
+            optional=True,
+            weighs="weights",
+        ),
+        "cross": ArrayDeclaration(
+            "per entity", "mixed derivative of the log-likelihood", optional=True, weighs="weights"
+        ),
+        "alone": ArrayDeclaration(
+            "aggregate", "mean curvature of entities that no other has", 0, optional=True
+        ),
+        "shown": replace(SHOWN, optional=True),
+        "lengths": ArrayDeclaration("control", "bytes of each round", dtype="int64", optional=True),
+        "others": OTHER_SITES,
+        "sums": ArrayDeclaration("aggregate", "sums of derivatives of the log-likelihood"),
+    },
+    releases={
+        **INFORMATION,
+        "by_z": declare_weighted_sums("weighted sums of the columns, by absence of other institutions", 2),
+    },
+)
 def glm_information(
     data: SiteData,
     state: State,
@@ -260,60 +314,6 @@ def sum_information(
     }
 
 
-OTHER_SITES = ArrayDeclaration("presence", "which institutions have each entity", 2, dtype="bool")
-INFORMATION: Mapping[str, ArrayDeclaration] = {
-    "beta": declare_weighted_sums("coefficients"),
-    "w": declare_weighted_sums("covariance of the block with its linear predictor"),
-    "own": declare_weighted_sums("information on the block's coefficients and means", 2),
-    "gram": declare_weighted_sums("weighted cross-products within the block", 2),
-    "by_v": declare_weighted_sums("weighted sums of the columns, by presence of other institutions", 2),
-    "by_z": declare_weighted_sums("products of columns and residuals, by absence of other institutions", 2),
-    "J": declare_weighted_sums("information lost to the block's covariance", 2),
-    "j": declare_weighted_sums("information lost to the block's covariance"),
-    "N": declare_weighted_sums("information lost to the block's covariance", 0),
-}
-INFORMATION_STEPS: Mapping[str, Step] = {
-    "information": Step(
-        information,
-        {
-            "inverse_v": ArrayDeclaration(
-                "control", "1/v of the institution's entities, by missing pattern", weighs="weights"
-            ),
-            "others": OTHER_SITES,
-            "sums": ArrayDeclaration("aggregate", "sums over entities of 1/v and z^2"),
-        },
-        INFORMATION,
-    ),
-    "glm_information": Step(
-        glm_information,
-        {
-            "h": ArrayDeclaration(
-                "per entity",
-                "curvature of the log-likelihood by the linear predictor",
-                optional=True,
-                weighs="weights",
-            ),
-            "cross": ArrayDeclaration(
-                "per entity", "mixed derivative of the log-likelihood", optional=True, weighs="weights"
-            ),
-            "alone": ArrayDeclaration(
-                "aggregate", "mean curvature of entities that no other has", 0, optional=True
-            ),
-            "shown": replace(SHOWN, optional=True),
-            "lengths": ArrayDeclaration("control", "bytes of each round", dtype="int64", optional=True),
-            "others": OTHER_SITES,
-            "sums": ArrayDeclaration("aggregate", "sums of derivatives of the log-likelihood"),
-        },
-        {
-            **INFORMATION,
-            "by_z": declare_weighted_sums(
-                "weighted sums of the columns, by absence of other institutions", 2
-            ),
-        },
-    ),
-}
-
-
 # ----------------------------------------------------------------------------------------------------
 # Information on the alpha of a negative binomial response, beside that on the other parameters.
 #
@@ -329,9 +329,17 @@ def count_response(data: SiteData, state: State) -> GLMResponse:
     return response
 
 
-def glm_scale_curvature(
-    data: SiteData, state: State, text: str, patterns: Array
-) -> tuple[dict[str, Array], str]:
+MIXED_DERIVATIVE = ArrayDeclaration("per entity", "mixed derivative of the log-likelihood", optional=True)
+
+
+@step(
+    FAMILY,
+    "glm_curvature glm_curvature_openly glm_information",
+    takes={"patterns": ArrayDeclaration("control", "number of missing patterns", 0)},
+    releases={"sums": CURVATURES, "cross": MIXED_DERIVATIVE, **SEALED_SUMS},
+    asks=ArrayDeclaration("control", "which institutions learn sums"),
+)
+def glm_scale_curvature(data: SiteData, state: State, text: str, patterns: Array) -> dict[str, Array]:
     """Release ``sums`` (G, 3) of -L_mr, -L_vr and -L_rr by pattern, and seal what shows sites their sums.
 
     `text` lists these; where it lists none ``cross``, -L_mr of every entity, is released.
@@ -342,10 +350,16 @@ def glm_scale_curvature(
     sums = response.by_pattern(-response.terms[[BY_MR, BY_VR, BY_RR]], int(patterns))
     cross = -response.terms[BY_MR]
     if not clients:
-        return {"sums": sums, "cross": cross}, ""
-    return {"sums": sums} | seal_all(seal_of(data, state, BLOCK, k, cross) for k in clients), ""
+        return {"sums": sums, "cross": cross}
+    return {"sums": sums} | seal_all(seal_of(data, state, BLOCK, k, cross) for k in clients)
 
 
+@step(
+    FAMILY,
+    "glm_information glm_scale_curvature",
+    takes={"shown": replace(SHOWN, optional=True), "cross": replace(MIXED_DERIVATIVE, weighs="weights")},
+    releases={"by_scale": declare_sums("weighted sums of the columns")},
+)
 def glm_scale_information(
     data: SiteData, state: State, shown: Array | None = None, cross: Floats | None = None
 ) -> dict[str, Array]:
@@ -362,23 +376,6 @@ def glm_scale_information(
     return {"by_scale": column_sums(block.X - mu, cross) * block.scale}
 
 
-MIXED_DERIVATIVE = ArrayDeclaration("per entity", "mixed derivative of the log-likelihood", optional=True)
-SCALE_STEPS: Mapping[str, Step] = {
-    "glm_scale_curvature": Step(
-        glm_scale_curvature,
-        {"patterns": ArrayDeclaration("control", "number of missing patterns", 0)},
-        {"sums": CURVATURES, "cross": MIXED_DERIVATIVE, **SEALED_SUMS},
-        text_in=ArrayDeclaration("control", "which institutions learn sums"),
-    ),
-    "glm_scale_information": Step(
-        glm_scale_information,
-        {"shown": replace(SHOWN, optional=True), "cross": replace(MIXED_DERIVATIVE, weighs="weights")},
-        # Where the weights are sealed, the response holder has judged them.
-        {"by_scale": declare_sums("weighted sums of the columns")},
-    ),
-}
-
-
 # ----------------------------------------------------------------------------------------------------
 # An institution's part of the supplemented EM algorithm.
 #
@@ -386,6 +383,20 @@ SCALE_STEPS: Mapping[str, Step] = {
 # institution's own fit changes.
 
 
+@step(
+    FAMILY,
+    "estimates fitted",
+    takes={"others": ArrayDeclaration("presence", "which institutions have each entity", 2, dtype="bool")},
+    releases={
+        "beta": declare_sums("coefficients of standardised columns"),
+        "mu": declare_sums("means of standardised columns"),
+        "Sigma": declare_sums("covariance of standardised columns", 2),
+        "scale": declare_sums("standard deviations of the columns"),
+        "s1": declare_sums("sums of the columns, by presence of other institutions", 2),
+        "S2": declare_sums("cross-products within the block", 2),
+    },
+    name="sem_constants",
+)
 def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
     """Release the estimates and the sums that the EM map needs once; `others` (n_k, K) have each entity.
 
@@ -407,6 +418,20 @@ def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
     }
 
 
+@step(
+    FAMILY,
+    "sem_sums share_product sketch",
+    takes={
+        "beta": ArrayDeclaration("aggregate", "coefficients near the estimate"),
+        "mu": ArrayDeclaration("aggregate", "means near the estimate"),
+    },
+    releases={
+        "linear_predictor": ArrayDeclaration(
+            "per entity", "linear predictor x'beta of the institution's block", maskable=True
+        )
+    },
+    name="sem_predictor",
+)
 def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[str, Array]:
     """Centred linear predictor at another point."""
     client = block_state_of(state)
@@ -414,6 +439,29 @@ def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[st
     return {"linear_predictor": client.pad(row_dots(client.X, beta) - float(mu @ beta))}
 
 
+@step(
+    FAMILY,
+    "residuals sem_predictor",
+    takes={
+        "z": ArrayDeclaration("per entity", "standardised residual of the response", weighs="residuals"),
+        "missing": ArrayDeclaration(
+            "aggregate", "sums of z, z^2 and 1/v over entities the institution lacks"
+        ),
+        "s2": ArrayDeclaration("aggregate", "residual variance", 0),
+        "beta": ArrayDeclaration("aggregate", "coefficients near the estimate"),
+        "mu": ArrayDeclaration("aggregate", "means near the estimate"),
+        "Sigma": ArrayDeclaration("aggregate", "covariance near the estimate", 2),
+    },
+    releases={
+        "gradient": declare_weighted_sums("gradient by the coefficients"),
+        "mu": declare_weighted_sums("means after the M-step"),
+        "Sigma": declare_weighted_sums("covariance after the M-step", 2),
+        "u_z": declare_weighted_sums(
+            "products of columns and residuals, by absence of other institutions", 2
+        ),
+    },
+    name="sem_sums",
+)
 def em_sums(
     data: SiteData,
     state: State,
@@ -440,52 +488,3 @@ def em_sums(
     # The coordinator solves for beta at all institutions at once, from the gradients behind their directions.
     gradient = client.n * image.Sigma @ direction if not client.eta else direction * client.n / client.eta
     return {"gradient": gradient, "mu": image.mu, "Sigma": image.Sigma, "u_z": u_z}
-
-
-SEM_STEPS: Mapping[str, Step] = {
-    "sem_constants": Step(
-        constants,
-        {"others": ArrayDeclaration("presence", "which institutions have each entity", 2, dtype="bool")},
-        {
-            "beta": declare_sums("coefficients of standardised columns"),
-            "mu": declare_sums("means of standardised columns"),
-            "Sigma": declare_sums("covariance of standardised columns", 2),
-            "scale": declare_sums("standard deviations of the columns"),
-            "s1": declare_sums("sums of the columns, by presence of other institutions", 2),
-            "S2": declare_sums("cross-products within the block", 2),
-        },
-    ),
-    "sem_predictor": Step(
-        predictor,
-        {
-            "beta": ArrayDeclaration("aggregate", "coefficients near the estimate"),
-            "mu": ArrayDeclaration("aggregate", "means near the estimate"),
-        },
-        {
-            "linear_predictor": ArrayDeclaration(
-                "per entity", "linear predictor x'beta of the institution's block", maskable=True
-            )
-        },
-    ),
-    "sem_sums": Step(
-        em_sums,
-        {
-            "z": ArrayDeclaration("per entity", "standardised residual of the response", weighs="residuals"),
-            "missing": ArrayDeclaration(
-                "aggregate", "sums of z, z^2 and 1/v over entities the institution lacks"
-            ),
-            "s2": ArrayDeclaration("aggregate", "residual variance", 0),
-            "beta": ArrayDeclaration("aggregate", "coefficients near the estimate"),
-            "mu": ArrayDeclaration("aggregate", "means near the estimate"),
-            "Sigma": ArrayDeclaration("aggregate", "covariance near the estimate", 2),
-        },
-        {
-            "gradient": declare_weighted_sums("gradient by the coefficients"),
-            "mu": declare_weighted_sums("means after the M-step"),
-            "Sigma": declare_weighted_sums("covariance after the M-step", 2),
-            "u_z": declare_weighted_sums(
-                "products of columns and residuals, by absence of other institutions", 2
-            ),
-        },
-    ),
-}

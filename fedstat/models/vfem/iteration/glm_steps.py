@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +13,9 @@ from fedstat.errors import MessageError
 from fedstat.federation.crypto.secure_product import CHECK
 from fedstat.federation.design.vertical_design import offset_of
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights, GroupSums
+from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
 from fedstat.federation.protocols.product_steps import check_positions
 from fedstat.federation.protocols.running_sums import SHOWN, open_sums, running_steps, seal_sums, taken_of
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -40,7 +41,7 @@ from fedstat.models.vfem.iteration.distributions import (
     null_with_offset,
     observed_likelihood,
 )
-from fedstat.models.vfem.iteration.messages import BLOCK, SQUARES, declare_sums, safe_weights
+from fedstat.models.vfem.iteration.messages import BLOCK, FAMILY, SQUARES, declare_sums, safe_weights
 from fedstat.models.vfem.iteration.quasi_newton import DirectionWeights, QuasiNewtonMemory
 from fedstat.models.vfem.iteration.site_state import (
     BLOCK_OPENING,
@@ -76,9 +77,26 @@ def rows_of_numbers(state: State) -> Ints:
     return glm_response_of(state).rows
 
 
+SEALED_SUMS = {
+    "shown": replace(SHOWN, optional=True, behind=(EntityCount, ExternalWeights)),
+    "lengths": ArrayDeclaration("control", "bytes of each sealed message", dtype="int64", optional=True),
+}
+CURVATURE = ArrayDeclaration("per entity", "curvature of the log-likelihood by the linear predictor")
+CURVATURES = declare_sums("sums of derivatives of the log-likelihood by pattern", 2)
+
+
+@step(
+    FAMILY,
+    takes={
+        **RESPONSE_OPENING,
+        "estimated": ArrayDeclaration("control", "whether alpha is estimated", 0, optional=True),
+    },
+    releases={"null": declare_sums("mean of the response, and its log-likelihood under that mean")},
+    asks=ArrayDeclaration("control", "family and link"),
+)
 def glm_start_response(
     data: SiteData, state: State, text: str, keep: Bools, code: Ints, estimated: Array | None = None
-) -> tuple[dict[str, Array], str]:
+) -> dict[str, Array]:
     """Choose the entities of a fit; release the mean of their response, and its log-likelihood under that.
 
     `text` names family and link; `keep` and `code` are those of :func:`choose_response`; where alpha is
@@ -91,11 +109,41 @@ def glm_start_response(
     response = GLMResponse(y, code, spec, np.flatnonzero(keep), estimates_alpha=alpha_too, offset=offset)
     state.keep("vfem glm response", response, len(y))
     if isinstance(offset, float):
-        return {"null": np.array([y.mean(), null_log_likelihood(spec, y, alpha_too)])}, ""
+        return {"null": np.array([y.mean(), null_log_likelihood(spec, y, alpha_too)])}
     state.tell(ExternalWeights(offset - np.median(offset), "deviations of offsets from their median"))
-    return {"null": np.array(null_with_offset(spec, y, offset, alpha_too))}, ""
+    return {"null": np.array(null_with_offset(spec, y, offset, alpha_too))}
 
 
+@step(
+    FAMILY,
+    (
+        "deal_sums glm_evaluate glm_move glm_residuals glm_start_response joint_predict joint_score "
+        "joint_weights take_columns"
+    ),
+    takes={
+        "predictor": ArrayDeclaration("per entity", "sum of the institutions' linear predictors", weighs=""),
+        "centre": ArrayDeclaration("control", "means of missing linear predictors, by pattern"),
+        "spread": ArrayDeclaration("control", "variances of missing linear predictors, by pattern"),
+        "lowest": ArrayDeclaration(
+            "control", "likelihood below which nothing else is said", 0, optional=True
+        ),
+        "alpha": ArrayDeclaration("aggregate", "overdispersion of the negative binomial", 0, optional=True),
+    },
+    releases={
+        "inside": ArrayDeclaration("control", "whether the point is admissible", 0),
+        "sums": ArrayDeclaration(
+            "aggregate",
+            "sums of derivatives of the log-likelihood by pattern",
+            2,
+            optional=True,
+        ),
+        "of_alpha": ArrayDeclaration("aggregate", "score of alpha, and its square", optional=True),
+        "log_likelihood": ArrayDeclaration("control", "log-likelihood", 0, optional=True),
+        **SEALED_SUMS,
+    },
+    rows_behind=(EntityCount,),
+    asks=ArrayDeclaration("control", "which institutions learn sums"),
+)
 def glm_evaluate(
     data: SiteData,
     state: State,
@@ -105,7 +153,7 @@ def glm_evaluate(
     spread: Floats,
     lowest: Array | None = None,
     alpha: Array | None = None,
-) -> tuple[dict[str, Array], str]:
+) -> dict[str, Array]:
     """Evaluate the likelihood of the response given what is seen of each entity.
 
     `predictor` (n,) is the intercept plus the institutions' linear predictors of the blocks that an entity
@@ -127,26 +175,26 @@ def glm_evaluate(
     m, v = predictor + centre[response.code] + response.offset, spread[response.code]
     # Out there the integral needs ever more nodes, and no data lie there.
     if np.abs(m).max() > LARGEST_MEAN or v.max() > LARGEST_VARIANCE:
-        return {"inside": np.array(0)}, ""
+        return {"inside": np.array(0)}
     # Predictors that differ at few entities would make the likelihood tell the responses of these.
     state.tell(ExternalWeights(m - np.median(m), "deviations of linear predictors from their median"))
     response.m, response.v = m, v
     terms = observed_likelihood(response.spec, response.y, m, v)
     if not np.isfinite(terms).all():
-        return {"inside": np.array(0)}, ""
+        return {"inside": np.array(0)}
     response.terms = terms
     log_likelihood = np.array(terms[LOG_P].sum())
     told = {"inside": np.array(1), "log_likelihood": log_likelihood}
     # Of a point that is not accepted nothing else is said.
     if lowest is not None and not log_likelihood >= lowest:
-        return told, ""
+        return told
     # The likelihood is log-concave in m; below zero there is rounding alone.
     z, h = terms[BY_M], np.maximum(-terms[BY_MM], 0.0)
     told["sums"] = response.by_pattern(np.array([z, terms[BY_V], h, terms[BY_V] ** 2]), G)
     if alpha is not None:
         told["of_alpha"] = np.array([terms[BY_R].sum(), terms[BY_R] @ terms[BY_R]])
     sealed = (seal_of(data, state, columns, k, z) for columns, k in json.loads(text or "[]"))
-    return told | seal_all(sealed), ""
+    return told | seal_all(sealed)
 
 
 def with_alpha(site: str, spec: DistributionSpec, alpha: float) -> DistributionSpec:
@@ -170,14 +218,29 @@ def seal_all(boxes: Iterable[Array]) -> dict[str, Array]:
     return {"shown": np.concatenate(shown), "lengths": np.array([len(one) for one in shown])}
 
 
+@step(
+    FAMILY,
+    "glm_evaluate",
+    releases={
+        "z": ArrayDeclaration("per entity", "derivative of the log-likelihood by the linear predictor")
+    },
+)
 def glm_residuals(data: SiteData, state: State) -> dict[str, Array]:
     """Release the derivatives L_m of every entity, which tell its response, where nobody can deal."""
     return {"z": glm_response_of(state).terms[BY_M]}
 
 
-def glm_curvature(
-    data: SiteData, state: State, text: str, missing: Bools, each: Bools
-) -> tuple[dict[str, Array], str]:
+@step(
+    FAMILY,
+    "glm_estimates glm_fitted glm_pearson",
+    takes={
+        "missing": ArrayDeclaration("presence", "which institutions miss in each pattern", 2),
+        "each": ArrayDeclaration("control", "patterns whose curvatures leave one by one", dtype="bool"),
+    },
+    releases={"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
+    asks=ArrayDeclaration("control", "which institutions learn sums"),
+)
+def glm_curvature(data: SiteData, state: State, text: str, missing: Bools, each: Bools) -> dict[str, Array]:
     """Release what the observed information needs of the last evaluation.
 
     `missing` (G, K) tells which institution misses in which pattern, `each` (G,) of which patterns curvatures
@@ -203,9 +266,19 @@ def glm_curvature(
             # As many sums as entities would give the curvatures away.
             state.tell(GroupSums(np.zeros_like(taken.rows), taken.part.product.columns_a - CHECK))
             boxes.append(seal_sums(data, state, taken, h[taken.rows]))
-    return told | seal_all(boxes), ""
+    return told | seal_all(boxes)
 
 
+@step(
+    FAMILY,
+    "glm_estimates glm_fitted glm_pearson",
+    takes={"patterns": ArrayDeclaration("control", "number of missing patterns", 0)},
+    releases={
+        "h": CURVATURE,
+        "cross": ArrayDeclaration("per entity", "mixed derivative of the log-likelihood"),
+        "sums": CURVATURES,
+    },
+)
 def glm_curvature_openly(data: SiteData, state: State, patterns: Array) -> dict[str, Array]:
     """Release -L_mm and -L_mv of every entity, and ``sums`` as above, where nobody can deal."""
     response = glm_response_of(state)
@@ -224,6 +297,14 @@ def sum_curvatures(data: SiteData, response: GLMResponse, patterns: int) -> Floa
     )
 
 
+@step(
+    FAMILY,
+    "glm_estimates glm_evaluate glm_pearson joint_score joint_weights",
+    releases={
+        "fitted": ArrayDeclaration("per entity", "fitted means"),
+        "residuals": ArrayDeclaration("per entity", "residuals"),
+    },
+)
 def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
     """Release fitted means and residuals, one per entity, to a coordinator at this institution."""
     response = glm_response_of(state)
@@ -231,6 +312,15 @@ def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
     return {"fitted": mean, "residuals": response.y - mean}
 
 
+@step(
+    FAMILY,
+    "glm_estimates glm_evaluate joint_score joint_weights",
+    releases={
+        "pearson": ArrayDeclaration(
+            "aggregate", "Pearson's statistic of the counts", behind=(EntityCount, ExternalWeights)
+        )
+    },
+)
 def glm_pearson(data: SiteData, state: State) -> dict[str, Array]:
     """Release the sum of squared residuals of a count over their variance given what is seen, and of squares.
 
@@ -241,96 +331,6 @@ def glm_pearson(data: SiteData, state: State) -> dict[str, Array]:
     terms = (response.y - mean) ** 2 / variance
     state.tell(ExternalWeights(terms, "squared residuals"))
     return {"pearson": np.array([terms.sum(), terms @ terms])}
-
-
-SEALED_SUMS = {
-    "shown": replace(SHOWN, optional=True, behind=(EntityCount, ExternalWeights)),
-    "lengths": ArrayDeclaration("control", "bytes of each sealed message", dtype="int64", optional=True),
-}
-CURVATURE = ArrayDeclaration("per entity", "curvature of the log-likelihood by the linear predictor")
-CURVATURES = declare_sums("sums of derivatives of the log-likelihood by pattern", 2)
-GLM_RESPONSE_STEPS: Mapping[str, Step] = {
-    "glm_start_response": Step(
-        glm_start_response,
-        {
-            **RESPONSE_OPENING,
-            "estimated": ArrayDeclaration("control", "whether alpha is estimated", 0, optional=True),
-        },
-        {"null": declare_sums("mean of the response, and its log-likelihood under that mean")},
-        text_in=ArrayDeclaration("control", "family and link"),
-    ),
-    "glm_evaluate": Step(
-        glm_evaluate,
-        {
-            "predictor": ArrayDeclaration(
-                "per entity", "sum of the institutions' linear predictors", weighs=""
-            ),
-            "centre": ArrayDeclaration("control", "means of missing linear predictors, by pattern"),
-            "spread": ArrayDeclaration("control", "variances of missing linear predictors, by pattern"),
-            "lowest": ArrayDeclaration(
-                "control", "likelihood below which nothing else is said", 0, optional=True
-            ),
-            "alpha": ArrayDeclaration(
-                "aggregate", "overdispersion of the negative binomial", 0, optional=True
-            ),
-        },
-        {
-            "inside": ArrayDeclaration("control", "whether the point is admissible", 0),
-            "sums": ArrayDeclaration(
-                "aggregate",
-                "sums of derivatives of the log-likelihood by pattern",
-                2,
-                optional=True,
-                behind=(EntityCount,),
-            ),
-            "of_alpha": ArrayDeclaration(
-                "aggregate", "score of alpha, and its square", optional=True, behind=(EntityCount,)
-            ),
-            "log_likelihood": ArrayDeclaration("control", "log-likelihood", 0, optional=True),
-            **SEALED_SUMS,
-        },
-        text_in=ArrayDeclaration("control", "which institutions learn sums"),
-    ),
-    "glm_residuals": Step(
-        glm_residuals,
-        gives={
-            "z": ArrayDeclaration("per entity", "derivative of the log-likelihood by the linear predictor")
-        },
-    ),
-    "glm_curvature": Step(
-        glm_curvature,
-        {
-            "missing": ArrayDeclaration("presence", "which institutions miss in each pattern", 2),
-            "each": ArrayDeclaration("control", "patterns whose curvatures leave one by one", dtype="bool"),
-        },
-        {"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
-        text_in=ArrayDeclaration("control", "which institutions learn sums"),
-    ),
-    "glm_curvature_openly": Step(
-        glm_curvature_openly,
-        {"patterns": ArrayDeclaration("control", "number of missing patterns", 0)},
-        {
-            "h": CURVATURE,
-            "cross": ArrayDeclaration("per entity", "mixed derivative of the log-likelihood"),
-            "sums": CURVATURES,
-        },
-    ),
-    "glm_pearson": Step(
-        glm_pearson,
-        gives={
-            "pearson": ArrayDeclaration(
-                "aggregate", "Pearson's statistic of the counts", behind=(EntityCount, ExternalWeights)
-            )
-        },
-    ),
-    "glm_fitted": Step(
-        glm_fitted,
-        gives={
-            "fitted": ArrayDeclaration("per entity", "fitted means"),
-            "residuals": ArrayDeclaration("per entity", "residuals"),
-        },
-    ),
-}
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -399,6 +399,11 @@ def glm_block_state_of(state: State) -> GLMBlockState:
     return client
 
 
+def _inner(what: str) -> ArrayDeclaration:
+    return ArrayDeclaration("control", what, 2, maskable=True)
+
+
+@step(FAMILY, takes={**BLOCK_OPENING, "memory": ArrayDeclaration("control", "steps that are remembered", 0)})
 def glm_start(
     data: SiteData, state: State, keep: Bools, rows: Ints, n: Array, filled: Array, memory: Array
 ) -> dict[str, Array]:
@@ -418,6 +423,24 @@ def glm_start(
     return {}
 
 
+@step(
+    FAMILY,
+    "glm_evaluate glm_move glm_residuals",
+    takes={
+        "missing": ArrayDeclaration(
+            "aggregate", "sums of derivatives over entities that the institution lacks"
+        ),
+        "h": ArrayDeclaration("aggregate", "sum of curvatures over those that it has", 0),
+        "shown": replace(SHOWN, optional=True),
+        "z": ArrayDeclaration(
+            "per entity",
+            "derivative of the log-likelihood by the linear predictor",
+            optional=True,
+            weighs="residuals",
+        ),
+    },
+    releases={"sy": _inner("inner products of steps and scores"), "yhy": _inner("inner products of scores")},
+)
 def glm_score(
     data: SiteData,
     state: State,
@@ -481,6 +504,28 @@ def local_score(block: BlockState, theta: BlockParameters, by_beta: Floats, miss
     return np.concatenate([by_beta, by_mu, by_Sigma.ravel()])
 
 
+@step(
+    FAMILY,
+    "deal_sums glm_evaluate glm_score glm_start glm_start_response open_columns take_columns",
+    takes={
+        "of_steps": ArrayDeclaration("control", "coefficients of a direction"),
+        "of_scores": ArrayDeclaration("control", "coefficients of a direction"),
+        "length": ArrayDeclaration("control", "step length", 0),
+    },
+    releases={
+        "inside": ArrayDeclaration("control", "whether the point is admissible", 0),
+        "linear_predictor": ArrayDeclaration(
+            "per entity",
+            "linear predictor x'beta of the institution's block",
+            maskable=True,
+            optional=True,
+        ),
+        "centre": ArrayDeclaration("control", "product mu'beta", 0, optional=True),
+        "spread": ArrayDeclaration("control", "product beta'Sigma beta", 0, optional=True),
+        "log_likelihood": ArrayDeclaration("control", "log-likelihood", 0, maskable=True, optional=True),
+        "change": ArrayDeclaration("control", "largest change of a parameter", 0, optional=True),
+    },
+)
 def glm_move(
     data: SiteData, state: State, of_steps: Floats, of_scores: Floats, length: Array
 ) -> dict[str, Array]:
@@ -515,6 +560,16 @@ def glm_move(
     }
 
 
+@step(
+    FAMILY,
+    "glm_evaluate glm_move glm_score",
+    releases={
+        "beta": declare_sums("coefficients"),
+        "mu": declare_sums("means"),
+        "shift": declare_sums("product of the columns' means and the coefficients", 0),
+        "t": declare_sums("variance of the block's linear predictor", 0),
+    },
+)
 def glm_estimates(data: SiteData, state: State) -> dict[str, Array]:
     """Release the estimates of the accepted point, in the units of the data."""
     client = glm_block_state_of(state)
@@ -547,60 +602,12 @@ def columns_opened(data: SiteData, state: State, which: str, only: Ints) -> tupl
     return np.hstack(parts), block.table_rows[only]
 
 
-def _inner(what: str) -> ArrayDeclaration:
-    return ArrayDeclaration("control", what, 2, maskable=True)
-
-
-GLM_STEPS: Mapping[str, Step] = {
-    **running_steps(columns_opened, rows_of_numbers),
-    "glm_start": Step(
-        glm_start, {**BLOCK_OPENING, "memory": ArrayDeclaration("control", "steps that are remembered", 0)}
-    ),
-    "glm_score": Step(
-        glm_score,
-        {
-            "missing": ArrayDeclaration(
-                "aggregate", "sums of derivatives over entities that the institution lacks"
-            ),
-            "h": ArrayDeclaration("aggregate", "sum of curvatures over those that it has", 0),
-            "shown": replace(SHOWN, optional=True),
-            "z": ArrayDeclaration(
-                "per entity",
-                "derivative of the log-likelihood by the linear predictor",
-                optional=True,
-                weighs="residuals",
-            ),
-        },
-        {"sy": _inner("inner products of steps and scores"), "yhy": _inner("inner products of scores")},
-    ),
-    "glm_move": Step(
-        glm_move,
-        {
-            "of_steps": ArrayDeclaration("control", "coefficients of a direction"),
-            "of_scores": ArrayDeclaration("control", "coefficients of a direction"),
-            "length": ArrayDeclaration("control", "step length", 0),
-        },
-        {
-            "inside": ArrayDeclaration("control", "whether the point is admissible", 0),
-            "linear_predictor": ArrayDeclaration(
-                "per entity",
-                "linear predictor x'beta of the institution's block",
-                maskable=True,
-                optional=True,
-            ),
-            "centre": ArrayDeclaration("control", "product mu'beta", 0, optional=True),
-            "spread": ArrayDeclaration("control", "product beta'Sigma beta", 0, optional=True),
-            "log_likelihood": ArrayDeclaration("control", "log-likelihood", 0, maskable=True, optional=True),
-            "change": ArrayDeclaration("control", "largest change of a parameter", 0, optional=True),
-        },
-    ),
-    "glm_estimates": Step(
-        glm_estimates,
-        gives={
-            "beta": declare_sums("coefficients"),
-            "mu": declare_sums("means"),
-            "shift": declare_sums("product of the columns' means and the coefficients", 0),
-            "t": declare_sums("variance of the block's linear predictor", 0),
-        },
-    ),
-}
+include(
+    FAMILY,
+    running_steps(columns_opened, rows_of_numbers),
+    {
+        "deal_sums": "deal_sums glm_start glm_start_response",
+        "open_columns": "deal_sums glm_start open_columns",
+        "take_columns": "deal_sums glm_start_response take_columns",
+    },
+)

@@ -16,6 +16,16 @@ from fedstat.typing import Bools, Floats
 FAMILY = "vfem"
 BLOCK, SQUARES = "block", "squares"
 """Columns that an institution opens for sums with what stays at the response holder."""
+CROSS_STEPS = (
+    "glm_information information joint_information "
+    "glm_response_scores glm_scale_information glm_scores glm_scores_openly scores"
+)
+"""Steps that leave columns behind which are multiplied with those of others, in one of four ways."""
+AFTER_INFORMATION = (
+    "deal_product glm_curvature glm_curvature_openly glm_information glm_scale_curvature "
+    "glm_scale_information multiply_columns release_columns share_product sketch"
+)
+"""Steps that stand before products of scores: the information with its products of columns."""
 
 
 def vfem_request(site: str, step: str, session: str, text: str = "", **arrays: object) -> Request:

@@ -8,10 +8,11 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from fedstat.errors import EstimationError
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
 from fedstat.kernels.row_products import column_sums, row_dots, standardized_residuals
-from fedstat.models.vfem.iteration.messages import declare_sums
+from fedstat.models.vfem.iteration.messages import FAMILY, declare_sums
 from fedstat.models.vfem.iteration.site_state import (
     BLOCK_OPENING,
     RESPONSE_OPENING,
@@ -161,6 +162,40 @@ def move_products(client: BlockState) -> Floats:
 # change, and whether a point is admissible.
 
 
+POINTS: Mapping[str, ArrayDeclaration] = {
+    "linear_predictor": ArrayDeclaration(
+        "per entity", "linear predictor x'beta of the institution's block", maskable=True, optional=True
+    ),
+    "centres": ArrayDeclaration("control", "products mu'beta of the points", 2, optional=True),
+    "spreads": ArrayDeclaration("control", "products beta'Sigma beta of the points", 3, optional=True),
+}
+ITERATION: Mapping[str, ArrayDeclaration] = {
+    "inside": ArrayDeclaration("control", "whether the point is admissible", 0),
+    "log_likelihood": ArrayDeclaration(
+        "control", "log-likelihood", 0, maskable=True, optional=True, wide=True
+    ),
+    "score2": ArrayDeclaration("control", "squared score norm", 0, maskable=True, optional=True, wide=True),
+    "change": ArrayDeclaration("control", "largest change of a parameter", 0, optional=True),
+    "products": ArrayDeclaration(
+        "control", "inner products of moves", maskable=True, optional=True, wide=True
+    ),
+}
+RECENTRING = ArrayDeclaration("control", "move of the centred intercept", 0, maskable=True, optional=True)
+
+
+@step(
+    FAMILY,
+    takes={
+        **BLOCK_OPENING,
+        "memory": ArrayDeclaration("control", "memory of the acceleration", 0),
+        "padded": ArrayDeclaration("control", "whether linear predictors have zeros for missing entities", 0),
+        "beta": ArrayDeclaration("control", "starting coefficients", optional=True),
+    },
+    releases={
+        **POINTS,
+        "eigenvalues": declare_sums("extreme eigenvalues of the local covariance"),
+    },
+)
 def start(
     data: SiteData,
     state: State,
@@ -208,6 +243,22 @@ def describe_points(client: BlockState) -> dict[str, Array]:
     }
 
 
+@step(
+    FAMILY,
+    "residuals set_rate shorten start step",
+    takes={
+        "weights": ArrayDeclaration("control", "weights of the points"),
+        "z": ArrayDeclaration("per entity", "standardised residual of the response", weighs="residuals"),
+        "missing": ArrayDeclaration(
+            "aggregate", "sums of z, z^2 and 1/v over entities the institution lacks"
+        ),
+        "s2": ArrayDeclaration("aggregate", "residual variance", 0),
+        "omega": ArrayDeclaration("control", "step length", 0),
+        "forget": ArrayDeclaration("control", "whether to forget the previous evaluation", 0),
+    },
+    releases={**POINTS, **ITERATION, "recentring": RECENTRING},
+    name="step",
+)
 def take_step(
     data: SiteData,
     state: State,
@@ -258,6 +309,15 @@ def take_step(
     }
 
 
+@step(
+    FAMILY,
+    "shorten step",
+    takes={
+        "point": ArrayDeclaration("control", "point to return to", 0),
+        "omega": ArrayDeclaration("control", "step length", 0),
+    },
+    releases={**POINTS, "recentring": RECENTRING},
+)
 def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[str, Array]:
     """Go back to an evaluated point, -1 for that of the last call, and leave it by a shorter step of beta."""
     client = block_state_of(state)
@@ -270,12 +330,22 @@ def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[st
     return describe_points(client) | {"recentring": recentring(base.at, image)}
 
 
+@step(FAMILY, "start start_response", takes={"eta": ArrayDeclaration("control", "learning rate", 0)})
 def set_rate(data: SiteData, state: State, eta: Array) -> dict[str, Array]:
     """Choose the gradient M-step, TWFL (8), with rate eta."""
     block_state_of(state).eta = float(eta)
     return {}
 
 
+@step(
+    FAMILY,
+    "shorten step",
+    releases={
+        "beta": declare_sums("coefficients"),
+        "mu": declare_sums("means"),
+        "t": declare_sums("variance of the block's linear predictor", 0),
+    },
+)
 def estimates(data: SiteData, state: State) -> dict[str, Array]:
     """Release the estimates of the last evaluated point, in the units of the data."""
     client = block_state_of(state)
@@ -287,76 +357,6 @@ def estimates(data: SiteData, state: State) -> dict[str, Array]:
     }
 
 
-POINTS: Mapping[str, ArrayDeclaration] = {
-    "linear_predictor": ArrayDeclaration(
-        "per entity", "linear predictor x'beta of the institution's block", maskable=True, optional=True
-    ),
-    "centres": ArrayDeclaration("control", "products mu'beta of the points", 2, optional=True),
-    "spreads": ArrayDeclaration("control", "products beta'Sigma beta of the points", 3, optional=True),
-}
-ITERATION: Mapping[str, ArrayDeclaration] = {
-    "inside": ArrayDeclaration("control", "whether the point is admissible", 0),
-    "log_likelihood": ArrayDeclaration(
-        "control", "log-likelihood", 0, maskable=True, optional=True, wide=True
-    ),
-    "score2": ArrayDeclaration("control", "squared score norm", 0, maskable=True, optional=True, wide=True),
-    "change": ArrayDeclaration("control", "largest change of a parameter", 0, optional=True),
-    "products": ArrayDeclaration(
-        "control", "inner products of moves", maskable=True, optional=True, wide=True
-    ),
-}
-RECENTRING = ArrayDeclaration("control", "move of the centred intercept", 0, maskable=True, optional=True)
-
-ITERATION_STEPS: Mapping[str, Step] = {
-    "start": Step(
-        start,
-        {
-            **BLOCK_OPENING,
-            "memory": ArrayDeclaration("control", "memory of the acceleration", 0),
-            "padded": ArrayDeclaration(
-                "control", "whether linear predictors have zeros for missing entities", 0
-            ),
-            "beta": ArrayDeclaration("control", "starting coefficients", optional=True),
-        },
-        {
-            **POINTS,
-            "eigenvalues": declare_sums("extreme eigenvalues of the local covariance"),
-        },
-    ),
-    "set_rate": Step(set_rate, {"eta": ArrayDeclaration("control", "learning rate", 0)}),
-    "step": Step(
-        take_step,
-        {
-            "weights": ArrayDeclaration("control", "weights of the points"),
-            "z": ArrayDeclaration("per entity", "standardised residual of the response", weighs="residuals"),
-            "missing": ArrayDeclaration(
-                "aggregate", "sums of z, z^2 and 1/v over entities the institution lacks"
-            ),
-            "s2": ArrayDeclaration("aggregate", "residual variance", 0),
-            "omega": ArrayDeclaration("control", "step length", 0),
-            "forget": ArrayDeclaration("control", "whether to forget the previous evaluation", 0),
-        },
-        {**POINTS, **ITERATION, "recentring": RECENTRING},
-    ),
-    "shorten": Step(
-        shorten,
-        {
-            "point": ArrayDeclaration("control", "point to return to", 0),
-            "omega": ArrayDeclaration("control", "step length", 0),
-        },
-        {**POINTS, "recentring": RECENTRING},
-    ),
-    "estimates": Step(
-        estimates,
-        gives={
-            "beta": declare_sums("coefficients"),
-            "mu": declare_sums("means"),
-            "t": declare_sums("variance of the block's linear predictor", 0),
-        },
-    ),
-}
-
-
 # ----------------------------------------------------------------------------------------------------
 # Steps of the response holder in the iterations of VFEM: its start, residuals, fitted values.
 #
@@ -365,6 +365,7 @@ ITERATION_STEPS: Mapping[str, Step] = {
 # are sent.
 
 
+@step(FAMILY, takes=RESPONSE_OPENING, releases={"moments": declare_sums("mean and variance of the response")})
 def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dict[str, Array]:
     """Choose the entities of a fit, as :func:`choose_response`; release mean and variance of the response."""
     y = choose_response(data, state, keep, code)
@@ -376,6 +377,21 @@ def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dic
     return {"moments": np.array([y.mean(), y.var()])}
 
 
+@step(
+    FAMILY,
+    "deal_product residuals sem_predictor set_rate shorten start_response step",
+    takes={
+        "a": ArrayDeclaration("aggregate", "centred intercept", 0),
+        "s2": ArrayDeclaration("aggregate", "residual variance", 0),
+        "eta": ArrayDeclaration("per entity", "sum of the institutions' linear predictors", weighs=""),
+        "t_missing": ArrayDeclaration("control", "variance of missing linear predictors, by pattern"),
+    },
+    releases={
+        "z": ArrayDeclaration("per entity", "standardised residual of the response"),
+        "z1": declare_sums("sum of z by pattern"),
+        "z2": declare_sums("sum of z^2 by pattern"),
+    },
+)
 def residuals(
     data: SiteData, state: State, a: Array, s2: Array, eta: Floats, t_missing: Floats
 ) -> dict[str, Array]:
@@ -392,38 +408,16 @@ def residuals(
     return {"z": active.z, "z1": z1, "z2": z2}
 
 
+@step(
+    FAMILY,
+    "estimates residuals",
+    releases={
+        "fitted": ArrayDeclaration("per entity", "fitted values"),
+        "residuals": ArrayDeclaration("per entity", "residuals"),
+    },
+)
 def fitted(data: SiteData, state: State) -> dict[str, Array]:
     """Release fitted values and residuals, one per entity, to a coordinator at this institution."""
     active = normal_response_of(state)
     values = active.a + active.eta
     return {"fitted": values, "residuals": active.y - values}
-
-
-RESPONSE_STEPS: Mapping[str, Step] = {
-    "start_response": Step(
-        start_response,
-        RESPONSE_OPENING,
-        {"moments": declare_sums("mean and variance of the response")},
-    ),
-    "residuals": Step(
-        residuals,
-        {
-            "a": ArrayDeclaration("aggregate", "centred intercept", 0),
-            "s2": ArrayDeclaration("aggregate", "residual variance", 0),
-            "eta": ArrayDeclaration("per entity", "sum of the institutions' linear predictors", weighs=""),
-            "t_missing": ArrayDeclaration("control", "variance of missing linear predictors, by pattern"),
-        },
-        {
-            "z": ArrayDeclaration("per entity", "standardised residual of the response"),
-            "z1": declare_sums("sum of z by pattern"),
-            "z2": declare_sums("sum of z^2 by pattern"),
-        },
-    ),
-    "fitted": Step(
-        fitted,
-        gives={
-            "fitted": ArrayDeclaration("per entity", "fitted values"),
-            "residuals": ArrayDeclaration("per entity", "residuals"),
-        },
-    ),
-}
