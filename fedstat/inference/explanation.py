@@ -17,7 +17,7 @@ EACH = ", each"
 MOST_NAMED = 4
 WORDS = ("sends", "receives")
 ENDS = ("_low", "", "_high")
-"""Endings of columns: at the fewest, the expected and the most iterations."""
+"""Endings of columns: with one iteration, as in the dry run, and at the limit."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -33,7 +33,8 @@ class Explanation:
     table : DataFrame
         See :meth:`tidy`.
     rounds : sequence of (str, tuple of int)
-        Steps of a kind of round trip, and how many there would be: at the fewest, expected and at the most.
+        Steps of a kind of round trip, and how many there would be: with one iteration, as in the dry
+        run, and at the limit of the fit.
     refused : mapping of str to mapping of str to sequence of str
         What the policies would say against it, by institution and rule; empty where all let it pass.
     learned : sequence of (str, str)
@@ -70,8 +71,8 @@ class Explanation:
         -------
         DataFrame
             One row per sender, receiver, step and array: kind, meaning, masked or not, largest shape,
-            entities behind a message, messages and bytes at the expected number of iterations and at the
-            fewest and most (``_low``, ``_high``), the rules of the sender's policy that it meets, whether it
+            entities behind a message, messages and bytes as in the dry run, with one iteration and at the
+            limit of the fit (``_low``, ``_high``), the rules of the sender's policy that it meets, whether it
             passes, and the rule and the words that refuse it if not. Sizes that are ``guessed`` are not known
             in advance; only what is ``policed`` passes a door with a policy.
         """
@@ -83,7 +84,8 @@ class Explanation:
         Returns
         -------
         DataFrame
-            ``sends`` and ``receives``, each expected, lowest and highest, in bytes.
+            ``sends`` and ``receives`` in bytes: as in the dry run, with one iteration (``_low``) and at the
+            limit of the fit (``_high``).
         """
         columns = [f"bytes{end}" for end in ENDS]
         parts = {
@@ -138,7 +140,7 @@ class Explanation:
 
     def _rounds(self) -> Sheet:
         rows = [(steps, expected_count(counts)) for steps, counts in self.rounds]
-        # The totals add the fewest, expected and most of each kind: bounds, not quantiles.
+        # The totals add the fewest and the most of each kind: bounds, not quantiles.
         total = [sum(counts) for counts in zip(*(counts for _, counts in self.rounds), strict=True)]
         rows.append(("in all", expected_count(total)))
         headers = ("Steps asked in a round trip", "Rounds")

@@ -61,7 +61,7 @@ class ForecastPlan:
         return {}
 
     def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
-        """Name rounds of which there are as many as the data ask for."""
+        """Name the loops of which the data decide how often they are repeated."""
         return ()
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
@@ -69,7 +69,7 @@ class ForecastPlan:
         yield from ()
 
     def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
-        """How the number of iterations is guessed, and what cannot be told."""
+        """Say what a reader of the plan should know besides; iterations are explained for all families."""
         yield from ()
 
 
@@ -201,6 +201,7 @@ def explain_fit(model: Explainable, plan: ForecastPlan, arguments: Mapping[str, 
         refused={site: by_rule(found) for site, found in forecast.refusals().items()},
         learned=[*learned_from(plan, forecast), *learned_beyond(model.partition)],
         notes=[
+            *iteration_notes(forecast),
             *plan.notes(forecast),
             *course_notes(course),
             *consent_notes(model),
@@ -314,6 +315,22 @@ def vector_notes(model: Explainable, planned: Sequence[ExpectedArray]) -> Iterat
             f"{join_names(names)} {lets} {most:,} numbers for each entity leave, over all analyses "
             "(per_entity), "
             f"and this fit asks {it} for {low:,} to {high:,}, some {usual:,}: beyond them it is refused."
+        )
+
+
+def iteration_notes(forecast: ExpectedReleases) -> Iterator[str]:
+    """Say which rounds are repeated until the fit has converged, and how many are counted."""
+    course = forecast.course
+    lengths = {loop.steps[0]: loop.lengths(course) for loop in forecast.loops if loop.done(course)}
+    open_ended = {step: each for step, each in lengths.items() if each[0] < each[2]}
+    if open_ended:
+        counts = "; ".join(
+            f"'{step}' {usual:,}, {low:,} to {high:,}" for step, (low, usual, high) in open_ended.items()
+        )
+        yield (
+            "The number of iterations depends on the data. Counts are those of a dry run on invented data; "
+            f"in parentheses stand those with one iteration and at the fit's limit: {counts}. Steps that are "
+            "shortened add rounds."
         )
 
 

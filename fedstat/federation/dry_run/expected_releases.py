@@ -14,43 +14,64 @@ from fedstat.federation.disclosure.site import FAMILIES, UNALIGNED_FAMILIES
 from fedstat.federation.dry_run.execution import DryRunRecord, DryRunRequest
 
 # ----------------------------------------------------------------------------------------------------
-# Counts of what a fit would ask for and of what would leave each institution, from one rehearsal.
+# Counts of what a fit would request and release, from one dry run.
 #
-# How often an iteration passes depends on the data. A family says how often it does in a short, a usual and
-# a long fit; iterations are then added to those that were rehearsed, or taken away, each like the last.
+# How often an iteration is repeated depends on the data. Every count is reported three times: with one
+# iteration of each loop, with as many as the dry run took, and with as many as the fit allows. Iterations are
+# added to those of the dry run, or taken away, each like the last.
 
 ArrayKey: TypeAlias = tuple[str, str, str, str, str, str, bool]
 """Sender, receiver, step, array, kind, meaning, masked."""
 
 FitLengths: TypeAlias = tuple[int, int, int]
-"""Of a fit that is short, usual and long."""
+"""Counts with one iteration, as in the dry run, and at the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationLoop:
-    """Rounds of which there are as many as the data ask for: `lengths` in a short, usual and long fit.
+    """Rounds that a fit repeats as often as the data require.
 
-    There is one round of the step `counted` in an iteration, whose `steps` have it among them. An array goes
-    through `sizes` shapes until it has its largest; 0 where all have the same.
+    Parameters
+    ----------
+    steps : tuple of str
+        Steps of an iteration; there is one round of the first of them in every iteration.
+    limit : int
+        Most iterations that the fit allows.
+    fewest : int
+        Iterations where every loop takes one; more where a fit runs the loop several times.
+    share : float
+        Share of the fit's loops that the dry run passes.
+    sizes : int
+        Shapes that an array goes through until it has its largest; 0 where all have the same.
     """
 
-    counted: str
-    steps: frozenset[str]
-    lengths: FitLengths
+    steps: tuple[str, ...]
+    limit: int
+    fewest: int = 1
+    share: float = 1.0
     sizes: int = 0
 
-    def rehearsed(self, course: DryRunRecord) -> int:
-        """Count the iterations that were rehearsed."""
-        return sum(self.counted in steps for steps in course.rounds)
+    def has(self, steps: Sequence[str]) -> bool:
+        """Whether a round of these steps is one of an iteration."""
+        return set(steps) <= set(self.steps)
+
+    def done(self, course: DryRunRecord) -> int:
+        """Count the iterations of the dry run."""
+        return sum(self.steps[0] in steps for steps in course.rounds)
+
+    def lengths(self, course: DryRunRecord) -> FitLengths:
+        """Count iterations: one of every loop, as in the dry run, and at the limit."""
+        usual = round(self.done(course) / self.share)
+        return min(self.fewest, usual), usual, max(self.limit, usual)
 
     def counts(self, count: int, course: DryRunRecord) -> FitLengths:
-        """Turn what was counted in the rehearsal into counts at the three lengths."""
-        done = self.rehearsed(course)
+        """Turn what was counted in the dry run into the three counts."""
+        done = self.done(course)
         if not done:
             return count, count, count
         # Messages an iteration; a step that was left out once, as in the last iteration, still counts as one.
         each = max(1, round(count / done))
-        low, usual, most = (max(count + each * (length - done), 0) for length in self.lengths)
+        low, usual, most = (max(count + each * (length - done), 0) for length in self.lengths(course))
         return low, usual, most
 
 
@@ -59,8 +80,8 @@ class ExpectedArray:
     """Messages of one array from one institution to another, as the account enters them (`Entry`).
 
     `shape` is the largest; `entities` those behind one message, 0 where none are; `messages` and `bytes` are
-    counted at the fewest, the expected and the most iterations. `rules` are those of the sender's policy that
-    it meets, none for what the coordinator sends, and `refusals` what that policy says against it.
+    counted with one iteration, as in the dry run, and at the limit. `rules` are those of the sender's policy
+    that it meets, none for what the coordinator sends, and `refusals` what that policy says against it.
     """
 
     sender: str
@@ -80,7 +101,7 @@ class ExpectedArray:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedReleases:
-    """What a fit would ask for, at the fewest, the expected and the most iterations."""
+    """What a fit would request: with one iteration, as in the dry run, and at the limit."""
 
     course: DryRunRecord
     loops: Sequence[IterationLoop] = ()
@@ -128,7 +149,7 @@ class ExpectedReleases:
         """Count a kind of round or message at the three lengths, where it is one of an iteration."""
         for loop in self.loops:
             # The first that fits: a loop that holds another one is listed after it.
-            if loop.steps.issuperset(steps):
+            if loop.has(steps):
                 return loop.counts(count, self.course)
         return count, count, count
 
@@ -249,5 +270,5 @@ class PlanBuilder:
         )
 
     def _with_room(self, steps: tuple[str, ...], most: int) -> int:
-        decided = any(loop.steps.issuperset(steps) for loop in self.forecast.loops)
+        decided = any(loop.has(steps) for loop in self.forecast.loops)
         return max(ROUND_MARGIN * most, MIN_ROUNDS) if decided else most

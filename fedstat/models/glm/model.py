@@ -11,7 +11,7 @@ from fedstat.docstrings import inherits_signature
 from fedstat.errors import ConvergenceWarning, ModelError, warn
 from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.dry_run.execution import DryRunRecord
-from fedstat.federation.dry_run.expected_releases import ExpectedReleases, FitLengths, IterationLoop
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.federation.dry_run.synthetic_rows import SYNTHETIC_GROUPS
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
@@ -46,12 +46,7 @@ from fedstat.models.horizontal.session import UNTOLD
 from fedstat.models.run import Call, FitAttempt, run_fit
 
 # ----------------------------------------------------------------------------------------------------
-# Forecast of a federated GLM before it is fitted: how many evaluations it takes, and what they tell.
-
-EVALUATIONS = (2, 4, 8)
-"""Of a fit that starts close to the maximum, usual, and hard; simulated and recorded data took 2 to 7."""
-OF_LEAST_SQUARES = (1, 1, 3)
-"""Sums at any point lead to the estimate; rounding may ask for one more."""
+# Dry run of a federated GLM: its loops, and what its releases disclose.
 
 
 class GLMPlan(ForecastPlan):
@@ -61,27 +56,17 @@ class GLMPlan(ForecastPlan):
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
-        self._least_squares = model.distribution.least_squares
         strata = (given["cov_kwds"] or {}).get("strata")
         self.nested = () if strata is None else (strata,)
 
     def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
-        """Count evaluations of Newton's method, also of that with alpha among its coefficients."""
-        fits = sum("start" in steps for steps in course.rounds)  # two where alpha is estimated
-        low, usual, most = (fits * length for length in self._lengths())
-        found = [IterationLoop("sum_scores", frozenset({"sum_scores"}), (low, usual, most))]
-        if self.given["alpha"] is not None:
-            found.append(IterationLoop("sum_nb2", frozenset({"sum_nb2"}), self._capped(EVALUATIONS)))
-        return [] if self.given["rounds"] is not None else found
-
-    def _lengths(self) -> FitLengths:
-        low, usual, most = self._capped(OF_LEAST_SQUARES if self._least_squares else EVALUATIONS)
-        start = int(not self.given["local"])  # one more, of a point that needs no coefficients
-        return low + start, usual + start, most + start
-
-    def _capped(self, lengths: FitLengths) -> FitLengths:
-        low, usual, most = (min(length, int(self.given["maxiter"])) for length in lengths)
-        return low, usual, most
+        """Name the evaluations of Newton's method, also of that with alpha among its coefficients."""
+        fits, limit = sum("start" in steps for steps in course.rounds), int(self.given["maxiter"])
+        # Without the sites' own fits there is one more, at a point that needs no coefficients.
+        newton = IterationLoop(("sum_scores",), fits * (limit + (not self.given["local"])), fits)
+        if self.given["rounds"] is not None:
+            return []
+        return [newton, *([IterationLoop(("sum_nb2",), limit)] if self.given["alpha"] is not None else [])]
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Say what a site's own fit tells."""
@@ -100,15 +85,9 @@ class GLMPlan(ForecastPlan):
             )
 
     def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
-        """Say where the number of evaluations comes from, and what is not known."""
-        low, usual, most = self._lengths()
+        """Say what is not known."""
         if self.given["rounds"] is not None:
             yield f"rounds={self.given['rounds']} fixes the number of evaluations."
-        else:
-            yield (
-                f"The number of evaluations depends on the data: {usual} is a guess from fits of simulated "
-                f"and recorded data, {low} to {most} its range. Steps that are halved add to it."
-            )
         if self.given["cov_type"] in ("cluster", "survey"):
             yield (
                 "How many clusters there are is not known in advance: sizes marked '?' are those of "

@@ -22,8 +22,7 @@ from fedstat.models.m2sem.summary import adjusted_in_words
 from fedstat.typing import Array, Ints
 
 REHEARSED = 60
-"""Rounds of a rehearsal; the others are like them."""
-FEW, USUAL = 60, 110
+"""Rounds of a dry run; the others are like them."""
 
 
 class M2SEMPlan(ForecastPlan):
@@ -45,9 +44,7 @@ class M2SEMPlan(ForecastPlan):
 
     def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
         """Go on until nothing changes any more."""
-        most = int(self.given["max_rounds"])
-        lengths = min(FEW, most), min(USUAL, most), most
-        return [IterationLoop("improve", frozenset({"improve"}), lengths)]
+        return [IterationLoop(("improve",), int(self.given["max_rounds"]))]
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Say what posteriors and sums tell."""
@@ -56,11 +53,10 @@ class M2SEMPlan(ForecastPlan):
             yield from products_told(self.model._subjects.clients)
 
     def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
-        """Say how rounds are guessed."""
+        """Say what a round holds."""
         yield (
-            "How many rounds there are depends on the data: they are guessed. Several mixtures are improved "
-            "in one round while starts and penalties are tried, each with its own differences of log "
-            "densities."
+            "Several mixtures are improved in one round while starts and penalties are tried, each with its "
+            "own differences of log densities."
         )
 
 

@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fedstat.federation.dry_run.execution import DryRunRecord
-from fedstat.federation.dry_run.expected_releases import ExpectedReleases, FitLengths, IterationLoop
+from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.vertical.layout import Layout
+from fedstat.models.vglm.admm import MOST_LINEARISED
 from fedstat.models.vglm.options import read_lambdas
 
 POINTS = frozenset({"linear_predictor", "admm_move"})
 """Steps that release linear predictors."""
-NEWTON = frozenset({"linear_predictor", "respond", "respond_openly", "sum_scores"})
-GRAMS = frozenset(
-    {"weigh", "introduce", "announce", "finish", "deal_product", "open_product", "share_product"}
-)
-MOVES = frozenset({"admm_move", "admm_respond"})
-LASSOS = frozenset({"admm_set", "admm_certify", "respond_openly"})
+NEWTON = ("linear_predictor", "respond", "respond_openly", "sum_scores")
+GRAMS = ("weigh", "introduce", "announce", "finish", "deal_product", "open_product", "share_product")
+MOVES = ("admm_move", "admm_respond")
+LASSOS = ("admm_set", "admm_certify", "respond_openly")
 LONGER = 3
-"""Times the steps of the rehearsal that a long fit takes; a short one ends where it selects nothing."""
+"""Times the steps of the dry run that are planned for, where a fit has no limit of its own."""
 
 FEW = 20
 """Entities for each column, below which a likelihood is far from a quadratic function."""
 
-REHEARSED_LAMBDAS, REHEARSED_RATIO, REHEARSED_EPS, REHEARSED_ROUNDS = 2, 0.3, 1e-2, 20
+DRY_RUN_LAMBDAS, DRY_RUN_RATIO, DRY_RUN_EPS, DRY_RUN_ROUNDS = 2, 0.3, 1e-2, 20
 """Of ADMM: it has the same rounds at every lambda, and hundreds of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hardness:
-    """How long ADMM takes: rounds for the first lasso of a lambda, and more for each of those that follow.
-
-    `lassos` are those of one lambda of a nonconvex penalty.
-    """
-
-    rounds: int
-    more: int
-    lassos: int
-
-
-HARDNESS = (Hardness(5, 1, 2), Hardness(30, 4, 25), Hardness(100, 5, 40))
-"""Of a fit that is short, usual and long."""
 
 
 class VGLMPlan(ForecastPlan):
@@ -61,28 +43,23 @@ class VGLMPlan(ForecastPlan):
         """Let ADMM pass a few lambdas only, and no further than it has to."""
         if not self._admm:
             return {}
-        rounds = min(int(self.given["maxiter"]), REHEARSED_ROUNDS)
-        short: dict[str, Any] = {"eps": max(float(self.given["eps"]), REHEARSED_EPS), "maxiter": rounds}
+        rounds = min(int(self.given["maxiter"]), DRY_RUN_ROUNDS)
+        short: dict[str, Any] = {"eps": max(float(self.given["eps"]), DRY_RUN_EPS), "maxiter": rounds}
         lambdas = read_lambdas(self.given["lam"], self.given["lambdas"])
         if lambdas is None:
-            return short | {"n_lambdas": REHEARSED_LAMBDAS, "ratio": REHEARSED_RATIO}
-        return short | {"lam": None, "lambdas": lambdas[:REHEARSED_LAMBDAS]}
+            return short | {"n_lambdas": DRY_RUN_LAMBDAS, "ratio": DRY_RUN_RATIO}
+        return short | {"lam": None, "lambdas": lambdas[:DRY_RUN_LAMBDAS]}
 
     def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
         """Newton's steps and weighted Gram matrices, or the rounds of ADMM."""
         if self._normal:
             return []
-        lambdas = self._of_admm(course) if self._admm else []
-        newton = IterationLoop("linear_predictor", NEWTON, (0, 0, 0))
-        points, grams = (
-            loop.rehearsed(course) for loop in (newton, IterationLoop("weigh", GRAMS, (0, 0, 0)))
-        )
-        # As many as doors release; the fit counts them, and goes on without.
-        most = max(grams, self._layout.most_grams)
+        points = IterationLoop(NEWTON, 0).done(course)
         return [
-            *lambdas,
-            IterationLoop("linear_predictor", NEWTON, (1, points, LONGER * points)),
-            IterationLoop("weigh", GRAMS | {"linear_predictor"}, (1, grams, most)),
+            *(self._of_admm(course) if self._admm else []),
+            IterationLoop(NEWTON, LONGER * points),
+            # As many as doors release; the fit counts them, and goes on without.
+            IterationLoop((*GRAMS, "linear_predictor"), self._layout.most_grams),
         ]
 
     def _of_admm(self, course: DryRunRecord) -> list[IterationLoop]:
@@ -90,15 +67,12 @@ class VGLMPlan(ForecastPlan):
         lambdas = read_lambdas(self.given["lam"], self.given["lambdas"])
         L = int(self.given["n_lambdas"]) if lambdas is None else len(lambdas)
         first = sum(("admm_set" in steps) - ("admm_certify" in steps) for steps in course.rounds)
-        lassos, moves = [], []
-        for hard in HARDNESS:
-            each, limit = 1 if self._convex else hard.lassos, int(self.given["maxiter"])
-            lassos.append(L * each + first)
-            moves.append((L + first) * min(hard.rounds, limit) + L * (each - 1) * min(hard.more, limit))
+        lassos = L * (1 if self._convex else MOST_LINEARISED) + first
+        share, moves = min(DRY_RUN_LAMBDAS, L) / L, lassos * int(self.given["maxiter"])
         return [
-            IterationLoop("admm_move", MOVES, _lengths(moves)),
-            IterationLoop("admm_set", LASSOS, _lengths(lassos)),
-            IterationLoop("admm_coefficients", frozenset({"admm_coefficients"}), (L, L, L)),
+            IterationLoop(MOVES, moves, L + first, share),
+            IterationLoop(LASSOS, lassos, L + first, share),
+            IterationLoop(("admm_coefficients",), L, L, share),
         ]
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
@@ -146,28 +120,14 @@ class VGLMPlan(ForecastPlan):
         """Say where the numbers of steps come from."""
         if self._normal:
             yield "Nothing here depends on the values of the data: the fit takes these rounds and bytes."
-        elif self.given["exchange"] == "admm":
-            low, usual, most = (hard.rounds for hard in HARDNESS)
+        elif not self._admm:
             yield (
-                f"The number of rounds depends on the data: {usual} for the first lasso of a lambda is a "
-                f"guess from fits of simulated data, {low} to {most} its range, and "
-                f"maxiter={self.given['maxiter']:,} the limit."
-            )
-        else:
-            yield (
-                "The number of steps depends on the data: it is that of invented data on which columns "
-                f"matter; few where nothing is selected, {LONGER} times as many where a problem is hard. "
-                f"At most {self._layout.most_grams} weighted Gram matrices are released over "
-                f"{self._layout.n:,} "
-                "entities."
+                f"Few steps are taken where nothing is selected; {LONGER} times those of the dry run are "
+                f"planned for. At most {self._layout.most_grams} weighted Gram matrices are released over "
+                f"{self._layout.n:,} entities."
             )
             if self._layout.n < FEW * self._layout.p:
                 yield (
                     f"There are fewer than {FEW} entities for each column: fits of simulated data that were "
                     "as scarce took up to three times the largest number of rounds."
                 )
-
-
-def _lengths(counts: Sequence[int]) -> FitLengths:
-    low, usual, most = counts
-    return low, usual, most
