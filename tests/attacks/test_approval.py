@@ -180,7 +180,7 @@ def other_step(ask):
     "change, said",
     [
         (other_formula, "something else than in the plan"),
-        (more_rounds, "more than 16 times"),
+        (more_rounds, "more than 50 times"),
         (other_step, "'fit_alone' more than 1 times"),
         (other_family, "something else than in the plan"),
     ],

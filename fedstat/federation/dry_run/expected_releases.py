@@ -181,9 +181,8 @@ class ExpectedReleases:
 # ----------------------------------------------------------------------------------------------------
 # From a forecast to the plan that the owner of one site is asked to consent to.
 
-ROUND_MARGIN, MIN_ROUNDS = 2, 12
-"""Times the most that a forecast tells of rounds whose number the data decide, and the least of them: a fit
-that is refused at its end has shown all and gives nothing."""
+MIN_ROUNDS = 12
+"""Fewest rounds of a loop in a plan: a fit that is refused at its end has released all and yields nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,4 +270,4 @@ class PlanBuilder:
 
     def _with_room(self, steps: tuple[str, ...], most: int) -> int:
         decided = any(loop.has(steps) for loop in self.forecast.loops)
-        return max(ROUND_MARGIN * most, MIN_ROUNDS) if decided else most
+        return max(most, MIN_ROUNDS) if decided else most

@@ -18,7 +18,7 @@ NEWTON = ("linear_predictor", "respond", "respond_openly", "sum_scores")
 GRAMS = ("weigh", "introduce", "announce", "finish", "deal_product", "open_product", "share_product")
 MOVES = ("admm_move", "admm_respond")
 LASSOS = ("admm_set", "admm_certify", "respond_openly")
-LONGER = 3
+LONGER = 6
 """Times the steps of the dry run that are planned for, where a fit has no limit of its own."""
 
 FEW = 20
