@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 
 from fedstat.federation.disclosure.policy import Policy, site_policies
+from fedstat.federation.disclosure.rules import PARTIES
 from fedstat.federation.disclosure.threat_statements import (
     ALL_ROWS_THREAT,
     ONE_PROCESS_NOTE,
-    PARTIES,
     threats_under,
 )
 from fedstat.inference.tables import Sheet, SheetSummary

@@ -18,7 +18,8 @@ from fedstat.federation.audit.ledger_file import (
 )
 from fedstat.federation.disclosure.approval import describe_plan
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
-from fedstat.federation.disclosure.threat_statements import PARTIES, threats_under
+from fedstat.federation.disclosure.rules import PARTIES
+from fedstat.federation.disclosure.threat_statements import threats_under
 from fedstat.federation.files import write_atomic
 from fedstat.federation.tables.published import (
     Published,

@@ -11,16 +11,18 @@ from people import people
 
 import fedstat as fs
 from fedstat.errors import PartitionError, PolicyError
-from fedstat.federation.disclosure.policy import STRICT_VALUES, Budget
+from fedstat.federation.disclosure.policy import Budget
+from fedstat.federation.disclosure.rules import PARTIES, rules_of
 from fedstat.federation.disclosure.threat_statements import (
     ACTIVE_PARTIES,
     ALL_ROWS_THREAT,
     BUDGET_STATEMENTS,
-    PARTIES,
     STRICT_LEARNS,
-    THREATS_WITHOUT_RULE,
 )
 
+RULES = rules_of(fs.Policy)
+STRICT_VALUES = [name for name, rule in RULES.items() if rule.strict != rule.default]
+THREATS_WITHOUT_RULE = {name: rule.without for name, rule in RULES.items() if rule.without}
 ROOT = Path(__file__).parents[2]
 FORMER = (
     "no number that belongs to a single enterprise leaves",

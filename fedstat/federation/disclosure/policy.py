@@ -10,12 +10,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedstat.errors import PartitionError
-from fedstat.federation.disclosure.policy_file import (
-    POLICY_KEYS,
-    check_budget,
+from fedstat.federation.disclosure.rules import (
+    ANALYST,
+    COORDINATOR,
+    DEPARTING,
+    OTHER_SITE,
+    RELEASE_KINDS,
+    check_names,
     check_policy_values,
+    choice,
+    is_name_set,
+    is_number,
+    is_whole,
+    limit,
+    looser_rules,
     parse_policy,
     read_policy,
+    rule,
+    rules_of,
+    whole,
     write_policy,
 )
 from fedstat.federation.message import ArrayKind
@@ -28,38 +41,8 @@ from fedstat.privacy.zcdp import rho_of_budget, round_to_grid
 # what only a step can count stand in :mod:`fedstat.federation.disclosure.row_checks`: steps tell facts, the
 # door judges them.
 
-POLICY_WORDS = (
-    "masked_only",
-    "two_sites",
-    "remember",
-    "formulas",
-    "evaluation",
-    "discrete",
-    "rounding",
-    "reasons",
-    "alignment",
-    "dealer",
-    "order",
-)
-"""Rules that are switches: one value of each is the strict one."""
-STRICT_VALUES: Mapping[str, Any] = {
-    "refused_kinds": frozenset({"raw columns", "sketch"}),
-    "per_entity": 0,
-    "masked_only": True,
-    "two_sites": "refuse",
-    "remember": "all",
-    "formulas": "simple",
-    "evaluation": "once",
-    "discrete": "bits",
-    "rounding": "dither",
-    "reasons": "logged",
-    "max_refusals": 10,
-    "alignment": "ask",
-    "dealer": "third party",
-    "order": "declared",
-    "max_share": 0.2,
-}
-"""Where the policy of a served site departs from that of one process."""
+MAX_DELTA = 1e-6
+BUDGET_KEYS = {"epsilon": "a number above 0", "delta": f"a number of at least 0 and at most {MAX_DELTA:g}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +74,41 @@ class Budget:
     def rho(self) -> Fraction:
         """The same as zero-concentrated differential privacy, in which charges add up."""
         return round_to_grid(rho_of_budget(self.epsilon, self.delta))
+
+
+def check_budget(where: str, epsilon: object, delta: object) -> None:
+    """Hold a privacy budget against what it may be.
+
+    Raises
+    ------
+    PartitionError
+        Names the number, with what was expected and what came.
+    """
+    above = ". A larger one would allow some records to be published" if is_number(delta) else ""
+    for name, value, fits, remedy in (
+        ("epsilon", epsilon, is_number(epsilon) and epsilon > 0, ""),
+        ("delta", delta, is_number(delta) and 0 <= delta <= MAX_DELTA, above),
+    ):
+        if not fits:
+            raise PartitionError(f"{where}: {name}: expected {BUDGET_KEYS[name]}, received {value!r}{remedy}")
+
+
+def read_budget(where: str, section: object) -> Budget:
+    """Read the section of a policy file with the privacy budget; errors as of :func:`check_budget`."""
+    if not isinstance(section, dict):
+        raise PartitionError(f"{where}: privacy: expected a section [privacy] with {', '.join(BUDGET_KEYS)}")
+    where = f"{where}, section [privacy]"
+    check_names(where, section, tuple(BUDGET_KEYS))
+    lacking = [name for name in BUDGET_KEYS if name not in section]
+    if lacking:
+        raise PartitionError(f"{where}: lacks {', '.join(lacking)}; a budget is both")
+    check_budget(where, section["epsilon"], section["delta"])
+    return Budget(float(section["epsilon"]), float(section["delta"]))
+
+
+def spends_no_more(a: Budget | None, b: Budget | None) -> bool:
+    """Whether all that the first budget lets leave may leave under the second."""
+    return a == b or (a is not None and b is not None and a.epsilon <= b.epsilon and a.delta <= b.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,39 +202,291 @@ class Policy:
     ('any', True)
     """
 
-    families: frozenset[str] | None = None
-    refused_kinds: frozenset[ArrayKind] = frozenset()
-    masked_only: bool = False
-    two_sites: Literal["warn", "refuse"] = "warn"
-    quorum: float = 0
-    apart: int = 1
-    min_count: int = 5
-    min_events: int = 3
-    min_level_count: int = 3
-    max_parameters: float = 0.33
-    max_columns: int | None = None
-    remember: Literal["all", "rows", "nothing"] = "rows"
-    formulas: Literal["any", "simple"] = "any"
-    evaluation: Literal["any", "once"] = "any"
-    discrete: Literal["any", "bits"] = "any"
-    rounding: Literal["none", "dither"] = "none"
-    reasons: Literal["told", "logged"] = "told"
-    max_refusals: int = 0
-    alignment: Literal["allow", "ask"] = "allow"
-    max_keys: int | None = None
-    approval: Literal["auto", "owner"] = "auto"
-    dealer: Literal["third party", "any"] = "any"
-    order: Literal["declared", "any"] = "any"
-    max_share: float = 1.0
-    per_entity: int | Literal["any"] = "any"
-    privacy: Budget | None = None
+    families: frozenset[str] | None = rule(
+        None,
+        "families",
+        (
+            "a list of names of families",
+            lambda value: value is None or (is_name_set(value) and len(value) > 0),
+            limit(None),
+        ),
+        'Families of models that may ask. "design" agrees on columns and is needed by every model, "secure" '
+        "agrees on keys and is needed by masked sums; the models are named after their folders, such as "
+        '"glm", "vfem" and "fedavg". By default every installed family may ask.',
+        example='families = ["design", "secure", "glm"]',
+    )
+    refused_kinds: frozenset[ArrayKind] = rule(
+        frozenset(),
+        "refused kinds",
+        (
+            f"a list of {', '.join(map(repr, RELEASE_KINDS))}",
+            lambda value: is_name_set(value) and value <= set(RELEASE_KINDS),
+            operator.ge,
+        ),
+        "Kinds of values that may not leave. From harmless to disclosing: control, schema, presence, sealed, "
+        "masked share, aggregate, sketch, per entity, raw columns. A kind that is refused may still enter a "
+        "masked sum, which hides this institution's part; not so values per entity, of which every part "
+        "follows from the sums of many rounds.",
+        strict=frozenset({"raw columns", "sketch"}),
+        without={
+            ANALYST: "Whole columns, by predictions.",
+            DEPARTING: "Any column, by one question.",
+        },
+        example='refused_kinds = ["per entity", "raw columns"]',
+    )
+    per_entity: int | Literal["any"] = rule(
+        "any",
+        "per entity",
+        (
+            'a whole number of at least 0, or "any"',
+            lambda value: value == "any" or is_whole(value, 0),
+            limit("any"),
+        ),
+        "Most numbers for each entity that ever leave, over all analyses, sessions and restarts, masked or "
+        "not; 0: none. Each is an equation about the row of its entity: fewer than this institution has "
+        "columns leave its rows open, as many give them away. A fit of VFEM with a binary response or count "
+        'takes 10 to 30. "any": no limit.',
+        strict=0,
+        without={
+            ANALYST: "A whole column, by predictions from it alone, where they need not be masked.",
+            COORDINATOR: "Of every entity so many numbers, 53 bits each, masked or not: as many as columns "
+            "are its row.",
+            OTHER_SITE: "The response of its entities, where residuals or curvatures are sent; sums of its "
+            "columns with them, where a third party deals.",
+            DEPARTING: "The response of every entity, by one question; rows, by as many as columns.",
+        },
+        moot=lambda policy: "per entity" in policy.refused_kinds,
+        kw_only=True,
+    )
+    masked_only: bool = rule(
+        False,
+        "masked only",
+        ("true or false", lambda value: isinstance(value, bool), operator.ge),
+        "Whether arrays of which only the sum over institutions is needed leave in no other way than masked.",
+        strict=True,
+        without={COORDINATOR: "Each institution's part of every sum."},
+    )
+    two_sites: Literal["warn", "refuse"] = rule(
+        "warn",
+        "two sites",
+        choice("warn", "refuse", strictest="refuse"),
+        'What to do with a masked sum over two institutions, which hides neither from the other: "warn" or '
+        '"refuse".',
+        strict="refuse",
+        without={OTHER_SITE: "The other's part of a sum over two, masked or not."},
+    )
+    quorum: float = rule(
+        0,
+        "quorum",
+        (
+            "a whole number of at least 0, or a share above 0 and at most 1 with a decimal point",
+            lambda value: is_whole(value, 0) or (isinstance(value, float) and 0.0 < value <= 1.0),
+            lambda a, b: b == 0 or (type(a) is type(b) and a >= b),
+        ),
+        "Fewest institutions in a masked sum: a number, or a share of those that are pinned here (1.0: all). "
+        "0: as many as two_sites allows.",
+    )
+    apart: int = rule(
+        1,
+        "apart",
+        whole(1, operator.ge),
+        "Fewest institutions that a masked sum, or a difference of masked sums of all sessions from now on, "
+        "may be over. 1: where one institution is lost in a fit that goes on without it, its part of earlier "
+        "sums follows by subtraction, as it does where an analysis leaves it out. 2 or more: this one takes "
+        "no part in the second sum, which protects the others; their rule protects this one.",
+    )
+    min_count: int = rule(
+        5,
+        "minimum count",
+        whole(0, operator.ge),
+        "Fewest entities (rows) behind a sum, a sketch or a share of a product.",
+        without={ANALYST: "Sums over fewer entities; with a count of one, single values."},
+    )
+    min_events: int = rule(
+        3,
+        "minimum events",
+        whole(0, operator.ge),
+        "Models over rows: fewest rows of either outcome of a binary response, unless there are none.",
+        without={ANALYST: "Sums over the few rows of a rare outcome."},
+    )
+    min_level_count: int = rule(
+        3,
+        "minimum rows per level",
+        whole(0, operator.ge),
+        "Fewest rows of a category level, unless there are none.",
+        without={ANALYST: "Sums over the few rows of a rare level."},
+    )
+    max_parameters: float = rule(
+        0.33,
+        "maximum parameters per row",
+        ("a number above 0", lambda value: is_number(value) and value > 0, operator.le),
+        "Models over rows: most coefficients per row.",
+        without={ANALYST: "As many numbers as rows, which are then determined."},
+    )
+    max_columns: int | None = rule(
+        None,
+        "maximum columns",
+        whole(1, limit(None), none=True),
+        "Most columns of this institution in one model, as coded: a category of three levels has two. By "
+        "default there is no limit.",
+        example="max_columns = 20",
+    )
+    remember: Literal["all", "rows", "nothing"] = rule(
+        "rows",
+        "differencing",
+        choice("all", "rows", "nothing", strictest="all"),
+        "Which earlier answers are held against a new one, over all sessions and without an end, so that "
+        'sums of which any combination tells of fewer than min_count rows do not all leave: "all", those of '
+        'models over "rows", or "nothing".',
+        strict="all",
+        without={ANALYST: "A row, from two analyses whose entities differ by it."},
+    )
+    formulas: Literal["any", "simple"] = rule(
+        "any",
+        "simple formulas",
+        choice("any", "simple", strictest="simple"),
+        'What may be computed from the columns. "simple": a factor is one column, or one function of one '
+        "column (log, sqrt, exp, scale, center, C, poly and bs of low degree), and is defined on all that "
+        'columns.toml publishes; a product holds every column once, and three numbers at most. "any": '
+        "arithmetic and written numbers as well, with which whoever asks can make a column that tells one "
+        "person apart from all others.",
+        strict="simple",
+        without={ANALYST: "A known person's response, from two fits that differ by a column made for it."},
+    )
+    evaluation: Literal["any", "once"] = rule(
+        "any",
+        "evaluation once",
+        choice("any", "once", strictest="once"),
+        'How often the fits of models may be held against the rows: "once" answers for one model, and the '
+        "same again, since single rows lie between the cuts of two; predictions that come from outside it "
+        "averages over min_count entities, since sums of losses of chosen ones tell every label.",
+        strict="once",
+        without={
+            ANALYST: "Responses and predictions of single rows, between the cuts of evaluations, and from "
+            "losses of predictions that are chosen for it."
+        },
+    )
+    discrete: Literal["any", "bits"] = rule(
+        "any",
+        "bits of columns of few values",
+        choice("any", "bits", strictest="bits"),
+        'Sums of products by group and columns of few values, such as 0 and 1, in small groups: "bits" wants '
+        "so many entities that the sums of all fits do not determine such a column for who knows all others; "
+        'how many values a column has stands in columns.toml. "any": as for columns of many values.',
+        strict="bits",
+        without={
+            COORDINATOR: "Columns of few values in small patterns, such as 0 and 1: sums determine them."
+        },
+    )
+    rounding: Literal["none", "dither"] = rule(
+        "none",
+        "",
+        choice("none", "dither", strictest="dither"),
+        'Sums of products by group: "dither" moves every value by up to half a hundredth of the standard '
+        'deviation of its column, so that a sum carries 10 bits about it at most, and not 53; with "bits" '
+        "above, a fifth of the entities will do. Estimates move by a small part of their standard errors.",
+        strict="dither",
+        without={
+            COORDINATOR: "Sums to 53 bits and not 10; larger patterns are wanted where bits are judged."
+        },
+    )
+    reasons: Literal["told", "logged"] = rule(
+        "told",
+        "",
+        choice("told", "logged", strictest="logged"),
+        'What a refusal says that depends on rows: "logged" is one word and the name of the rule, and why '
+        'stands in the log of this institution; "told" says why, and so tells something of the rows.',
+        strict="logged",
+        without={ANALYST: "Values, by bisection: texts of refusals state counts of rows."},
+    )
+    max_refusals: int = rule(
+        0,
+        "maximum refusals",
+        whole(0, limit(0)),
+        "Refusals that depend on rows, each a bit about them, after which whoever asked gets no more answers "
+        "until 'fedstat site answer-again'. 0: no limit.",
+        strict=10,
+        without={ANALYST: "Values, by bisection: one bit a refusal, and no end of them."},
+    )
+    alignment: Literal["allow", "ask"] = rule(
+        "allow",
+        "alignment",
+        choice("allow", "ask", strictest="ask"),
+        "Whether keys are aligned with those of other institutions as soon as the coordinator says so, "
+        '"allow", or once for every "fedstat site consent", "ask": who enters keys that it made up learns '
+        "which of them are here.",
+        strict="ask",
+        without={OTHER_SITE: "Which of the keys that it makes up the institution has."},
+    )
+    max_keys: int | None = rule(
+        None,
+        "maximum keys",
+        whole(1, operator.eq, none=True),
+        "Most keys that another institution may enter into an alignment. By default twice as many as there "
+        "are here, or any number where alignment is allowed without consent.",
+        example="max_keys = 100_000",
+        moot=lambda policy: True,  # twice as many as there are here may be more or fewer
+    )
+    approval: Literal["auto", "owner"] = rule(
+        "auto",
+        "approval",
+        choice("auto", "owner", strictest="owner"),
+        'Whether an analysis that the other rules let pass needs nobody, "auto", or waits until its plan is '
+        "approved, \"owner\": 'fedstat site pending' shows the plans, and every approval is for one run.",
+    )
+    dealer: Literal["third party", "any"] = rule(
+        "any",
+        "dealer",
+        choice("third party", "any", strictest="third party"),
+        "Who deals the random numbers by which the columns here are multiplied with those of another "
+        'institution: a "third party", which is an institution, or "any", the coordinator as well. Whoever '
+        "deals must not join forces with the other institution, or the two of them have the columns.",
+        strict="third party",
+        without={COORDINATOR: "With one of two institutions for which it deals, the other's columns."},
+    )
+    order: Literal["declared", "any"] = rule(
+        "any",
+        "order",
+        choice("declared", "any", strictest="declared"),
+        'Whether the steps of a fit are answered in the order in which its protocol asks them, "declared", '
+        'or in "any": out of turn, whoever asks can compare answers that no fit compares.',
+        strict="declared",
+        without={DEPARTING: "What no analysis asks for, by steps out of their order."},
+    )
+    max_share: float = rule(
+        1.0,
+        "largest share",
+        ("a number above 0 and at most 1", lambda value: is_number(value) and 0 < value <= 1, operator.le),
+        "Largest share of all weight that one row may have in a sum at coefficients, or with weights, that "
+        "whoever asks has chosen: at some, a sum over all rows is that of one. Below 1, products with "
+        "columns of other institutions are not summed either where one row has more than three quarters of "
+        "the squared deviations of a column: they would be values of that row. Roots or logarithms help.",
+        strict=0.2,
+        without={
+            COORDINATOR: "Values of one row in others' columns, beside a column of which it is nearly all.",
+            DEPARTING: "Most of a row, by weights that leave a sum to it but for a rest; a row that alone "
+            "has a combination of levels, by sums at a few coefficients in one session.",
+        },
+    )
+    privacy: Budget | None = rule(
+        None,
+        "privacy budget",
+        ("a Budget or None", lambda value: value is None or isinstance(value, Budget), spends_no_more),
+        "A privacy budget: how much all answers together, for ever, may tell of one entity's record, as "
+        f"epsilon and delta of differential privacy; delta is at most {MAX_DELTA:g}. With one, whatever "
+        "depends on values leaves only with noise, and is charged before it does; all else is refused, but "
+        "for which records there are, and which of them lack a value in the columns of a synthesis. What was "
+        "charged stands in the ledger, and stays charged when this file is changed; the same question again "
+        "has the same answer, and costs nothing, until the table is changed. 'fedstat site status' shows "
+        "what is spent.",
+        section=True,
+        example="[privacy]\nepsilon = 1.0\ndelta = 1e-06",
+        moot=lambda policy: True,  # with a budget only noise leaves, and without one the other rules hold
+    )
 
     def __post_init__(self) -> None:
-        check_policy_values("Policy", {field.name: getattr(self, field.name) for field in fields(self)})
-        if self.privacy is not None and not isinstance(self.privacy, Budget):
-            raise PartitionError(
-                f"Policy: privacy: expected a Budget or None, received {type(self.privacy).__name__}"
-            )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        check_policy_values("Policy", type(self), values)
 
     def __repr__(self) -> str:
         # By what it departs from the nearer of the two: all rules together fill ten lines.
@@ -256,7 +526,7 @@ class Policy:
         **rules
             Fields that the owner sets otherwise.
         """
-        return replace(cls(**STRICT_VALUES), **rules)
+        return replace(cls(**{name: one.strict for name, one in rules_of(cls).items()}), **rules)
 
     @property
     def is_strict(self) -> bool:
@@ -265,27 +535,7 @@ class Policy:
 
     def looser_than_strict(self) -> tuple[str, ...]:
         """Names of the rules that allow more than :meth:`strict` does."""
-        kinds = STRICT_VALUES["refused_kinds"] <= self.refused_kinds
-        same = (
-            name
-            for name, value in STRICT_VALUES.items()
-            if name in POLICY_WORDS and getattr(self, name) != value
-        )
-        least, held = Policy(), ("min_count", "min_events", "min_level_count")
-        fewer = (name for name in held if getattr(self, name) < getattr(least, name))
-        more = self.max_parameters > least.max_parameters
-        heavy = self.max_share > STRICT_VALUES["max_share"]
-        vectors = self.per_entity != 0 and "per entity" not in self.refused_kinds
-        many = not 0 < self.max_refusals <= STRICT_VALUES["max_refusals"]
-        return (
-            *([] if kinds else ["refused_kinds"]),
-            *(["per_entity"] if vectors else []),
-            *same,
-            *fewer,
-            *(["max_parameters"] if more else []),
-            *(["max_share"] if heavy else []),
-            *(["max_refusals"] if many else []),
-        )
+        return looser_rules(self)
 
     @classmethod
     def from_toml(cls, path: str | Path, start: Policy | None = None) -> Policy:
@@ -317,7 +567,8 @@ class Policy:
         >>> policy.min_count, policy == fs.Policy(min_count=12)
         (12, True)
         """
-        return cls._of_file(*read_policy(path), start or cls.open())
+        where, text = read_policy(path)
+        return cls._of_file(where, text, start or cls.open())
 
     @classmethod
     def from_text(cls, where: str, text: str) -> Policy:
@@ -340,22 +591,19 @@ class Policy:
         >>> fs.Policy.from_text("my policy", "min_count = 12").min_count
         12
         """
-        return cls._of_file(where, *parse_policy(where, text.encode()), cls.open())
+        return cls._of_file(where, text.encode(), cls.open())
 
     @classmethod
-    def _of_file(
-        cls, where: str, values: dict[str, Any], budget: dict[str, Any] | None, start: Policy
-    ) -> Policy:
-        check_policy_values(where, values)
-        if budget is not None:
-            check_budget(f"{where}, section [privacy]", budget["epsilon"], budget["delta"])
-            values["privacy"] = Budget(float(budget["epsilon"]), float(budget["delta"]))
+    def _of_file(cls, where: str, text: bytes, start: Policy) -> Policy:
+        values = parse_policy(where, text, cls)
+        if "privacy" in values:
+            values["privacy"] = read_budget(where, values["privacy"])
+        check_policy_values(where, cls, values)
         return replace(start, **values)
 
     def to_toml(self) -> str:
         """Text of a file that :meth:`from_toml` reads, with a comment on every rule."""
-        budget = None if self.privacy is None else (self.privacy.epsilon, self.privacy.delta)
-        return write_policy({key.name: getattr(self, key.name) for key in POLICY_KEYS}, budget)
+        return write_policy(self)
 
 
 def site_policies(
@@ -406,49 +654,3 @@ def _as_policy(policy: object) -> Policy:
             f"policy: expected a fedstat.Policy or the path of a policy file, received {came}"
         )
     return policy
-
-
-# ----------------------------------------------------------------------------------------------------
-# Which rules of a changed policy allow less than before.
-
-REMEMBER_LEVELS = ("nothing", "rows", "all")
-
-
-def _is_higher_limit(value: Any) -> Callable[[Any, Any], bool]:
-    """Whether a new limit is higher than the old one, where this value stands for none."""
-    return lambda old, new: new == value or (old != value and new > old)
-
-
-def _differs_from(strict: Any) -> Callable[[Any, Any], bool]:
-    return lambda _, new: new != strict
-
-
-IS_LOOSER: Mapping[str, Callable[[Any, Any], bool]] = {
-    **{name: _differs_from(STRICT_VALUES[name]) for name in POLICY_WORDS},
-    **dict.fromkeys(("min_count", "min_events", "min_level_count", "apart"), operator.gt),
-    "quorum": lambda old, new: new == 0 or (type(old) is type(new) and old > new),
-    **dict.fromkeys(("max_parameters", "max_share"), operator.lt),
-    "max_columns": _is_higher_limit(None),
-    "max_refusals": _is_higher_limit(0),
-    "per_entity": _is_higher_limit("any"),
-    "refused_kinds": operator.ge,
-    "families": lambda old, new: new is None or (old is not None and old <= new),
-    "remember": lambda old, new: REMEMBER_LEVELS.index(new) < REMEMBER_LEVELS.index(old),
-    "approval": _differs_from("owner"),
-    "privacy": lambda old, new: (
-        None not in (old, new) and old.epsilon <= new.epsilon and old.delta <= new.delta
-    ),
-}
-"""By rule, whether a new value allows more than the old one; a rule that is not here never does."""
-
-
-def stricter_rules(before: Policy, after: Policy) -> tuple[str, ...]:
-    """Names of the rules that were changed, and not for the looser."""
-    values = {
-        field.name: (getattr(before, field.name), getattr(after, field.name)) for field in fields(Policy)
-    }
-    return tuple(
-        name
-        for name, (old, new) in values.items()
-        if old != new and not (name in IS_LOOSER and IS_LOOSER[name](old, new))
-    )

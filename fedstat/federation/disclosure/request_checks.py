@@ -15,7 +15,7 @@ from fedstat.federation.audit.release_counts import BITS_PER_NUMBER, numbers_per
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.policy import Policy
-from fedstat.federation.disclosure.policy_file import toml_line
+from fedstat.federation.disclosure.rules import toml_line
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.message import COUNTED, ArrayDeclaration, ArrayKind, Request, Step
 from fedstat.federation.tables.published import PublishedColumn

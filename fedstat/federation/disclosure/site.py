@@ -34,7 +34,7 @@ from fedstat.federation.disclosure.checks import (
     report_external_weights,
 )
 from fedstat.federation.disclosure.differencing import check_masked_sites
-from fedstat.federation.disclosure.policy import Policy, stricter_rules
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired, read_budget_spent
 from fedstat.federation.disclosure.protocol_order import bind_common, check_order, mask_reply, record_step
 from fedstat.federation.disclosure.release_history import ReleaseHistory
@@ -44,6 +44,7 @@ from fedstat.federation.disclosure.request_checks import (
     check_per_entity_numbers,
     check_request,
 )
+from fedstat.federation.disclosure.rules import stricter_rules
 from fedstat.federation.disclosure.state import MAX_SESSIONS, SESSION_END_REASONS, SiteData, SiteTrust, State
 from fedstat.federation.message import RUNS, Reply, Request, Step, check_arrays, pack_reply, unpack_request
 from fedstat.federation.tables.aligned_table import AlignedTable

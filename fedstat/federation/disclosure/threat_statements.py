@@ -6,25 +6,23 @@ corrected once. What a rule of the strict policy keeps in is told by what is lea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.rules import (
+    ANALYST,
+    COORDINATOR,
+    DEPARTING,
+    INTRUDER,
+    OTHER_SITE,
+    rules_of,
+    toml_line,
+)
 
 ONE_PROCESS_NOTE = "one process: nothing is protected"
 STRICT_TRIAL_NOTE = "one process: a rehearsal of the strict policy, nothing is protected"
 ALL_ROWS_THREAT = "All rows: whoever runs the process can read its tables, whatever a policy says."
-
-ANALYST, COORDINATOR, OTHER_SITE = "Analyst", "Coordinator", "Another institution"
-DEPARTING, INTRUDER = "Coordinator that departs", "Intruder at files"
-PARTIES: Mapping[str, str] = {
-    ANALYST: "uses the public interface as often as wanted, over sessions",
-    COORDINATOR: "keeps to the protocol, and keeps all messages",
-    OTHER_SITE: "keeps to the protocol, knows its own columns, and may be joined by the coordinator",
-    DEPARTING: "asks any well-formed question, in any order, of any institutions",
-    INTRUDER: "reads and writes the exchange folder, or what a site keeps on disk",
-}
 
 ACTIVE_PARTIES = (ANALYST, DEPARTING, INTRUDER)
 """Parties that do more than keep what passes in one fit."""
@@ -69,51 +67,6 @@ BUDGET_STATEMENTS = (
     "changed, where a question is charged again. All else that depends on what rows hold is refused."
 )
 """What all but an intruder learn where a policy has a privacy budget."""
-
-THREATS_WITHOUT_RULE: Mapping[str, Mapping[str, str]] = {
-    "refused_kinds": {
-        ANALYST: "Whole columns, by predictions.",
-        DEPARTING: "Any column, by one question.",
-    },
-    "per_entity": {
-        ANALYST: "A whole column, by predictions from it alone, where they need not be masked.",
-        COORDINATOR: "Of every entity so many numbers, 53 bits each, masked or not: as many as columns are "
-        "its row.",
-        OTHER_SITE: "The response of its entities, where residuals or curvatures are sent; sums of its "
-        "columns with them, where a third party deals.",
-        DEPARTING: "The response of every entity, by one question; rows, by as many as columns.",
-    },
-    "masked_only": {COORDINATOR: "Each institution's part of every sum."},
-    "two_sites": {OTHER_SITE: "The other's part of a sum over two, masked or not."},
-    "remember": {ANALYST: "A row, from two analyses whose entities differ by it."},
-    "formulas": {ANALYST: "A known person's response, from two fits that differ by a column made for it."},
-    "evaluation": {
-        ANALYST: "Responses and predictions of single rows, between the cuts of evaluations, and from losses "
-        "of predictions that are chosen for it."
-    },
-    "reasons": {ANALYST: "Values, by bisection: texts of refusals state counts of rows."},
-    "max_refusals": {ANALYST: "Values, by bisection: one bit a refusal, and no end of them."},
-    "alignment": {OTHER_SITE: "Which of the keys that it makes up the institution has."},
-    "dealer": {COORDINATOR: "With one of two institutions for which it deals, the other's columns."},
-    "discrete": {
-        COORDINATOR: "Columns of few values in small patterns, such as 0 and 1: sums determine them."
-    },
-    "rounding": {
-        COORDINATOR: "Sums to 53 bits and not 10; larger patterns are wanted where bits are judged."
-    },
-    "order": {DEPARTING: "What no analysis asks for, by steps out of their order."},
-    "max_share": {
-        COORDINATOR: "Values of one row in others' columns, beside a column of which it is nearly all.",
-        DEPARTING: "Most of a row, by weights that leave a sum to it but for a rest; a row that alone has a "
-        "combination of levels, by sums at a few coefficients in one session.",
-    },
-    "min_count": {ANALYST: "Sums over fewer entities; with a count of one, single values."},
-    "min_events": {ANALYST: "Sums over the few rows of a rare outcome."},
-    "min_level_count": {ANALYST: "Sums over the few rows of a rare level."},
-    "max_parameters": {ANALYST: "As many numbers as rows, which are then determined."},
-}
-"""What each rule of the strict policy keeps in, by party: it is learned where the rule is looser."""
-
 
 SMALL_COUNT_RULES = ("min_level_count", "min_events")
 """Rules on the rows of a level and of an outcome, of which there may be fewer than behind other sums."""
@@ -165,9 +118,9 @@ def threats_under(policy: Policy) -> Iterator[Threat]:
         "min_few": min(max(getattr(p, rule) for p in (policy, strict)) for rule in SMALL_COUNT_RULES),
         "max_refusals": refusals,
     }
+    rules = rules_of(type(policy))
     loosened = [
-        (policy_line(policy, rule), THREATS_WITHOUT_RULE.get(rule, {}))
-        for rule in policy.looser_than_strict()
+        (toml_line(name, getattr(policy, name)), rules[name].without) for name in policy.looser_than_strict()
     ]
     for party, learns in STRICT_LEARNS.items():
         if policy.privacy is not None and party != INTRUDER:
@@ -185,9 +138,3 @@ def threats_beyond_one_fit(policies: Iterable[Policy], here: bool) -> Iterator[t
     if not here or one_process_note(rules) == STRICT_TRIAL_NOTE:
         told = (one for policy in rules for one in threats_under(policy) if one.party in ACTIVE_PARTIES)
         yield from dict.fromkeys((one.party, one.learns) for one in told)
-
-
-def policy_line(policy: Policy, rule: str) -> str:
-    """Write the line of a policy file that sets a rule."""
-    value = getattr(policy, rule)
-    return f"{rule} = {json.dumps(sorted(value) if isinstance(value, frozenset) else value)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from fractions import Fraction
 from importlib.metadata import version
 from itertools import groupby
@@ -17,7 +16,8 @@ from fedstat.federation.audit.event_log import SessionChain
 from fedstat.federation.disclosure.approval import AnalysisPlan, describe_plan
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
-from fedstat.federation.disclosure.threat_statements import PARTIES, policy_line, threats_under
+from fedstat.federation.disclosure.rules import PARTIES, rules_of, toml_line
+from fedstat.federation.disclosure.threat_statements import threats_under
 from fedstat.operator.page.owner_view import OwnerView, Verdict
 from fedstat.operator.page.released_arrays import (
     HEAD,
@@ -298,7 +298,7 @@ def policy_page(view: OwnerView) -> PageData:
     found = view.policy
     looser = found.looser_than_strict()
     return {
-        "looser": section_data(lambda: [policy_line(found, rule) for rule in looser]),
+        "looser": section_data(lambda: [toml_line(rule, getattr(found, rule)) for rule in looser]),
         "threats": section_data(
             lambda: [
                 (party, PARTIES[party], [(one.line, one.learns) for one in threats])
@@ -313,7 +313,7 @@ def _rules(found: Policy, looser: tuple[str, ...]) -> list[tuple[str, ...]]:
     strict = Policy.strict()
     return [
         (rule, _value(found, rule), _value(strict, rule), "looser" if rule in looser else "")
-        for rule in (one.name for one in fields(found))
+        for rule in rules_of(type(found))
     ]
 
 

@@ -9,8 +9,8 @@ from operating import make_federation, serve, until_true, wait
 
 import fedstat as fs
 from fedstat.errors import EngineError, PolicyError, SessionError
-from fedstat.federation.disclosure.policy import IS_LOOSER, Budget, Policy, stricter_rules
-from fedstat.federation.disclosure.policy_file import POLICY_KEYS
+from fedstat.federation.disclosure.policy import Budget, Policy
+from fedstat.federation.disclosure.rules import rules_of, stricter_rules
 from fedstat.federation.transport.live_config import ActiveRules
 from fedstat.federation.transport.signed import SignedSite, open_reply, sign_request
 from fedstat.federation.transport.site_folder import load_identity
@@ -172,7 +172,8 @@ def test_columns_are_read_again_and_what_is_no_longer_published_cannot_be_asked_
 
 def test_every_rule_is_known_to_be_looser_or_stricter():
     strict, loose = Policy.strict(), Policy.open()
-    assert {key.name for key in POLICY_KEYS} | {"privacy"} == set(IS_LOOSER) | {"max_keys"}
+    for rule in rules_of(Policy).values():
+        assert rule.within(rule.default, rule.default) and rule.within(rule.strict, rule.strict)
     assert not stricter_rules(strict, strict) and set(stricter_rules(loose, strict)) >= {"dealer", "formulas"}
     assert not stricter_rules(strict, loose)
     narrow = Policy(families=frozenset({"glore"}), max_columns=3, privacy=Budget(1.0, 1e-6), approval="owner")

@@ -1,0 +1,303 @@
+"""Rules of a policy: one record for each, and what follows from the records: values, comparison and file.
+
+A policy is a dataclass whose fields are made by :func:`rule`. A field without a record cannot be compared,
+written or explained: :func:`rules_of`, which every policy calls when it is made, raises for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeAlias, TypeGuard, get_args
+
+from fedstat.errors import PartitionError
+from fedstat.federation.message import ArrayKind
+
+# ----------------------------------------------------------------------------------------------------
+# One rule, one record.
+
+ANALYST, COORDINATOR, OTHER_SITE = "Analyst", "Coordinator", "Another institution"
+DEPARTING, INTRUDER = "Coordinator that departs", "Intruder at files"
+PARTIES: Mapping[str, str] = {
+    ANALYST: "uses the public interface as often as wanted, over sessions",
+    COORDINATOR: "keeps to the protocol, and keeps all messages",
+    OTHER_SITE: "keeps to the protocol, knows its own columns, and may be joined by the coordinator",
+    DEPARTING: "asks any well-formed question, in any order, of any institutions",
+    INTRUDER: "reads and writes the exchange folder, or what a site keeps on disk",
+}
+
+Compare: TypeAlias = Callable[[Any, Any], bool]
+"""Whether the first of two values of a rule allows nothing that the second does not allow."""
+Domain: TypeAlias = tuple[str, Callable[[Any], bool], Compare]
+"""What a rule may hold, in words; whether a value is such; and how two values compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """All that is known of a rule of a policy, next to the check that enforces it.
+
+    Parameters
+    ----------
+    words : str
+        Its name in refusals and ledgers; empty where it refuses nothing by itself.
+    expected : str
+        What it may hold, in words.
+    fits : callable
+        Whether a value is such.
+    within : callable
+        Whether the first of two values allows nothing that the second does not allow.
+    comment : str
+        The rule, for the site's owner.
+    default, strict : object
+        Value in the open policy, and in the one with which a served site starts.
+    without : mapping of str to str
+        What each party learns where the rule is looser than strict.
+    example : str
+        Shown in a template where the rule is off.
+    moot : callable
+        Whether the other rules of a policy make it no looser than strict, whatever its value.
+    section : bool
+        Whether it is a section of the file.
+    """
+
+    words: str
+    expected: str
+    fits: Callable[[Any], bool]
+    within: Compare
+    comment: str
+    default: Any
+    strict: Any
+    without: Mapping[str, str]
+    example: str
+    moot: Callable[[Any], bool]
+    section: bool
+
+
+def rule(
+    default: Any,
+    words: str,
+    domain: Domain,
+    comment: str,
+    *,
+    strict: Any = MISSING,
+    without: Mapping[str, str] | None = None,
+    example: str = "",
+    moot: Callable[[Any], bool] = lambda policy: False,
+    section: bool = False,
+    kw_only: bool = False,
+) -> Any:
+    """Declare a rule as the field of a policy; see :class:`Rule`. `strict` is the default where left out."""
+    strict = default if strict is MISSING else strict
+    record = Rule(words, *domain, comment, default, strict, without or {}, example, moot, section)
+    return field(default=default, kw_only=kw_only, metadata={"rule": record})
+
+
+def rules_of(policy: type[Any]) -> Mapping[str, Rule]:
+    """Return the records of a class of policies, by field; a KeyError where a field has none."""
+    return {one.name: one.metadata["rule"] for one in fields(policy)}
+
+
+def looser_rules(policy: Any) -> tuple[str, ...]:
+    """Names of the rules of a policy that allow something that the strict policy does not."""
+    found = rules_of(type(policy)).items()
+    return tuple(
+        name
+        for name, one in found
+        if not one.within(getattr(policy, name), one.strict) and not one.moot(policy)
+    )
+
+
+def stricter_rules(before: Any, after: Any) -> tuple[str, ...]:
+    """Names of the rules that were changed, and no longer allow all that they did."""
+    found = ((name, one, getattr(before, name), getattr(after, name)) for name, one in _rules(after))
+    return tuple(name for name, one, old, new in found if old != new and not one.within(old, new))
+
+
+def _rules(policy: Any) -> Iterator[tuple[str, Rule]]:
+    yield from rules_of(type(policy)).items()
+
+
+# ----------------------------------------------------------------------------------------------------
+# What rules may hold, and how two values compare.
+
+RELEASE_KINDS: tuple[str, ...] = get_args(ArrayKind)
+
+
+def choice(*words: str, strictest: str) -> Domain:
+    """Expect one of some words; more than two are listed from the strictest to the loosest."""
+    order = sorted(words, key=lambda word: word != strictest)
+    quoted = [f'"{word}"' for word in words]
+    expected = f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+    return expected, lambda value: value in words, lambda a, b: order.index(a) <= order.index(b)
+
+
+def whole(least: int, within: Compare, none: bool = False) -> Domain:
+    """Expect a whole number of at least `least`, or None."""
+    expected = f"a whole number of at least {least}"
+    return expected, lambda value: (none and value is None) or is_whole(value, least), within
+
+
+def limit(off: Any) -> Compare:
+    """Compare upper limits, the value `off` standing for none."""
+    return lambda a, b: b == off or (a != off and a <= b)
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether a value is a whole number of at least `least`, and no truth value."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_name_set(value: object) -> bool:
+    """Whether a value is a set of names that can be printed."""
+    return isinstance(value, frozenset) and all(
+        isinstance(name, str) and name.isprintable() and name for name in value
+    )
+
+
+def check_policy_values(where: str, policy: type[Any], values: Mapping[str, object]) -> None:
+    """Hold the values of a policy against what its rules may hold.
+
+    Raises
+    ------
+    PartitionError
+        Lists every rule with what was expected and what came.
+    """
+    wrong = [
+        f"{name}: expected {one.expected}, received {_received_text(name, one, values[name])}"
+        for name, one in rules_of(policy).items()
+        if name in values and not one.fits(values[name])
+    ]
+    if wrong:
+        raise PartitionError(f"{where}: {'; '.join(wrong)}")
+
+
+def _received_text(name: str, one: Rule, value: object) -> str:
+    """Show a value that does not fit, with a remedy where one is known."""
+    if one.section:
+        return type(value).__name__
+    if isinstance(value, frozenset):
+        unknown = sorted(value - set(RELEASE_KINDS), key=str) if name == "refused_kinds" else []
+        hints = (_suggestion(str(kind), RELEASE_KINDS) for kind in unknown)
+        return " ".join([str(sorted(value, key=str)), *hints]).rstrip()
+    remedy = f"; write [{value!r}] for one" if _is_listed(one) and isinstance(value, str) else ""
+    return f"{value!r}{remedy}"
+
+
+def _is_listed(one: Rule) -> bool:
+    """Whether the file holds a list, and the policy a set."""
+    return one.fits(frozenset(["aggregate"]))
+
+
+def _suggestion(word: str, words: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(word, words, n=1)
+    return f"(did you mean {close[0]!r}?)" if close else ""
+
+
+# ----------------------------------------------------------------------------------------------------
+# A policy as a file.
+
+FILE_HEADER = """\
+What may leave this institution, as its owner decides.
+
+Every question is held against these rules at the institution's own door, and refused there.
+A rule that is left out, or stands behind a '#', is that of Policy.strict() at a site that is served."""
+
+
+def toml_value(value: object) -> str:
+    """Write one value."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case frozenset():
+            return f"[{', '.join(toml_value(item) for item in sorted(value))}]"
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case _:
+            return repr(value)
+
+
+def toml_line(name: str, value: object) -> str:
+    """Line of a policy file, as an owner would write it."""
+    return f"{name} = {toml_value(value)}"
+
+
+def toml_comment(text: str) -> str:
+    """Write paragraphs as a comment."""
+    paragraphs = text.split("\n\n")
+    wrapped = (textwrap.wrap(" ".join(part.split()), 88) for part in paragraphs)
+    return "\n#\n".join("\n".join(f"# {line}" for line in lines) for lines in wrapped)
+
+
+def write_policy(policy: Any) -> str:
+    """Text of a policy file, with a comment that explains every rule."""
+    parts = [toml_comment(FILE_HEADER)]
+    for name, one in _rules(policy):
+        value = getattr(policy, name)
+        if value is None:
+            lines = "\n".join(f"# {line}" for line in one.example.splitlines())
+        elif one.section:
+            lines = "\n".join([f"[{name}]", *(toml_line(*item) for item in asdict(value).items())])
+        else:
+            lines = toml_line(name, value)
+        parts.append(f"{toml_comment(one.comment)}\n{lines}")
+    return "\n\n".join(parts) + "\n"
+
+
+def read_policy(path: str | Path) -> tuple[str, bytes]:
+    """Read a policy file: its name for messages, and its text.
+
+    Raises
+    ------
+    PartitionError
+        The file cannot be read.
+    """
+    file = Path(path)
+    where = f"policy file {str(file)!r}"
+    try:
+        return where, file.read_bytes()
+    except OSError as error:
+        raise PartitionError(
+            f"{where}: cannot be read ({type(error).__name__}). Write one with Policy().to_toml(), which "
+            "explains every rule"
+        ) from None
+
+
+def parse_policy(where: str, text: bytes, policy: type[Any]) -> dict[str, Any]:
+    """Read the text of a policy file: values by rule, with sets in place of lists.
+
+    Raises
+    ------
+    PartitionError
+        The text is no TOML, or holds a key that there is not.
+    """
+    try:
+        content = tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:  # of syntax, of text, of numbers and of nesting without end
+        raise PartitionError(
+            f"{where}: is not TOML ({error}). Texts stand in quotes, lists in brackets, and truth values are "
+            "true and false"
+        ) from None
+    rules = rules_of(policy)
+    check_names(where, content, tuple(rules))
+    for name, value in content.items():
+        texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        content[name] = frozenset(value) if texts and _is_listed(rules[name]) else value
+    return content
+
+
+def check_names(where: str, found: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Require that a file has only keys that are known; a PartitionError names the others."""
+    unknown = [f"{name!r} {_suggestion(name, known)}".rstrip() for name in found if name not in known]
+    if unknown:
+        raise PartitionError(f"{where}: unknown key {', '.join(unknown)}. Its keys are {', '.join(known)}")
