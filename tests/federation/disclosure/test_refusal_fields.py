@@ -36,8 +36,8 @@ def ask(monkeypatch, told, **policy):
     site = Site("Kiel", pd.DataFrame({"x": np.arange(20.0)}), Policy(**policy))
     with pytest.raises(PolicyError) as caught:
         site.answer(pack_request(Request("Kiel", "toy", "total", {}, "s")))
-    (link,) = [link for link in site.account.present.links if link.entry.kind == "refusal"]
-    return caught.value, link.entry.rule, site
+    (entry,) = [entry for entry in site.account.present.entries if entry.kind == "refusal"]
+    return caught.value, entry.rule, site
 
 
 def test_the_ledger_has_the_rule_of_the_error(monkeypatch):
