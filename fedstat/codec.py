@@ -31,6 +31,7 @@ import json
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -161,6 +162,8 @@ class _Writer:
                 return value
             case bytes():
                 return value.hex()
+            case Fraction():
+                return str(value)
             case np.ndarray() if self.arrays is not None:
                 return self._keep(value, place)
             case Mapping():
@@ -210,6 +213,8 @@ class _Reader:
             return self._scalar(kind, plain, place)
         if kind is bytes:
             return self._bytes(plain, place)
+        if kind is Fraction:
+            return Fraction(self._scalar(str, plain, place))
         if dataclasses.is_dataclass(kind):
             return self._record(kind, plain, place)
         if hasattr(kind, "_fields"):

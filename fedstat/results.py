@@ -8,7 +8,7 @@ Examples
 >>> import fedstat as fs
 >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
 >>> fit = fs.FederatedGLM.from_formula("num ~ age", partition).fit()
->>> isinstance(fit, fs.results.GLMResults), isinstance(fit, fs.results.FederatedResults)
+>>> isinstance(fit, fs.results.GLMResults), isinstance(fit, fs.results.CoefficientResults)
 (True, True)
 """
 

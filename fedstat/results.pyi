@@ -19,7 +19,6 @@ from fedstat.inference.mixtures import OutsideResults as OutsideResults
 from fedstat.inference.pooling import CombinedResults as CombinedResults
 from fedstat.inference.pooling import PooledResults as PooledResults
 from fedstat.inference.recalibration import Recalibration as Recalibration
-from fedstat.inference.results import FederatedResults as FederatedResults
 from fedstat.inference.tables import SheetSummary as SheetSummary
 from fedstat.models.boost.private.results import PrivateBoostResults as PrivateBoostResults
 from fedstat.models.boost.report.refit import BoostPrediction as BoostPrediction
@@ -43,6 +42,8 @@ from fedstat.models.m2sem.bootstrap import BootstrapResults as BootstrapResults
 from fedstat.models.m2sem.results import M2SEMResults as M2SEMResults
 from fedstat.models.m2sem.search import ClusterSearch as ClusterSearch
 from fedstat.models.margins import MarginalEffects as MarginalEffects
+from fedstat.models.results import CoefficientResults as CoefficientResults
+from fedstat.models.results import Results as Results
 from fedstat.models.threats import ThreatTable as ThreatTable
 from fedstat.models.vertical.joint_normal.assumption_tests import LittleTest as LittleTest
 from fedstat.models.vfem.prediction_results import GLMPredictionResults as GLMPredictionResults

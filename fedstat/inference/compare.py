@@ -100,7 +100,7 @@ def compare(
 
     Parameters
     ----------
-    results : mapping of str to FederatedResults
+    results : mapping of str to CoefficientResults
         Heading of each column to its fit. A statsmodels result fits too, for a pooled reference, and results
         without coefficients that have figures, such as of networks, or evaluations of these.
     stars : sequence of float

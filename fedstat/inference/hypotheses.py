@@ -22,7 +22,6 @@ from statsmodels.stats.contrast import ContrastResults, WaldTestResults
 
 from fedstat.errors import FedstatWarning, ModelError, NotAvailableError, warn
 from fedstat.inference.covariance import delta_method
-from fedstat.inference.estimate import EstimateNumbers
 from fedstat.inference.likelihood import format_test
 from fedstat.typing import Floats
 
@@ -254,87 +253,3 @@ def _unknown_message(text: str, name: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(names)}"
     return f"the hypothesis {text!r} names {name!r}, which is not a coefficient; {hint}"
-
-
-class EstimateTests(EstimateNumbers):
-    """Tests of linear hypotheses on an estimate, with statsmodels' names."""
-
-    def t_test(self, r_matrix: Hypothesis) -> ContrastResults:
-        """Test linear hypotheses one by one, against the law of `use_t`.
-
-        Parameters
-        ----------
-        r_matrix : str, list of str, array or (array, array)
-            ``"ROA = ROE"``, ``["a = b", "2 * c = 1"]``, a matrix R, or the pair (R, q).
-
-        Returns
-        -------
-        statsmodels ContrastResults
-
-        Raises
-        ------
-        ModelError
-            The hypothesis names what is not a coefficient, or has the wrong shape.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
-        >>> fit = fs.FederatedGLM.from_formula("num ~ age + sex", partition).fit()
-        >>> fit.t_test("age = 0").effect.round(3)
-        array([0.034])
-        >>> fit.t_test(["age = 0", "sex = 10 * age"]).pvalue.shape
-        (2,)
-        """
-        params, cov = self.estimate.params, self._cov()
-        return t_test(params, cov, self._read(r_matrix), df=self.df_inference)
-
-    def wald_test(self, r_matrix: Hypothesis, use_f: bool | None = None) -> ContrastResults:
-        """Test linear hypotheses together (Wald); `r_matrix` as in `t_test`.
-
-        The F form, with `df_inference` or else `df_resid` degrees of freedom in the denominator, is taken by
-        default where `use_t`, as in statsmodels.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
-        >>> fit = fs.FederatedGLM.from_formula("num ~ age + C(cp)", partition).fit()
-        >>> both = fit.wald_test("age = 0, C(cp)[T.2] = 0")
-        >>> print(str(both).splitlines()[0])
-        Wald test (F)
-        >>> both.distribution, bool(both.pvalue < 0.001)
-        ('F', True)
-        """
-        df = (self.df_inference or self.df_resid) if (self.use_t if use_f is None else use_f) else None
-        return wald_test(self.estimate.params, self._cov(), self._read(r_matrix), df=df)
-
-    def f_test(self, r_matrix: Hypothesis) -> ContrastResults:
-        """Wald test in its F form."""
-        return self.wald_test(r_matrix, use_f=True)
-
-    def wald_test_terms(
-        self, skip_single: bool = False, combine_terms: Sequence[str] | None = None
-    ) -> WaldTestResults:
-        """Wald test of every term of the formula.
-
-        Parameters
-        ----------
-        skip_single : bool
-            Leave out the terms with one coefficient.
-        combine_terms : sequence of str, optional
-            For each text, one more test: all terms that contain it are zero together.
-        """
-        est = self.estimate
-        return wald_test_terms(
-            est.params,
-            self._cov(),
-            est.names,
-            est.terms,
-            skip_single=skip_single,
-            combine_terms=combine_terms or (),
-            df=self.df_inference,
-        )
-
-    def _read(self, hypothesis: Hypothesis) -> Constraints:
-        return read_constraints(hypothesis, self.estimate.names)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, special
 from scipy.special import gammaln
 
-from fedstat.errors import EstimationError, ModelError
-from fedstat.inference.estimate import Estimate, EstimateNumbers
+from fedstat.errors import ModelError
+from fedstat.inference.estimate import Estimate
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -138,27 +138,6 @@ def check_nested(full: Estimate, restricted: Estimate) -> float:
     _check_same_data(full, restricted)
     _check_smaller(full, restricted)
     return full.df_model - restricted.df_model
-
-
-def lr_test(full: EstimateNumbers, restricted: EstimateNumbers) -> LRTest:
-    """Likelihood ratio test of a fit against one that is nested in it.
-
-    A ModelError says that they are not nested or not of the same data, an EstimationError that the restricted
-    fit has the larger log-likelihood.
-    """
-    for fit in (full, restricted):
-        if not fit.estimate.llf_is_maximum:
-            raise ModelError("compare_lr_test: the log-likelihood of one of the two fits is not a maximum")
-    df_diff = check_nested(full.estimate, restricted.estimate)
-    statistic = 2.0 * (full.llf - restricted.llf)
-    # Two equal fits differ by rounding, which is no error.
-    if statistic < -1e-8 * abs(full.llf):
-        raise EstimationError(
-            "compare_lr_test: the restricted fit has the larger log-likelihood "
-            f"({restricted.llf:.6g} against {full.llf:.6g}), so one of the two is not at its maximum; "
-            f"converged: {full.estimate.converged} (this), {restricted.estimate.converged} (restricted)"
-        )
-    return LRTest(statistic, float(stats.chi2.sf(statistic, df_diff)), df_diff)
 
 
 def gamma_loss(deviance: float, n: float) -> float:

@@ -81,7 +81,7 @@ def plot_coefficients(
     effect: str = "coefficient",
     ratios: bool = False,
 ) -> Axes:
-    """Forest plot of a frame as `FederatedResults.tidy`: a row per coefficient, coloured by institution.
+    """Forest plot of a frame as `CoefficientResults.tidy`: a row per coefficient, coloured by institution.
 
     Rows without an interval are drawn as a hollow point. `ratios` are drawn on a logarithmic scale around 1.
     A new figure is as tall as the rows need. Intervals much wider than the others end in arrows.

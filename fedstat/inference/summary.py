@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Literal
 
 import pandas as pd
 
@@ -39,14 +40,30 @@ class CoefficientBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """A note below a summary: its kind, by which code refers to it, and its text.
+
+    The fields of the `text` are filled with the `values` when the note is printed.
+    """
+
+    kind: str
+    text: str
+    severity: Literal["info", "warning"] = "info"
+    values: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text.format(**self.values) if self.values else self.text
+
+
+@dataclass(frozen=True, slots=True)
 class SummaryContent:
     """Everything that a summary prints: estimate `left`, federation `right`, as (label, value).
 
-    `coefficients` are as `FederatedResults.tidy`; without `inference` the columns after ``estimate`` are not
-    printed, and `student` tells that tests are of Student's t. `kinds` are the kinds of values that left each
-    institution, None where no ledger was kept. Without `blocks` there is no table of institutions. `alarm` is
-    printed as first line and first note. `parts` of standard errors are columns beside these, by their
-    headings.
+    `coefficients` are as `CoefficientResults.tidy`; without `inference` the columns after ``estimate`` are
+    not printed, and `student` tells that tests are of Student's t. `kinds` are the kinds of values that left
+    each institution, None where no ledger was kept. Without `blocks` there is no table of institutions.
+    `alarm` is printed as first line and first note. `parts` of standard errors are columns next to these, by
+    their headings.
     """
 
     title: str

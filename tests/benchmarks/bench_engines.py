@@ -72,7 +72,7 @@ class Task:
 
     name: str
     data: Callable[[], fs.ClientPartition]
-    fit: Callable[[fs.ClientPartition], fs.FederatedResults]
+    fit: Callable[[fs.ClientPartition], fs.CoefficientResults]
 
 
 def vfem(**options):

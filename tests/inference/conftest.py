@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 import statsmodels.formula.api as smf
 
-from fedstat.inference.results import Estimate, FederatedResults
+from fedstat.inference.estimate import Estimate
 from fedstat.inference.summary import CoefficientBlock
+from fedstat.models.results import CoefficientResults, EstimateRecord
 
 FULL = "y ~ x1 + np.log(x2) + C(race) + x1:sex + sex"
 RESTRICTED = "y ~ x1 + np.log(x2) + sex"
@@ -75,14 +76,16 @@ def reference():
 
 
 @pytest.fixture(scope="module")
-def result(reference) -> FederatedResults:
-    return FederatedResults(estimate_of(reference), FakeLedger())
+def result(reference) -> CoefficientResults:
+    return CoefficientResults(EstimateRecord(estimate=estimate_of(reference)), FakeLedger())
 
 
 @pytest.fixture(scope="module")
 def make(reference):
     """Results with some of the estimate's fields changed."""
-    return lambda **changes: FederatedResults(estimate_of(reference, **changes), FakeLedger())
+    return lambda **changes: CoefficientResults(
+        EstimateRecord(estimate=estimate_of(reference, **changes)), FakeLedger()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -91,5 +94,5 @@ def restricted_reference():
 
 
 @pytest.fixture(scope="module")
-def restricted(restricted_reference) -> FederatedResults:
-    return FederatedResults(estimate_of(restricted_reference))
+def restricted(restricted_reference) -> CoefficientResults:
+    return CoefficientResults(EstimateRecord(estimate=estimate_of(restricted_reference)))

@@ -8,9 +8,13 @@ import pytest
 from numpy.testing import assert_allclose
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.inference.results import FederatedResults
+from fedstat.models.results import CoefficientResults, EstimateRecord
 
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def results_of(estimate):
+    return CoefficientResults(EstimateRecord(estimate=estimate))
 
 
 @pytest.mark.parametrize("what", ["params", "bse", "tvalues", "pvalues"])
@@ -72,7 +76,7 @@ def test_lr_test_equals_statsmodels(result, reference, restricted, restricted_re
     ],
 )
 def test_lr_test_refuses_other_data(result, restricted, changes, message):
-    other = FederatedResults(dataclasses.replace(restricted.estimate, **changes))
+    other = results_of(dataclasses.replace(restricted.estimate, **changes))
     with pytest.raises(ModelError, match=message):
         result.compare_lr_test(other)
 
@@ -84,13 +88,13 @@ def test_lr_test_refuses_what_is_not_nested_or_not_a_maximum(result, restricted,
         result.compare_lr_test(make())
     renamed = dataclasses.replace(restricted.estimate, names=("Intercept", "sex[T.male]", "x1", "x9"))
     with pytest.raises(ModelError, match="not in this fit: x9;"):
-        result.compare_lr_test(FederatedResults(renamed))
-    better = FederatedResults(dataclasses.replace(restricted.estimate, llf=result.llf + 1))
+        result.compare_lr_test(results_of(renamed))
+    better = results_of(dataclasses.replace(restricted.estimate, llf=result.llf + 1))
     with pytest.raises(EstimationError, match="larger log-likelihood"):
         result.compare_lr_test(better)
     silent = dataclasses.replace(restricted.estimate, llf=None, reasons={"llf": "not sent"})
     with pytest.raises(NotAvailableError, match="not sent"):
-        result.compare_lr_test(FederatedResults(silent))
+        result.compare_lr_test(results_of(silent))
 
 
 STATEMENTS = {
@@ -161,7 +165,7 @@ def test_ledger_is_handed_out_or_missed(result, restricted):
 
 
 def test_repr_is_one_line(result, make):
-    assert repr(result) == "<FederatedResults: y, 7 coefficients, 400 entities; see .summary()>"
+    assert repr(result) == "<CoefficientResults: y, 7 coefficients, 400 entities; see .summary()>"
     assert "NOT CONVERGED" in repr(make(converged=False))
 
 

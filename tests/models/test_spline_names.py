@@ -1,9 +1,6 @@
-"""Columns of splines are called as in statsmodels, whose formulas are patsy's; older files are read still."""
+"""Columns of splines are called as in statsmodels, whose formulas are those of patsy."""
 
 from __future__ import annotations
-
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,23 +14,28 @@ import fedstat as fs
 from fedstat.spline_names import count_from_zero
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SAVED = Path(__file__).parents[1] / "reference" / "saved"
 FAMILIES = ["glm", "vfem"]
+SPLINE = "bs(x, knots=(0,), lower_bound=-4, upper_bound=4)"
 
 
-def make():
-    spec = importlib.util.spec_from_file_location("make_splines", SAVED / "make_splines.py")
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
-
-MAKE = make()
+def draw():
+    """Rows of the fits."""
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"x": rng.normal(size=90), "z": rng.normal(size=90)})
+    return frame.assign(y=np.sin(frame["x"]) + frame["z"] + rng.normal(size=90))
 
 
 @pytest.fixture(scope="module")
 def fits():
-    return MAKE.fits()
+    """One fit over rows, one over columns."""
+    frame = draw()
+    rows = fs.ClientPartition.from_frame(frame.assign(site=["A", "B"] * 45), by="site")
+    frame["k"] = range(90)
+    columns = fs.ClientPartition.from_frames({"A": frame[["k", "y", "x"]], "B": frame[["k", "z"]]}, on="k")
+    return {
+        "glm": fs.FederatedGLM.from_formula(f"y ~ {SPLINE} + z", rows).fit(local=False),
+        "vfem": fs.VFEMRegression.from_formula(f"y ~ {SPLINE} + z", columns).fit(),
+    }
 
 
 def of_formulaic(formula, frame):
@@ -45,13 +47,13 @@ def of_formulaic(formula, frame):
 @pytest.mark.parametrize(
     "right",
     [
-        f"{MAKE.SPLINE} + z",
-        f"z + g + {MAKE.SPLINE}:g",
+        f"{SPLINE} + z",
+        f"z + g + {SPLINE}:g",
         "bs(np.log(x + 9), degree=1, knots=(2.2,), lower_bound=1, upper_bound=3)",
     ],
 )
 def test_columns_have_the_names_of_patsy_and_its_values(right):
-    frame = MAKE.draw().assign(g=np.resize(list("ab"), 90), site=np.resize(list("AB"), 90))
+    frame = draw().assign(g=np.resize(list("ab"), 90), site=np.resize(list("AB"), 90))
     theirs = smf.ols(f"y ~ {right}", frame).fit()
     ours = fs.FederatedGLM.from_formula(f"y ~ {right}", fs.ClientPartition.from_frame(frame, by="site")).fit()
     named = patsy.dmatrix(right, frame).design_info.column_names
@@ -63,15 +65,15 @@ def test_columns_have_the_names_of_patsy_and_its_values(right):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compare_lines_up_with_pooled_fits_of_either_kind(fits, family):
-    formula = f"y ~ {MAKE.SPLINE} + z"
-    pooled = {"patsy": smf.ols(formula, MAKE.draw()).fit(), "formulaic": of_formulaic(formula, MAKE.draw())}
+    formula = f"y ~ {SPLINE} + z"
+    pooled = {"patsy": smf.ols(formula, draw()).fit(), "formulaic": of_formulaic(formula, draw())}
     table = fs.compare({"ours": fits[family], **pooled}, stars=()).coefficients
     assert len(table) == 6 and (table != "").all(axis=None)
     assert (table["patsy"] == table["formulaic"]).all()
 
 
 def test_a_polynomial_has_the_names_of_formulaic_which_alone_has_one():
-    frame = MAKE.draw().assign(site=np.resize(list("AB"), 90))
+    frame = draw().assign(site=np.resize(list("AB"), 90))
     ours = fs.FederatedGLM.from_formula(
         "y ~ poly(x, 2)", fs.ClientPartition.from_frame(frame, by="site")
     ).fit()
@@ -79,21 +81,6 @@ def test_a_polynomial_has_the_names_of_formulaic_which_alone_has_one():
     assert list(ours.params.index) == list(theirs.params.index)
     np.testing.assert_allclose(ours.params, theirs.params, rtol=1e-7)
     assert (fs.compare({"ours": ours, "theirs": theirs}, stars=()).coefficients != "").all(axis=None)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_files_of_the_former_names_are_read_and_predict(fits, family):
-    former, now = fs.load(SAVED / f"{family}_spline.fed"), fits[family]
-    assert f"{MAKE.SPLINE}[1]" in former.params.index and f"{MAKE.SPLINE}[4]" in former.params.index
-    assert list(count_from_zero(list(former.params.index))) == list(now.params.index)
-    np.testing.assert_allclose(former.params, now.params, rtol=1e-6)
-    frame = MAKE.draw()
-    if family == "glm":
-        np.testing.assert_allclose(former.predict(frame), now.predict(frame), rtol=1e-6)
-    else:
-        partition = now.model.partition
-        np.testing.assert_allclose(former.predict(partition), now.predict(partition), rtol=1e-6)
-    assert (fs.compare({"former": former, "now": now}).coefficients != "").all(axis=None)
 
 
 def test_other_names_stay():

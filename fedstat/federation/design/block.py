@@ -38,7 +38,6 @@ from fedstat.federation.tables.columns import (
     pick_columns,
 )
 from fedstat.federation.tables.published import Published
-from fedstat.spline_names import count_from_zero
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -379,8 +378,7 @@ def _require_means(spec: BlockSpec, client: str) -> None:
 
 
 def _require_names(coded: CodedColumns, spec: BlockSpec, client: str) -> None:
-    # Specifications of former versions count the columns of a spline from one.
-    if (coded.names, coded.term_names) != (count_from_zero(spec.names), spec.term_names):
+    if (coded.names, coded.term_names) != (spec.names, spec.term_names):
         raise DesignError(
             f"institution {client!r}: the new rows code to {len(coded.names)} design columns that are not "
             f"the {len(spec.names)} of the fitted model; build the specification again."

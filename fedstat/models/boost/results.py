@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -14,8 +14,7 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.tables.curves import Curve
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.results import FederatedResults
-from fedstat.inference.summary import CoefficientBlock, coefficient_block_sheet, header_sheet
+from fedstat.inference.summary import CoefficientBlock, Note, coefficient_block_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.boost.explain import masking_sentence, traced_columns, tracing_sentence
 from fedstat.models.boost.learning.baselines import SiteBoosting
@@ -45,7 +44,7 @@ from fedstat.models.boost.report.prediction import predict_boosted, scores
 from fedstat.models.boost.report.refit import GIVEN, HALVES, SELECTED, SurfaceFit, fit_surfaces
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.horizontal.results import RowsBasis
-from fedstat.models.saved import SavedLedger, Serializable
+from fedstat.models.results import CoefficientResults
 from fedstat.progress_line import shows_progress
 from fedstat.typing import Bools, Floats
 
@@ -274,15 +273,13 @@ class BoostRecord:
     steps: int
     select: str | None
     masked: bool
-    ledger: SavedLedger | None
 
 
 class BoostResults(
     BoostStatements,
     BoostPictures,
-    Serializable,
-    FederatedResults,
-    saved_as="fedstat boost results 1",
+    CoefficientResults,
+    saved_as="fedstat boost results 2",
     record=BoostRecord,
 ):
     """Results of :meth:`fedstat.FedFunctionBoost.fit`.
@@ -305,13 +302,12 @@ class BoostResults(
     model_name = "Federated functional boosting"
 
     def __init__(self, record: BoostRecord, ledger: Ledger | None) -> None:
-        self._record = record
+        super().__init__(record, ledger)
         self._all_folds = np.ones(record.boosting.moments.folds, dtype=bool)
         self.mstop = record.steps
         if record.select is not None:
             criterion = self._cv.mean(axis=0) if record.select == "cv" else self.aicc["aicc"].to_numpy()
             self.mstop = int(np.nanargmin(criterion)) + 1
-        super().__init__(self._estimate(), ledger)
 
     @classmethod
     def _of(
@@ -329,19 +325,8 @@ class BoostResults(
             steps,
             select,
             masked,
-            None,
         )
         return cls(record, ledger)
-
-    def _to_record(self) -> BoostRecord:
-        """Take the results apart for a file."""
-        values = {name: getattr(self._record, name) for name in BoostRecord.__slots__}
-        return BoostRecord(**{**values, "ledger": SavedLedger.of(self._ledger)})
-
-    @classmethod
-    def _of_record(cls, record: BoostRecord) -> Self:
-        """Rebuild results from what is kept of them."""
-        return cls(record, None if record.ledger is None else record.ledger.restore())
 
     # -- the path --------------------------------------------------------------------------------
 
@@ -424,8 +409,7 @@ class BoostResults(
     def steps(self, m: int) -> BoostResults:
         """Results of the same sums after another number of steps."""
         check_whole("m", m, 1)
-        values = {name: getattr(self._record, name) for name in BoostRecord.__slots__}
-        return type(self)(BoostRecord(**{**values, "steps": int(m), "select": None}), self._ledger)  # type: ignore[arg-type]
+        return type(self)(replace(self._record, steps=int(m), select=None), self._ledger)
 
     @property
     def _total_squares(self) -> float:
@@ -505,7 +489,7 @@ class BoostResults(
             learner_sheet(self.learners),
             coefficient_block_sheet(self.estimate.blocks, kinds),
         ]
-        return SheetSummary(sheets, tuple(self._summary_notes()), "")
+        return SheetSummary(sheets, self.notes, "")
 
     def _summary_left(self) -> list[tuple[str, str]]:
         none = {"Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model"}
@@ -530,28 +514,29 @@ class BoostResults(
         masked = f"masked over {len(self.estimate.blocks)} sites" if self._record.masked else "in clear"
         return [*rows[:-1], ("Sums", masked), rows[-1]]
 
-    def _summary_notes(self) -> list[str]:
+    def _summary_notes(self) -> Iterator[Note]:
         setting, moments = getattr(self._ledger, "setting", ""), self._boosting.moments
         along = coefficients_along(self._boosting.design.learners)
         told = (moments.weighted, self._boosting.n_scores, along)
         columns = traced_columns(moments.T.shape[1], moments.T.shape[2], *told)
-        notes = [setting] if setting else []
-        notes.append(f"No standard errors, tests and intervals: {self._no_error}.")
+        if setting:
+            yield Note("setting", setting)
+        yield Note("no_covariance", f"No standard errors, tests and intervals: {self._no_error}.")
         if self._record.select == "cv" and self.mstop == self._record.steps:
-            notes.append("The loss of left-out folds still falls at the last step: allow more steps.")
+            yield Note(
+                "more_steps", "The loss of left-out folds still falls at the last step: allow more steps."
+            )
         if self._record.select == "aicc" and self._boosting.design.time is not None:
-            notes.append(
+            yield Note(
+                "correlated_errors",
                 "AICc takes errors at the points of a curve as independent; where they are correlated it "
-                'takes too many steps, and select="cv" does not.'
+                'takes too many steps, and select="cv" does not.',
             )
         if self._record.masked:
-            notes.append(masking_sentence(len(self.estimate.blocks), moments.weighted))
-        notes.append(f"Tracing: {tracing_sentence(columns, moments.total.n, moments.weighted)}.")
-        if self._record.basis.left_out:
-            notes.append(
-                f"{self._record.basis.left_out:,} rows that lack what the model reads were left out."
-            )
-        return notes
+            yield Note("masking", masking_sentence(len(self.estimate.blocks), moments.weighted))
+        yield Note("tracing", f"Tracing: {tracing_sentence(columns, moments.total.n, moments.weighted)}.")
+        if left_out := self._record.basis.left_out:
+            yield Note("left_out", f"{left_out:,} rows that lack what the model reads were left out.")
 
     @property
     def _no_error(self) -> str:
@@ -562,8 +547,9 @@ class BoostResults(
             return UNEVEN
         return NO_ERROR if how == "exact" else BASELINE.format(how)
 
-    def _estimate(self) -> Estimate:
-        """Name the numbers of the path."""
+    @cached_property
+    def estimate(self) -> Estimate:
+        """Coefficients of the path."""
         record, design = self._record, self._boosting.design
         K, L = self.coef.shape
         names, terms = [], []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 from fedstat.federation.audit.ledger import Ledger
@@ -11,12 +12,11 @@ from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.horizontal_design import RowsAgreement, SiteRowCounts
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.summary import CoefficientBlock
+from fedstat.inference.summary import CoefficientBlock, Note
 from fedstat.models.boost.learning.boosting import Boosting
 from fedstat.models.boost.results import BoostRecord, BoostResults
 from fedstat.models.boost.vertical.protocol import VerticalMoments
 from fedstat.models.horizontal.results import RowsBasis
-from fedstat.models.saved import SavedLedger
 from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, sums_note
 from fedstat.models.vertical.layout import client_blocks
 
@@ -26,7 +26,7 @@ class BlocksBasis(RowsBasis):
     """What results keep of institutions: their blocks, and what is to be said of the exchange."""
 
     blocks: tuple[CoefficientBlock, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class BlocksRecord(BoostRecord):
     basis: BlocksBasis
 
 
-class VerticalBoostResults(BoostResults, saved_as="fedstat boost vertical results 1", record=BlocksRecord):
+class VerticalBoostResults(BoostResults, saved_as="fedstat boost vertical results 2", record=BlocksRecord):
     """Results of a fit over institutions with different columns: as :class:`BoostResults`.
 
     Examples
@@ -80,31 +80,28 @@ class VerticalBoostResults(BoostResults, saved_as="fedstat boost vertical result
             steps=steps,
             select=select,
             masked=False,
-            ledger=None,
         )
         return cls(record, ledger)
 
-    def _to_record(self) -> BlocksRecord:
-        """Take the results apart for a file."""
-        return replace(self._record, ledger=SavedLedger.of(self._ledger))
-
-    def _estimate(self) -> Estimate:
-        return replace(super()._estimate(), blocks=self._record.basis.blocks)
+    @cached_property
+    def estimate(self) -> Estimate:
+        """Numbers that every family hands over."""
+        return replace(super().estimate, blocks=self._record.basis.blocks)
 
     def _summary_right(self) -> list[tuple[str, str]]:
         return [(name, "in shares" if name == "Sums" else text) for name, text in super()._summary_right()]
 
-    def _summary_notes(self) -> list[str]:
-        left_out = self._record.basis.left_out
-        notes = [note for note in super()._summary_notes() if "that lack what the model reads" not in note]
-        if left_out:
-            notes.append(
-                f"{left_out:,} entities without a response, or that an institution lacks, were left out."
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from (note for note in super()._summary_notes() if note.kind != "left_out")
+        if left_out := self._record.basis.left_out:
+            yield Note(
+                "left_out",
+                f"{left_out:,} entities without a response, or that an institution lacks, were left out.",
             )
-        return [*notes, *self._record.basis.notes]
+        yield from self._record.basis.notes
 
 
-def exchange_notes(model: Any, dealers: Mapping[tuple[str, str], str]) -> Iterator[str]:
+def exchange_notes(model: Any, dealers: Mapping[tuple[str, str], str]) -> Iterator[Note]:
     """Say what was exchanged, who dealt, and whose columns were dithered."""
     yield sums_note("", model.layout.n)
     yield from dither_notes(model.layout)

@@ -22,7 +22,7 @@ from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
 from fedstat.models.copula.protocol import fit_copula, plan_columns
 from fedstat.models.copula.published import METHODS, ROUNDS, Method, PublishedSynthesis, synthesise, table_of
 from fedstat.models.copula.request import GramPlan, NoisePlan
-from fedstat.models.copula.results import CopulaResults
+from fedstat.models.copula.results import CopulaRecord, CopulaResults
 from fedstat.models.copula.steps import DRY_RUN_STEPS, FAMILY
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
@@ -228,7 +228,8 @@ class CopulaSynthesizer(PrivateRelease):
             self._planned.rho,
             self.missing,
         )
-        return CopulaResults(attempt.run(protocol), self.epsilon, self.delta, attempt.ledger)
+        record = CopulaRecord(attempt.run(protocol), self.epsilon, self.delta)
+        return CopulaResults(record, attempt.ledger)
 
     def explain(self, **arguments: Any) -> Explanation:
         """Say what :meth:`fit` would ask for and what it costs, and ask nothing.

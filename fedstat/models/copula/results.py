@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import combinations_with_replacement
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from fedstat.codec import Minimum
 from fedstat.errors import ModelError
-from fedstat.federation.audit.ledger import Ledger
+from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.plots import DistributionPanel, plot_distributions, plot_heat
-from fedstat.inference.summary import header_sheet, released_kinds
+from fedstat.inference.summary import Note, header_sheet, released_kinds
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.kernels.copula import code_latents
 from fedstat.models.checks import check_whole
-from fedstat.models.copula.correlation import METHODS, Inversion, Method, invert_products
+from fedstat.models.copula.correlation import METHODS, Inversion, invert_products
 from fedstat.models.copula.explain import cost_statements, large_noise, utility_of_columns
-from fedstat.models.copula.margins import Bins, Margin, tables_of
+from fedstat.models.copula.margins import Margin, tables_of
 from fedstat.models.copula.protocol import CopulaFit
-from fedstat.models.copula.request import PLACES, GramPlan, NoisePlan
-from fedstat.models.saved import SavedLedger, Serializable
+from fedstat.models.copula.request import PLACES
+from fedstat.models.results import Results
 from fedstat.privacy.zcdp import epsilon_of_zcdp
-from fedstat.typing import Floats, Ints, Matrix
+from fedstat.typing import Floats, Ints
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,40 +109,33 @@ def _products(fit: CopulaFit, margins: list[Margin], codes: Ints) -> Floats:
 class CopulaRecord:
     """What a file of results holds."""
 
-    columns: Mapping[str, tuple[Bins, ...]]
-    patterns: tuple[tuple[str, ...], ...]
-    moments: bool
-    probabilities: Floats
-    correlation: Matrix
-    products: Matrix
-    pairs: Matrix
-    noise: Matrix
-    moved: Floats
-    rho: str
+    fit: CopulaFit
     epsilon: float
     delta: float
-    method: Method
-    entities: Mapping[str, int]
-    n: Annotated[int, Minimum(1)]
-    ledger: SavedLedger | None
 
     def check(self) -> None:
         """Require parts of one fit."""
-        bins = sum(one.count for group in self.columns.values() for one in group)
-        p = sum(map(len, self.columns.values()))
-        if self.probabilities.shape != (bins,) or self.correlation.shape != (p, p):
+        fit = self.fit
+        bins = [one for group in fit.plan.columns.values() for one in group]
+        p = len(bins)
+        together = (
+            fit.sums.noise == fit.plan
+            and [margin.bins for margin in fit.margins] == bins
+            and all(len(margin.probabilities) == margin.bins.count for margin in fit.margins)
+            and fit.inversion.correlation.shape == (p, p)
+            and fit.n >= 1
+        )
+        if not together:
             raise ModelError("columns, margins and correlations are not of one fit")
 
 
-class CopulaResults(Serializable, saved_as="fedstat copula results 1", record=CopulaRecord):
+class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", record=CopulaRecord):
     """A released copula: margins of all columns and the correlation matrix of their latent normals.
 
     Attributes
     ----------
     epsilon, delta : float
         As asked for; :attr:`privacy` has what it came to, by who would look.
-    ledger : Ledger or None
-        What has left each institution.
 
     Examples
     --------
@@ -168,8 +159,11 @@ class CopulaResults(Serializable, saved_as="fedstat copula results 1", record=Co
     True
     """
 
-    def __init__(self, fit: CopulaFit, epsilon: float, delta: float, ledger: Ledger | None) -> None:
-        self._fit, self.epsilon, self.delta, self.ledger = fit, epsilon, delta, ledger
+    model_name = "Gaussian copula"
+
+    def __init__(self, record: CopulaRecord, ledger: LedgerLike | None = None) -> None:
+        super().__init__(record, ledger)
+        self._fit, self.epsilon, self.delta = record.fit, record.epsilon, record.delta
 
     @property
     def columns(self) -> list[str]:
@@ -349,10 +343,10 @@ class CopulaResults(Serializable, saved_as="fedstat copula results 1", record=Co
             ("Epsilon", f"{self.epsilon:g} at delta {self.delta:g}"),
             ("of a whole record", f"{private.iloc[0]:.3g}, the coordinator looks"),
             ("of one site's part", f"{private.iloc[1:].max():.3g}, all others look"),
-            ("Rounds", "not recorded" if self.ledger is None else str(self.ledger.rounds)),
+            ("Rounds", "not recorded" if self._ledger is None else str(self._ledger.rounds)),
         ]
         sheets = [header_sheet("Synthesis from one private release", left, right), self._clients()]
-        return SheetSummary(sheets, list(self._notes()))
+        return SheetSummary(sheets, self.notes)
 
     def __repr__(self) -> str:
         return (
@@ -360,11 +354,8 @@ class CopulaResults(Serializable, saved_as="fedstat copula results 1", record=Co
             f"{self.epsilon:g}; see .summary()>"
         )
 
-    def _repr_html_(self) -> str:
-        return self.summary().as_html()
-
     def _clients(self) -> Sheet:
-        kinds = None if self.ledger is None else self.ledger.kinds_by_client()
+        kinds = self._kinds()
         plan = self._fit.plan
         rows = tuple(
             (
@@ -380,71 +371,32 @@ class CopulaResults(Serializable, saved_as="fedstat copula results 1", record=Co
         headers = ("institution", "columns", "entities", "eps margins", "eps in all", "what left it")
         return Sheet(headers, rows, "lrrrrl", (24, 8, 10, 12, 11, 28), gap=2, wrap=True)
 
-    def _notes(self) -> Iterator[str]:
+    def _summary_notes(self) -> Iterator[Note]:
         fit = self._fit
-        yield from cost_statements(fit.sums, self.delta)
+        for text in cost_statements(fit.sums, self.delta):
+            yield Note("cost", text)
         upper = np.triu_indices(len(self.columns), 1)
         noise, n = float(np.median(self.noise.to_numpy()[upper])), int(np.median(fit.pairs[upper]))
-        yield from large_noise(fit.plan, noise, n, self.epsilon, self.delta)
-        yield (
+        for text in large_noise(fit.plan, noise, n, self.epsilon, self.delta):
+            yield Note("large_noise", text, "warning")
+        yield Note(
+            "copula",
             "Rows are drawn from a Gaussian copula with the released margins: whatever is not a correlation "
             "of ranks, such as humps, interactions and joint tails, is not in them. No standard error of an "
-            "analysis of synthetic rows counts the noise."
+            "analysis of synthetic rows counts the noise.",
         )
-        yield METHODS[fit.method]
+        yield Note("missing_blocks", METHODS[fit.method])
         if (moved := float(np.sqrt(np.mean(fit.inversion.moved**2)))) > 0.0:
-            yield (
+            yield Note(
+                "moved",
                 f"The correlations of single pairs make no correlation matrix; the nearest one is "
-                f"{moved:.2g} away (root mean square)."
+                f"{moved:.2g} away (root mean square).",
+                "warning",
             )
-        yield (
+        yield Note(
+            "public",
             "Public, and never taken from the data: bounds and levels of the columns, numbers of entities, "
             "who has a record where. Noise is exact discrete Gaussian, of each site's own secret; each "
             "institution adds its own before anything leaves, and nobody, dealer included, holds a sum "
-            "without. The same margins asked for again cost nothing; products are charged anew."
+            "without. The same margins asked for again cost nothing; products are charged anew.",
         )
-
-    # ---- files -----------------------------------------------------------------------------------
-
-    def _to_record(self) -> CopulaRecord:
-        """Take the results apart for a file."""
-        fit = self._fit
-        return CopulaRecord(
-            columns=fit.plan.columns,
-            patterns=fit.sums.patterns,
-            moments=fit.sums.moments,
-            probabilities=np.concatenate([margin.probabilities for margin in fit.margins]),
-            correlation=fit.inversion.correlation,
-            products=fit.products,
-            pairs=fit.pairs.astype(np.float64),
-            noise=fit.noise,
-            moved=fit.inversion.moved,
-            rho=str(fit.plan.rho),
-            epsilon=self.epsilon,
-            delta=self.delta,
-            method=fit.method,
-            entities=fit.entities,
-            n=fit.n,
-            ledger=SavedLedger.of(self.ledger),
-        )
-
-    @classmethod
-    def _of_record(cls, record: CopulaRecord) -> Self:
-        """Rebuild the results."""
-        bins = [one for group in record.columns.values() for one in group]
-        parts = np.split(record.probabilities, np.cumsum([one.count for one in bins])[:-1])
-        plan = NoisePlan(Fraction(record.rho), record.columns)
-        fit = CopulaFit(
-            plan=plan,
-            sums=GramPlan(plan, record.patterns, record.moments),
-            margins=tuple(Margin(one, part) for one, part in zip(bins, parts, strict=True)),
-            products=record.products,
-            pairs=record.pairs.astype(np.int64),
-            noise=record.noise,
-            inversion=Inversion(record.correlation, record.moved),
-            method=record.method,
-            entities=record.entities,
-            n=record.n,
-        )
-        ledger = None if record.ledger is None else record.ledger.restore()
-        return cls(fit, record.epsilon, record.delta, ledger)

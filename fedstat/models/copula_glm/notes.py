@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fedstat.inference.summary import Note
 from fedstat.models.copula.explain import cost_statements
 from fedstat.models.copula.request import OF_MARGINS
 from fedstat.models.copula_glm.estimation import MOST_ROWS, MomentErrors
@@ -64,58 +65,67 @@ PUBLIC = (
 
 def fit_notes(
     released: ReleasedMoments, errors: MomentErrors | None, step: ScoreStep | None, delta: float
-) -> Iterator[str]:
+) -> Iterator[Note]:
     """Say what the numbers rest on, and what they cost."""
     if step is None:
-        yield VALID
+        yield Note("valid", VALID)
     if errors is not None:
         yield from _error_notes(released, errors) if step is None else _step_notes(released, step)
         if step is not None and errors.ratio > MUCH:
-            yield TOO_NARROW
+            yield Note("narrow", TOO_NARROW, "warning")
     if released.plan.of_step:
-        yield (
+        yield Note(
+            "step_budget",
             f"{float(OF_STEP):.0%} of the budget was for the step"
             + ("." if step is not None else ", and was not asked for, since there is nowhere to begin it.")
             + f" Of the rest, {float(OF_MARGINS):.0%} went to margins of the columns, and what was left to "
-            "products of scores."
+            "products of scores.",
         )
     else:
-        yield (
+        yield Note(
+            "margins_budget",
             f"{float(OF_MARGINS):.0%} of the budget went to margins of the columns in equal parts, the rest "
-            "to products of scores."
+            "to products of scores.",
         )
-    yield from cost_statements(released.plan, delta)
+    for text in cost_statements(released.plan, delta):
+        yield Note("cost", text)
     lost = {c: count - released.n for c, count in released.entities.items() if count > released.n}
     if lost:
-        yield (
+        yield Note(
+            "left_out",
             "Entities that are not complete at every institution are left out: "
             f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}. The estimates are of "
-            "those that are left; with missing='pairs', fs.CopulaSynthesizer makes tables of all."
+            "those that are left; with missing='pairs', fs.CopulaSynthesizer makes tables of all.",
         )
-    yield PUBLIC
+    yield Note("public", PUBLIC)
 
 
-def _step_notes(released: ReleasedMoments, step: ScoreStep) -> Iterator[str]:
+def _step_notes(released: ReleasedMoments, step: ScoreStep) -> Iterator[Note]:
     """Say what a step rests on, and where its errors come from."""
-    yield VALID_STEP.format(LEFT[released.release.response.has_scale], step.remainder)
-    yield (
+    yield Note("valid", VALID_STEP.format(LEFT[released.release.response.has_scale], step.remainder))
+    yield Note(
+        "closed_form",
         "Standard errors are in closed form: `sampling` of the sums of residuals over entities, `noise` of "
-        "what the institutions added, each to its own share before it left; squares add up. Tests are normal."
+        "what the institutions added, each to its own share before it left; squares add up. Tests are "
+        "normal.",
     )
-    yield DEPARTING
+    yield Note("departing", DEPARTING)
 
 
-def _error_notes(released: ReleasedMoments, errors: MomentErrors) -> Iterator[str]:
+def _error_notes(released: ReleasedMoments, errors: MomentErrors) -> Iterator[Note]:
     """Say where standard errors come from."""
     draws = errors.draws
     rows = f", of {MOST_ROWS:,} rows each" if released.n > MOST_ROWS else ""
-    yield (
+    yield Note(
+        "simulated_errors",
         f"Standard errors come from {draws} releases simulated from the estimate{rows}: margins, noise, "
         "copula and estimate anew. `sampling` is their spread without noise, `noise` what noise adds; "
-        f"squares add up. Tests are of Student's t with {draws - 1} degrees of freedom."
+        f"squares add up. Tests are of Student's t with {draws - 1} degrees of freedom.",
     )
     if errors.failed:
-        yield (
+        yield Note(
+            "no_exact_root",
             f"{errors.failed} of {2 * draws} simulated estimates are no exact root of their equations: the "
-            "noise is large for this model."
+            "noise is large for this model.",
+            "warning",
         )

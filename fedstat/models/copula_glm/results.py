@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
@@ -11,9 +12,8 @@ import pandas as pd
 from fedstat.errors import DesignError, ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.tables.columns import read_numbers
-from fedstat.inference.estimate import INTERCEPT, Estimate
-from fedstat.inference.results import FederatedResults
-from fedstat.inference.summary import CoefficientBlock
+from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
+from fedstat.inference.summary import CoefficientBlock, Note
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.penalties import Penalty
 from fedstat.models.checks import check_frame
@@ -39,7 +39,7 @@ from fedstat.models.copula_glm.notes import (
 from fedstat.models.copula_glm.protocol import ReleasedMoments
 from fedstat.models.copula_glm.score import ScoreStep
 from fedstat.models.horizontal.prediction import GLMPrediction, PredictedRows
-from fedstat.models.saved import SavedLedger, Serializable
+from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -94,18 +94,15 @@ def _numbers(bins: Bins, series: pd.Series) -> Floats:
 # Results of a private generalised linear model: errors in two parts, selection, notes.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PrivateGLMRecord:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PrivateGLMRecord(EstimateRecord):
     """What a file of results holds."""
 
-    estimate: Estimate
     errors: MomentErrors | None
     design: ScoredDesign
     distribution: DistributionSpec
     epsilon: float
     delta: float
-    notes: tuple[str, ...]
-    ledger: SavedLedger | None
 
     def check(self) -> None:
         """Require parts of one fit."""
@@ -117,9 +114,7 @@ class PrivateGLMRecord:
             raise ModelError("estimates and errors are not of one fit")
 
 
-class PrivateGLMResults(
-    Serializable, FederatedResults, saved_as="fedstat copula_glm results 1", record=PrivateGLMRecord
-):
+class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results 2", record=PrivateGLMRecord):
     """Results of :meth:`fedstat.PrivateCopulaGLM.fit`, with statsmodels' names and meanings.
 
     Standard errors count sampling and the noise of the release; tests and intervals are of Student's t, with
@@ -153,22 +148,12 @@ class PrivateGLMResults(
     model_name = "Private GLM"
     method_name = "moments"
 
-    def __init__(
-        self,
-        estimate: Estimate,
-        ledger: Ledger | None,
-        errors: MomentErrors | None,
-        design: ScoredDesign,
-        distribution: DistributionSpec,
-        epsilon: float,
-        delta: float,
-        notes: list[str],
-    ) -> None:
-        super().__init__(estimate, ledger)
-        self._errors, self._notes = errors, notes
-        self._design, self._distribution = design, distribution
-        self.epsilon, self.delta = epsilon, delta
-        if errors is not None and not errors.simulated:
+    _record: PrivateGLMRecord
+
+    def __init__(self, record: PrivateGLMRecord, ledger: LedgerLike | None = None) -> None:
+        super().__init__(record, ledger)
+        self._errors, self.epsilon, self.delta = record.errors, record.epsilon, record.delta
+        if record.errors is not None and not record.errors.simulated:
             self.method_name = "moments, one step"
 
     @classmethod
@@ -212,8 +197,16 @@ class PrivateGLMResults(
             ),
             reasons={"llf": NO_LIKELIHOOD, "rsquared": NO_RSQUARED, "cov_params": NO_ROOT},
         )
-        notes = list(fit_notes(released, found, step, delta))
-        return cls(estimate, ledger, found, released.design, distribution, epsilon, delta, notes)
+        record = PrivateGLMRecord(
+            estimate=estimate,
+            notes=tuple(fit_notes(released, found, step, delta)),
+            errors=found,
+            design=released.design,
+            distribution=distribution,
+            epsilon=epsilon,
+            delta=delta,
+        )
+        return cls(record, ledger)
 
     # -- errors ----------------------------------------------------------------------------------
 
@@ -243,7 +236,7 @@ class PrivateGLMResults(
     @property
     def family(self) -> str:
         """Distribution of the response and its link."""
-        return str(self._distribution)
+        return str(self._record.distribution)
 
     def predict(self, frame: pd.DataFrame) -> pd.Series:
         """Predict the mean response of rows that you hold; it asks nobody, and costs nothing.
@@ -291,11 +284,11 @@ class PrivateGLMResults(
         return self._predicted(frame, self._cov())
 
     def _predicted(self, frame: pd.DataFrame, cov: Floats | None) -> GLMPrediction:
-        rows = design_rows(self._design, frame)
+        rows = design_rows(self._record.design, frame)
         linear = rows.linear.copy()
         linear[rows.whole] = rows.X @ self.estimate.params
         errors = linear * np.nan if cov is None else rows.standard_errors(cov)
-        return GLMPrediction(linear, errors, self._distribution.make(), self._law)
+        return GLMPrediction(linear, errors, self._record.distribution.make(), self._law)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Say where predictions can be evaluated: the release tells no response to hold them against.
@@ -351,28 +344,6 @@ class PrivateGLMResults(
         frame["frequency"] = selection_frequencies(loss, draws, chosen)
         return frame
 
-    # -- files -----------------------------------------------------------------------------------
-
-    def _to_record(self) -> PrivateGLMRecord:
-        """Take the results apart for a file."""
-        return PrivateGLMRecord(
-            estimate=self.estimate,
-            errors=self._errors,
-            design=self._design,
-            distribution=self._distribution,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            notes=tuple(self._notes),
-            ledger=SavedLedger.of(self._ledger),
-        )
-
-    @classmethod
-    def _of_record(cls, record: PrivateGLMRecord) -> Self:
-        """Rebuild the results."""
-        ledger = None if record.ledger is None else record.ledger.restore()
-        r = record
-        return cls(r.estimate, ledger, r.errors, r.design, r.distribution, r.epsilon, r.delta, list(r.notes))
-
     # -- hooks -----------------------------------------------------------------------------------
 
     @property
@@ -402,6 +373,5 @@ class PrivateGLMResults(
             rows["Noise / sampling"] = f"{self._errors.ratio:.2f}"
         return list(rows.items())
 
-    def _summary_notes(self) -> list[str]:
-        base = [note for note in super()._summary_notes() if not note.startswith("No log-likelihood")]
-        return [*base, *self._notes]
+    def _summary_notes(self) -> Iterator[Note]:
+        return (note for note in super()._summary_notes() if note.kind != "no_likelihood")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -11,11 +12,12 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.plots import plot_loss
-from fedstat.inference.results import FederatedResults
+from fedstat.inference.summary import Note
 from fedstat.inference.tables import number
 from fedstat.models.fedavg.protocol import FairAveraging, FedAvgFit
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import MASKED, RowsBasis, RowsRecord, RowsResults, rows_estimate
+from fedstat.models.results import CoefficientResults
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,12 +33,11 @@ NO_MAXIMUM = "the log-likelihood of {} is not a maximum"
 LABELS = {"momentum": "Momentum", "q": "q", "lipschitz": "Lipschitz", "mu": "mu", "gamma": "gamma"}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FedAvgRecord(RowsRecord):
     """What a file of results holds."""
 
     fit: FedAvgFit
-    basis: RowsBasis
 
     def check(self) -> None:
         """Require parts of one fit; their shapes are checked before."""
@@ -51,7 +52,7 @@ class FedAvgRecord(RowsRecord):
             raise ModelError("coefficients, sites, columns and sums are not of one fit")
 
 
-class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=FedAvgRecord):
+class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 3", record=FedAvgRecord):
     """Results of :meth:`fedstat.FedAvg.fit` and its relatives: coefficients without standard errors.
 
     A fixed number of rounds has no tolerance to reach. Score and information of all sites at the last
@@ -83,7 +84,11 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
     NotAvailableError
     """
 
-    _fit: FedAvgFit
+    _record: FedAvgRecord
+
+    @property
+    def _fit(self) -> FedAvgFit:
+        return self._record.fit
 
     @property
     def seed(self) -> int:
@@ -106,7 +111,7 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
             llf_is_maximum=False,
             reasons={"cov_params": NO_ERROR, "rsquared": "a GLM has none"},
         )
-        return cls(estimate, ledger, fit, RowsBasis.of(model), model)
+        return cls(FedAvgRecord(estimate=estimate, fit=fit, basis=RowsBasis.of(model)), ledger, model)
 
     # -- statements ------------------------------------------------------------------------------
 
@@ -146,7 +151,7 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
         """Not available: the likelihood is not at its maximum."""
         self._refuse("BIC")
 
-    def compare_lr_test(self, restricted: FederatedResults) -> NoReturn:
+    def compare_lr_test(self, restricted: CoefficientResults) -> NoReturn:
         """Not available: the likelihood is not at its maximum."""
         self._refuse("likelihood ratio test")
 
@@ -197,22 +202,25 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 2", record=Fed
     def _alarm(self) -> str:
         return super()._alarm() or "POINT ESTIMATES ONLY"
 
-    def _summary_notes(self) -> list[str]:
-        notes = [*super()._summary_notes(), *_distance_notes(self.model_name, self._fit)]
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from super()._summary_notes()
+        yield from _distance_notes(self.model_name, self._fit)
         if self._fit.masked:
-            notes.append(
-                f"Updates and sums were masked over {len(self.estimate.blocks)} sites: {MASKED.format('')}"
-            )
+            over = f"Updates and sums were masked over {len(self.estimate.blocks)} sites: "
+            yield Note("masked", over + MASKED.format(""))
         if self._fit.masked and self._fit.options.fraction < 1.0:
-            notes.append(
+            yield Note(
+                "different_draws",
                 "Rounds drew different sites: where coefficients hardly move any more, sums of rounds that "
-                "differ by one site come near to that site's part. With fraction=1 none do."
+                "differ by one site come near to that site's part. With fraction=1 none do.",
             )
         if self.estimate.llf is not None:
-            notes.append("The log-likelihood is that of these coefficients, not a maximum: no AIC, no BIC.")
-        if self.basis.left_out:
-            notes.append(f"{self.basis.left_out:,} rows that lack one of the model's columns were left out.")
-        return notes
+            yield Note(
+                "no_maximum",
+                "The log-likelihood is that of these coefficients, not a maximum: no AIC, no BIC.",
+            )
+        if left_out := self.basis.left_out:
+            yield Note("left_out", f"{left_out:,} rows that lack one of the model's columns were left out.")
 
 
 def _convergence(fit: FedAvgFit) -> tuple[bool, str]:
@@ -245,19 +253,19 @@ def _size(value: float) -> str:
     return f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"
 
 
-def _distance_notes(name: str, fit: FedAvgFit) -> list[str]:
+def _distance_notes(name: str, fit: FedAvgFit) -> Iterator[Note]:
     distance = np.abs(fit.distance)
-    notes = []
     if np.isfinite(distance).all():
         worst = fit.design.names[int(distance.argmax())]
-        notes.append(
+        yield Note(
+            "distance",
             f"Distance to the maximum-likelihood estimate, by Newton's step from all sites' score: about "
-            f"{_size(distance.max())} standard errors in '{worst}', the largest."
+            f"{_size(distance.max())} standard errors in '{worst}', the largest.",
         )
     if isinstance(fit.rule, FairAveraging):
-        notes.append(
+        yield Note(
+            "fair_criterion",
             f"{name} minimises the sum over sites of F^(q+1) / (q+1), F a site's mean loss: sites count "
             "alike, whatever their rows, and those with a high loss more. It leads to the maximum of the "
-            "likelihood only where sites do not differ."
+            "likelihood only where sites do not differ.",
         )
-    return notes

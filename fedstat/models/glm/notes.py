@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from scipy import stats
 
 from fedstat.errors import NotAvailableError
 from fedstat.inference.heterogeneity import Heterogeneity
-from fedstat.inference.summary import WIDTH, released_kinds
+from fedstat.inference.summary import WIDTH, Note, released_kinds
 from fedstat.inference.tables import Sheet, number
 from fedstat.models.glm.fit import NOT_REQUESTED, GLMFit
 from fedstat.models.glm.statistics import GLMStatements
@@ -200,20 +202,11 @@ def site_sheet(result: GLMStatements) -> Sheet:
 # -- sentences -----------------------------------------------------------------------------------
 
 
-def fit_notes(result: GLMStatements) -> list[str]:
+def fit_notes(result: GLMStatements) -> Iterator[Note]:
     """Say what the reader must know of this fit."""
-    parts = (
-        _rows_note,
-        _masked_note,
-        _rounds_note,
-        _sites_note,
-        _local_note,
-        _alpha_note,
-        _excess_note,
-        _likelihood_note,
-        _cluster_note,
-    )
-    return [note for part in parts if (note := part(result))]
+    for kind, part in PARTS.items():
+        if text := part(result):
+            yield Note(kind, text, "warning" if kind in WARNINGS else "info")
 
 
 def _rows_note(result: GLMStatements) -> str:
@@ -376,3 +369,18 @@ def _cluster_note(result: GLMStatements) -> str:
         few = f" There are {clusters}: with so few they are too small as a rule, and {law}."
     own = "" if K == 1 else " The test of heterogeneity does not allow for them."
     return f"Standard errors are for clusters by '{basis.clusters}'{strata}.{few}{own}"
+
+
+PARTS = {
+    "left_out": _rows_note,
+    "masking": _masked_note,
+    "rounds": _rounds_note,
+    "heterogeneity": _sites_note,
+    "own_fits": _local_note,
+    "alpha": _alpha_note,
+    "overdispersion": _excess_note,
+    "likelihood": _likelihood_note,
+    "clusters": _cluster_note,
+}
+"""Notes by kind, in the order in which they are printed."""
+WARNINGS = frozenset({"rounds", "overdispersion"})

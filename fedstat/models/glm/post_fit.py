@@ -14,8 +14,7 @@ from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.estimate import INTERCEPT
 from fedstat.inference.hypotheses import Constraints, Hypothesis, read_constraints
-from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, format_test, lr_test
-from fedstat.inference.results import FederatedResults
+from fedstat.inference.likelihood import LOSSES, FTest, LRTest, check_nested, format_test
 from fedstat.kernels.glm.effects import ChangeSums, EffectSums, change_sums, effect_sums
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.glm.protocol import Newton, NewtonOptions, rises
@@ -35,6 +34,7 @@ from fedstat.models.glm.wild_bootstrap import (
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.session import add
 from fedstat.models.margins import HEADINGS, EffectPoint, MarginalEffects, effects_of
+from fedstat.models.results import CoefficientResults, lr_test
 from fedstat.typing import Array, Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ def _score_protocol(newton: Newton, result: GLMStatements) -> FitProtocol[ScoreT
     return ScoreTest(statistic, float(stats.chi2.sf(statistic, len(extra))), len(extra))
 
 
-def compare_likelihoods(full: GLMStatements, restricted: FederatedResults) -> LRTest:
+def compare_likelihoods(full: GLMStatements, restricted: CoefficientResults) -> LRTest:
     """Likelihood ratio test; the errors of :meth:`GLMResults.compare_lr_test`.
 
     Pearson's dispersion, which statsmodels' log-likelihood is at, does not maximise it: the larger fit's
@@ -463,7 +463,7 @@ def compare_likelihoods(full: GLMStatements, restricted: FederatedResults) -> LR
     return LRTest(max(statistic, 0.0), float(stats.chi2.sf(statistic, df_diff)), df_diff)
 
 
-def compare_deviances(full: GLMStatements, restricted: FederatedResults) -> FTest:
+def compare_deviances(full: GLMStatements, restricted: CoefficientResults) -> FTest:
     """F test; the errors of :meth:`GLMResults.compare_f_test`."""
     small = _same_family("compare_f_test", full, restricted)
     if not full.estimates_dispersion:
@@ -476,7 +476,7 @@ def compare_deviances(full: GLMStatements, restricted: FederatedResults) -> FTes
     return FTest(statistic, float(stats.f.sf(statistic, df_diff, full.df_resid)), df_diff)
 
 
-def _same_family(what: str, full: GLMStatements, restricted: FederatedResults) -> GLMStatements:
+def _same_family(what: str, full: GLMStatements, restricted: CoefficientResults) -> GLMStatements:
     other = getattr(restricted, "distribution", None)
     if not isinstance(restricted, GLMStatements) or other != full.distribution:
         raise ModelError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from fedstat.errors import NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.hypotheses import Hypothesis
 from fedstat.inference.likelihood import FTest, LRTest
-from fedstat.inference.results import FederatedResults
+from fedstat.inference.summary import Note
 from fedstat.inference.tables import SheetSummary, number
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.notes import (
@@ -45,23 +45,20 @@ from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.horizontal.results import rows_estimate
 from fedstat.models.margins import MarginalEffects
+from fedstat.models.results import CoefficientResults
 
 # ----------------------------------------------------------------------------------------------------
 # Results of a federated GLM: its statements, their summary, and the file that keeps them.
 
 
-class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMRecord):
+class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMRecord):
     """Results of :meth:`fedstat.FederatedGLM.fit`, with statsmodels' names and meanings.
 
     Attributes
     ----------
     family : statsmodels family
-    basis : GLMBasis
-        What is kept of the model, with which new rows are coded.
     model : HorizontalModel
         Of results that were read from a file, the names of response and coefficients only.
-    overdispersion : Overdispersion or None
-        The negative binomial's alpha with its standard error, where it was estimated.
 
     Examples
     --------
@@ -76,8 +73,6 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
     >>> fit.compare_lr_test(small).df_diff
     1.0
     """
-
-    _also_kept = ("overdispersion",)
 
     @classmethod
     def _of(
@@ -119,9 +114,10 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
             estimates_dispersion=estimates_dispersion,
             df_inference=float(df) if use_t else None,
         )
-        return cls(estimate, ledger, fit, basis, overdispersion, model)
+        record = GLMRecord(estimate=estimate, fit=fit, basis=basis, overdispersion=overdispersion)
+        return cls(record, ledger, model)
 
-    def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
+    def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
         """Likelihood ratio test of this fit against a nested one, both at their maximum over the dispersion.
 
         For Gamma, inverse Gaussian and Gaussian families that is not the log-likelihood printed, which is at
@@ -149,7 +145,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
         """
         return compare_likelihoods(self, restricted)
 
-    def compare_f_test(self, restricted: FederatedResults) -> FTest:
+    def compare_f_test(self, restricted: CoefficientResults) -> FTest:
         """F test of this fit against a nested one, for an estimated dispersion.
 
         The difference of the deviances per coefficient over the dispersion of this fit, on `df_resid` degrees
@@ -334,7 +330,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
     # -- summary ---------------------------------------------------------------------------------
 
     def summary(self, alpha: float = 0.05) -> SheetSummary:
-        """Estimate, federation, coefficients, sites, notes; as :meth:`FederatedResults.summary`."""
+        """Estimate, federation, coefficients, sites, notes; as :meth:`CoefficientResults.summary`."""
         usual = super().summary(alpha)
         return SheetSummary([*usual.sheets[:-1], site_sheet(self)], usual.notes, usual.headline)
 
@@ -355,8 +351,9 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 6", record=GLMReco
     def _alarm(self) -> str:
         return super()._alarm() or excess_alarm(self)
 
-    def _summary_notes(self) -> list[str]:
-        return [*super()._summary_notes(), *fit_notes(self)]
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from super()._summary_notes()
+        yield from fit_notes(self)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -366,7 +363,7 @@ LEVEL_IN_FULL = re.compile(r"\[(?![A-Z]\.)[^\]]*\]$")
 """Ending of a column of a factor that has one for every level, as formulas without an intercept have."""
 
 
-class OLSResults(GLMResults, saved_as="fedstat ols results 1", record=GLMRecord):
+class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord):
     """Results of :meth:`fedstat.FederatedOLS.fit`, with the names and meanings of statsmodels' OLS, or WLS.
 
     All follows from what a Gaussian GLM sums: deviance is the sum of squared residuals, and that of the model
@@ -507,8 +504,7 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 1", record=GLMRecord)
             ("Tests", tests_line(self)),
         ]
 
-    def _summary_notes(self) -> list[str]:
-        about = (
-            "" if self.k_constant else "R-squared is about zero and not the mean: no columns span a constant."
-        )
-        return [*super()._summary_notes(), *([about] if about else [])]
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from super()._summary_notes()
+        if not self.k_constant:
+            yield Note("no_constant", "R-squared is about zero and not the mean: no columns span a constant.")

@@ -10,16 +10,13 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.covariance import gvif
-from fedstat.inference.estimate import Estimate
 from fedstat.inference.heterogeneity import Heterogeneity, heterogeneity
 from fedstat.inference.likelihood import cox_snell, mcfadden
 from fedstat.inference.plots import link_words
 from fedstat.models.checks import check_choice
 from fedstat.models.glm.fit import GLMFit
 from fedstat.models.glm.overdispersion import Overdispersion
-from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.horizontal.results import RowsBasis, RowsRecord, RowsResults
 from fedstat.typing import Floats
@@ -47,13 +44,13 @@ class GLMBasis(RowsBasis):
     df_inference: float | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GLMRecord(RowsRecord):
     """What a file of results holds."""
 
     fit: GLMFit
     basis: GLMBasis
-    overdispersion: Overdispersion | None
+    overdispersion: Overdispersion | None = None
 
     def check(self) -> None:
         """Require parts of one fit; their shapes are checked before."""
@@ -121,8 +118,7 @@ class GLMStatements(RowsResults):
     True
     """
 
-    _fit: GLMFit
-    basis: GLMBasis
+    _record: GLMRecord
 
     fittedvalues = at_the_sites("fitted values")
     mu = at_the_sites("fitted values")
@@ -133,17 +129,19 @@ class GLMStatements(RowsResults):
     resid_anscombe = at_the_sites("residuals")
     resid_working = at_the_sites("residuals")
 
-    def __init__(
-        self,
-        estimate: Estimate,
-        ledger: Ledger | None,
-        fit: GLMFit,
-        basis: GLMBasis,
-        overdispersion: Overdispersion | None = None,
-        model: HorizontalModel | None = None,
-    ) -> None:
-        super().__init__(estimate, ledger, fit, basis, model)
-        self.overdispersion = overdispersion
+    @property
+    def _fit(self) -> GLMFit:
+        return self._record.fit
+
+    @property
+    def basis(self) -> GLMBasis:
+        """What is kept of the model, with which new rows are coded."""
+        return self._record.basis
+
+    @property
+    def overdispersion(self) -> Overdispersion | None:
+        """The negative binomial's alpha with its standard error, where it was estimated."""
+        return self._record.overdispersion
 
     # -- statements ------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, Self
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, Self
 
 import pandas as pd
 
@@ -12,16 +13,15 @@ from fedstat.federation.audit.event_log import AbsentSite
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.horizontal_design import RowsAgreement, RowsDesign
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.estimate import Estimate
+from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.evaluation import Evaluation
-from fedstat.inference.results import FederatedResults
-from fedstat.inference.summary import CoefficientBlock
+from fedstat.inference.summary import CoefficientBlock, Note
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_choice
 from fedstat.models.horizontal.evaluation import evaluate_rows
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.prediction import PredictedRows, predict_rows
-from fedstat.models.saved import SavedLedger, Serializable
+from fedstat.models.results import CoefficientResults, EstimateRecord
 
 NO_LIKELIHOOD = "the family does not define a log-likelihood here"
 MASKED = (
@@ -54,15 +54,6 @@ class RowsBasis:
         return sum(row.n_rows - row.n for row in self.agreement.sites)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowsRecord:
-    """What a file of results holds, whatever the family."""
-
-    estimate: Estimate
-    auc: float | None
-    ledger: SavedLedger | None
-
-
 class RowsFit(Protocol):
     """What results over rows read of a family's fit; sums are over all rows, weights counted."""
 
@@ -77,6 +68,15 @@ class RowsFit(Protocol):
     @property
     def totals(self) -> tuple[float, float, float]:
         """Sum of the frequency weights, deviance, Pearson's statistic."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RowsRecord(EstimateRecord):
+    """What a file of results holds, whatever the family; `auc` is that of the latest evaluation."""
+
+    fit: RowsFit
+    basis: RowsBasis
+    auc: float | None = None
 
 
 def rows_estimate(
@@ -102,7 +102,7 @@ def rows_estimate(
     )
 
 
-class RowsResults(Serializable, FederatedResults):
+class RowsResults(CoefficientResults):
     """What follows from any fit over rows.
 
     Attributes
@@ -110,8 +110,6 @@ class RowsResults(Serializable, FederatedResults):
     family : statsmodels family
     distribution : DistributionSpec
         Its name, link and numbers.
-    basis : RowsBasis
-        What is kept of the model, with which new rows are coded.
     model : HorizontalModel
         Of results that were read from a file, the names of response and coefficients only.
     evaluation_ledger : Ledger or None
@@ -133,28 +131,24 @@ class RowsResults(Serializable, FederatedResults):
     ()
     """
 
-    _fit: RowsFit
-    basis: RowsBasis
     evaluation_ledger: Ledger | None = None
-    _auc: float | None = None
+    _record: RowsRecord
     _model: HorizontalModel | None
-    _also_kept: ClassVar[tuple[str, ...]] = ()
-    """Fields of the record beside estimate, account, fit and basis."""
 
-    def __init__(
-        self,
-        estimate: Estimate,
-        ledger: Ledger | None,
-        fit: RowsFit,
-        basis: RowsBasis,
-        model: HorizontalModel | None = None,
-    ) -> None:
-        super().__init__(estimate, ledger)
-        self._fit, self.basis = fit, basis
-        self._model = model
-        self.distribution = fit.distribution
-        self.family: Any = fit.distribution.make()
-        self.model_name, self.method_name = basis.model_name, basis.method_name
+    def __init__(self, record: RowsRecord, ledger: LedgerLike | None = None, model: Any = None) -> None:
+        super().__init__(record, ledger, model)
+        self.distribution = record.fit.distribution
+        self.family: Any = self.distribution.make()
+        self.model_name, self.method_name = record.basis.model_name, record.basis.method_name
+
+    @property
+    def _fit(self) -> Any:
+        return self._record.fit
+
+    @property
+    def basis(self) -> Any:
+        """What is kept of the model, with which new rows are coded."""
+        return self._record.basis
 
     def _link(self) -> DistributionSpec:
         return self.distribution
@@ -167,10 +161,10 @@ class RowsResults(Serializable, FederatedResults):
         """Sites that were lost, in which round; the fit is that of all others."""
         return self._ledger.absent if isinstance(self._ledger, Ledger) else ()
 
-    def _summary_notes(self) -> list[str]:
-        lost = "; ".join(map(str, self.absent))
-        told = [f"{lost}. Parts of sums before that follow by subtraction."] if lost else []
-        return [*super()._summary_notes(), *told]
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from super()._summary_notes()
+        if lost := "; ".join(map(str, self.absent)):
+            yield Note("lost_sites", f"{lost}. Parts of sums before that follow by subtraction.", "warning")
 
     @property
     def deviance(self) -> float:
@@ -298,29 +292,12 @@ class RowsResults(Serializable, FederatedResults):
             recalibrate=recalibrate,
         )
         # Kept, so that compare() and files can show it without asking the sites again.
-        self._auc = evaluation.auc if evaluation.binary else None
+        self._record = replace(self._record, auc=evaluation.auc if evaluation.binary else None)
         return evaluation
 
     @property
     def auc(self) -> float:
         """Area under the curve of the latest :meth:`evaluate`."""
-        if self._auc is None:
+        if self._record.auc is None:
             raise NotAvailableError("no AUC: call evaluate() first, which asks the sites for counts")
-        return self._auc
-
-    # -- keeping ---------------------------------------------------------------------------------
-
-    def _to_record(self) -> Any:
-        """Take the results apart for a file."""
-        also = {name: getattr(self, name) for name in ("basis", *self._also_kept)}
-        ledger = SavedLedger.of(self._ledger)
-        return self._record_type(estimate=self.estimate, auc=self._auc, ledger=ledger, fit=self._fit, **also)
-
-    @classmethod
-    def _of_record(cls, record: Any) -> Self:
-        """Rebuild results that have no partition."""
-        ledger = None if record.ledger is None else record.ledger.restore()
-        also = {name: getattr(record, name) for name in cls._also_kept}
-        result = cls(record.estimate, ledger, record.fit, record.basis, **also)
-        result._auc = record.auc
-        return result
+        return self._record.auc

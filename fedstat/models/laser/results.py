@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.summary import CoefficientBlock, coefficient_block_sheet, header_sheet
+from fedstat.inference.summary import CoefficientBlock, Note, coefficient_block_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary, human_bytes
 from fedstat.models.checks import check_level, check_whole
 from fedstat.models.laser.evaluation import (
@@ -23,7 +24,7 @@ from fedstat.models.laser.evaluation import (
 from fedstat.models.laser.prediction import ConformalSets, FittedNetworks, points_of, predict_networks
 from fedstat.models.laser.scoring import ScoreCounts
 from fedstat.models.laser.training import METHODS, TrainingFit, TrainingOptions
-from fedstat.models.saved import SavedLedger, Serializable
+from fedstat.models.results import Results
 from fedstat.models.vertical.layout import client_blocks
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.plotting import COLORS, axes_for, label_y, legend_below, mark_x
@@ -50,10 +51,9 @@ class LASERRecord:
     parts: tuple[int, int, int]
     blocks: tuple[CoefficientBlock, ...]
     label_epsilon: float
-    ledger: SavedLedger | None
 
 
-def notes_of(r: LASERRecord) -> list[str]:
+def notes_of(r: LASERRecord) -> Iterator[Note]:
     """Say what was disclosed, and what intervals rest on."""
     hidden = (
         "The holder of the response was handed masked sums of the institutions' outputs, over one random set "
@@ -69,28 +69,29 @@ def notes_of(r: LASERRecord) -> list[str]:
         )
     held = r.fitted.trained.history[:, 1]
     if held[r.fitted.trained.epoch] > HARDLY * held[0]:
-        notes = [
+        yield Note(
+            "not_learned",
             "NOT LEARNED: the loss of the entities held back has hardly fallen since the first epoch. Take "
-            "more epochs (epochs=), smaller batches (batch_size=) or a larger rate (rate=)."
-        ]
-    else:
-        notes = []
-    notes += [
-        "There are no standard errors: weights of networks are not identified.",
+            "more epochs (epochs=), smaller batches (batch_size=) or a larger rate (rate=).",
+            "warning",
+        )
+    yield Note("no_errors", "There are no standard errors: weights of networks are not identified.")
+    yield Note(
+        "disclosed",
         f"{hidden}From such numbers most of the variation of an institution's columns can be predicted by "
         f"who knows them for a few hundred entities. {_of_labels(r)}",
-    ]
+    )
     if r.fitted.trained.scores is not None:
         spread = (
             " Under masks each entity calibrates one of the sets of institutions that it could, so that the "
             "entities to calibrate by are divided among these."
         )
-        notes.append(
+        yield Note(
+            "calibration",
             "Sets and intervals of predict_set() are calibrated by set of institutions, and hold for "
             "entities that are exchangeable with those that calibrate; a set of few entities rules out "
-            f"nothing.{spread if r.masked else ''}"
+            f"nothing.{spread if r.masked else ''}",
         )
-    return notes
 
 
 def _of_labels(r: LASERRecord) -> str:
@@ -154,15 +155,15 @@ class NoCoefficients:
         raise NotAvailableError(NO_ERRORS)
 
 
-class LASERResults(Serializable, saved_as="fedstat laser results 1", record=LASERRecord):
+class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", record=LASERRecord):
     """Trained networks of every institution, and the heads.
 
     Attributes
     ----------
     params : NoCoefficients
         Says why networks have no standard errors.
-    ledger : Ledger or None
-        What has left each institution; `model_name` and `judged` are words for tables.
+    model_name, judged : str
+        Words for tables.
 
     Examples
     --------
@@ -180,9 +181,6 @@ class LASERResults(Serializable, saved_as="fedstat laser results 1", record=LASE
 
     model_name = "Split networks over any set of institutions"
     params = NoCoefficients()
-
-    def __init__(self, record: LASERRecord, ledger: Ledger | None) -> None:
-        self._record, self.ledger = record, ledger
 
     @classmethod
     def _of(
@@ -205,19 +203,8 @@ class LASERResults(Serializable, saved_as="fedstat laser results 1", record=LASE
             (len(training.entities), len(training.validation), len(training.calibration)),
             client_blocks(layout),
             label_epsilon,
-            None,
         )
         return cls(record, ledger)
-
-    def _to_record(self) -> LASERRecord:
-        """Take the results apart for a file."""
-        values = {name: getattr(self._record, name) for name in LASERRecord.__slots__}
-        return LASERRecord(**{**values, "ledger": SavedLedger.of(self.ledger)})
-
-    @classmethod
-    def _of_record(cls, record: LASERRecord) -> Self:
-        """Rebuild results from what is kept of them."""
-        return cls(record, None if record.ledger is None else record.ledger.restore())
 
     # -- training --------------------------------------------------------------------------------
 
@@ -478,16 +465,15 @@ class LASERResults(Serializable, saved_as="fedstat laser results 1", record=LASE
         ]
         if r.label_epsilon:
             left.append(("Label epsilon", f"{r.label_epsilon:g} (pure, by label)"))
-        if self.ledger is not None:
-            right += [("Rounds", f"{self.ledger.rounds:,}"), ("Traffic", human_bytes(self.ledger.bytes))]
-        kinds = None if self.ledger is None else self.ledger.kinds_by_client()
+        if self._ledger is not None:
+            right += [("Rounds", f"{self._ledger.rounds:,}"), ("Traffic", human_bytes(self._ledger.bytes))]
         sheets = [header_sheet(f"{self.model_name} results", left, right)]
         if self._record.fitted.trained.scores is not None:
             sheets += self.calibration.summary().sheets
-        return SheetSummary([*sheets, coefficient_block_sheet(r.blocks, kinds)], notes_of(r))
+        return SheetSummary([*sheets, coefficient_block_sheet(r.blocks, self._kinds())], self.notes)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.method}, {self._record.n:,} entities; see .summary()>"
 
-    def _repr_html_(self) -> str:
-        return self.summary().as_html()
+    def _summary_notes(self) -> Iterator[Note]:
+        return notes_of(self._record)

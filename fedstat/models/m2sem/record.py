@@ -14,7 +14,6 @@ from fedstat.errors import ModelError
 from fedstat.models.m2sem.information import ObservedInformation
 from fedstat.models.m2sem.request import ModalityRequest
 from fedstat.models.m2sem.selection import JudgedSupport
-from fedstat.models.saved import SavedLedger
 from fedstat.typing import Floats
 
 
@@ -79,7 +78,6 @@ class M2SEMRecord:
     own: bool
     frequencies: Floats | None
     observed: ObservedInformation | None
-    ledger: SavedLedger | None
 
     def check(self) -> None:
         """Require parts of one fit."""

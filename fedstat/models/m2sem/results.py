@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,12 +13,14 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.message import Reply
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.mixtures import (
     OutsideResults,
     classification_errors,
     classification_table,
     posterior_entropy,
 )
+from fedstat.inference.summary import Note
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.checks import check_whole
 from fedstat.models.m2sem.analyses import request_outside_sums, request_scores
@@ -27,9 +30,9 @@ from fedstat.models.m2sem.prediction import predict_clusters
 from fedstat.models.m2sem.protocol import MixtureFit
 from fedstat.models.m2sem.record import FittedClient, M2SEMRecord
 from fedstat.models.m2sem.request import ModalityRequest
-from fedstat.models.m2sem.summary import summarise
+from fedstat.models.m2sem.summary import notes, summarise
 from fedstat.models.m2sem.tables import ClusterTables, with_share_errors
-from fedstat.models.saved import SavedLedger, Serializable
+from fedstat.models.results import Results
 from fedstat.progress_line import shows_progress
 from fedstat.typing import Array
 
@@ -43,14 +46,13 @@ class SessionFit:
 
 
 class M2SEMResults(
-    ClusterTables, ClusterFigures, Serializable, saved_as="fedstat m2sem results 2", record=M2SEMRecord
+    ClusterTables,
+    ClusterFigures,
+    Results[M2SEMRecord],
+    saved_as="fedstat m2sem results 3",
+    record=M2SEMRecord,
 ):
     """Clusters, the largest first, numbered from 1.
-
-    Attributes
-    ----------
-    ledger : Ledger or None
-        What has left each institution.
 
     Examples
     --------
@@ -61,8 +63,11 @@ class M2SEMResults(
     <M2SEMResults: 2 clusters of 200 entities; see .summary()>
     """
 
-    def __init__(self, record: M2SEMRecord, ledger: Ledger | None, live: SessionFit | None = None) -> None:
-        self._record, self.ledger, self._live = record, ledger, live
+    def __init__(
+        self, record: M2SEMRecord, ledger: LedgerLike | None = None, live: SessionFit | None = None
+    ) -> None:
+        super().__init__(record, ledger)
+        self._live = live
 
     @classmethod
     def _of(cls, model: Any, fit: MixtureFit, masked: bool, own: bool, ledger: Ledger) -> M2SEMResults:
@@ -92,7 +97,6 @@ class M2SEMResults(
             if fit.frequencies is None
             else np.concatenate([fit.frequencies[client] for client in model._agreed.modalities]),
             observed=fit.observed,
-            ledger=None,
         )
         return cls(record, ledger, SessionFit(model, fit))
 
@@ -307,7 +311,7 @@ class M2SEMResults(
                 "profiles(), contrasts() and tests() have it"
             )
         clusters = labels[model.partition.rows[holder]]
-        ledger = self.ledger or model._new_ledger()
+        ledger = self._ledger or model._new_ledger()
         levels, sums = request_outside_sums(model, holder, variable, clusters, ledger)
         errors = classification_errors(self.posterior.to_numpy())
         return OutsideResults(variable, holder, levels, errors, sums, alpha)
@@ -316,27 +320,15 @@ class M2SEMResults(
 
     def summary(self) -> SheetSummary:
         """Lay out fit and exchange, clusters, modalities, and what is to be known of them."""
-        return summarise(self._record, self.ledger)
+        return summarise(self._record, self._ledger, self.notes)
 
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__}: {self.n_clusters} clusters of {self.nobs:,} entities; see .summary()>"
         )
 
-    def _repr_html_(self) -> str:
-        return self.summary().as_html()
-
-    # ---- files -----------------------------------------------------------------------------------
-
-    def _to_record(self) -> M2SEMRecord:
-        """Take the results apart for a file."""
-        values = {name: getattr(self._record, name) for name in M2SEMRecord.__slots__}
-        return M2SEMRecord(**{**values, "ledger": SavedLedger.of(self.ledger)})
-
-    @classmethod
-    def _of_record(cls, record: M2SEMRecord) -> Self:
-        """Rebuild the results."""
-        return cls(record, None if record.ledger is None else record.ledger.restore())
+    def _summary_notes(self) -> Iterator[Note]:
+        return notes(self._record)
 
     def _alive(self, what: str) -> SessionFit:
         if self._live is None:

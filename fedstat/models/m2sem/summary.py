@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fedstat.federation.audit.ledger import Ledger
+from fedstat.inference.estimate import LedgerLike
 from fedstat.inference.mixtures import OVERLAP
-from fedstat.inference.summary import blank_repeats, header_sheet, released_kinds
+from fedstat.inference.summary import Note, blank_repeats, header_sheet, released_kinds
 from fedstat.inference.tables import Sheet, SheetSummary, human_bytes, number
 from fedstat.models.m2sem.record import M2SEMRecord
 from fedstat.models.m2sem.tables import has_errors, profile_errors, wald_tests
@@ -21,7 +21,7 @@ MOST_COLUMNS, MOST_CLUSTERS = 20, 4
 UNCONVERGED = "Not converged: numbers below are of a fit that was broken off"
 
 
-def summarise(r: M2SEMRecord, ledger: Ledger | None) -> SheetSummary:
+def summarise(r: M2SEMRecord, ledger: LedgerLike | None, notes: Sequence[str]) -> SheetSummary:
     """Lay out header, clusters, modalities, institutions and notes."""
     left = [
         ("Clusters", f"{len(r.shares)}, {r.factors} factor{'s' * (r.factors > 1)} a modality"),
@@ -47,7 +47,7 @@ def summarise(r: M2SEMRecord, ledger: Ledger | None) -> SheetSummary:
         *_profiles(r),
         _clients(r, ledger),
     ]
-    return SheetSummary(sheets, list(notes(r)), "" if r.converged else f"*** {UNCONVERGED} ***")
+    return SheetSummary(sheets, notes, "" if r.converged else f"*** {UNCONVERGED} ***")
 
 
 def _clusters(r: M2SEMRecord) -> Sheet:
@@ -111,7 +111,7 @@ def _profiles(r: M2SEMRecord) -> Iterator[Sheet]:
     yield Sheet(headers, rows, "l" + "r" * (len(widths) - 1), widths, gap=1)
 
 
-def _clients(r: M2SEMRecord, ledger: Ledger | None) -> Sheet:
+def _clients(r: M2SEMRecord, ledger: LedgerLike | None) -> Sheet:
     kinds = None if ledger is None else ledger.kinds_by_client()
     rows = tuple(
         (
@@ -132,66 +132,82 @@ def _clients(r: M2SEMRecord, ledger: Ledger | None) -> Sheet:
     )
 
 
-def notes(r: M2SEMRecord) -> Iterator[str]:
+def notes(r: M2SEMRecord) -> Iterator[Note]:
     """Say what is to be known of the fit."""
     if not r.converged:
-        yield (
+        yield Note(
+            "not_converged",
             f"{UNCONVERGED} after {r.rounds:,} rounds: the log-likelihood still rises, or posteriors still "
-            "move. Fit with more max_rounds, or take fewer clusters or factors."
+            "move. Fit with more max_rounds, or take fewer clusters or factors.",
+            "warning",
         )
     if r.select is not None:
-        yield (
+        yield Note(
+            "selection",
             "What is said of columns and modalities is conditional on the support that was selected: "
-            "probabilities and criteria do not count that other supports were tried."
+            "probabilities and criteria do not count that other supports were tried.",
         )
         if not r.modalities["selected"].any():
-            yield (
+            yield Note(
+                "no_clusters",
                 "No modality tells the clusters apart: all means were selected to be the same. There is no "
-                "sign of clusters by this criterion."
+                "sign of clusters by this criterion.",
+                "warning",
             )
-    yield (
+    yield Note(
+        "distance",
         "Distance: how far clusters are apart in a modality, in standard deviations of what its columns tell "
-        "of its factors; 0 where it tells nothing of them."
+        "of its factors; 0 where it tells nothing of them.",
     )
     if r.adjusted:
         words = adjusted_in_words(r.adjusted, r.clients)
         lacking = [f"{held.without:,} at '{c}'" for c, held in r.clients.items() if held.without]
-        yield (
+        yield Note(
+            "adjusted",
             f"{words[0].upper()}{words[1:]}: means and shares are at the means of the covariates, whose "
             "effects are in covariate_effects()."
-            + (f" Entities without a covariate count as missing: {', '.join(lacking)}." if lacking else "")
+            + (f" Entities without a covariate count as missing: {', '.join(lacking)}." if lacking else ""),
         )
     if r.observed is not None and not r.observed.available:
-        yield f"No standard errors: {r.observed.problem}."
+        yield Note("no_errors", f"No standard errors: {r.observed.problem}.")
     if has_errors(r):
         dropped = len(r.features) - MOST_COLUMNS
         more = "; the others are in tidy() and tests()" if dropped > 0 else ""
-        yield (
+        yield Note(
+            "errors",
             "Standard errors are from the observed information of all institutions together (Louis "
-            f"1982){more}. P is of Wald's test that all clusters are the same in a column."
+            f"1982){more}. P is of Wald's test that all clusters are the same in a column.",
         )
     if r.entropy < OVERLAP and len(r.shares) > 1:
-        yield (
+        yield Note(
+            "overlap",
             f"Clusters overlap (entropy {r.entropy:.2f}): labels of many entities are uncertain, and "
-            "standard errors may be too small. Take posteriors, and compare with bootstrap()."
+            "standard errors may be too small. Take posteriors, and compare with bootstrap().",
+            "warning",
         )
     if r.emptied:
-        yield (
+        yield Note(
+            "emptied",
             f"A cluster was emptied at {', '.join(map(repr, dict.fromkeys(r.emptied)))}, and began anew as "
-            "half of the largest one. There may be fewer clusters."
+            "half of the largest one. There may be fewer clusters.",
+            "warning",
         )
     floors = [f"'{name}' at '{client}'" for client, held in r.clients.items() for name in held.floor]
     if floors:
         more = f" and {len(floors) - SHOWN} more" if len(floors) > SHOWN else ""
-        yield (
+        yield Note(
+            "variance_floor",
             f"The error variance of {', '.join(floors[:SHOWN])}{more} is at the least that is allowed: other "
             "columns of the modality give it away, and its likelihood has no maximum. Leave a column out, or "
-            "take fewer factors."
+            "take fewer factors.",
+            "warning",
         )
     if r.coarse > COARSE:
-        yield (
+        yield Note(
+            "coarse",
             f"Posteriors differ by up to {r.coarse:.2f} between the nodes of the search and those of the "
-            "last fit: the comparison of supports is coarse."
+            "last fit: the comparison of supports is coarse.",
+            "warning",
         )
     yield from disclosed(r)
 
@@ -203,7 +219,7 @@ def adjusted_in_words(terms: Mapping[str, tuple[str, ...]], clients: Mapping[str
     return f"columns {each} are adjusted" + (f", those of {left} are not" if left else "")
 
 
-def disclosed(r: M2SEMRecord) -> Iterator[str]:
+def disclosed(r: M2SEMRecord) -> Iterator[Note]:
     """Say what the exchange has told whom."""
     few = len(r.clients) < 3
     hidden = (
@@ -213,18 +229,23 @@ def disclosed(r: M2SEMRecord) -> Iterator[str]:
         if r.masked
         else "as each institution's own part, in clear"
     )
-    yield (
+    yield Note(
+        "disclosed",
         "The coordinator was handed, for every entity and round, sums over institutions of differences of "
         f"log densities, {hidden}. They span the joint factor scores. Each institution was told the "
-        "probabilities of clusters of its own entities, which say something of the columns that others hold."
+        "probabilities of clusters of its own entities, which say something of the columns that others hold.",
     )
     if r.own:
-        yield "Clusters of each institution's own columns were shown, from which some starts began."
+        yield Note(
+            "own_clusters",
+            "Clusters of each institution's own columns were shown, from which some starts began.",
+        )
     count = int(np.sum([held.entities for held in r.clients.values()]))
     if count < r.n * len(r.clients):
         share = 1.0 - count / (r.n * len(r.clients))
-        yield (
+        yield Note(
+            "missing_blocks",
             f"{share:.0%} of entities and institutions are pairs without a record: such entities are "
             "clustered by what there is, which is right where lacking a record depends on nothing that is "
-            "not there."
+            "not there.",
         )

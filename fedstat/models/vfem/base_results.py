@@ -12,17 +12,16 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
+from fedstat.inference.estimate import INTERCEPT, LedgerLike
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
-from fedstat.inference.results import FederatedResults
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.saved import SavedLedger, Serializable
+from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.models.vertical.layout import Layout, complete_at
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.models.vfem.iteration.distributions import NORMAL
-from fedstat.models.vfem.notes import OFFSET_NOTE, fit_notes, role_notes
+from fedstat.models.vfem.notes import fit_notes, role_notes
 from fedstat.models.vfem.outcome import (
     EntityCounts,
     SessionArtifacts,
@@ -45,24 +44,22 @@ METHODS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class VFEMRecord:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class VFEMRecord(EstimateRecord):
     """What results are made of, and what a file holds of them: no value per entity.
 
     `specs` say how each institution's columns are coded, with means and knots of transforms, empty before the
-    sites were asked; the ledger is that of a file.
+    sites were asked.
     """
 
-    estimate: Estimate
     outcome: VFEMOutcome
     counts: EntityCounts
-    notes: tuple[str, ...]
     response: ResponseSource
+    has_offset: bool
     specs: Mapping[str, str] = field(default_factory=dict)
-    ledger: SavedLedger | None = None
 
 
-class VFEMBaseResults(Serializable, EntityAnalyses, Generic[Predictions]):
+class VFEMBaseResults(EntityAnalyses, Generic[Predictions]):
     """Results of VFEM, whatever the distribution of the response.
 
     Attributes
@@ -106,15 +103,13 @@ class VFEMBaseResults(Serializable, EntityAnalyses, Generic[Predictions]):
         held: SessionArtifacts | None = None,
         model: VerticalModel | None = None,
     ) -> None:
-        super().__init__(record.estimate, ledger)
+        super().__init__(record, ledger, model)
         outcome = record.outcome
         self.method = outcome.method
         self.method_name = METHODS[outcome.method]
         self.options, self._fit, self.covariance = outcome.options, outcome.fit, outcome.covariance
         self.counts, self.response = record.counts, record.response
-        self._model = model
-        self._record, self._held = record, held or SessionArtifacts()
-        self._specs: Mapping[str, str] | None = record.specs or None
+        self._held = held or SessionArtifacts()
 
     @classmethod
     def _of(
@@ -129,11 +124,12 @@ class VFEMBaseResults(Serializable, EntityAnalyses, Generic[Predictions]):
         counts = count_entities(model, layout, held)
         formula = model.formula
         record = VFEMRecord(
-            make_estimate(model, layout, outcome, held.nobs(layout) or counts.n),
-            outcome,
-            counts,
-            (*role_notes(model._roles), *fit_notes(layout, outcome, held, counts, ledger)),
-            ResponseSource(model.design.active, formula.response, formula.response_columns),
+            estimate=make_estimate(model, layout, outcome, held.nobs(layout) or counts.n),
+            outcome=outcome,
+            counts=counts,
+            notes=(*role_notes(model._roles), *fit_notes(layout, outcome, held, counts, ledger)),
+            response=ResponseSource(model.design.active, formula.response, formula.response_columns),
+            has_offset="offset" in model._roles,
         )
         return cls(record, ledger, held, model)
 
@@ -182,7 +178,7 @@ class VFEMBaseResults(Serializable, EntityAnalyses, Generic[Predictions]):
         """
         return self._per_entity("fitted")
 
-    def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
+    def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
         """Likelihood ratio test against a fit with fewer columns on the same records.
 
         Raises
@@ -202,7 +198,7 @@ class VFEMBaseResults(Serializable, EntityAnalyses, Generic[Predictions]):
             self._check_same_records(restricted)
         return super().compare_lr_test(restricted)
 
-    def _check_same_records(self, restricted: FederatedResults) -> None:
+    def _check_same_records(self, restricted: CoefficientResults) -> None:
         distribution = self._fit.distribution
         if not isinstance(restricted, VFEMBaseResults) or not self._fit.same_family(restricted._fit):
             raise ModelError(f"compare_lr_test: expected another fit of VFEM with {distribution}")
@@ -284,26 +280,15 @@ class VFEMBaseResults(Serializable, EntityAnalyses, Generic[Predictions]):
         return VFEMPredictor(fit, tuple(self.names), psi, self.specs, self.response)
 
     @property
-    def _has_offset(self) -> bool:
-        return any(note.startswith(OFFSET_NOTE) for note in self._record.notes)
-
-    # -- keeping ---------------------------------------------------------------------------------
-
-    @property
     def specs(self) -> Mapping[str, str]:
         """How each institution's columns are coded, with means and knots of transforms."""
-        if self._specs is None:
-            self._specs = released_specs(self._need_model("prediction"), tuple(self.names))
-        return self._specs
+        if not self._record.specs:
+            specs = released_specs(self._need_model("prediction"), tuple(self.names))
+            self._record = replace(self._record, specs=dict(specs))
+        return self._record.specs
 
-    def _to_record(self) -> VFEMRecord:
-        """Take the results apart for a file."""
-        return replace(self._record, specs=dict(self.specs), ledger=SavedLedger.of(self._ledger))
-
-    @classmethod
-    def _of_record(cls, record: VFEMRecord) -> Self:
-        """Rebuild results that have no partition."""
-        return cls(record, None if record.ledger is None else record.ledger.restore())
+    def _saved_record(self) -> VFEMRecord:
+        return replace(self._record, specs=self.specs)
 
     # -- hooks and small things ------------------------------------------------------------------
 
@@ -313,9 +298,6 @@ class VFEMBaseResults(Serializable, EntityAnalyses, Generic[Predictions]):
         at = None if not isinstance(self._ledger, Ledger) else self._ledger.at
         rows.insert(1, ("Coordinator", f"at {at}" if at else "apart"))
         return [*rows, ("Iterations", str(last.iteration)), ("Relative score", f"{last.score:.1e}")]
-
-    def _summary_notes(self) -> list[str]:
-        return [*super()._summary_notes(), *self._record.notes]
 
     def _deviations(self) -> pd.Series:
         if self._held.exchange is None:

@@ -11,6 +11,7 @@ from scipy import stats
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.likelihood import format_pvalue
+from fedstat.inference.summary import Note
 from fedstat.models.checks import check_choice
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit
@@ -127,17 +128,19 @@ MOST_COLUMNS = 20
 """For which a bias is worked out unasked: it takes as long as some steps of the fit."""
 
 
-def correction_notes(correction: Correction | None, fit: MomentsFit | JointNormalFit | None) -> Iterator[str]:
+def correction_notes(
+    correction: Correction | None, fit: MomentsFit | JointNormalFit | None
+) -> Iterator[Note]:
     """Say what was corrected, or what of a fit from moments may ask for it."""
     if correction is not None:
-        yield CORRECTED[correction]
+        yield Note("correction", CORRECTED[correction])
     if correction is None and isinstance(fit, JointNormalFit):
         yield from bias_notes(fit)
     if correction != "skewness" and fit is not None:
         yield from skewed_notes(fit.moments)
 
 
-def skewed_notes(moments: PatternMoments) -> Iterator[str]:
+def skewed_notes(moments: PatternMoments) -> Iterator[Note]:
     """Name skewed columns that some entities lack, where the response differs between missing patterns."""
     pvalue = response_by_pattern(moments)
     if moments.shape is None or pvalue >= DIFFERENCE_LEVEL:
@@ -155,12 +158,14 @@ def skewed_notes(moments: PatternMoments) -> Iterator[str]:
     # The correction was tried for whole blocks only, and is refused elsewhere.
     compare = "compare with fit(correction='skewness'), or " if moments.whole else ""
     more = f" and {len(named) - MAX_LISTED} more" if len(named) > MAX_LISTED else ""
-    yield (
+    yield Note(
+        "skewness",
         f"Skewed columns that some entities lack: {'; '.join(each)}{more} (skewness of a log-normal column "
         f"as asymmetric); and the response differs between missing patterns ({format_pvalue(pvalue)}). "
         "The normal law "
         "of what is missing matters there, and with much missing coefficients may be off by several standard "
-        f"errors: {compare}take logarithms in the formula where effects are of these."
+        f"errors: {compare}take logarithms in the formula where effects are of these.",
+        "warning",
     )
 
 
@@ -173,7 +178,7 @@ def response_by_pattern(moments: PatternMoments) -> float:
     return float(stats.chi2.sf(statistic, len(n) - 1)) if len(n) > 1 else 1.0
 
 
-def bias_notes(fit: JointNormalFit) -> Iterator[str]:
+def bias_notes(fit: JointNormalFit) -> Iterator[Note]:
     """Name the coefficient with the largest bias of order 1/n, if it is worth a word."""
     P = len(fit.point.beta)
     if P > MOST_COLUMNS or fit.moments.seen.all():
@@ -185,8 +190,10 @@ def bias_notes(fit: JointNormalFit) -> Iterator[str]:
     share = bias[2 : 2 + P] / np.sqrt(variance[2 : 2 + P])
     worst = int(np.abs(share).argmax())
     if abs(share[worst]) > BIASED:
-        yield (
+        yield Note(
+            "small_sample_bias",
             "Few entities share what is needed: the bias of order 1/n of maximum likelihood is "
             f"{share[worst]:+.2f} standard errors for {fit.moments.names[worst]}, and less for other "
-            "columns; fit(correction='small-sample') is without it."
+            "columns; fit(correction='small-sample') is without it.",
+            "warning",
         )

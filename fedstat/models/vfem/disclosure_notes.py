@@ -19,6 +19,7 @@ import numpy as np
 
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES, hides
+from fedstat.inference.summary import Note
 from fedstat.models.vertical.exchange.notes import MANTISSA_BITS, rounds_of_predictors, solvable_note
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.covariance.information import PsiCovariance
@@ -50,11 +51,11 @@ RESPONSE_RELEASED = (
 )
 
 
-def response_notes(layout: Layout, ledger: Ledger) -> Iterator[str]:
+def response_notes(layout: Layout, ledger: Ledger) -> Iterator[Note]:
     """Say what institutions learned of a response that is not normal, in bits."""
     others = [k for k in layout.clients if k != layout.active]
     if any(one.array == "z" and one.step == "glm_score" for one in ledger.entries):
-        yield RESPONSE_RELEASED
+        yield Note("response_released", RESPONSE_RELEASED, "warning")
         return
     if not others:
         return
@@ -65,10 +66,11 @@ def response_notes(layout: Layout, ledger: Ledger) -> Iterator[str]:
         parts.append(
             f"{k} {numbers:,} ({MANTISSA_BITS * numbers:,} bits) of {len(layout.kept[k]):,} entities"
         )
-    yield (
+    yield Note(
+        "residual_sums",
         "Residuals stayed with the response holder. Each institution learned sums of its own columns with "
         f"them, sealed from the coordinator: {', '.join(parts)}. A binary response is one bit an entity: "
-        "these sums narrow the responses down, and in a small group whoever solves them has these."
+        "these sums narrow the responses down, and in a small group whoever solves them has these.",
     )
     yield from small_patterns(layout.counts, ledger, layout.active)
     if not any(one.array == "h" and one.step == "glm_information" for one in ledger.entries):
@@ -78,15 +80,16 @@ def response_notes(layout: Layout, ledger: Ledger) -> Iterator[str]:
     summed = seen[:, [opened.count(k) > 1 or k not in others for k in layout.clients]].any(axis=1)
     told_each = layout.missing.any(axis=1) & seen.any(axis=1) & ~(summed & (seen.sum(axis=1) == 1))
     if told_each.any():
-        yield (
+        yield Note(
+            "curvature",
             "For standard errors the coordinator, and the institutions that have them, were told a curvature "
             f"of {int(layout.counts[told_each].sum()):,} entities that two institutions or more have and "
             "another lacks, or that one has and too few more to add up. It tells the response to who knows "
-            "the linear predictor, as the coordinator does; cov_type='none' sends none."
+            "the linear predictor, as the coordinator does; cov_type='none' sends none.",
         )
 
 
-def small_patterns(counts: Floats, ledger: Ledger, holder: str) -> Iterator[str]:
+def small_patterns(counts: Floats, ledger: Ledger, holder: str) -> Iterator[Note]:
     """Say in which patterns, of so many entities (G,), a coordinator apart could solve for responses.
 
     At linear predictors that it knows every sum over a pattern is linear in each binary response.
@@ -98,56 +101,70 @@ def small_patterns(counts: Floats, ledger: Ledger, holder: str) -> Iterator[str]
     )
     entities = int(counts[counts <= told].sum())
     if entities and ledger.at != holder:
-        yield (
+        yield Note(
+            "small_patterns",
             f"The coordinator learned {told} sums of derivatives by missing pattern, at linear predictors "
             f"that it knows. {entities:,} entities are in patterns of no more than that: their responses, if "
-            "these are binary, are as good as told to it."
+            "these are binary, are as good as told to it.",
+            "warning",
         )
 
 
-def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = True) -> Iterator[str]:
+def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = True) -> Iterator[Note]:
     """Say what masked iterations disclose to the coordinator, and what to do where that is much."""
     at = ledger.at
     if len(layout.clients) == 1:
-        yield "One institution has columns: nothing is added up, and its linear predictors were not masked."
+        yield Note(
+            "one_institution",
+            "One institution has columns: nothing is added up, and its linear predictors were not masked.",
+        )
         return
     receivers = "the coordinator" if at == layout.active else "the coordinator and the response holder"
     residuals = ", and every institution the residuals of its entities" if normal else ""
-    yield (
+    yield Note(
+        "masked",
         "Linear predictors were added up over institutions, among parties that follow the protocol "
         f"(semi-honest): {receivers} learned the sum for every entity in every round{residuals}. "
-        f"{remedy}See .ledger.releases()."
+        f"{remedy}See .ledger.releases().",
     )
     others = [k for k in layout.clients if k != layout.active]
     yield from solvable_note(rounds_of_predictors(ledger, others), layout.p, ledger, others)
     if at != layout.active and normal:
-        yield "Residuals and sums together give the coordinator the response of every entity."
+        yield Note(
+            "response_known",
+            "Residuals and sums together give the coordinator the response of every entity.",
+            "warning",
+        )
     parts = [
         f"{count:,} of {len(layout.kept[k]):,} at {k}"
         for k, count in count_exposed(layout, at).items()
         if count
     ]
     if parts:
-        yield (
+        yield Note(
+            "exposed",
             "Masks hide nothing where one institution alone, beside a receiver of the sum, has a record: the "
-            f"sum is then its own linear predictor. Entities so exposed: {', '.join(parts)}."
+            f"sum is then its own linear predictor. Entities so exposed: {', '.join(parts)}.",
+            "warning",
         )
     if not hides(len(layout.clients)):
-        yield TWO_SITES
+        yield Note("two_sites", TWO_SITES, "warning")
 
 
-def secure_product_notes(covariance: PsiCovariance) -> Iterator[str]:
+def secure_product_notes(covariance: PsiCovariance) -> Iterator[Note]:
     """Say where exact cross-products came from, and which were left out."""
     if covariance.how != "secure":
         return
-    yield (
+    yield Note(
+        "secure_products",
         "Cross-products between institutions come from secure multiplication among parties that follow the "
         f"protocol (semi-honest): nobody saw another's columns. Who deals the random numbers for two "
         f"institutions ({covariance.dealers}) must not collude with either; the coordinator and one "
-        "institution together learn the other's products with that one's columns."
+        "institution together learn the other's products with that one's columns.",
     )
     if covariance.left_out:
-        yield (
+        yield Note(
+            "products_left_out",
             f"{covariance.left_out} of the products between two institutions would rest on too few common "
-            "entities and were not asked for; they count as zero, their expectation."
+            "entities and were not asked for; they count as zero, their expectation.",
         )

@@ -12,6 +12,7 @@ import pandas as pd
 from fedstat.errors import EstimationError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.likelihood import format_pvalue
+from fedstat.inference.summary import Note
 from fedstat.models.vertical.exchange.notes import (
     MANTISSA_BITS,
     dealer_notes,
@@ -76,7 +77,7 @@ def dispersion_alarm(fit: VFEMFit) -> str:
     return f"OVERDISPERSED: Pearson chi2 / n = {ratio:.2f}; see the notes before you use these numbers"
 
 
-def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[str]:
+def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[Note]:
     """Say what the excess does, and what to fit in its place."""
     ratio = excess(fit)
     if not ratio:
@@ -92,13 +93,15 @@ def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[st
     if fit.law is not None:
         remedy += " (alpha='ml' and cov_type='robust' have between='independent' as yet.)"
     if layout.missing.any():
-        yield (
+        yield Note(
+            "overdispersion",
             f"{more}The fit takes the excess for effects of what is missing: coefficients of institutions "
             "that lack entities are too large. In simulations intervals of nominal 95 % covered 51 to 57 %, "
-            f"with cov_type='robust' 64 to 69 %. {remedy}"
+            f"with cov_type='robust' 64 to 69 %. {remedy}",
+            "warning",
         )
     elif cov_type != "robust":
-        yield f"{more}{remedy} Or use cov_type='robust'."
+        yield Note("overdispersion", f"{more}{remedy} Or use cov_type='robust'.", "warning")
 
 
 ALPHA_REMEDY = "fit(alpha='ml'), with between='independent' as yet; its intervals covered 93 to 95 %."
@@ -115,7 +118,7 @@ DISPERSION_REMEDIES = {
 INDEPENDENCE_LEVEL = 0.05
 
 
-def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[str]:
+def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[Note]:
     """Compare standard errors of coefficients with those of independent blocks, and the two laws."""
     if len(fit.moments.sizes) < 2 or fit.moments.seen.all():
         return
@@ -126,12 +129,13 @@ def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[str]:
     except (EstimationError, NotAvailableError):
         return
     ratio = errors / np.sqrt(np.diag(covariance))[1:]
-    yield (
+    yield Note(
+        "dependence",
         f"Standard errors of coefficients are {np.median(ratio):.2f} times (median; {ratio.min():.2f} to "
         f"{ratio.max():.2f}) those of between='independent', blocks independent between institutions. "
         f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} such a law "
         "(likelihood "
-        f"ratio, {format_pvalue(pvalue)}); where it does not hold its coefficients are biased."
+        f"ratio, {format_pvalue(pvalue)}); where it does not hold its coefficients are biased.",
     )
 
 
@@ -153,7 +157,7 @@ def sensitivity(fit: JointNormalFit) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=SENSITIVITY_COLUMNS)
 
 
-def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[str]:
+def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[Note]:
     """Name the pairs, and how far a coefficient moves between extremes; `errors` are standard errors."""
     text = name_sparse(fit.moments)
     if not text:
@@ -170,7 +174,7 @@ def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[str]:
             f"{one['high']:.4g}, {relative.max():.1f} times its "
             f"{'standard error' if errors is not None else 'estimate'}; see .sensitivity()."
         )
-    yield text
+    yield Note("sparse_pairs", text)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -188,24 +192,25 @@ KNOWN_NOTE = (
 )
 
 
-def joint_assumptions(linear: JointNormalFit) -> Iterator[str]:
+def joint_assumptions(linear: JointNormalFit) -> Iterator[Note]:
     """Say what is assumed, and what of it the data contradict or leave open; of the normal law beside it."""
-    yield JOINT_NOTE
+    yield Note("assumptions", JOINT_NOTE)
     try:
         pvalue = independence_lr_test(linear).pvalue
-        yield (
+        yield Note(
+            "independence",
             f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} blocks that "
             "are "
             "independent between institutions, between='independent' (likelihood ratio of the normal law of "
-            f"columns and response, {format_pvalue(pvalue)})."
+            f"columns and response, {format_pvalue(pvalue)}).",
         )
     except (EstimationError, NotAvailableError):
         pass
     if sparse := name_sparse(linear.moments):
-        yield sparse
+        yield Note("sparse_pairs", sparse)
 
 
-def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, masked: bool) -> Iterator[str]:
+def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, masked: bool) -> Iterator[Note]:
     """Say what sums by missing pattern and numbers per entity told."""
     others = [k for k in layout.clients if k != layout.active]
     # What the coordinator's own institution tells it does not travel.
@@ -218,29 +223,33 @@ def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, ma
             told.append(
                 f"{k} {numbers:,} ({MANTISSA_BITS * numbers:,} bits) of {len(layout.kept[k]):,} entities"
             )
-    yield (
+    yield Note(
+        "sums",
         "Sums of the columns and of their products were exchanged once, by missing pattern; at least "
         f"{exchange.smallest:,} entities stand behind each. Numbers released, products of two institutions "
-        f"counted at both: {once}."
+        f"counted at both: {once}.",
     )
     if told:
-        yield (
+        yield Note(
+            "residual_sums",
             f"Residuals stayed with the response holder. In each of {max(rounds.values())} rounds an "
             "institution learned sums of its own columns with them, by missing pattern, and told the "
             f"coordinator: {', '.join(told)}. A binary response is one bit an entity: these sums narrow the "
-            "responses down, and in a small pattern whoever solves them has these."
+            "responses down, and in a small pattern whoever solves them has these.",
         )
     yield from small_patterns(exchange.moments.n, ledger, layout.active)
     if any(one.array == "h" and one.step == "joint_information" for one in ledger.entries):
-        yield (
+        yield Note(
+            "curvature",
             "For standard errors the coordinator, and the institutions that have them, were told a curvature "
             "of every entity that two institutions or more have. Where another lacks it, it tells the "
-            "response to who knows the linear predictor, as the coordinator does; cov_type='none' sends none."
+            "response to who knows the linear predictor, as the coordinator does; cov_type='none' sends "
+            "none.",
         )
     if masked:
         yield from masked_notes(layout, ledger, remedy="", normal=False)
     if others:
-        yield KNOWN_NOTE
+        yield Note("coefficients_known", KNOWN_NOTE)
     yield from dealer_notes(exchange.dealers, "", layout.bystanders)
     yield from merge_notes(exchange)
     yield from dither_notes(layout)
@@ -313,16 +322,14 @@ EXPECTED_FREE = (
 )
 
 
-OFFSET_NOTE = "The offset "
-
-
-def role_notes(roles: Mapping[str, str]) -> Iterator[str]:
+def role_notes(roles: Mapping[str, str]) -> Iterator[Note]:
     """Say what stands beside the response, and what that means."""
     for role, name in roles.items():
         if role == "offset":
-            yield (
-                f"{OFFSET_NOTE}'{name}' is in the linear predictor with coefficient one, and is taken as "
-                "independent of columns that are missing; predictions are those at an offset of zero."
+            yield Note(
+                "offset",
+                f"The offset '{name}' is in the linear predictor with coefficient one, and is taken as "
+                "independent of columns that are missing; predictions are those at an offset of zero.",
             )
             continue
         meaning = (
@@ -330,12 +337,12 @@ def role_notes(roles: Mapping[str, str]) -> Iterator[str]:
             if role == "freq_weights"
             else f"The variance of the response is the error variance over '{name}'"
         )
-        yield f"{meaning}; every institution was told the weights of its entities."
+        yield Note("weights", f"{meaning}; every institution was told the weights of its entities.")
 
 
 def fit_notes(
     layout: Layout, outcome: VFEMOutcome, held: SessionArtifacts, counts: EntityCounts, ledger: Ledger
-) -> list[str]:
+) -> list[Note]:
     """Write the notes of one fit."""
     return [
         *count_notes(outcome.method, counts, conditioned=bool(layout.has)),
@@ -351,7 +358,7 @@ def fit_notes(
 
 def _release_notes(
     layout: Layout, outcome: VFEMOutcome, held: SessionArtifacts, ledger: Ledger
-) -> Iterator[str]:
+) -> Iterator[Note]:
     """Say what passed, and what it tells."""
     if held.exchange is None:
         return _iterations(layout, outcome, ledger)
@@ -363,7 +370,7 @@ def _release_notes(
     )
 
 
-def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[str]:
+def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[Note]:
     """Say what is assumed, and what in the data contradicts it or says nothing of it."""
     fit, covariance = held.moments_fit, outcome.covariance
     if isinstance(fit, JointNormalFit) and not is_normal(outcome):
@@ -371,7 +378,7 @@ def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[str]:
         return
     free = as_between(outcome) == "free"
     if free:
-        yield FREE_COVARIANCE
+        yield Note("assumptions", FREE_COVARIANCE)
     if isinstance(fit, JointNormalFit):
         errors = None
         if covariance is not None:
@@ -382,7 +389,7 @@ def _assumptions(outcome: VFEMOutcome, held: SessionArtifacts) -> Iterator[str]:
     if free:
         return
     model = NORMAL_RESPONSE if is_normal(outcome) else OTHER_RESPONSE
-    yield model[outcome.method]
+    yield Note("assumptions", model[outcome.method])
     if outcome.method == "vfem" and fit is not None:
         yield from most_correlated(fit.moments, "fit with between='free'")
 
@@ -392,60 +399,69 @@ def is_normal(outcome: VFEMOutcome) -> bool:
     return outcome.fit.distribution == NORMAL
 
 
-def count_notes(method: str, counts: EntityCounts, *, conditioned: bool = False) -> Iterator[str]:
+def count_notes(method: str, counts: EntityCounts, *, conditioned: bool = False) -> Iterator[Note]:
     """Say which entities a fit left out, or took as missing."""
     if counts.dropped:
-        yield f"{counts.dropped:,} entities without a response were left out."
+        yield Note("no_response", f"{counts.dropped:,} entities without a response were left out.")
     if counts.unused:
-        yield f"{counts.unused:,} entities with a response were left out by method='{method}'."
+        yield Note(
+            "unused", f"{counts.unused:,} entities with a response were left out by method='{method}'."
+        )
     if counts.partial:
         listed = ", ".join(f"{n:,} at {client}" for client, n in counts.partial.items())
         so = " The fit conditions on what they have." if conditioned else ""
-        yield f"Entities with only some of an institution's columns: {listed}.{so}"
+        yield Note("partial", f"Entities with only some of an institution's columns: {listed}.{so}")
 
 
-def _small_sample(layout: Layout, outcome: VFEMOutcome) -> Iterator[str]:
+def _small_sample(layout: Layout, outcome: VFEMOutcome) -> Iterator[Note]:
     if not is_normal(outcome):
         return
     used = 1 + sum(len(beta) for beta in outcome.fit.beta.values())
     inflation = np.sqrt(layout.n / (layout.n - used)) - 1.0
     if inflation > SMALL_SAMPLE and outcome.covariance is not None:
-        yield (
+        yield Note(
+            "small_sample",
             f"The residual variance is that of maximum likelihood: with {layout.n:,} entities for {used} "
             "coefficients, ordinary least squares would report standard errors that are "
-            f"{100 * inflation:.0f} % larger."
+            f"{100 * inflation:.0f} % larger.",
         )
 
 
-def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
+def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[Note]:
     covariance = outcome.covariance
     if covariance is None:
         return
     if outcome.cov_type == "expected" and len(layout.clients) > 1:
-        yield EXPECTED if outcome.fit.law is None else EXPECTED_FREE
+        yield Note("expected_information", EXPECTED if outcome.fit.law is None else EXPECTED_FREE)
     if covariance.how == "sketch":
-        yield (
+        yield Note(
+            "sketch",
             f"Cross-products between institutions come from a {covariance.size:,}-row sketch: the error of a "
             f"product is about {100 * np.sqrt(1.0 / covariance.size):.2g} % of the columns' lengths "
             f"({100 * covariance.error:.2g} % measured within institutions); the assembled matrix moved by "
-            f"{100 * covariance.moved:.2g} % to be positive semi-definite."
+            f"{100 * covariance.moved:.2g} % to be positive semi-definite.",
         )
         if ledger.at is not None:
-            yield (
+            yield Note(
+                "sketch_seed",
                 f"The institutions share the seed of the sketch, and the coordinator sits at one of them, "
                 f"'{ledger.at}': to it the sketches do not hide the columns of the others. "
-                'from_formula(..., coordinator="apart") keeps seed and sketches apart.'
+                'from_formula(..., coordinator="apart") keeps seed and sketches apart.',
+                "warning",
             )
     yield from secure_product_notes(covariance)
     if outcome.cov_type == "robust":
-        yield ROBUST
+        yield Note("robust", ROBUST)
         if not is_normal(outcome) and any(one.step == "glm_scores" for one in ledger.entries):
-            yield SPLIT_RESIDUALS
+            yield Note("split_residuals", SPLIT_RESIDUALS)
     if outcome.cov_type == "sem":
-        yield f"Supplemented EM: relative asymmetry {covariance.asymmetry:.1e} before it was made symmetric."
+        yield Note(
+            "supplemented_em",
+            f"Supplemented EM: relative asymmetry {covariance.asymmetry:.1e} before it was made symmetric.",
+        )
 
 
-def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
+def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[Note]:
     normal = is_normal(outcome)
     if not normal:
         yield from response_notes(layout, ledger)
@@ -454,25 +470,30 @@ def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
     else:
         yield from _unmasked(layout, outcome, ledger)
     if outcome.covariance is not None and outcome.covariance.how == "exact":
-        yield "Cross-products by plain exchange: institutions' columns were disclosed to other institutions."
+        yield Note(
+            "plain_exchange",
+            "Cross-products by plain exchange: institutions' columns were disclosed to other institutions.",
+            "warning",
+        )
 
 
-def _unmasked(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[str]:
+def _unmasked(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterator[Note]:
     if others := [k for k in layout.clients if k != ledger.at]:
-        yield UNMASKED_NORMAL if is_normal(outcome) else UNMASKED_OTHER
+        yield Note("unmasked", UNMASKED_NORMAL if is_normal(outcome) else UNMASKED_OTHER, "warning")
         yield from solvable_note(rounds_of_predictors(ledger, others), layout.p, ledger, others)
 
 
 def _moments(
     layout: Layout, outcome: VFEMOutcome, exchange: PatternExchange, ledger: Ledger
-) -> Iterator[str]:
+) -> Iterator[Note]:
     numbers = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
-    yield (
-        f"{sums_note(', by missing pattern', exchange.smallest)} "
-        f"Numbers released, products of two institutions counted at both: {numbers}."
-    )
+    more = f" Numbers released, products of two institutions counted at both: {numbers}."
+    yield sums_note(", by missing pattern", exchange.smallest, more)
     if outcome.refitted:
-        yield "A part of a larger model, fitted from the sums of that one: nothing further was exchanged."
+        yield Note(
+            "refitted",
+            "A part of a larger model, fitted from the sums of that one: nothing further was exchanged.",
+        )
     yield from dealer_notes(exchange.dealers, "; see .dealers", layout.bystanders)
     if (
         exchange.dealers
@@ -480,6 +501,9 @@ def _moments(
         and len({*layout.clients, layout.active}) == 2
         and ledger.at is None
     ):
-        yield "Two institutions take part: the coordinator sits at neither, since a third party has to deal."
+        yield Note(
+            "third_party",
+            "Two institutions take part: the coordinator sits at neither, since a third party has to deal.",
+        )
     yield from merge_notes(exchange)
     yield from dither_notes(layout)

@@ -12,10 +12,10 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.evaluation import Evaluation
-from fedstat.inference.results import FederatedResults
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.quadrature import marginal_mean
 from fedstat.models.margins import MarginalEffects
+from fedstat.models.results import CoefficientResults
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.marginal_effects import (
     FittedMean,
@@ -189,7 +189,7 @@ def normal_quantile(alpha: float) -> float:
 # What results of VFEM say of the mean response: marginal effects, and how well it is predicted.
 
 
-class EntityAnalyses(FederatedResults):
+class EntityAnalyses(CoefficientResults):
     """Results of which the institutions can be asked about entities."""
 
     _fit: VFEMFit
@@ -244,7 +244,7 @@ class EntityAnalyses(FederatedResults):
         """
         partition = None if self._model is None else self._model.partition
         beside = {} if self._model is None else dict(self._model._roles)
-        if self._has_offset:  # of results from a file, the notes tell
+        if self._record.has_offset:
             beside.setdefault("offset", "")
 
         def project(factor: Floats) -> ProjectedEntities:
@@ -313,14 +313,9 @@ class EntityAnalyses(FederatedResults):
         """Return what prediction needs of the fit."""
         raise NotImplementedError
 
-    @property
-    def _has_offset(self) -> bool:
-        """Whether the fit has an offset, which predictions leave out."""
-        raise NotImplementedError
-
     def _check_no_offset(self, call: str) -> None:
         """Hold no predictions at an offset of zero against responses that have another."""
-        if self._has_offset:
+        if self._record.has_offset:
             raise NotAvailableError(
                 f"{call}: predictions are those at an offset of zero; predict(partition), and add the offset "
                 "where it is held"

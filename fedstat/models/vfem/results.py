@@ -13,9 +13,9 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.likelihood import LRTest, check_nested, cox_snell, mcfadden
-from fedstat.inference.results import FederatedResults
 from fedstat.kernels.glm.distributions import Family
 from fedstat.models.checks import check_choice
+from fedstat.models.results import CoefficientResults
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.assumption_tests import AssumptionTests
@@ -123,7 +123,7 @@ class MomentAnalyses(AssumptionTests):
 class VFEMResults(
     MomentAnalyses,
     VFEMBaseResults[PredictionResults],
-    saved_as="fedstat vfem results 3",
+    saved_as="fedstat vfem results 4",
     record=VFEMRecord,
 ):
     """Results of :meth:`fedstat.VFEMRegression.fit`, with statsmodels' names and meanings.
@@ -214,7 +214,7 @@ class VFEMResults(
         warn_unless_converged(outcome.fit)
         return VFEMResults._of(smaller, layout, outcome, held, self.ledger)
 
-    def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
+    def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
         """Likelihood ratio test against a fit with fewer columns on the same records.
 
         With ``between="free"`` the columns that were left out stay in the law of the columns, where they tell
@@ -291,7 +291,7 @@ class VFEMResults(
 class VFEMGLMResults(
     AssumptionTests,
     VFEMBaseResults[GLMPredictionResults],
-    saved_as="fedstat vfem glm results 3",
+    saved_as="fedstat vfem glm results 4",
     record=VFEMRecord,
 ):
     """Results of :meth:`fedstat.VFEMGLM.fit`, with statsmodels' names and meanings.
@@ -336,11 +336,6 @@ class VFEMGLMResults(
     def family(self) -> Family:
         """Distribution and link of the response, as statsmodels has them."""
         return self._fit.distribution.make()
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes below the summary."""
-        return list(self._record.notes)
 
     @property
     def llnull(self) -> float:
@@ -388,7 +383,7 @@ class VFEMGLMResults(
         # With between="free" the fit had these sums itself.
         return self._held.moments_fit or self.linear._moments()
 
-    def compare_lr_test(self, restricted: FederatedResults) -> LRTest:
+    def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
         """Likelihood ratio test against a fit with fewer columns on the same records.
 
         Raises

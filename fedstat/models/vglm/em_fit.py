@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat.errors import EstimationError, NotAvailableError
+from fedstat.errors import EstimationError
 from fedstat.inference.covariance import delta_method
 from fedstat.kernels.penalized.path import follow_path
 from fedstat.kernels.penalized.penalties import Penalty, orthonormaliser
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.exchange.protocol import ColumnScales
-from fedstat.models.vertical.fit import MomentsFit, fit_moments, origin_covariance
-from fedstat.models.vertical.joint_normal.assumption_tests import AssumptionTests
+from fedstat.models.vertical.fit import fit_moments, origin_covariance
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit, not_determined, without_effects
 from fedstat.models.vertical.joint_normal.likelihood import differentiate_joint_normal
 from fedstat.models.vertical.likelihood import StandardizedMoments, log_likelihood
@@ -157,51 +156,3 @@ def null_refit(standard: StandardizedMoments, support: Bools) -> Refit:
     n, (mean, variance) = standard.moments.nobs, standard.moments.response_moments
     llf = log_likelihood(standard, standard.start())
     return Refit(support, np.array([mean]), np.array([[variance / n]]), llf, float(variance), variance / 2.0)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Tests of what is assumed of the missing blocks of a selecting fit.
-
-
-class MissingBlockTests(AssumptionTests):
-    """Of a fit with missing="em", on all of its columns; other fits raise NotAvailableError.
-
-    Attributes
-    ----------
-    observed : Observed or None
-        What a fit with missing blocks holds of them.
-    scales : Series
-        Standard deviations of the columns, where the fit has them.
-
-    Examples
-    --------
-    >>> import fedstat as fs
-    >>> data = fs.datasets.make_blocks(600, missing=[0.0, 0.0, 0.0], seed=1)
-    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
-    >>> model = fs.VerticalGLM.from_formula("y ~ .", partition)
-    >>> fit = model.fit(n_lambdas=8, folds=6, draws=3, inference="debiased")
-    >>> fit.lam > 0.0, fit.path.columns[:3].tolist(), fit.path_params.shape
-    (True, ['loss', 'df', 'aic'], (8, 8))
-    >>> len(fit.selection_report()), fit.refit.nobs, fit.debiased.nobs, fit.llnull < fit.llf
-    (7, 600, 600, True)
-    >>> fit.stable(0.9)[0].columns.tolist()
-    ['client', 'name', 'frequency']
-    >>> all(ax.has_data() for ax in (fit.plot_path(), fit.plot_criterion(), fit.plot_stability()))
-    True
-    >>> fit.predict(partition).shape, fit.get_prediction(partition).summary_frame().shape
-    ((600,), (600, 4))
-    >>> evaluation = fit.evaluate(partition)
-    >>> evaluation.to_frame().columns[-2:].tolist(), len(evaluation.accuracy.rsquared)
-    (['rmse', 'rsquared'], 2)
-    """
-
-    observed: MissingBlocksFit | None = None
-
-    def _moments(self) -> MomentsFit | JointNormalFit:
-        if self.observed is None:
-            raise NotAvailableError(
-                "this needs the sums by missing pattern of a fit in this session with missing='em'; other "
-                "fits and files of results do not hold them"
-            )
-        # What was selected does not matter: the laws are those of all columns and the response.
-        return self.observed.whole or fit_moments(self.observed.exchange.moments)

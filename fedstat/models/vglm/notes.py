@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES, hides
+from fedstat.inference.summary import Note
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.vertical.exchange.notes import (
     dealer_notes,
@@ -34,7 +35,7 @@ FREE = (
 )
 
 
-def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[str]:
+def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
     """Write the notes of one fit."""
     fitted, layout, distribution = outcome.fitted, outcome.layout, outcome.distribution
     if outcome.observed is not None:
@@ -53,37 +54,39 @@ def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[str]:
     ]
 
 
-def _sums(layout: Layout, folds: int) -> Iterator[str]:
+def _sums(layout: Layout, folds: int) -> Iterator[Note]:
     parts = f", for each of {folds} random parts of the entities" if folds > 1 else ""
     yield sums_note(parts, layout.n // folds)
 
 
-def _blocks(layout: Layout, outcome: SelectionOutcome, observed: MissingBlocksFit) -> Iterator[str]:
+def _blocks(layout: Layout, outcome: SelectionOutcome, observed: MissingBlocksFit) -> Iterator[Note]:
     moments = observed.exchange.moments
     if layout.absent:
         lacking = ", ".join(f"{count:,} at {client}" for client, count in layout.absent.items())
-        yield (
+        yield Note(
+            "missing_blocks",
             f"Missing blocks (missing='em'): of {layout.n:,} entities these lack an institution's columns: "
-            f"{lacking}; {moments.n_complete:,} have all. None is left out for it."
+            f"{lacking}; {moments.n_complete:,} have all. None is left out for it.",
         )
-    yield (
+    yield Note(
+        "assumptions",
         "Penalised maximum likelihood of what is observed, the limit of penalised EM, under normal errors "
         f"and {COVARIANCE_MODELS[outcome.plan.between]}; valid when missingness depends on "
         "observed values only (MAR). Criteria come from the likelihood of what is observed. Standard errors "
         "come from its information and allow for the estimated means and covariances of the blocks; the "
-        "residual variance is that of maximum likelihood. R-squared is that of an entity with every block."
+        "residual variance is that of maximum likelihood. R-squared is that of an entity with every block.",
     )
     if observed.whole is None:
         yield from most_correlated(moments, FREE_ALTERNATIVE)
     else:
-        yield FREE
+        yield Note("free_covariance", FREE)
         if sparse := name_sparse(observed.whole.moments):
-            yield sparse
+            yield Note("sparse_pairs", sparse)
     yield sums_note(", by missing pattern", int(moments.n.min()))
     yield from merge_notes(observed.exchange)
 
 
-def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> Iterator[str]:
+def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> Iterator[Note]:
     fitted, hidden = outcome.fitted, outcome.plan.passing.hidden
     over = f"{layout.n:,}"
     if outcome.plan.choice.split:
@@ -95,64 +98,78 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
         else "fitted means, which tell of the response what the fit predicts, to every institution; "
         "residuals stayed with the response holder"
     )
-    yield (
+    yield Note(
+        "linear_predictors",
         f"{fitted.points:,} sums of linear predictors over institutions went to {who}, entity by entity, and "
         f"{told}; {fitted.grams} weighted Gram matrices of {layout.p} columns were released over {over} "
-        "entities."
+        "entities.",
     )
     if outcome.folds > 1:
-        yield (
+        yield Note(
+            "approximate_folds",
             "Cross-validation and selection frequencies are those of quadratic models of the deviance at the "
-            f"chosen fit, one for each of {outcome.folds} folds: approximate, and rough at lambdas far away."
+            f"chosen fit, one for each of {outcome.folds} folds: approximate, and rough at lambdas far away.",
         )
     if outcome.plan.passing.exchange == "admm":
-        yield (
+        yield Note(
+            "coefficients_known",
             "The coordinator knows the coefficients at the end of each lambda only; the sums of many rounds "
-            "still span the columns of all institutions."
+            "still span the columns of all institutions.",
         )
     else:
-        yield "The coefficients of every round are known to the coordinator."
+        yield Note("coefficients_known", "The coefficients of every round are known to the coordinator.")
     solved = fitted.path.solved
     if not solved.all():
-        yield (
+        yield Note(
+            "proposed",
             f"Of {len(solved)} lambdas {solved.sum()} are solved, to the violation of stationarity in .path; "
             "fits at the others are proposed by a quadratic model of the loss at the chosen one: their "
-            "coefficients, criteria and lambdas of entry are approximate. path='exact' solves all."
+            "coefficients, criteria and lambdas of entry are approximate. path='exact' solves all.",
         )
     others = [k for k in layout.clients if k != layout.active]
     yield from solvable_note(fitted.points, layout.p, ledger, others)
     if not hidden and len(layout.clients) > 1:
-        yield "Linear predictors were not masked: every institution's own went to the coordinator."
+        yield Note(
+            "unmasked",
+            "Linear predictors were not masked: every institution's own went to the coordinator.",
+            "warning",
+        )
     if hidden and not hides(len(layout.clients)):
-        yield TWO_SITES
+        yield Note("two_sites", TWO_SITES, "warning")
 
 
-def _steps(outcome: SelectionOutcome) -> Iterator[str]:
+def _steps(outcome: SelectionOutcome) -> Iterator[Note]:
     setup = outcome.plan.setup
     number, name = setup.steps, setup.penalty.name.upper()
     if number is not None:
-        yield (
+        yield Note(
+            "linear_approximations",
             f"{number} local linear approximation{'s' * (number > 1)} of {name} from the estimate without a "
             "penalty (Zou and Li 2008), a lasso with weights each; the stationarity conditions are those of "
-            "the last."
+            "the last.",
         )
 
 
-def _dispersion(distribution: DistributionSpec) -> Iterator[str]:
+def _dispersion(distribution: DistributionSpec) -> Iterator[Note]:
     if distribution.estimates_scale and distribution.name != "Gaussian":
-        yield (
+        yield Note(
+            "dispersion",
             "Standard errors and the log-likelihood take Pearson's estimate of the dispersion; criteria take "
             "that of maximum likelihood. Penalties are on coefficients in the unit of the linear predictor "
-            "in which the weight of an entity at the mean response is one."
+            "in which the weight of an entity at the mean response is one.",
         )
     if not distribution.canonical:
-        yield "The link is not canonical: standard errors come from the expected information."
+        yield Note(
+            "expected_information",
+            "The link is not canonical: standard errors come from the expected information.",
+        )
 
 
-def _debiased(layout: Layout, found: DebiasedFit | None) -> Iterator[str]:
+def _debiased(layout: Layout, found: DebiasedFit | None) -> Iterator[Note]:
     if found is not None:
-        yield (
+        yield Note(
+            "debiased",
             f"Debiased from the lasso at lambda = {found.lam:.4g}. The inverse of the information is relaxed "
             f"for {found.relaxed} of {layout.p} columns, whose standard errors it would have raised by more "
-            "than a quarter; the others have no bias of the first order."
+            "than a quarter; the others have no bias of the first order.",
         )

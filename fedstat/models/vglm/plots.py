@@ -8,11 +8,8 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError
-from fedstat.inference.estimate import INTERCEPT, Estimate
-from fedstat.inference.results import FederatedResults
-from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.inference.estimate import Estimate
 from fedstat.models.vglm.outcome import Selection
-from fedstat.models.vglm.prediction import Predictor
 from fedstat.plotting import (
     COLORS,
     HALO,
@@ -217,83 +214,3 @@ def _name_ends(estimate: Estimate, values: pd.DataFrame, named: list[Any], bold:
     ends = values.iloc[-1][named].to_numpy(dtype=np.float64)
     tones = [colours[name] if name in bold else MUTED for name in named]
     label_ends(ax, ends, [shorten(str(name), most) for name in named], tones)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Pictures that results of a selection draw of themselves.
-
-
-class SelectionPlots(FederatedResults):
-    """Path, criterion and stability."""
-
-    selection: Selection
-    scales: Floats | None = None
-    """Standard deviations of the columns, (p,); None of results that were read from a file."""
-    _predictor: Predictor
-
-    @property
-    def path_params(self) -> pd.DataFrame:
-        """Coefficients at every lambda."""
-        raise NotImplementedError
-
-    def _frequencies(self) -> Floats:
-        raise NotImplementedError
-
-    def plot_path(self, ax: Axes | None = None) -> Axes:
-        """Draw the coefficients over lambda, coloured by institution; dotted where they are proposed.
-
-        They are in units of one standard deviation of each column; of results that were read from a file,
-        which has no deviations, as shares of their largest size. Names stand at the right edge, of the
-        columns that are selected at the chosen lambda first, numbers of columns on top; the chosen lambda is
-        marked, and what is not selected there is pale.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, optional
-
-        Returns
-        -------
-        matplotlib Axes
-        """
-        return plot_path(self.estimate, self.selection, self.path_params.iloc[:, 1:], self.scales, ax)
-
-    def plot_criterion(self, criterion: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw a criterion over lambda, hollow where the fit is proposed; by default the one that chose.
-
-        Parameters
-        ----------
-        criterion : {"bic", "ebic", "aic", "cv"}, optional
-        ax : matplotlib Axes, optional
-
-        Returns
-        -------
-        matplotlib Axes
-            Numbers of selected columns stand on top; the chosen lambda is marked.
-        """
-        name = self.selection.select if criterion is None else criterion
-        return plot_criterion(self.selection, name, ax)
-
-    def plot_stability(self, threshold: float = 0.9, ax: Axes | None = None) -> Axes:
-        """Draw how often each column is selected in random halves, over lambda.
-
-        Parameters
-        ----------
-        threshold : float
-            Drawn as a line; columns that reach it down to the chosen lambda, those of :meth:`stable`, are
-            named, the others pale.
-        ax : matplotlib Axes, optional
-
-        Returns
-        -------
-        matplotlib Axes
-        """
-        frequencies = pd.DataFrame(self._frequencies(), columns=list(self.estimate.names[1:]))
-        return plot_stability(self.estimate, self.selection, frequencies, threshold, ax)
-
-    def _link(self) -> DistributionSpec:
-        return self._predictor.family
-
-    def _deviations(self) -> pd.Series:
-        if self.scales is None:
-            return super()._deviations()
-        return pd.Series([1.0, *self.scales], index=[INTERCEPT, *self.estimate.names[1:]])

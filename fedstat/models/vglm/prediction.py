@@ -15,10 +15,10 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.estimate import Estimate
 from fedstat.inference.evaluation import Evaluation
-from fedstat.inference.results import FederatedResults
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.margins import MarginalEffects
+from fedstat.models.results import CoefficientResults
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.evaluation import evaluate_predictions
 from fedstat.models.vertical.prediction.marginal_effects import (
@@ -195,11 +195,9 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
 # Predictions of a selecting fit, with errors, and how well they agree with the response.
 
 
-class SelectionPredictions(FederatedResults):
+class SelectionPredictions(CoefficientResults):
     """What results of a vertical generalised linear model say of entities."""
 
-    _predictor: Predictor
-    _refit: Estimate | None
     _model: VerticalModel | None
     _centres: Floats | None = None
     """Means of the columns; of a fit in this session."""
@@ -367,15 +365,16 @@ class SelectionPredictions(FederatedResults):
         return self._model.partition
 
     def _with_specs(self) -> Predictor:
-        if not self._predictor.specs and self._model is not None:
-            specs = released_specs(self._model, self._predictor.clients)
-            self._predictor = replace(self._predictor, specs=specs)
-        return self._predictor
+        predictor: Predictor = self._record.predictor
+        if not predictor.specs and self._model is not None:
+            predictor = replace(predictor, specs=released_specs(self._model, predictor.clients))
+            self._record = replace(self._record, predictor=predictor)
+        return predictor
 
     def _with_errors(self, ask: bool = True) -> tuple[Predictor, Floats]:
         """Estimates of all columns that have a covariance (p + 1, p + 1), and this; nan where none."""
-        predictor = self._with_specs() if ask else self._predictor
-        estimate, refit = self.estimate, self._refit
+        predictor = self._with_specs() if ask else self._record.predictor
+        estimate, refit = self.estimate, self._record.refit
         if estimate.cov is not None:
             return predictor, estimate.cov
         if refit is None or refit.cov is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,13 +13,15 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
-from fedstat.inference.results import FederatedResults
-from fedstat.inference.summary import SummaryContent, build_summary
+from fedstat.inference.summary import Note, SummaryContent, build_summary
 from fedstat.inference.tables import SheetSummary, number
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.saved import SavedLedger, Serializable
+from fedstat.models.results import CoefficientResults, EstimateRecord
+from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.joint_normal.assumption_tests import AssumptionTests
+from fedstat.models.vertical.joint_normal.fit import JointNormalFit
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vglm.em_fit import MissingBlockTests
+from fedstat.models.vglm.em_fit import MissingBlocksFit
 from fedstat.models.vglm.notes import fit_notes
 from fedstat.models.vglm.outcome import (
     SPENT,
@@ -29,9 +33,12 @@ from fedstat.models.vglm.outcome import (
     make_refit,
     mean_predictors,
 )
-from fedstat.models.vglm.plots import SelectionPlots
+from fedstat.models.vglm.plots import plot_criterion, plot_path, plot_stability
 from fedstat.models.vglm.prediction import Predictor, SelectionPredictions
 from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # ----------------------------------------------------------------------------------------------------
 # Claims of standard errors after a selection, and results that make one claim.
@@ -69,25 +76,18 @@ TITLES = {
     "debiased": ", debiased: all columns, whatever is selected",
     "split": ", sample splitting: selected in one half, estimated in the other",
 }
-CLAIMS = {"conditional": CONDITIONAL_CLAIM, "debiased": DEBIASED_CLAIM, "split": SPLIT_CLAIM}
+CLAIMS = {
+    "conditional": Note("conditional_claim", CONDITIONAL_CLAIM),
+    "debiased": Note("debiased_claim", DEBIASED_CLAIM),
+    "split": Note("split_claim", SPLIT_CLAIM),
+}
+"""What may be said of standard errors, by inference."""
 
 
-class PostSelectionResults(FederatedResults):
-    """Other estimates of a fit that selected: its link, and the deviations of its columns."""
-
-    parent: FederatedResults | None = None
-
-    def _link(self) -> DistributionSpec | None:
-        return None if self.parent is None else self.parent._link()
-
-    def _deviations(self) -> pd.Series:
-        return super()._deviations() if self.parent is None else self.parent._deviations()
-
-
-class RefitResults(PostSelectionResults):
+class RefitResults(CoefficientResults, saved_as="fedstat vglm refit 1", record=EstimateRecord):
     """Maximum likelihood on the selected columns; inference is conditional on their selection.
 
-    `parent` is the fit that selected the columns.
+    `parent` is the fit that selected the columns; results that were read from a file have none.
 
     Examples
     --------
@@ -101,16 +101,16 @@ class RefitResults(PostSelectionResults):
 
     model_name = "Vertical GLM on the selected columns"
     method_name = "maximum likelihood"
+    parent: CoefficientResults | None = None
 
-    def __init__(self, estimate: Estimate, ledger: LedgerLike | None, claim: str) -> None:
-        super().__init__(estimate, ledger)
-        self._claim = claim
+    def _link(self) -> DistributionSpec | None:
+        return None if self.parent is None else self.parent._link()
 
-    def _summary_notes(self) -> list[str]:
-        return [*super()._summary_notes(), self._claim]
+    def _deviations(self) -> pd.Series:
+        return super()._deviations() if self.parent is None else self.parent._deviations()
 
 
-class DebiasedResults(PostSelectionResults):
+class DebiasedResults(RefitResults, saved_as="fedstat vglm debiased 1", record=EstimateRecord):
     """Debiased (desparsified) estimates of all columns; no claim depends on what was selected.
 
     Examples
@@ -126,32 +126,31 @@ class DebiasedResults(PostSelectionResults):
     model_name = "Vertical GLM, all columns"
     method_name = "debiased lasso"
 
-    def _summary_notes(self) -> list[str]:
-        return [*super()._summary_notes(), DEBIASED_CLAIM]
-
 
 # ----------------------------------------------------------------------------------------------------
 # Results of a vertical generalised linear model: path, selection, refit, prediction, summary.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SelectionRecord:
     """What a file of results holds; the estimate is the predictor's."""
 
+    notes: tuple[Note, ...]
     predictor: Predictor
     selection: Selection
     refit: Estimate | None
     debiased: Estimate | None
-    notes: tuple[str, ...]
-    ledger: SavedLedger | None
+
+    @property
+    def estimate(self) -> Estimate:
+        """Penalized estimates."""
+        return self.predictor.estimate
 
 
 class VerticalGLMResults(
-    Serializable,
-    MissingBlockTests,
-    SelectionPlots,
+    AssumptionTests,
     SelectionPredictions,
-    saved_as="fedstat vglm results 3",
+    saved_as="fedstat vglm results 4",
     record=SelectionRecord,
 ):
     """Results of :meth:`fedstat.VerticalGLM.fit`, with statsmodels' names and meanings.
@@ -165,7 +164,10 @@ class VerticalGLMResults(
 
     Attributes
     ----------
-    selection : Selection
+    observed : MissingBlocksFit or None
+        Missing blocks of a fit in this session with missing="em".
+    scales : array or None
+        Standard deviations of the columns, (p,), of a fit in this session.
 
     Examples
     --------
@@ -174,25 +176,42 @@ class VerticalGLMResults(
     >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
     >>> fs.VerticalGLM.from_formula("y ~ .", partition).fit(n_lambdas=8).lam > 0.0
     True
+    >>> data = fs.datasets.make_blocks(600, missing=[0.0, 0.0, 0.0], seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> model = fs.VerticalGLM.from_formula("y ~ .", partition)
+    >>> fit = model.fit(n_lambdas=8, folds=6, draws=3, inference="debiased")
+    >>> fit.lam > 0.0, fit.path.columns[:3].tolist(), fit.path_params.shape
+    (True, ['loss', 'df', 'aic'], (8, 8))
+    >>> len(fit.selection_report()), fit.refit.nobs, fit.debiased.nobs, fit.llnull < fit.llf
+    (7, 600, 600, True)
+    >>> fit.stable(0.9)[0].columns.tolist()
+    ['client', 'name', 'frequency']
+    >>> all(ax.has_data() for ax in (fit.plot_path(), fit.plot_criterion(), fit.plot_stability()))
+    True
+    >>> fit.predict(partition).shape, fit.get_prediction(partition).summary_frame().shape
+    ((600,), (600, 4))
+    >>> evaluation = fit.evaluate(partition)
+    >>> evaluation.to_frame().columns[-2:].tolist(), len(evaluation.accuracy.rsquared)
+    (['rmse', 'rsquared'], 2)
     """
 
     model_name = "Vertical GLM"
 
+    _record: SelectionRecord
+    observed: MissingBlocksFit | None = None
+    scales: Floats | None = None
+    """Standard deviations of the columns, (p,); None of results that were read from a file."""
+
     def __init__(
-        self,
-        estimate: Estimate,
-        ledger: Ledger | None,
-        selection: Selection,
-        refit: Estimate | None,
-        predictor: Predictor,
-        notes: list[str],
-        model: VerticalModel | None = None,
-        debiased: Estimate | None = None,
+        self, record: SelectionRecord, ledger: LedgerLike | None = None, model: VerticalModel | None = None
     ) -> None:
-        super().__init__(estimate, ledger)
-        self.selection, self._refit, self._predictor = selection, refit, predictor
-        self._notes, self._model, self._debiased = notes, model, debiased
-        self.method_name = selection.penalty if selection.lam > 0.0 else "maximum likelihood"
+        super().__init__(record, ledger, model)
+        self.method_name = self.selection.penalty if self.lam > 0.0 else "maximum likelihood"
+
+    @property
+    def selection(self) -> Selection:
+        """The path of solutions, and what was selected on it."""
+        return self._record.selection
 
     @classmethod
     def _of(cls, model: VerticalModel, outcome: SelectionOutcome, ledger: Ledger) -> VerticalGLMResults:
@@ -204,16 +223,18 @@ class VerticalGLMResults(
         predictor = Predictor(
             estimate, layout.clients, outcome.distribution, {}, layout.active, means, column_means(outcome)
         )
-        results = cls(
-            estimate=estimate,
-            ledger=ledger,
+        debiased = make_debiased(response, outcome)
+        claim = [CLAIMS[selection.inference]]
+        if selection.inference == "conditional" and selection.lam == 0.0:
+            claim = []
+        record = SelectionRecord(
+            notes=(*claim, *fit_notes(outcome, ledger)),
+            predictor=predictor,
             selection=selection,
             refit=refit,
-            predictor=predictor,
-            notes=fit_notes(outcome, ledger),
-            model=model,
-            debiased=make_debiased(response, outcome),
+            debiased=debiased,
         )
+        results = cls(record, ledger, model)
         results.observed, results.scales = outcome.observed, outcome.units.scale
         results._centres = outcome.units.shift if outcome.observed is None else outcome.observed.means
         return results
@@ -247,10 +268,10 @@ class VerticalGLMResults(
 
         Conditional on their selection; with ``inference="split"`` on the entities that did not select.
         """
-        if self._refit is None:
+        if self._record.refit is None:
             raise NotAvailableError(f"no fit on the selected columns: {SPENT}")
-        claim = SPLIT_CLAIM if self.selection.inference == "split" else CONDITIONAL_CLAIM
-        found = RefitResults(self._refit, self._ledger, claim)
+        claim = CLAIMS["split" if self.selection.inference == "split" else "conditional"]
+        found = RefitResults(EstimateRecord(estimate=self._record.refit, notes=(claim,)), self._ledger)
         found.parent = self
         return found
 
@@ -264,9 +285,10 @@ class VerticalGLMResults(
         regions and tests for high-dimensional models. Annals of Statistics 42, 1166-1202.
         doi:10.1214/14-AOS1221.
         """
-        if self._debiased is None:
+        if self._record.debiased is None:
             raise NotAvailableError("no debiased estimates: fit with inference='debiased'")
-        found = DebiasedResults(self._debiased, self._ledger)
+        record = EstimateRecord(estimate=self._record.debiased, notes=(CLAIMS["debiased"],))
+        found = DebiasedResults(record, self._ledger)
         found.parent = self
         return found
 
@@ -293,11 +315,11 @@ class VerticalGLMResults(
         frame["coef"] = est.params[1:]
         for label in ("refit", "std_err", "z", "p"):
             frame[label] = np.nan
-        if self._refit is not None and self._refit.cov is not None:
-            at = pd.Index(self._refit.names[1:]).get_indexer(pd.Index(frame["name"]))
-            se = np.sqrt(np.diag(self._refit.cov))[1:]
+        if self._record.refit is not None and self._record.refit.cov is not None:
+            at = pd.Index(self._record.refit.names[1:]).get_indexer(pd.Index(frame["name"]))
+            se = np.sqrt(np.diag(self._record.refit.cov))[1:]
             here = at >= 0
-            frame.loc[here, "refit"] = self._refit.params[1:][at[here]]
+            frame.loc[here, "refit"] = self._record.refit.params[1:][at[here]]
             frame.loc[here, "std_err"] = se[at[here]]
             frame["z"] = frame["refit"] / frame["std_err"]
             frame["p"] = 2.0 * stats.norm.sf(frame["z"].abs())
@@ -306,7 +328,7 @@ class VerticalGLMResults(
         frame["frequency"] = np.nan if s.frequencies is None else s.frequencies[s.chosen]
         if s.split_p is not None:
             frame["split_p"] = s.split_p
-        if self._debiased is not None:
+        if self._record.debiased is not None:
             found = self.debiased
             frame["debiased"] = found.params.to_numpy()[1:]
             frame["debiased_std_err"] = found.bse.to_numpy()[1:]
@@ -355,28 +377,61 @@ class VerticalGLMResults(
         """Log-likelihood of the intercept alone."""
         return self.selection.null
 
-    # -- keeping ---------------------------------------------------------------------------------
+    # -- plots -----------------------------------------------------------------------------------
 
-    def _to_record(self) -> SelectionRecord:
-        """Take the results apart for a file."""
-        ledger, predictor = SavedLedger.of(self._ledger), self._with_specs()
-        return SelectionRecord(
-            predictor, self.selection, self._refit, self._debiased, tuple(self._notes), ledger
-        )
+    def plot_path(self, ax: Axes | None = None) -> Axes:
+        """Draw the coefficients over lambda, coloured by institution; dotted where they are proposed.
 
-    @classmethod
-    def _of_record(cls, record: SelectionRecord) -> VerticalGLMResults:
-        """Rebuild results that have no partition."""
-        ledger = None if record.ledger is None else record.ledger.restore()
-        return cls(
-            record.predictor.estimate,
-            ledger,
-            record.selection,
-            record.refit,
-            record.predictor,
-            list(record.notes),
-            debiased=record.debiased,
-        )
+        They are in units of one standard deviation of each column; of results that were read from a file,
+        which has no deviations, as shares of their largest size. Names stand at the right edge, of the
+        columns that are selected at the chosen lambda first, numbers of columns on top; the chosen lambda is
+        marked, and what is not selected there is pale.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+        """
+        return plot_path(self.estimate, self.selection, self.path_params.iloc[:, 1:], self.scales, ax)
+
+    def plot_criterion(self, criterion: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw a criterion over lambda, hollow where the fit is proposed; by default the one that chose.
+
+        Parameters
+        ----------
+        criterion : {"bic", "ebic", "aic", "cv"}, optional
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+            Numbers of selected columns stand on top; the chosen lambda is marked.
+        """
+        name = self.selection.select if criterion is None else criterion
+        return plot_criterion(self.selection, name, ax)
+
+    def plot_stability(self, threshold: float = 0.9, ax: Axes | None = None) -> Axes:
+        """Draw how often each column is selected in random halves, over lambda.
+
+        Parameters
+        ----------
+        threshold : float
+            Drawn as a line; columns that reach it down to the chosen lambda, those of :meth:`stable`, are
+            named, the others pale.
+        ax : matplotlib Axes, optional
+
+        Returns
+        -------
+        matplotlib Axes
+        """
+        frequencies = pd.DataFrame(self._frequencies(), columns=list(self.estimate.names[1:]))
+        return plot_stability(self.estimate, self.selection, frequencies, threshold, ax)
+
+    def _saved_record(self) -> SelectionRecord:
+        return replace(self._record, predictor=self._with_specs())
 
     # -- hooks -----------------------------------------------------------------------------------
 
@@ -392,14 +447,14 @@ class VerticalGLMResults(
         alpha : float
             One minus the level of the intervals.
         """
-        own = self.estimate.cov is not None or self._refit is None
-        if self._debiased is not None:
+        own = self.estimate.cov is not None or self._record.refit is None
+        if self._record.debiased is not None:
             frame = self.debiased.tidy(1.0 - alpha)
         else:
             frame = self.tidy(1.0 - alpha) if own else self.refit.tidy(1.0 - alpha)
             frame = frame[(frame["estimate"] != 0.0) | (frame["name"] == INTERCEPT)]
         title = f"{self.model_name} results"
-        if self.lam > 0.0 or self._debiased is not None:
+        if self.lam > 0.0 or self._record.debiased is not None:
             title += TITLES[self.selection.inference]
         if not own and self.selection.inference == "conditional":
             title += " (refit on the selected columns)"
@@ -409,11 +464,11 @@ class VerticalGLMResults(
                 left=self._summary_left(),
                 right=self._summary_right(),
                 coefficients=frame,
-                inference=self._refit is not None or self._debiased is not None,
+                inference=self._record.refit is not None or self._record.debiased is not None,
                 alpha=alpha,
                 blocks=self.estimate.blocks,
-                kinds=None if self._ledger is None else self._ledger.kinds_by_client(),
-                notes=self._summary_notes(),
+                kinds=self._kinds(),
+                notes=self.notes,
                 alarm=self._alarm(),
             )
         )
@@ -434,15 +489,29 @@ class VerticalGLMResults(
         rows["KKT violation"] = f"{s.kkt[s.chosen]:.1e} of lambda_max"
         return list(rows.items())
 
-    def _summary_notes(self) -> list[str]:
-        claim = self.selection.inference
-        conditional = [] if claim == "conditional" and self.lam == 0.0 else [CLAIMS[claim]]
-        base = super()._summary_notes()
+    def _summary_notes(self) -> Iterator[Note]:
         # Columns that were not selected have no standard error, and need no sentence each.
-        base = [note for note in base if not note.startswith("The covariance does not determine")]
-        if claim != "conditional":
-            base = [note for note in base if not note.startswith("No standard errors")]
-        return [*base, *conditional, *self._notes]
+        without = {"undetermined_errors"}
+        if self.selection.inference != "conditional":
+            without.add("no_covariance")
+        return (note for note in super()._summary_notes() if note.kind not in without)
+
+    def _moments(self) -> MomentsFit | JointNormalFit:
+        if self.observed is None:
+            raise NotAvailableError(
+                "this needs the sums by missing pattern of a fit in this session with missing='em'; other "
+                "fits and files of results do not hold them"
+            )
+        # What was selected does not matter: the laws are those of all columns and the response.
+        return self.observed.whole or fit_moments(self.observed.exchange.moments)
+
+    def _link(self) -> DistributionSpec:
+        return self._record.predictor.family
+
+    def _deviations(self) -> pd.Series:
+        if self.scales is None:
+            return super()._deviations()
+        return pd.Series([1.0, *self.scales], index=[INTERCEPT, *self.estimate.names[1:]])
 
     def _frequencies(self) -> Floats:
         if self.selection.frequencies is None:

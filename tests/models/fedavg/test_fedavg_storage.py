@@ -94,13 +94,13 @@ def test_parts_that_are_not_of_one_fit_are_refused(results, path):
     header, arrays = unpack(path.read_bytes())
     content = json.loads(header["content"])
     for short in ({"trace": []}, {"masked": True}, {"rule": {"speed": 1.0}}):
-        refused(path, content | {"fit": content["fit"] | short}, arrays)
+        refused(path, header, content | {"fit": content["fit"] | short}, arrays)
     for name, array in arrays.items():
-        refused(path, content, arrays | {name: np.atleast_1d(array)[:-1]})
-        refused(path, content, {other: kept for other, kept in arrays.items() if other != name})
+        refused(path, header, content, arrays | {name: np.atleast_1d(array)[:-1]})
+        refused(path, header, content, {other: kept for other, kept in arrays.items() if other != name})
 
 
-def refused(path, content, arrays):
-    path.write_bytes(pack({"format": "fedstat fedavg results 2", "content": json.dumps(content)}, arrays))
+def refused(path, header, content, arrays):
+    path.write_bytes(pack(header | {"content": json.dumps(content)}, arrays))
     with pytest.raises(ModelError, match="the file is not whole"):
         fs.load(path)

@@ -220,8 +220,9 @@ def test_no_value_of_a_row_is_in_the_file(result, path):
     header, arrays = unpack(path.read_bytes())
     sizes = {result.nobs, *(row.n for row in result.basis.agreement.sites)}
     assert not [name for name, array in arrays.items() if set(array.shape) & sizes]
-    assert set(header) == {"format", "content"}
-    assert not [x for x in lists_of(json.loads(header["content"])) if len(x) in sizes and _numbers(x)]
+    assert set(header) == {"format", "content", "ledger"}
+    for part in ("content", "ledger"):
+        assert not [x for x in lists_of(json.loads(header[part])) if len(x) in sizes and _numbers(x)]
 
 
 def lists_of(value):

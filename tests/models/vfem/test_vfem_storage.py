@@ -155,7 +155,7 @@ def test_no_value_of_an_entity_is_in_the_file(result, path):
     header, arrays = unpack(path.read_bytes())
     n = [result.nobs, *result.nobs_by_client]
     assert not [name for name, array in arrays.items() if set(array.shape) & set(n)]
-    assert set(header) == {"format", "content"}
+    assert set(header) == {"format", "content", "ledger"}
     lists = []
 
     def walk(value):
@@ -168,6 +168,7 @@ def test_no_value_of_an_entity_is_in_the_file(result, path):
                 walk(item)
 
     walk(json.loads(header["content"]))
+    walk(json.loads(header["ledger"]))
     assert not [x for x in lists if len(x) in n and all(isinstance(item, float) for item in x)]
     with pytest.raises(NotAvailableError, match="read them before saving"):
         _ = loaded.resid

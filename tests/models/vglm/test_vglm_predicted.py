@@ -74,7 +74,7 @@ def test_a_missing_block_has_its_mean_as_it_has_in_predict():
     np.testing.assert_allclose(found.predicted_mean, result.predict(), rtol=1e-10)
     # What is taken from the mean of the block has the error of the intercept and the columns that are there.
     names = list(result.params.index)
-    means = pd.Series(dict(zip("cd", result._predictor.column_means["shop"], strict=True)))
+    means = pd.Series(dict(zip("cd", result._record.predictor.column_means["shop"], strict=True)))
     rows = X.assign(Intercept=1.0)
     rows.loc[::3, ["c", "d"]] = means[["c", "d"]].to_numpy()
     V = result.cov_params().to_numpy()

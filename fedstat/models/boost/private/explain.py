@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from scipy.special import ndtr
 
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases
+from fedstat.inference.summary import Note
 from fedstat.models.boost.private.protocol import RIDGE, ReleasedCurves
 from fedstat.models.boost.private.steps import CurvesPlan
 from fedstat.models.copula.explain import CopulaPlan, cost_statements
@@ -80,14 +81,16 @@ class PrivateBoostPlan(CopulaPlan):
 # Sentences below the summary of a private release of curves.
 
 
-def release_notes(released: ReleasedCurves, delta: float) -> Iterator[str]:
+def release_notes(released: ReleasedCurves, delta: float) -> Iterator[Note]:
     """Say what a release cost, how large its noise is, and what an attack could find."""
-    yield from cost_statements(released.plan, delta)
-    yield noise_statement(released.plan, released.n)
-    yield f"Tracing: {tracing_statement(released.plan, released.n)}."
+    for text in cost_statements(released.plan, delta):
+        yield Note("cost", text)
+    yield Note("noise", noise_statement(released.plan, released.n))
+    yield Note("tracing", f"Tracing: {tracing_statement(released.plan, released.n)}.")
     lost = {c: count - released.n for c, count in released.entities.items() if count > released.n}
     if lost:
-        yield (
+        yield Note(
+            "left_out",
             "Entities that are not complete at every institution are left out: "
-            f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}."
+            f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}.",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,8 +16,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.tables.curve_columns import with_curves
 from fedstat.federation.tables.curves import Curve, curves_of
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.results import FederatedResults
-from fedstat.inference.summary import CoefficientBlock, coefficient_block_sheet, header_sheet
+from fedstat.inference.summary import CoefficientBlock, Note, coefficient_block_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.boost.learning.boosting import BoostPath, explained, first_steps
 from fedstat.models.boost.learning.learners import BoostFormula
@@ -27,7 +26,7 @@ from fedstat.models.boost.private.public_curves import PublicPart
 from fedstat.models.boost.report.effects import learner_sheet
 from fedstat.models.boost.report.plots import draw_importance, draw_path, draw_surface
 from fedstat.models.checks import check_choice, check_whole
-from fedstat.models.saved import SavedLedger, Serializable
+from fedstat.models.results import CoefficientResults
 from fedstat.privacy.zcdp import rho_of_budget
 from fedstat.typing import Floats
 
@@ -71,12 +70,11 @@ class PrivateBoostRecord:
     epsilon: float
     delta: float
     blocks: tuple[CoefficientBlock, ...]
-    notes: tuple[str, ...]
-    ledger: SavedLedger | None
+    notes: tuple[Note, ...]
 
 
 class PrivateBoostResults(
-    Serializable, FederatedResults, saved_as="fedstat boost private results 1", record=PrivateBoostRecord
+    CoefficientResults, saved_as="fedstat boost private results 2", record=PrivateBoostRecord
 ):
     """Results of a private boosting, of curves and columns as public descriptions let them be told.
 
@@ -111,10 +109,10 @@ class PrivateBoostResults(
     model_name = "Private functional boosting"
 
     def __init__(self, record: PrivateBoostRecord, ledger: Ledger | None) -> None:
-        self._record, self.epsilon, self.delta = record, record.epsilon, record.delta
+        super().__init__(record, ledger)
+        self.epsilon, self.delta = record.epsilon, record.delta
         self._path: BoostPath = run_noisy_path(record.sums, record.steps, record.nu)
         self.coef, self.mstop = self._path.coef, len(self._path.selected)
-        super().__init__(self._estimate(), ledger)
 
     @classmethod
     def _of(
@@ -139,18 +137,8 @@ class PrivateBoostResults(
                 for client, rows in model._rows.items()
             ),
             notes=tuple(release_notes(released, model.delta)),
-            ledger=None,
         )
         return cls(record, ledger)
-
-    def _to_record(self) -> PrivateBoostRecord:
-        """Take the results apart for a file."""
-        return replace(self._record, ledger=SavedLedger.of(self._ledger))
-
-    @classmethod
-    def _of_record(cls, record: PrivateBoostRecord) -> Self:
-        """Rebuild results from what is kept of them."""
-        return cls(record, None if record.ledger is None else record.ledger.restore())
 
     def steps(self, m: int) -> Self:
         """Results of the same release after at most so many steps."""
@@ -291,7 +279,7 @@ class PrivateBoostResults(
             learner_sheet(self.learners),
             coefficient_block_sheet(self.estimate.blocks, kinds),
         ]
-        return SheetSummary(sheets, tuple(self._summary_notes()), "")
+        return SheetSummary(sheets, self.notes, "")
 
     def _summary_left(self) -> list[tuple[str, str]]:
         dropped = ("Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model")
@@ -304,21 +292,25 @@ class PrivateBoostResults(
             ("Step length", f"{self._record.nu:g}"),
         ]
 
-    def _summary_notes(self) -> list[str]:
-        setting = getattr(self._ledger, "setting", "")
-        notes = [setting] if setting else []
+    def _summary_notes(self) -> Iterator[Note]:
+        if setting := getattr(self._ledger, "setting", ""):
+            yield Note("setting", setting)
         if not self.mstop:
-            notes.append(f"{NO_STEP}.")
-        notes += [f"No standard errors, tests and intervals: {NO_ERROR}.", *self._record.notes]
+            yield Note("no_step", f"{NO_STEP}.", "warning")
+        yield Note("no_covariance", f"No standard errors, tests and intervals: {NO_ERROR}.")
+        yield from self._record.notes
         if self.mstop:
             table = ", ".join(f"{value:.2f} at {epsilon:g}" for epsilon, value in self.by_epsilon.items())
-            notes.append(
+            yield Note(
+                "rsquared_by_epsilon",
                 f"R-squared by epsilon, simulated as if this fit were the truth ({DRAWS} draws each; inf is "
-                f"without noise): {table}. Above, it is by the noisy sums."
+                f"without noise): {table}. Above, it is by the noisy sums.",
             )
-        return [*notes, PUBLIC]
+        yield Note("public", PUBLIC)
 
-    def _estimate(self) -> Estimate:
+    @cached_property
+    def estimate(self) -> Estimate:
+        """Coefficients of the path."""
         record, L = self._record, self.coef.shape[1]
         names, terms = [], []
         for label, (lo, hi) in zip(self._labels, pairwise(record.sums.starts), strict=True):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.tables.cardinality import EXACT
+from fedstat.inference.summary import Note
 from fedstat.models.vertical.exchange.patterns import CardinalityCost, PatternExchange
 from fedstat.models.vertical.layout import Layout
 
@@ -20,23 +21,25 @@ DITHERED = (
 )
 
 
-def merge_notes(exchange: PatternExchange) -> Iterator[str]:
+def merge_notes(exchange: PatternExchange) -> Iterator[Note]:
     """Say which entities count otherwise than they are."""
     plan = exchange.plan
     if exchange.columns and exchange.lost:
-        yield (
+        yield Note(
+            "merged_patterns",
             f"Patterns with few entities are not released: {values_left_out(exchange.lost)} count as "
             "missing in "
             f"{plan.moved + plan.trimmed:,} entities that have them, and {plan.left_out:,} that would lack "
-            "everything are left out."
+            "everything are left out.",
         )
     elif plan.changes:
-        yield (
+        yield Note(
+            "merged_patterns",
             f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at an "
-            f"institution that has them, and {plan.left_out:,} that would lack everything are left out."
+            f"institution that has them, and {plan.left_out:,} that would lack everything are left out.",
         )
     if exchange.by_bits is not None and exchange.by_bits.lost:
-        yield merging_cost_note(exchange.by_bits)
+        yield Note("merging_cost", merging_cost_note(exchange.by_bits))
 
 
 def values_left_out(lost: Mapping[str, int]) -> str:
@@ -56,10 +59,10 @@ def noise_added(layout: Layout | None) -> str:
     return "none (columns are dithered)" if dithers else "none (no noise is added)"
 
 
-def dither_notes(layout: Layout) -> Iterator[str]:
+def dither_notes(layout: Layout) -> Iterator[Note]:
     """Say whose columns were dithered."""
     if sites := dithering_sites(layout):
-        yield DITHERED.format(sites=", ".join(sites))
+        yield Note("dither", DITHERED.format(sites=", ".join(sites)))
 
 
 def merging_cost_note(cost: CardinalityCost) -> str:
@@ -74,17 +77,18 @@ def merging_cost_note(cost: CardinalityCost) -> str:
     )
 
 
-def sums_note(how: str, smallest: int) -> str:
+def sums_note(how: str, smallest: int, more: str = "") -> Note:
     """Say that nothing but sums left, `how` divided (", by fold"), and over how many entities at least."""
-    return (
+    return Note(
+        "sums",
         f"Sums of the columns and of their products were exchanged once{how}; no value per entity left an "
-        f"institution. At least {smallest:,} entities stand behind every sum."
+        f"institution. At least {smallest:,} entities stand behind every sum.{more}",
     )
 
 
 def dealer_notes(
     dealers: Mapping[tuple[str, str], str], see: str = "", bystanders: Sequence[str] = ()
-) -> Iterator[str]:
+) -> Iterator[Note]:
     """Say who dealt random numbers for products of two institutions, and what collusion would tell.
 
     `bystanders` have no part in the model.
@@ -93,17 +97,19 @@ def dealer_notes(
     if not pairs:
         return
     listed = ", ".join(f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in pairs.items())
-    yield (
+    yield Note(
+        "dealers",
         "Products between institutions come from secure multiplication among parties that follow the "
         "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt by "
         f"a third ({listed}{see}), which must not collude with either of the two. The coordinator and an "
-        "institution together know the sums of the others' products with columns that they can read."
+        "institution together know the sums of the others' products with columns that they can read.",
     )
     for site in bystanders:
         if site in dealers.values():
-            yield (
+            yield Note(
+                "bystander",
                 f"{site} has no part in this model, and deals as a third for two others: it is told how "
-                "many entities both have, by missing pattern."
+                "many entities both have, by missing pattern.",
             )
 
 
@@ -121,7 +127,7 @@ def rounds_of_predictors(ledger: Ledger, clients: Sequence[str]) -> int:
     return max((given.count(client) for client in clients), default=0)
 
 
-def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[str]) -> Iterator[str]:
+def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[str]) -> Iterator[Note]:
     """Say what so many numbers for each entity tell of so many columns of all institutions together.
 
     Those of earlier analyses count as well, as far as these sites state them.
@@ -130,12 +136,13 @@ def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[st
     so_far = max([numbers, *(stated[site].vectors for site in sites if site in stated)])
     earlier = f", {so_far - numbers:,} of them in other analyses," if so_far > numbers else ""
     held, unknown, numbers = so_far * MANTISSA_BITS, columns * MANTISSA_BITS, so_far
-    yield (
+    yield Note(
+        "solvable",
         f"What the coordinator and the response holder could solve for: {numbers:,} numbers for every "
         f"entity{earlier} are {held:,} bits, against at most {unknown:,} of the {columns} columns "
         f"({MANTISSA_BITS} a number, 1 where a column has two values). {_verdict(numbers, columns)} Masks "
         "hide an "
-        "institution's part of one round and not of many."
+        "institution's part of one round and not of many.",
     )
 
 

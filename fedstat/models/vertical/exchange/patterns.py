@@ -13,6 +13,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.federation.tables.cardinality import EXACT
+from fedstat.inference.summary import Note
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.vertical.exchange.protocol import exchange_grams, standardize_columns
 from fedstat.models.vertical.layout import Layout
@@ -262,12 +263,13 @@ def remember_patterns(
             partition.division.set_values_aside(k, read, entities[layout.kept[k][lost]])
 
 
-def reused_pattern_notes(layout: Layout) -> Iterator[str]:
+def reused_pattern_notes(layout: Layout) -> Iterator[Note]:
     """Say of a fit how many records it left out because an earlier one had."""
     if layout.aside:
-        yield (
+        yield Note(
+            "reused_patterns",
             f"{layout.aside:,} records count as missing, as in an earlier fit of this partition that merged "
-            "small missing patterns: sums that brought them back would differ from the earlier ones by few."
+            "small missing patterns: sums that brought them back would differ from the earlier ones by few.",
         )
 
 

@@ -14,6 +14,7 @@ from scipy.linalg import solve_triangular
 
 from fedstat.errors import AssumptionWarning, NotAvailableError, warn
 from fedstat.inference.likelihood import LRTest, format_pvalue, format_test
+from fedstat.inference.summary import Note
 from fedstat.models.checks import check_choice
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit, fit_joint_normal
@@ -166,14 +167,15 @@ def worst_pair(moments: PatternMoments) -> tuple[BlockIndependence, float] | Non
     return worst, min(1.0, worst.pvalue * len(tests))
 
 
-def most_correlated(moments: PatternMoments, instead: str) -> Iterator[str]:
+def most_correlated(moments: PatternMoments, instead: str) -> Iterator[Note]:
     """Say which blocks are most clearly correlated, and what to do `instead` where the assumption fails."""
     if found := worst_pair(moments):
         pair, pvalue = found
-        yield (
+        yield Note(
+            "most_correlated",
             f"Most correlated blocks: '{pair.first}' and '{pair.second}', largest canonical correlation "
             f"{pair.canonical:.2f} over {pair.n:,} entities, {format_pvalue(pvalue)} (times the number of "
-            "pairs)." + (f" The assumption does not hold: {instead}." if pvalue < REJECTED else "")
+            "pairs)." + (f" The assumption does not hold: {instead}." if pvalue < REJECTED else ""),
         )
 
 

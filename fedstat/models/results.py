@@ -1,0 +1,870 @@
+"""Results of every model family: one record, its ledger, notes and summary; and coefficients with tests."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+from statsmodels.stats.contrast import ContrastResults, WaldTestResults
+
+from fedstat.codec import from_json, from_plain, to_json, to_plain
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
+from fedstat.federation.message import pack, unpack
+from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike, ReceiptLike
+from fedstat.inference.hypotheses import (
+    Constraints,
+    Hypothesis,
+    read_constraints,
+    t_test,
+    wald_test,
+    wald_test_terms,
+)
+from fedstat.inference.likelihood import LRTest, check_nested
+from fedstat.inference.plots import link_words, per_deviation, plot_coefficients
+from fedstat.inference.summary import Note, SummaryContent, build_summary
+from fedstat.inference.tables import SheetSummary, human_bytes, number
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.saved import READERS, SavedLedger
+from fedstat.typing import Array, Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Statement = Literal["cov_params", "llf", "rsquared", "ledger"]
+Record = TypeVar("Record")
+
+
+class Results(Generic[Record]):
+    """Results of any fit: one frozen record of what was found, and the ledger of the run.
+
+    ``class MeansResults(Results[MeansRecord], saved_as="fedstat means results 1", record=MeansRecord)`` names
+    the format of a file and the dataclass that it holds. A record holds no value of a row or an entity;
+    everything else follows from it. Increase the number of the format when the record changes.
+
+    Parameters
+    ----------
+    record : dataclass
+    ledger : LedgerLike, optional
+        None for results that were read from a file without their ledger.
+    model : optional
+        Reaches the sites of the fit; results that were read from a file have none.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+    >>> fit.ledger.rounds > 1, fit.receipt().sites().index.tolist() == list(partition.clients)
+    (True, True)
+    >>> fit.notes[0]
+    'All sites run in this process; no privacy protection applies.'
+    >>> fit.diagnostics().columns.tolist()
+    ['kind', 'severity', 'note']
+    """
+
+    model_name = "Federated fit"
+    _record: Record
+    _model: Any = None
+    _saved_as: ClassVar[str] = ""
+    _record_type: ClassVar[type]
+
+    def __init_subclass__(cls, saved_as: str = "", record: type | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if record is not None:
+            cls._saved_as, cls._record_type = saved_as, record
+            READERS[saved_as] = cls._restore
+
+    def __init__(self, record: Record, ledger: LedgerLike | None = None, model: Any = None) -> None:
+        self._record, self._ledger = record, ledger
+        if model is not None:
+            self._model = model
+
+    # -- ledger ----------------------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> LedgerLike:
+        """Ledger of all releases of the run."""
+        if self._ledger is None:
+            raise NotAvailableError(f"no ledger: {self.model_name} does not define it for this fit")
+        return self._ledger
+
+    def receipt(self) -> ReceiptLike:
+        """Return the account of the run that every institution signed.
+
+        Save it with ``receipt.save(path)``; whoever has the institutions' fingerprints can check it with
+        :func:`fedstat.verify_receipt`. Its ``released`` holds released numbers against unknown values.
+
+        Raises
+        ------
+        NotAvailableError
+            The run has none.
+        """
+        found: ReceiptLike | None = getattr(self._ledger, "receipt", None)
+        if found is None:
+            raise NotAvailableError("no receipt: the institutions were not asked for one when this run ended")
+        return found
+
+    def _kinds(self) -> Mapping[str, Sequence[str]] | None:
+        """Kinds of values that each institution released; None without a ledger."""
+        return None if self._ledger is None else self._ledger.kinds_by_client()
+
+    def _account_lines(self) -> list[tuple[str, str]]:
+        if self._ledger is None:
+            return []
+        kinds = dict.fromkeys(kind for row in self._ledger.kinds_by_client().values() for kind in row)
+        return [
+            ("Rounds", f"{self._ledger.rounds:,}"),
+            ("Traffic", human_bytes(self._ledger.bytes)),
+            ("Values that left", ", ".join(kinds) or "none"),
+        ]
+
+    # -- summary and notes -----------------------------------------------------------------------
+
+    def summary(self) -> SheetSummary:
+        """Lay out the results; ``print`` them, or take ``as_html()``, ``as_latex()``, ``as_csv()``."""
+        raise NotImplementedError
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes below the summary."""
+        return [str(note) for note in self._summary_notes()]
+
+    def diagnostics(self) -> pd.DataFrame:
+        """Return the notes as a table.
+
+        Returns
+        -------
+        DataFrame
+            One row per note: its ``kind``, ``severity`` ("info" or "warning") and text, ``note``.
+        """
+        rows = [(note.kind, note.severity, str(note)) for note in self._summary_notes()]
+        return pd.DataFrame(rows, columns=["kind", "severity", "note"])
+
+    def _summary_notes(self) -> Iterator[Note]:
+        yield from getattr(self._record, "notes", ())
+
+    def _repr_html_(self) -> str:
+        return self.summary().as_html()
+
+    # -- files -----------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the results to a file of arrays and JSON; read it with :func:`fedstat.load`.
+
+        It holds the estimates, what follows from them, the ledger, and how columns are coded (with means and
+        knots of transforms), and no value of a row.
+
+        Parameters
+        ----------
+        path : str or Path
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.save("heart.fed")
+        >>> bool((fs.load("heart.fed").params == fit.params).all())
+        True
+        """
+        Path(path).write_bytes(self._packed())
+
+    def _saved_record(self) -> Record:
+        """Return the record that a file holds; a family completes it where it lacks something."""
+        return self._record
+
+    def _packed(self) -> bytes:
+        """Return the content of a file of the results."""
+        arrays: dict[str, Any] = {}
+        content = json.dumps(to_plain(self._saved_record(), arrays))
+        ledger = to_json(SavedLedger.of(self._ledger))
+        return pack({"format": self._saved_as, "content": content, "ledger": ledger}, arrays)
+
+    @classmethod
+    def _restore(cls, header: Mapping[str, str], arrays: Mapping[str, Array]) -> Self:
+        """Rebuild results from the content of a file."""
+        content = json.loads(header["content"])
+        record = from_plain(cls._record_type, content, "its content", ModelError, arrays=arrays)
+        ledger = from_json(SavedLedger | None, header["ledger"], "its ledger", ModelError)  # type: ignore[arg-type]
+        return cls(record, None if ledger is None else ledger.restore())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what :meth:`save` writes, and nothing else: no model, no site, no row."""
+        return _unpickle, (type(self), self._packed())
+
+    def __copy__(self) -> Self:
+        return self._of_fields(self.__dict__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy all but the model, by which both reach the same sites."""
+        memo[id(self._model)] = self._model
+        return self._of_fields(copy.deepcopy(self.__dict__, memo))
+
+    @classmethod
+    def _of_fields(cls, fields: Mapping[str, Any]) -> Self:
+        made = cls.__new__(cls)
+        made.__dict__.update(fields)
+        return made
+
+
+def _unpickle(kind: type[Results[Any]], data: bytes) -> Results[Any]:
+    return kind._restore(*unpack(data))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EstimateRecord:
+    """What a file holds of results with coefficients; a family adds fields of its own."""
+
+    estimate: Estimate
+    notes: tuple[Note, ...] = ()
+
+
+EstimateRecordT = TypeVar("EstimateRecordT", bound=EstimateRecord)
+
+
+class CoefficientResults(Results[Any]):
+    """Coefficients of a federated fit, with standard errors, tests, intervals, tables and plots.
+
+    Names and meanings are those of statsmodels' likelihood results, with pandas objects out; tests are
+    normal, or of Student's t where a family says so (`use_t`, `df_inference`). A family sets `model_name` and
+    `method_name`, and extends `_summary_left`, `_summary_right` and `_summary_notes`.
+
+    Parameters
+    ----------
+    record : EstimateRecord
+    ledger : LedgerLike, optional
+        None for an estimate that was read from a file without its account.
+    model : optional
+
+    Raises
+    ------
+    NotAvailableError
+        By any statement that this fit cannot make; the message says why.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> fit = fs.FederatedGLM.from_formula("num ~ age + C(cp)", partition).fit()
+    >>> fit.f_test("age = 0").distribution
+    'F'
+    >>> fit.wald_test_terms().table.index.tolist()
+    ['Intercept', 'age', 'C(cp)']
+    >>> "C(cp)" in fit.summary().as_text()
+    True
+    >>> bool(fit.plot_coefficients().has_data())
+    True
+    >>> fit = fs.FederatedOLS.from_formula("num ~ age + sex", partition).fit()
+    >>> fit.params.round(3).to_dict()
+    {'Intercept': -1.38, 'age': 0.034, 'sex': 0.668}
+    >>> bool((fit.tvalues == fit.params / fit.bse).all()), bool((fit.zvalues == fit.tvalues).all())
+    (True, True)
+    >>> fit.pvalues.index.tolist(), fit.conf_int(0.1).shape, fit.cov_params().shape
+    (['Intercept', 'age', 'sex'], (3, 2), (3, 3))
+    >>> fit.clients.tolist(), fit.model.endog_names
+    (['', '', ''], 'num')
+    >>> fit.nobs, fit.df_model, fit.df_resid, fit.use_t, fit.df_inference
+    (920, 2.0, 917.0, True, 917.0)
+    >>> fit.converged, fit.cov_type, fit.model_name, fit.method_name
+    (True, 'nonrobust', 'Federated OLS', '')
+    >>> bool(fit.aic < fit.bic), bool(fit.llf < 0.0), round(fit.scale, 2)
+    (True, True, 1.12)
+    >>> round(fit.rsquared, 3), round(fit.rsquared_adj, 3)
+    (0.157, 0.155)
+    """
+
+    model_name = "Federated regression"
+    method_name = ""
+
+    @property
+    def estimate(self) -> Estimate:
+        """Numbers that every family hands over."""
+        found: Estimate = self._record.estimate
+        return found
+
+    @property
+    def model(self) -> Any:
+        """The model, with the names that statsmodels' tables read; these alone of results from a file."""
+        named = SimpleNamespace() if self._model is None else copy.copy(self._model)
+        named.endog_names, named.exog_names = self.estimate.response, list(self.estimate.names)
+        return named
+
+    @property
+    def params(self) -> pd.Series:
+        """Coefficients, by name."""
+        return self._series(self.estimate.params)
+
+    @property
+    def clients(self) -> pd.Series:
+        """Institution of each coefficient; empty for the intercept."""
+        return pd.Series(self.estimate.clients, index=list(self.estimate.names), dtype=object)
+
+    @property
+    def bse(self) -> pd.Series:
+        """Standard errors; nan where the covariance does not determine one."""
+        with np.errstate(invalid="ignore"):
+            return self._series(np.sqrt(np.diag(self._cov())))
+
+    @property
+    def tvalues(self) -> pd.Series:
+        """Coefficients over their standard errors; of zero coefficients they have the law of `use_t`."""
+        return self.params / self.bse
+
+    @property
+    def zvalues(self) -> pd.Series:
+        """The same as `tvalues`."""
+        return self.tvalues
+
+    @property
+    def pvalues(self) -> pd.Series:
+        """Two-sided p-values of each coefficient being zero."""
+        return self._series(2.0 * self._law.sf(np.abs(self.tvalues.to_numpy())))
+
+    def conf_int(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Intervals of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            Rows by name; column 0 the lower, column 1 the upper limit.
+        """
+        if not 0.0 < alpha < 1.0:
+            raise ModelError(f"conf_int: expected alpha between 0 and 1, received {alpha}")
+        half = self._law.isf(alpha / 2.0) * self.bse
+        return pd.DataFrame({0: self.params - half, 1: self.params + half})
+
+    @property
+    def df_inference(self) -> float | None:
+        """Degrees of freedom of Student's t behind tests and intervals; None where they are normal."""
+        return None
+
+    @property
+    def use_t(self) -> bool:
+        """Whether tests and intervals are of Student's t; statsmodels reads it where it prints results."""
+        return self.df_inference is not None
+
+    @property
+    def _law(self) -> Any:
+        return stats.norm if self.df_inference is None else stats.t(self.df_inference)
+
+    def cov_params(self) -> pd.DataFrame:
+        """Covariance matrix of the coefficients, by name."""
+        names = list(self.estimate.names)
+        return pd.DataFrame(self._cov(), index=names, columns=names)
+
+    @property
+    def llf(self) -> float:
+        """Maximised log-likelihood."""
+        return self._need("llf", self.estimate.llf)
+
+    @property
+    def aic(self) -> float:
+        """Akaike's criterion."""
+        return -2.0 * self.llf + 2.0 * self._n_parameters
+
+    @property
+    def bic(self) -> float:
+        """Schwarz's criterion, with the number of entities as sample size."""
+        return -2.0 * self.llf + float(np.log(self.nobs)) * self._n_parameters
+
+    @property
+    def rsquared(self) -> float:
+        """Share of explained variance, as the family defines it."""
+        return self._need("rsquared", self.estimate.rsquared)
+
+    @property
+    def rsquared_adj(self) -> float:
+        """Share of explained variance, adjusted for the number of coefficients."""
+        free = self.df_resid + self.df_model
+        return 1.0 - free / self.df_resid * (1.0 - self.rsquared)
+
+    @property
+    def nobs(self) -> int:
+        """Entities in the fit."""
+        return self.estimate.nobs
+
+    @property
+    def df_model(self) -> float:
+        """Degrees of freedom of the model, the intercept not counted."""
+        return self.estimate.df_model
+
+    @property
+    def df_resid(self) -> float:
+        """Entities less the degrees of freedom of model and intercept."""
+        return self.nobs - self.df_model - self._k_constant
+
+    @property
+    def scale(self) -> float:
+        """Residual variance or dispersion."""
+        return self.estimate.scale
+
+    @property
+    def converged(self) -> bool:
+        """Whether the iteration reached its tolerance."""
+        return self.estimate.converged
+
+    @property
+    def cov_type(self) -> str:
+        """How the covariance was estimated."""
+        return self.estimate.cov_type
+
+    # -- tests of hypotheses ----------------------------------------------------------------------
+
+    def t_test(self, r_matrix: Hypothesis) -> ContrastResults:
+        """Test linear hypotheses one by one, against the law of `use_t`.
+
+        Parameters
+        ----------
+        r_matrix : str, list of str, array or (array, array)
+            ``"ROA = ROE"``, ``["a = b", "2 * c = 1"]``, a matrix R, or the pair (R, q).
+
+        Returns
+        -------
+        statsmodels ContrastResults
+
+        Raises
+        ------
+        ModelError
+            The hypothesis names what is not a coefficient, or has the wrong shape.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedGLM.from_formula("num ~ age + sex", partition).fit()
+        >>> fit.t_test("age = 0").effect.round(3)
+        array([0.034])
+        >>> fit.t_test(["age = 0", "sex = 10 * age"]).pvalue.shape
+        (2,)
+        """
+        params, cov = self.estimate.params, self._cov()
+        return t_test(params, cov, self._read(r_matrix), df=self.df_inference)
+
+    def wald_test(self, r_matrix: Hypothesis, use_f: bool | None = None) -> ContrastResults:
+        """Test linear hypotheses together (Wald); `r_matrix` as in `t_test`.
+
+        The F form, with `df_inference` or else `df_resid` degrees of freedom in the denominator, is taken by
+        default where `use_t`, as in statsmodels.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.FederatedGLM.from_formula("num ~ age + C(cp)", partition).fit()
+        >>> both = fit.wald_test("age = 0, C(cp)[T.2] = 0")
+        >>> print(str(both).splitlines()[0])
+        Wald test (F)
+        >>> both.distribution, bool(both.pvalue < 0.001)
+        ('F', True)
+        """
+        df = (self.df_inference or self.df_resid) if (self.use_t if use_f is None else use_f) else None
+        return wald_test(self.estimate.params, self._cov(), self._read(r_matrix), df=df)
+
+    def f_test(self, r_matrix: Hypothesis) -> ContrastResults:
+        """Wald test in its F form."""
+        return self.wald_test(r_matrix, use_f=True)
+
+    def wald_test_terms(
+        self, skip_single: bool = False, combine_terms: Sequence[str] | None = None
+    ) -> WaldTestResults:
+        """Wald test of every term of the formula.
+
+        Parameters
+        ----------
+        skip_single : bool
+            Leave out the terms with one coefficient.
+        combine_terms : sequence of str, optional
+            For each text, one more test: all terms that contain it are zero together.
+        """
+        est = self.estimate
+        return wald_test_terms(
+            est.params,
+            self._cov(),
+            est.names,
+            est.terms,
+            skip_single=skip_single,
+            combine_terms=combine_terms or (),
+            df=self.df_inference,
+        )
+
+    def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
+        """Likelihood ratio test of this fit against a nested one.
+
+        Parameters
+        ----------
+        restricted : CoefficientResults
+            A fit of the same response on the same entities, with some of the coefficients left out.
+
+        Returns
+        -------
+        (statistic, pvalue, df_diff)
+
+        Raises
+        ------
+        ModelError
+            The two fits are not nested, or not of the same data.
+        NotAvailableError
+            One of them has no log-likelihood.
+        EstimationError
+            The restricted fit has the larger log-likelihood.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> large = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> small = fs.GLORE.from_formula("num > 0 ~ age", partition).fit()
+        >>> test = large.compare_lr_test(small)
+        >>> test.df_diff, bool(test.pvalue < 0.001)
+        (1.0, True)
+        """
+        return lr_test(self, restricted)
+
+    def get_margeff(self, *args: Any, **kwargs: Any) -> Any:
+        """Marginal effects on the mean of the response, of results that have them.
+
+        Raises
+        ------
+        NotAvailableError
+            They are derivatives of the mean at a linear predictor, and here there is none, or no covariance.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+        >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
+        >>> bool((fit.get_margeff().margeff == fit.params[1:]).all())
+        True
+        """
+        raise NotAvailableError(
+            "get_margeff: marginal effects are derivatives of a mean at a linear predictor, and errors of "
+            "them need a covariance of its coefficients; these results lack one or the other. Of a linear "
+            "model they are the coefficients; FederatedGLM, VFEMRegression and VerticalGLM have them"
+        )
+
+    # -- tables and pictures ---------------------------------------------------------------------
+
+    def tidy(self, conf_level: float = 0.95, exponentiate: bool = False) -> pd.DataFrame:
+        """One row per coefficient, in the order of the design.
+
+        Parameters
+        ----------
+        conf_level : float
+        exponentiate : bool
+            Give ``estimate`` and its limits as exponentials, such as odds ratios; ``std_error`` and
+            ``statistic`` stay those of the coefficients.
+
+        Returns
+        -------
+        DataFrame
+            ``client``, ``name``, ``term``, ``estimate``, ``std_error``, ``statistic``, ``p_value``,
+            ``conf_low``, ``conf_high``. Where the fit has no covariance the last five are nan and
+            ``frame.attrs["note"]`` says why.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
+        >>> fit.tidy(exponentiate=True)[["name", "estimate", "conf_low", "conf_high"]].round(2)
+                name  estimate  conf_low  conf_high
+        0  Intercept      0.01      0.01       0.04
+        1        age      1.06      1.05       1.08
+        2        sex      4.41      3.06       6.38
+        """
+        est = self.estimate
+        frame = pd.DataFrame({"client": est.clients, "name": est.names, "term": est.terms}, dtype=object)
+        frame["estimate"] = est.params
+        if est.cov is None:
+            frame[["std_error", "statistic", "p_value", "conf_low", "conf_high"]] = np.nan
+            frame.attrs["note"] = self._reason("cov_params")
+            return _exponentials(frame) if exponentiate else frame
+        columns = {"std_error": self.bse, "statistic": self.tvalues, "p_value": self.pvalues}
+        limits = self.conf_int(1.0 - conf_level)
+        columns |= {"conf_low": limits[0], "conf_high": limits[1]}
+        frame = frame.assign(**{name: column.to_numpy() for name, column in columns.items()})
+        return _exponentials(frame) if exponentiate else frame
+
+    def glance(self) -> pd.DataFrame:
+        """Put the fit as a whole into one row, with broom's names; ``concat`` puts several under one another.
+
+        Returns
+        -------
+        DataFrame
+            ``nobs``, ``n_sites``, ``df_model``, ``df_resid``, ``r_squared``, ``logLik``, ``AIC``, ``BIC``,
+            ``deviance`` and what the family adds; nan where the fit does not define one.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> hospitals = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+        >>> result = fs.GLORE.from_formula("num > 0 ~ age + sex", hospitals).fit()
+        >>> result.glance()[["nobs", "n_sites", "df_model", "df_resid"]].astype(int).values.tolist()
+        [[920, 4, 2, 917]]
+        """
+        return pd.DataFrame([self._glance()])
+
+    def summary(self, alpha: float = 0.05) -> SheetSummary:
+        """Estimate, federation, coefficients by institution, what each institution brought, notes.
+
+        Parameters
+        ----------
+        alpha : float
+            One minus the level of the intervals.
+
+        Returns
+        -------
+        SheetSummary
+            A statsmodels ``Summary``: ``print`` it, or take ``as_html()``, ``as_latex()``, ``as_csv()``.
+        """
+        return build_summary(
+            SummaryContent(
+                title=f"{self.model_name} results",
+                left=self._summary_left(),
+                right=self._summary_right(),
+                coefficients=self.tidy(1.0 - alpha),
+                inference=self.estimate.cov is not None,
+                alpha=alpha,
+                blocks=self.estimate.blocks,
+                kinds=self._kinds(),
+                notes=self.notes,
+                alarm=self._alarm(),
+                student=self.use_t,
+                parts=self._error_parts(),
+            )
+        )
+
+    def plot_coefficients(
+        self,
+        ax: Axes | None = None,
+        *,
+        conf_level: float = 0.95,
+        intercept: bool = False,
+        exponentiate: bool = False,
+        standardised: bool | Mapping[str, float] = False,
+        selected: bool = False,
+    ) -> Axes:
+        """Coefficients with their intervals, grouped and coloured by institution.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+        conf_level : float
+        intercept : bool
+            Whether to draw it; it is on another scale than the rest as a rule.
+        exponentiate : bool
+            Draw exponentials on a logarithmic scale, such as odds ratios.
+        standardised : bool or mapping of str to float
+            Draw effects of one standard deviation of each column: that of the fit, or of the mapping by name
+            of the coefficient (a Series, say). One of a level is that of its indicator.
+        selected : bool
+            Leave out coefficients that are exactly zero.
+
+        Returns
+        -------
+        matplotlib Axes
+
+        Raises
+        ------
+        NotAvailableError
+            The fit did not learn the columns' standard deviations, or was read from a file that lacks them.
+        ModelError
+            The mapping lacks a coefficient that is drawn.
+        """
+        frame = self.tidy(conf_level)
+        if not intercept:
+            frame = frame[frame["name"] != INTERCEPT]
+        if selected:
+            frame = frame[frame["estimate"] != 0.0]
+        title = "Coefficients"
+        effect, ratio, ratios = link_words(self._link(), self.estimate.response)
+        if standardised is not False:
+            frame = per_deviation(frame, self._deviations() if standardised is True else standardised)
+            title = "Standardised coefficients"
+            effect, ratio = (f"{words}, per standard deviation" for words in (effect, ratio))
+        if exponentiate:
+            frame = _exponentials(frame.copy())
+        return plot_coefficients(
+            frame,
+            ax=ax,
+            title=ratios if exponentiate else title,
+            conf_level=conf_level,
+            effect=ratio if exponentiate else effect,
+            ratios=exponentiate,
+        )
+
+    def __repr__(self) -> str:
+        est = self.estimate
+        state = "" if est.converged else ", NOT CONVERGED"
+        return (
+            f"<{type(self).__name__}: {est.response}, {len(est.names)} coefficients, "
+            f"{est.nobs:,} entities{state}; see .summary()>"
+        )
+
+    # -- hooks of a family -----------------------------------------------------------------------
+
+    def _link(self) -> DistributionSpec | None:
+        """Distribution of the response, with the link that coefficients are on."""
+        return None
+
+    def _deviations(self) -> pd.Series:
+        """Return the standard deviation of each column, by name of its coefficient."""
+        raise NotAvailableError(
+            "standardised: this fit has no standard deviations of its columns; give them by name of the "
+            'coefficient, as standardised={"age": 12.4, ...}'
+        )
+
+    def _summary_left(self) -> list[tuple[str, str]]:
+        """Labels and values of the estimate."""
+        est = self.estimate
+        return [
+            ("Dep. Variable", est.response),
+            ("Model", self.model_name),
+            *([("Method", self.method_name)] if self.method_name else []),
+            ("No. Observations", f"{est.nobs:,}"),
+            ("Df Model", f"{est.df_model:g}"),
+            ("R-squared", self._or_dash(lambda: self.rsquared)),
+            ("Log-Likelihood", self._or_dash(lambda: self.llf, 2)),
+            ("AIC", self._or_dash(lambda: self.aic, 2)),
+            ("BIC", self._or_dash(lambda: self.bic, 2)),
+            ("Covariance Type", "none" if est.cov is None else est.cov_type or "-"),
+            ("Converged", "yes" if est.converged else "NO"),
+        ]
+
+    def _summary_right(self) -> list[tuple[str, str]]:
+        """Labels and values of the federation."""
+        blocks, rows = self.estimate.blocks, []
+        rows.append(("Institutions", str(len(self._institutions()))))
+        if blocks:
+            seen = [block.entities for block in blocks]
+            rows.append(("Entities seen", f"{min(seen):,} to {max(seen):,}"))
+        return [*rows, *self._account_lines(), ("Privacy spent", self.estimate.privacy)]
+
+    def _error_parts(self) -> dict[str, Floats]:
+        """Parts of the standard errors to print beside them, by heading: (d,) each."""
+        return {}
+
+    def _summary_notes(self) -> Iterator[Note]:
+        est, setting = self.estimate, getattr(self._ledger, "setting", "")
+        if setting:
+            yield Note("setting", setting)
+        if est.cov is None:
+            yield Note(
+                "no_covariance", "No standard errors, tests and intervals: " + self._reason("cov_params")
+            )
+        elif undetermined := [n for n, se in zip(est.names, self.bse, strict=True) if np.isnan(se)]:
+            yield Note(
+                "undetermined_errors",
+                f"The covariance does not determine a standard error (nan) of: {', '.join(undetermined)}. "
+                "Tests and intervals of the other coefficients stand.",
+                "warning",
+            )
+        if est.llf is None:
+            yield Note("no_likelihood", "No log-likelihood, AIC and BIC: " + self._reason("llf"))
+        # A ledger of another engine may have none: what it lacks is no alarm.
+        receipt: ReceiptLike | None = getattr(self._ledger, "receipt", None)
+        if receipt is not None and receipt.alarm:
+            yield Note("receipt", receipt.alarm, "warning")
+        yield from super()._summary_notes()
+
+    # -- behind the scenes -----------------------------------------------------------------------
+
+    def _read(self, hypothesis: Hypothesis) -> Constraints:
+        return read_constraints(hypothesis, self.estimate.names)
+
+    @property
+    def _k_constant(self) -> int:
+        return int(INTERCEPT in self.estimate.names)
+
+    @property
+    def _n_parameters(self) -> float:
+        given = self.estimate.n_parameters
+        return self.df_model + self._k_constant if given is None else given
+
+    def _series(self, values: Floats) -> pd.Series:
+        return pd.Series(values, index=list(self.estimate.names), dtype=np.float64)
+
+    def _cov(self) -> Floats:
+        if self.estimate.cov is None:
+            raise NotAvailableError("no covariance of the coefficients: " + self._reason("cov_params"))
+        return self.estimate.cov
+
+    def _need(self, what: Statement, value: float | None) -> float:
+        if value is None:
+            raise NotAvailableError(f"no {what}: {self._reason(what)}")
+        return value
+
+    def _reason(self, what: Statement) -> str:
+        return self.estimate.reasons.get(what, f"{self.model_name} does not define it for this fit")
+
+    def _glance(self) -> dict[str, float]:
+        """Columns of :meth:`glance`."""
+        return {
+            "nobs": self.nobs,
+            "n_sites": len(self._institutions()),
+            "df_model": self.df_model,
+            "df_resid": self.df_resid,
+            "r_squared": self._or_nan(lambda: self.rsquared),
+            "logLik": self._or_nan(lambda: self.llf),
+            "AIC": self._or_nan(lambda: self.aic),
+            "BIC": self._or_nan(lambda: self.bic),
+            "deviance": float("nan"),
+        }
+
+    def _institutions(self) -> list[str]:
+        """Names of the institutions behind the fit."""
+        blocks = self.estimate.blocks
+        return [block.client for block in blocks] or list(dict.fromkeys(filter(None, self.estimate.clients)))
+
+    def _or_nan(self, value: Callable[[], float]) -> float:
+        try:
+            return value()
+        except NotAvailableError:
+            return float("nan")
+
+    def _or_dash(self, value: Callable[[], float], digits: int = 4) -> str:
+        try:
+            return number(value(), digits)
+        except NotAvailableError:
+            return "-"
+
+    def _alarm(self) -> str:
+        if self.converged:
+            return ""
+        detail = self.estimate.convergence or "the iteration stopped before its tolerance"
+        return f"NOT CONVERGED: {detail}; do not interpret these numbers"
+
+
+def lr_test(full: CoefficientResults, restricted: CoefficientResults) -> LRTest:
+    """Likelihood ratio test of a fit against one that is nested in it.
+
+    A ModelError says that they are not nested or not of the same data, an EstimationError that the restricted
+    fit has the larger log-likelihood.
+    """
+    for fit in (full, restricted):
+        if not fit.estimate.llf_is_maximum:
+            raise ModelError("compare_lr_test: the log-likelihood of one of the two fits is not a maximum")
+    df_diff = check_nested(full.estimate, restricted.estimate)
+    statistic = 2.0 * (full.llf - restricted.llf)
+    # Two equal fits differ by rounding, which is no error.
+    if statistic < -1e-8 * abs(full.llf):
+        raise EstimationError(
+            "compare_lr_test: the restricted fit has the larger log-likelihood "
+            f"({restricted.llf:.6g} against {full.llf:.6g}), so one of the two is not at its maximum; "
+            f"converged: {full.estimate.converged} (this), {restricted.estimate.converged} (restricted)"
+        )
+    return LRTest(statistic, float(stats.chi2.sf(statistic, df_diff)), df_diff)
+
+
+def _exponentials(frame: pd.DataFrame) -> pd.DataFrame:
+    limits = ["estimate", "conf_low", "conf_high"]
+    frame[limits] = np.exp(frame[limits])
+    return frame
