@@ -63,6 +63,8 @@ class M2SEMResults(
     <M2SEMResults: 2 clusters of 200 entities; see .summary()>
     """
 
+    model_name = "Clusters over institutions"
+
     def __init__(
         self, record: M2SEMRecord, ledger: LedgerLike | None = None, live: SessionFit | None = None
     ) -> None:
