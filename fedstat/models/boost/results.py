@@ -13,7 +13,7 @@ import pandas as pd
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.tables.curves import Curve
-from fedstat.inference.estimate import Estimate
+from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.summary import CoefficientBlock, Note, coefficient_block_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.boost.explain import masking_sentence, traced_columns, tracing_sentence
@@ -301,7 +301,9 @@ class BoostResults(
 
     model_name = "Federated functional boosting"
 
-    def __init__(self, record: BoostRecord, ledger: Ledger | None) -> None:
+    _record: BoostRecord
+
+    def __init__(self, record: BoostRecord, ledger: LedgerLike | None = None) -> None:
         super().__init__(record, ledger)
         self._all_folds = np.ones(record.boosting.moments.folds, dtype=bool)
         self.mstop = record.steps

@@ -142,11 +142,11 @@ class RowsResults(CoefficientResults):
         self.model_name, self.method_name = record.basis.model_name, record.basis.method_name
 
     @property
-    def _fit(self) -> Any:
+    def _fit(self) -> RowsFit:
         return self._record.fit
 
     @property
-    def basis(self) -> Any:
+    def basis(self) -> RowsBasis:
         """What is kept of the model, with which new rows are coded."""
         return self._record.basis
 

@@ -64,6 +64,7 @@ class M2SEMResults(
     """
 
     model_name = "Clusters over institutions"
+    _ledger: Ledger | None
 
     def __init__(
         self, record: M2SEMRecord, ledger: LedgerLike | None = None, live: SessionFit | None = None

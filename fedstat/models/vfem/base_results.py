@@ -93,6 +93,7 @@ class VFEMBaseResults(EntityAnalyses, Generic[Predictions]):
     True
     """
 
+    _record: VFEMRecord
     _nested_otherwise: ClassVar[str] = ""
     """What to do beside a Wald test where two fits saw other entities."""
 

@@ -43,7 +43,7 @@ def fit_notes(outcome: SelectionOutcome, ledger: Ledger) -> list[Note]:
     else:
         how = _sums(layout, outcome.folds) if fitted.points == 0 else _iterations(layout, outcome, ledger)
     return [
-        *([f"{describe_incomplete(layout)}."] if layout.left_out else []),
+        *([Note("left_out", f"{describe_incomplete(layout)}.")] if layout.left_out else []),
         *reused_pattern_notes(layout),
         *how,
         *_steps(outcome),

@@ -15,7 +15,7 @@ from fedstat.errors import ModelError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.tables.curve_columns import with_curves
 from fedstat.federation.tables.curves import Curve, curves_of
-from fedstat.inference.estimate import Estimate
+from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.summary import CoefficientBlock, Note, coefficient_block_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.boost.learning.boosting import BoostPath, explained, first_steps
@@ -108,7 +108,9 @@ class PrivateBoostResults(
 
     model_name = "Private functional boosting"
 
-    def __init__(self, record: PrivateBoostRecord, ledger: Ledger | None) -> None:
+    _record: PrivateBoostRecord
+
+    def __init__(self, record: PrivateBoostRecord, ledger: LedgerLike | None = None) -> None:
         super().__init__(record, ledger)
         self.epsilon, self.delta = record.epsilon, record.delta
         self._path: BoostPath = run_noisy_path(record.sums, record.steps, record.nu)
