@@ -13,6 +13,10 @@ from scipy.linalg import cho_factor, cho_solve
 from fedstat.typing import Floats
 
 PointT = TypeVar("PointT")
+ROUNDING = 2e-13
+"""Rounding of a log-likelihood, relative to its size and the number of entities, with a margin."""
+STILL_FALLING = 0.5
+"""A decrement that falls by less than this factor in a step of Newton's has come to rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +71,29 @@ class NewtonAscent(Generic[PointT, DerivativesT]):
     move: Callable[[PointT, DerivativesT, Floats], tuple[PointT, float, bool]]
 
     def climb(self, point: PointT, tol: float, maxiter: int) -> NewtonFit[PointT]:
-        """Go up until the maximum is nearer than `tol` standard errors (the Newton decrement)."""
+        """Go up until the maximum is nearer than `tol` standard errors (the Newton decrement).
+
+        Columns that are nearly collinear keep the decrement above any tolerance by the rounding of the score
+        alone. The iteration therefore also ends where the decrement no longer falls and the rise that it
+        promises is lost in the rounding of the log-likelihood.
+        """
         trace: list[TraceRow] = []
-        began, move, change = time.perf_counter(), "start", np.inf
+        began, move, change, earlier = time.perf_counter(), "start", np.inf, np.inf
         for iteration in range(1, maxiter + 1):
             at = self.evaluate(point)
             move_next, direction = self.direct(point, at)
             decrement = float(np.sqrt(np.maximum(at.score @ direction, 0.0)))
             seconds, score = time.perf_counter() - began, float(decrement / np.sqrt(self.n))
             trace.append(TraceRow(iteration, at.log_likelihood, score, float(change), move, seconds))
-            if decrement <= tol:
+            smallest = np.sqrt(ROUNDING * (abs(at.log_likelihood) + self.n))
+            at_rest = STILL_FALLING * earlier < decrement <= smallest
+            earlier = decrement
+            if decrement <= tol or (at_rest and move_next == "newton"):
                 if move_next == "newton":
-                    reason = "the distance to the optimum is below its tolerance"
-                    return NewtonFit(point, tuple(trace), True, reason)
+                    what = "its tolerance" if decrement <= tol else "what rounding lets pass"
+                    return NewtonFit(
+                        point, tuple(trace), True, f"the distance to the optimum is below {what}"
+                    )
                 return NewtonFit(
                     point, tuple(trace), False, "a stationary point that is not a maximum was reached"
                 )
