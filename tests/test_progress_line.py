@@ -257,3 +257,4 @@ def test_a_stream_that_was_closed_ends_no_computation():
         stream.close()
         line.step()
         line.close()
+    assert not progress_line._progress_state.lines

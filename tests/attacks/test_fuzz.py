@@ -65,7 +65,9 @@ def test_half_a_character_is_no_text(name):
 
 def test_the_fits_in_whose_midst_questions_are_asked_are_fits():
     for number in range(len(FITS)):
-        consented(partition(number >= 5, approval="owner"), number)
+        made = partition(number >= 5, approval="owner")
+        consented(made, number)
+        assert all(site.ledger.entries and not site.pending for site in made.sites.values())
 
 
 def test_a_few_thousand_malformed_files_and_messages(targets):

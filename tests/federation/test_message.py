@@ -89,9 +89,11 @@ def test_flipped_bytes_never_raise_anything_else():
         data = bytearray(whole)
         data[int(generator.integers(len(data)))] = int(generator.integers(256))
         try:
-            unpack_request(bytes(data))
+            read = unpack_request(bytes(data))
         except MessageError:
             continue
+        # What is read is a request that another sender could have written.
+        assert unpack_request(pack_request(read)).step == read.step
 
 
 DECLARED = {
@@ -118,3 +120,6 @@ def test_arrays_are_held_against_their_declaration(arrays, complaint):
 
 def test_optional_arrays_may_be_left_out():
     check_arrays("Bank", DECLARED, {"z": np.ones(2)})
+    check_arrays("Bank", DECLARED, {"z": np.ones(2), "b": np.ones((1, 1))})
+    with pytest.raises(MessageError, match="missing"):
+        check_arrays("Bank", DECLARED, {"b": np.ones((1, 1))})

@@ -49,7 +49,10 @@ def test_given_axes_are_used_and_no_interval_is_a_hollow_point(make, plt):
 
 def test_dollar_signs_are_text(make, reference, plt):
     names = ("Intercept", "$a_$", "$\\bad", *list(reference.params.index)[3:])
-    make(names=names).plot_coefficients().figure.canvas.draw()
+    ax = make(names=names).plot_coefficients()
+    ax.figure.canvas.draw()
+    shown = {label.get_text().replace("\\$", "$").strip() for label in ax.get_yticklabels()}
+    assert {"$a_$", "$\\bad"} <= shown
 
 
 def test_missing_matplotlib_names_the_extra(result, monkeypatch):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from signed_study import SECRET, SITES, STEPS, Study
 
-from fedstat.errors import FedstatError, PolicyError
+from fedstat.errors import MessageError, PolicyError
 from fedstat.federation.audit.event_log import content_digest, extended_digest, genesis_digest
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import FAMILIES
@@ -88,13 +88,22 @@ def test_no_policy_keeps_a_site_from_its_statement():
     assert study.verify(study.run(steps=("tell",))).ok
 
 
-@pytest.mark.parametrize("text", ["", "{}", '"short"', "1", '{"coordinator": 1}', "[" * 9])
-def test_a_malformed_question_for_a_statement_is_named(study, text):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        *[(text, "A, step 'state_ledger': failed .JSONDecodeError.") for text in ("", "[" * 9)],
+        *[
+            (text, "A: expected the digest of a ledger")
+            for text in ("{}", '"short"', "1", '{"coordinator": 1}')
+        ],
+    ],
+)
+def test_a_malformed_question_for_a_statement_is_named(study, text, words):
     ledger = study.ledger("s")
 
     def ask():
         yield [Request("A", "receipt", "state_ledger", {}, "s", text)]
 
-    with pytest.raises(FedstatError, match="A"):
+    with pytest.raises(MessageError, match=words):
         study.engine.run(ask(), ledger)
     assert study.verify(study.run()).ok

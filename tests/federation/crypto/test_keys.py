@@ -166,7 +166,13 @@ def test_what_is_no_public_identity_says_so(text):
 
 
 def test_pins_forgive_spelling_only():
-    check_fingerprints({name: text.upper().replace(" ", ":") for name, text in PINNED.items()}, PUBLIC)
+    spelled = {name: text.upper().replace(" ", ":") for name, text in PINNED.items()}
+    assert all(spelled[name] != text for name, text in PINNED.items())
+    check_fingerprints(spelled, PUBLIC)
+    for name, text in spelled.items():
+        other = text[:-1] + ("0" if text[-1] != "0" else "1")
+        with pytest.raises(SecurityError, match=f"not the pinned key: '{name}'"):
+            check_fingerprints(spelled | {name: other}, PUBLIC)
 
 
 def test_a_wrong_key_is_told_by_name():

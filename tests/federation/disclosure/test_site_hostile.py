@@ -317,14 +317,14 @@ def test_an_unknown_step_or_family_of_a_running_fit_is_named(recorded):
     replayed = Replayed("glm", *recorded["glm"])
     replayed.honest()
     ask = unpack_request(replayed.asks[1])
-    for other in (
-        replace(ask, step="no such step"),
-        replace(ask, family="no such family"),
-        replace(ask, site="S1"),
-        replace(ask, step="x" * 100_000),
-        replace(ask, masked=0),
+    for other, words in (
+        (replace(ask, step="no such step"), "has no step 'no such step'"),
+        (replace(ask, family="no such family"), "unknown family 'no such family'"),
+        (replace(ask, site="S1"), "addressed to 'S1'"),
+        (replace(ask, step="x" * 100_000), "has no step 'xxx"),
+        (replace(ask, masked=0), "the sites have not agreed on keys"),
     ):
-        with pytest.raises(FedstatError, match="S2"):
+        with pytest.raises(MessageError, match=f"S2.*{words}"):
             replayed.site.answer(pack_request(other))
     replayed.honest()
     assert max(len(link.step) for link in replayed.site._data.account.present.entries) <= 80
