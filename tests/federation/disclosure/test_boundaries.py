@@ -16,7 +16,7 @@ from reporting import CONTROL, FAMILY, N_ROWS, STEPS, ask, masked_sites, refusal
 
 from fedstat.errors import FedstatError, PartitionError, PolicyError, SessionError
 from fedstat.federation.disclosure import facts
-from fedstat.federation.disclosure.policy import Policy, stricter_rules
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.message import Step
 from fedstat.federation.tables.cardinality import ColumnCardinality, DiscreteColumn
@@ -692,16 +692,21 @@ STRICTER = {
 NO_LIMIT = {"max_columns": None, "max_refusals": 0, "per_entity": "any", "quorum": 0}
 
 
+def stricter(key, before, after):
+    """Rules that are stricter at a site whose owner changes the value of one."""
+    site = site_of(**{key: before})
+    return site.change_rules(Policy(**{key: after}), site.published)
+
+
 @pytest.mark.parametrize("key", STRICTER)
 def test_one_less_or_one_more_is_stricter_and_the_other_way_is_not(key):
-    loose, strict = (Policy(**{key: value}) for value in STRICTER[key])
-    assert stricter_rules(loose, strict) == (key,)
+    loose, strict = STRICTER[key]
+    assert stricter(key, loose, strict) == (key,)
     # What the number of keys was judged by ends with it, in either direction.
-    assert stricter_rules(strict, loose) == ((key,) if key == "max_keys" else ())
-    assert stricter_rules(strict, strict) == ()
+    assert stricter(key, strict, loose) == ((key,) if key == "max_keys" else ())
+    assert stricter(key, strict, strict) == ()
     if key in NO_LIMIT:
-        none = Policy(**{key: NO_LIMIT[key]})
-        assert stricter_rules(none, strict) == (key,) and stricter_rules(strict, none) == ()
+        assert stricter(key, NO_LIMIT[key], strict) == (key,) and stricter(key, strict, NO_LIMIT[key]) == ()
 
 
 STRICTEST = {
