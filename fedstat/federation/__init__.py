@@ -1,1 +1,1 @@
-"""Institutions: their tables, what is asked of whom, and what left."""
+"""Federation: the data of sites, what may be released, and how messages pass."""
