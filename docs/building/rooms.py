@@ -8,6 +8,7 @@ other arrows is left out, and so are those to the foundation, which every room i
 import ast
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from html import escape
 from pathlib import Path
 
@@ -38,9 +39,15 @@ def modules() -> dict[str, Path]:
     return names
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(path: Path, known: dict[str, Path]) -> Iterator[str]:
     """Modules of the package that a file imports, those for type checking included."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedstat":
             source = (node.module or "").removeprefix("fedstat").lstrip(".")
             for alias in node.names:
@@ -122,7 +129,7 @@ def about(name: str) -> str:
         return "fit, consent, explain, save"
     path = PACKAGE.joinpath(*name.replace("fedstat", "").split("."))
     file = next(one for one in (path / "__init__.py", path.with_suffix(".py")) if one.exists())
-    first = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()[0]
+    first = (ast.get_docstring(parsed(file)) or "").splitlines()[0]
     text = (first.partition(": ")[2] or first).rstrip(".").replace("`", "")
     return text[:1].upper() + text[1:]
 

@@ -1,0 +1,211 @@
+"""The recipes of CONTRIBUTING.md, carried out on a copy of the package, and the pages for contributors."""
+
+import ast
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "CONTRIBUTING.md"
+CHANGE = re.compile(r"In `([\w/.]+)`, (above|into) `(\w+)`:\n\n```python\n(.*?)```", re.DOTALL)
+
+
+def recipe(title):
+    """Changes of a recipe: file, above or into, name, and code."""
+    text = PAGE.read_text(encoding="utf-8")
+    (section,) = [part for part in re.split(r"^## ", text, flags=re.MULTILINE) if part.startswith(title)]
+    return CHANGE.findall(section)
+
+
+def assignment(source, name):
+    """The statement of a module, or of a class in it, that gives a name its value."""
+    for node in ast.walk(ast.parse(source)):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and [getattr(one, "id", "") for one in targets] == [
+            name
+        ]:
+            return node
+    raise AssertionError(f"no assignment to {name}")
+
+
+def changed(source, how, name, code):
+    """Put code above an assignment, or into the collection that it assigns."""
+    lines, node = source.splitlines(keepends=True), assignment(source, name)
+    if how == "above":
+        place = node.lineno - 1
+        block = textwrap.indent(code, " " * node.col_offset)
+        return "".join([*lines[:place], block, "\n", *lines[place:]])
+    value = node.value.args[0] if isinstance(node.value, ast.Call) else node.value
+    at = sum(map(len, lines[: value.end_lineno - 1])) + value.end_col_offset - 1
+    before = source[:at].rstrip()
+    comma = "" if before.endswith((",", "{", "(")) else ", "
+    return f"{before}{comma}{code.strip().rstrip(',')}{source[at:]}"
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the package, in which all recipes were carried out."""
+    place = tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "fedstat", place / "fedstat", ignore=shutil.ignore_patterns("__pycache__"))
+    titles = re.findall(r"^## (Add a (?!family).*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(titles) == 4
+    for title in titles:
+        changes = recipe(title)
+        assert changes, title
+        for file, how, name, code in changes:
+            path = place / file
+            path.write_text(changed(path.read_text(encoding="utf-8"), how, name, code), encoding="utf-8")
+    return place
+
+
+def run(copy, script):
+    """Run a script with the copy, which must find nothing to complain of."""
+    environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    code = f"import fedstat\nassert fedstat.__file__.startswith({str(copy)!r})\n{textwrap.dedent(script)}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=copy, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_new_link_is_fitted_as_statsmodels_fits_it(copy):
+    run(
+        copy,
+        """
+        import numpy as np, statsmodels.api as sm, statsmodels.formula.api as smf
+        import fedstat as fs
+        from fedstat.kernels.glm.distributions import Robit
+        table = fs.datasets.make_hospitals()[["hospital", "num", "age", "sex"]].dropna()
+        table["ill"] = (table["num"] > 0).astype(float)
+        family = sm.families.Binomial(link=Robit())
+        partition = fs.ClientPartition.from_frame(table, by="hospital")
+        fit = fs.FederatedGLM.from_formula("ill ~ age + sex", partition, family=family).fit()
+        pooled = smf.glm("ill ~ age + sex", table, family=family).fit(tol=1e-12)
+        np.testing.assert_allclose(fit.params, pooled.params, rtol=1e-6)
+        """,
+    )
+
+
+def test_a_new_penalty_has_the_minimum_of_its_definition(copy):
+    run(
+        copy,
+        """
+        import numpy as np
+        from fedstat.kernels.penalized.penalties import (
+            FORMS, CappedLasso, CoefficientGroups, Penalty, slope_of, threshold_of, value_of
+        )
+        penalty, grid, kind = Penalty("capped"), np.linspace(0.0, 12.0, 120_001), FORMS.index(CappedLasso)
+        terms = penalty.at(0.7, CoefficientGroups.single(3))
+        assert terms.kind == kind and penalty.shape == 3.0
+        for u in (0.0, 0.5, 1.9, 2.4, 3.0, 8.0):
+            for w, v in ((1.0, 1.0), (2.0, 1.3), (0.0, 0.8)):
+                found = threshold_of(kind, 3.0, 0.7, w, v, u)
+                cost = v * grid**2 / 2 - u * grid + w * np.minimum(0.7 * grid, 3.0 * 0.49)
+                at_found = v * found**2 / 2 - u * found + w * value_of(kind, 3.0, 0.7, found)
+                assert at_found <= cost.min() + 1e-9
+        assert slope_of(kind, 3.0, 0.7, 2.0) == 0.7 and slope_of(kind, 3.0, 0.7, 2.2) == 0.0
+        level = penalty.level_of_slope(np.array([1.0, 3.0]), np.array([0.5, 0.5]))
+        np.testing.assert_allclose(level, [0.5, 1.0])
+        """,
+    )
+
+
+def test_a_new_rule_is_in_the_file_the_comparison_the_table_and_the_checks(copy):
+    run(
+        copy,
+        """
+        import fedstat as fs
+        from fedstat.federation.disclosure.request_checks import refusals
+        from fedstat.federation.disclosure.site import FAMILIES
+        from fedstat.federation.message import Request
+        policy = fs.Policy(max_arrays=1)
+        assert "# Most arrays in one reply.\\nmax_arrays = 1" in policy.to_toml()
+        assert fs.Policy.strict().max_arrays == 40
+        assert "max_arrays" in fs.Policy().looser_than_strict()
+        assert "max_arrays" not in fs.Policy(max_arrays=40).looser_than_strict()
+        assert "More numbers with each request." in str(fs.threats(fs.Policy.strict(max_arrays=41)))
+        try:
+            fs.Policy(max_arrays=0)
+        except fs.errors.PartitionError as error:
+            assert "max_arrays" in str(error)
+        else:
+            raise AssertionError
+        import fedstat.models.glm
+        family, name, step = next(
+            (family, name, step)
+            for family, steps in FAMILIES.items()
+            for name, step in steps.items()
+            if len(step.given) == 2
+        )
+        def rules(most):
+            request = Request("A", family, name, {}, "session", "{}")
+            return {one.rule for one in refusals("A", fs.Policy(max_arrays=most), request, step)}
+        assert "maximum arrays" in rules(1) and "maximum arrays" not in rules(2)
+        """,
+    )
+
+
+def test_a_new_source_is_read_by_sites_and_partitions(copy):
+    run(
+        copy,
+        """
+        import pandas as pd
+        import fedstat as fs
+        from fedstat.federation.tables.sources import Source, kind_of_file, open_source
+        table = pd.DataFrame({"y": [1.5, 2.0, 3.5, 4.0] * 5, "x": [0, 1, 2, 4] * 5})
+        for name in "AB":
+            table.to_json(f"{name}.jsonl", orient="records", lines=True)
+        assert kind_of_file("A.jsonl") == "json lines"
+        described = {"kind": "json lines", "path": "A.jsonl"}
+        opened = open_source(Source.from_mapping("A", {**described, "schema": {"y": "numbers"}}))
+        pd.testing.assert_frame_equal(pd.concat(opened.chunks(["y", "x"])), table, check_dtype=False)
+        try:
+            open_source(Source.from_mapping("A", {**described, "schema": {"y": "whole numbers"}}))
+        except fs.errors.PartitionError as error:
+            assert "expected whole numbers, found numbers" in str(error)
+        else:
+            raise AssertionError
+        partition = fs.ClientPartition.from_files({"A": "A.jsonl", "B": "B.jsonl"}, layout="horizontal")
+        assert fs.FederatedOLS.from_formula("y ~ x", partition).fit().nobs == 40
+        """,
+    )
+
+
+def test_the_picture_is_that_of_the_imports(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    rooms = importlib.import_module("building.rooms")
+    assert rooms.PICTURE.read_text(encoding="utf-8") == rooms.picture(), "run: python docs/building/rooms.py"
+
+
+def test_the_picture_leaves_out_what_follows(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    rooms = importlib.import_module("building.rooms")
+    links = {"a": {"b", "c", "d"}, "b": {"c"}, "c": set(), "d": {"c"}}
+    assert rooms.reduced(links) == {"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": {"c"}}
+    assert rooms.rows(links) == [["a"], ["b", "d"], ["c"]]
+
+
+def test_the_layout_names_what_there_is():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (layout,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    stack, found = [], []
+    for line in layout.splitlines():
+        depth, name = (len(line) - len(line.lstrip())) // 4, line.split()[0]
+        stack = [*stack[:depth], name]
+        found.append("".join(stack))
+    assert not [path for path in found if not (ROOT / path).exists()]
+    folders = {f"fedstat/{path.parent.name}/" for path in (ROOT / "fedstat").glob("*/__init__.py")}
+    assert folders - set(found) <= {"fedstat/data/"}
+
+
+def test_commands_and_paths_of_the_page_exist():
+    text = PAGE.read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:tests|docs|fedstat|\.ci|vignettes)/?[\w/.-]*)`", text)
+    assert len(paths) > 15 and not [path for path in paths if not (ROOT / path).exists()]
