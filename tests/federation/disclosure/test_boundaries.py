@@ -7,7 +7,7 @@ without a policy are those of the default rules, so that a changed default is se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.message import Step
 from fedstat.federation.tables.cardinality import ColumnCardinality, DiscreteColumn
 from fedstat.federation.tables.published import PublishedColumn
+from fedstat.federation.tables.table import FrameTable
 
 STRICT_SHARE = {"max_share": 0.2}
 
@@ -492,6 +493,140 @@ def test_sums_of_a_column_of_two_values_need_more_entities_than_they_tell_bits(t
         assert (error is None) == (n >= least)
         assert error is None or f"{least:,} entities" in str(error)
         assert rule_against(site_of(min_count=1), few_valued(n, times, beside)) == ""
+
+
+# ---- means and weights of rows at coefficients --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a design of a constant and a column, with the vector over the rows that each point has."""
+
+    known: dict
+    first: int = 0
+    step: int = 1
+
+    @property
+    def columns(self):
+        n = len(next(iter(self.known.values())))
+        return np.column_stack([np.ones(n), np.linspace(-1.0, 1.0, n)])[self.first :: self.step]
+
+    def vectors(self, points):
+        return np.column_stack([self.known[point][self.first :: self.step] for point in points])
+
+    def times(self, points, wide):
+        return np.column_stack([self.columns, self.vectors(points)]) @ wide
+
+    def every(self, first, step):
+        return Rows(self.known, first, step)
+
+
+def mean_sums(known, point, rows="design"):
+    size = len(known[point])
+    return facts.FittedMeanSums(rows, size, point, lambda: [Rows(known)])
+
+
+def means(n, size):
+    """Means at two points that differ at `n` rows alone, and at a third."""
+    smooth = 1.0 / (1.0 + np.exp(-(np.linspace(-2.0, 1.0, size) ** 3)))
+    return {"first": smooth, "second": smooth + weights(n, size=size), "third": smooth**2}
+
+
+@pytest.mark.parametrize("size", [N_ROWS, 6000])
+@pytest.mark.parametrize(("n", "passes"), [(0, True), (1, False), (2, False), (3, True)])
+def test_means_at_two_points_differ_at_no_rows_or_at_enough(size, n, passes):
+    site = site_of(**STRICT_SHARE)
+    known = means(n, size)
+    assert rule_against(site, mean_sums(known, "first")) == ""
+    assert rule_against(site, mean_sums(known, "second")) == ("" if passes else "largest share")
+    # A refused point is not answered, and the next one is held against the first alone.
+    assert rule_against(site, mean_sums(known, "third")) == ""
+
+
+@pytest.mark.parametrize("size", [N_ROWS, 6000])
+@pytest.mark.parametrize(("n", "passes"), [(1, False), (2, False), (3, True)])
+def test_weights_at_one_point_are_those_of_enough_rows(size, n, passes):
+    """Very large sizes: what counts is the share of a direction, and not its unit."""
+    for scale in (1e-3, 1.0, 1e6):
+        known = {"only": scale * weights(n, size=size)}
+        found = rule_against(site_of(**STRICT_SHARE), mean_sums(known, "only"))
+        assert found == ("" if passes else "largest share")
+
+
+@pytest.mark.parametrize(
+    ("policy", "passes"),
+    [
+        ({"max_share": 1.0}, True),
+        ({"max_share": 0.999}, False),
+        ({"max_share": 0.2, "min_level_count": 1}, True),
+        ({"max_share": 0.2, "min_level_count": 2}, False),
+    ],
+)
+def test_means_of_one_row_leave_where_the_owner_allows_it(policy, passes):
+    site, known = site_of(**policy), means(1, N_ROWS)
+    assert rule_against(site, mean_sums(known, "first")) == ""
+    assert (rule_against(site, mean_sums(known, "second")) == "") == passes
+
+
+@pytest.mark.parametrize(("size", "rule"), [(1, ""), (2, ""), (3, "largest share"), (4, "largest share")])
+def test_means_of_very_few_rows_are_those_of_another_rule(size, rule):
+    """Of three rows with a constant and a column each is a direction of its own."""
+    assert (
+        rule_against(site_of(**STRICT_SHARE), mean_sums({"only": np.arange(float(size)) ** 2}, "only"))
+        == rule
+    )
+
+
+def test_a_point_that_was_answered_is_not_looked_at_again():
+    def fails():
+        raise AssertionError
+
+    site, known = site_of(**STRICT_SHARE), means(1, N_ROWS)
+    rule_against(site, mean_sums(known, "first"))
+    again = facts.FittedMeanSums("design", N_ROWS, "first", fails)
+    assert rule_against(site, again) == ""
+    assert isinstance(refusal_of(site, replace(again, point="second")).__cause__, AssertionError)
+
+
+def test_means_of_other_rows_are_not_held_against_these():
+    """A design that was opened again has rows of its own, by which answers belong together."""
+    site, known = site_of(**STRICT_SHARE), means(1, N_ROWS)
+    rule_against(site, mean_sums(known, "first"))
+    assert rule_against(site, mean_sums(known, "second", "another design")) == ""
+    assert rule_against(site, mean_sums(known, "first", "another design")) == "largest share"
+
+
+# ---- consents, levels of rows that are gone -----------------------------------------------------------
+
+
+def test_a_consent_to_an_alignment_serves_once():
+    site, fact = site_of(alignment="ask"), facts.KeyAlignmentRequest(("A", "B"))
+    assert rule_against(site, fact) == "alignment"
+    site.trust.consents["A"] = "monday"
+    error = refusal_of(site, fact)
+    assert error.rule == "alignment" and " B" in str(error) and " A," not in str(error)
+    site.trust.consents["B"] = "monday"
+    assert rule_against(site, fact) == ""
+    assert rule_against(site, fact) == "alignment"
+    site.trust.consents |= {"A": "tuesday"}
+    assert rule_against(site, fact) == "alignment"
+    assert rule_against(site, facts.KeyAlignmentRequest(("A",))) == ""
+    assert rule_against(site_of(), fact) == ""
+
+
+@pytest.mark.parametrize(("gone", "rule"), [(0, ""), (10, "differencing")])
+def test_levels_are_not_summed_again_over_other_rows_once_records_are_gone(gone, rule):
+    site = site_of(tables(), remember="all")
+    before = facts.LevelsRequested(~rows(0), {"g": ["a", "b"]})
+    assert rule_against(site, facts.RowsUsed(~rows(0)), before) == ""
+    if gone:
+        site.change_records(FrameTable(tables().iloc[:-gone]), lambda *_: "")
+    size = N_ROWS - gone
+    fewer = ~rows(12)[:size]
+    found = rule_against(
+        site, facts.RowsUsed(fewer), facts.LevelsRequested(fewer, {"g": ["a", "b"]}), session="t"
+    )
+    assert found == rule
 
 
 # ---- limits of a site: columns, numbers of rows, refusals, sessions, masked sums ----------------------

@@ -243,6 +243,13 @@ def test_rules_in_force_name_their_limits():
     declared = ArrayDeclaration("aggregate", "sum", maskable=True)
     assert list(rules_in_force(Policy(), declared)) == ["minimum count 5"]
     assert list(rules_in_force(Policy(), ArrayDeclaration("control", "step"))) == []
+    numbers = ArrayDeclaration("per entity", "residuals")
+    assert list(rules_in_force(Policy(), numbers)) == []
+    assert list(rules_in_force(Policy(per_entity=3), numbers)) == ["per entity 3"]
+    assert list(rules_in_force(Policy(per_entity=3), declared)) == ["minimum count 5"]
+    for quorum, apart, sites, named in ((0, 1, 3, []), (2, 2, 3, ["quorum 2", "apart 2"]), (2, 2, 0, [])):
+        masked = Policy(quorum=quorum, apart=apart)
+        assert list(rules_in_force(masked, declared, sites)) == [*named, "minimum count 5"]
     strict = Policy(frozenset({"a"}), frozenset({"sketch"}), True, privacy=BUDGET)
     assert list(rules_in_force(strict, declared, 2)) == [
         "families",
