@@ -56,9 +56,9 @@ def learner_columns(
 ) -> Floats:
     """Columns (m, k) of a learner, from curves in `frame` and coded terms (m, p) in the units of the data."""
     if learner.kind == INTERCEPT:
-        return np.ones((len(frame), 1))
+        return np.ones((len(coded), 1))
     if learner.varying:  # its columns are no row's
-        return np.empty((len(frame), 0))
+        return np.empty((len(coded), 0))
 
     def of_term(term: str) -> Floats:
         own = coded[:, [name == term for name in term_names]]
@@ -75,7 +75,7 @@ def learner_columns(
         others = of_term(learner.of)
         Z = np.column_stack([1.0 - others.sum(axis=1), others])  # the level that others are coded beside
     else:
-        Z = np.column_stack([np.ones(len(frame)), of_term(learner.of)])
+        Z = np.column_stack([np.ones(len(coded)), of_term(learner.of)])
     return Z * _single(of_term(learner.by), learner) if learner.by else Z
 
 
