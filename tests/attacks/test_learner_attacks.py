@@ -9,6 +9,7 @@ import pytest
 import fedstat as fs
 from fedstat.errors import DesignError, EstimationError, PolicyError
 from fedstat.kernels.curves import spline_basis
+from fedstat.models.boost.row_source import RowSource
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 T = np.linspace(0, 1, 20)
@@ -105,8 +106,8 @@ def test_products_with_the_past_of_a_curve_want_rows_for_all_their_coefficients(
     with pytest.raises(DesignError, match="27 columns"):
         told(text, "strict", even[::8], masked=False)
     with pytest.raises(PolicyError):  # sums of ten folds, each over sixty rows
-        fs.FedFunctionBoost._check_size, kept = lambda *_: None, fs.FedFunctionBoost._check_size
+        RowSource._check_size, kept = lambda *_: None, RowSource._check_size
         try:
             told(text, "strict", even, folds=10, masked=False)
         finally:
-            fs.FedFunctionBoost._check_size = kept
+            RowSource._check_size = kept

@@ -66,7 +66,7 @@ def test_exact_sums_over_institutions_trace_as_the_forecast_says_and_no_better(n
     model = fs.FedFunctionBoost.from_formula(
         f"y(t) ~ {text}", partition(inside), time="bbs(t, knots=2, df=4)"
     )
-    told = tracing_auc(model._n_columns, n)
+    told = tracing_auc(model.source._n_columns, n)
     assert f"AUC about {told:.2f}" in " ".join(str(model.explain()).split())
     result = model.fit(steps=1)
     total = result._record.boosting.moments.total
@@ -89,7 +89,7 @@ def private_model(frame, epsilon):
 
 def cut_columns(model, frame):
     """What who knows curves makes of them for a private fit: scores as institutions cut them."""
-    plan, own = model._planned, partition(frame)
+    plan, own = model.source._planned, partition(frame)
     parts = []
     for client, held in plan.parts.items():
         columns = own.sites[client]._data.frame
@@ -106,10 +106,10 @@ def test_noisy_sums_trace_no_better_than_the_budget_allows(epsilon):
     inside, outside, reference = (population(m, random) for m in (n, 1500, 10000))
     model = private_model(inside, epsilon)
     result = model.fit(steps=1)
-    bound = largest_auc(float(model._planned.coordinator_cost()))
+    bound = largest_auc(float(model.source._planned.coordinator_cost()))
     assert f"AUC of at most {bound:.2f}" in " ".join(str(result.summary()).split())
     columns = [cut_columns(model, frame) for frame in (inside, outside, reference)]
-    found, se = traced(model._released[0].products, n, *columns)
+    found, se = traced(model.source._released[0].products, n, *columns)
     assert found <= bound + 3 * se
     exact, _ = traced(columns[0].T @ columns[0], n, *columns)
     assert exact > 0.68 > 0.5 + 3 * se  # without the noise the same people are found
@@ -148,7 +148,7 @@ def test_the_same_canaries_are_not_told_apart_by_the_noisy_products():
         for frame, sign in zip(frames, (1.0, -1.0), strict=True):
             frame.loc[0, wide] = sign * long if name == "y" else long
     models = [private_model(frame, 3.0) for frame in frames]
-    plan = models[0]._planned
+    plan = models[0].source._planned
     exact = [
         u.T @ u for u in (cut_columns(model, frame) for model, frame in zip(models, frames, strict=True))
     ]
@@ -161,7 +161,7 @@ def test_the_same_canaries_are_not_told_apart_by_the_noisy_products():
     told = []
     for k, model in enumerate(models):
         for _ in range(25):
-            model._released = None
+            model.source._released = None
             told.append((k, float((model_products(model) * direction).sum())))
     scores = [np.array([value for k, value in told if k == which]) for which in (0, 1)]
     found, se = auc(*scores)
@@ -174,4 +174,4 @@ def test_the_same_canaries_are_not_told_apart_by_the_noisy_products():
 
 def model_products(model):
     model.fit(steps=1)
-    return model._released[0].products
+    return model.source._released[0].products

@@ -23,7 +23,7 @@ from fedstat.models.boost.learning.moments import (
     CurveSums,
     IrregularMoments,
 )
-from fedstat.models.boost.learning.prepared_learners import PreparedLearners, prepare_learners
+from fedstat.models.boost.learning.prepared_learners import Moments, PreparedLearners, prepare_learners
 from fedstat.models.boost.learning.varying import MEANS, VARYING, VaryingMoments
 from fedstat.models.horizontal.session import RowsSession, add
 from fedstat.progress_line import ProgressLine
@@ -34,19 +34,15 @@ from fedstat.typing import Array, Floats
 
 
 def take_moments(
-    session: RowsSession, asked: CurveSumsRequest, by_site: bool = False
-) -> FitProtocol[CurveMoments]:
-    """Open the rows, and ask every site for its sums; `by_site` makes each of them a fold of its own."""
-    answers = yield from _answers(session, asked, "sum_curves")
-    return CurveMoments.of(_together(answers, REGULAR_SUMS, by_site))
+    session: RowsSession, asked: CurveSumsRequest, basis: Floats, *, uneven: bool, by_site: bool = False
+) -> FitProtocol[tuple[Moments, None]]:
+    """Open the rows, and ask every site for its sums; `by_site` makes each of them a fold of its own.
 
-
-def take_irregular_moments(
-    session: RowsSession, asked: CurveSumsRequest, basis: Floats, by_site: bool = False
-) -> FitProtocol[IrregularMoments]:
-    """Take the sums of a response whose curves have points of their own; `basis` (G, L) where it is shown."""
-    answers = yield from _answers(session, asked, "sum_uneven_curves")
-    return _irregular(_together(answers, IRREGULAR_SUMS, by_site), asked, basis)
+    Those of an `uneven` response, whose curves have points of their own, are shown at `basis` (G, L).
+    """
+    answers = yield from _answers(session, asked, "sum_uneven_curves" if uneven else "sum_curves")
+    sums = _together(answers, IRREGULAR_SUMS if uneven else REGULAR_SUMS, by_site)
+    return (_irregular(sums, asked, basis) if uneven else CurveMoments.of(sums)), None
 
 
 def take_varying_moments(
@@ -57,7 +53,7 @@ def take_varying_moments(
     *,
     uneven: bool,
     by_site: bool = False,
-) -> FitProtocol[tuple[CurveMoments | IrregularMoments, VaryingMoments]]:
+) -> FitProtocol[tuple[Moments, VaryingMoments]]:
     """Take the sums of either kind, and those of columns that vary along the response, shown at points t."""
     answers = yield from _answers(session, asked, "sum_uneven_curves_along" if uneven else "sum_curves_along")
     along = VaryingMoments.of(_together(answers, VARYING if uneven else (*VARYING, MEANS), by_site), t)

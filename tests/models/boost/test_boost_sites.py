@@ -16,6 +16,7 @@ from fedstat.errors import (
     PartitionError,
     PolicyError,
 )
+from fedstat.models.boost.row_source import RowSource
 
 FRAME = simulated()
 TEXT = "y(t) ~ bsignal(x1, knots=5) + x2 + bols(g) + bbs(age, knots=5, lower_bound=20, upper_bound=80)"
@@ -90,7 +91,7 @@ def test_fewer_rows_than_three_for_each_column_are_refused_and_what_passes_is_na
 
 
 def test_the_door_counts_rows_for_columns_by_itself(monkeypatch):
-    monkeypatch.setattr(fs.FedFunctionBoost, "_check_size", lambda *_: None)
+    monkeypatch.setattr(RowSource, "_check_size", lambda *_: None)
     with pytest.raises(PolicyError, match="maximum parameters per row"):
         fitted("y(t) ~ bsignal(x1) + bsignal(x2)", simulated(150), masked=False)
     with pytest.raises(PolicyError, match="maximum parameters per row"):
@@ -222,3 +223,12 @@ def test_pictures_are_drawn(result):
             result.plot(what, ax=effects[0, 0])
     with pytest.raises(ModelError, match="learner"):
         result.plot("surface", "height")
+
+
+def test_a_model_of_columns_alone_is_explained():
+    partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    model = fs.FedFunctionBoost.from_formula("num ~ age + sex", partition)
+    assert type(model) is fs.FedFunctionBoost and model.sites == tuple(partition.sites)
+    told = model.explain(steps=20)
+    assert told.passes and "FedFunctionBoost.fit(steps=20)" in str(told)
+    assert repr(model).startswith("<FedFunctionBoost: num ~ age + sex")

@@ -9,7 +9,7 @@ from curve_cases import by_site, declared, simulated
 
 import fedstat as fs
 from fedstat.errors import DataWarning, DesignError, FormulaError, ModelError, PartitionError, PolicyError
-from fedstat.models.boost.vertical_model import VerticalFunctionBoost
+from fedstat.models.boost.column_source import ColumnSource
 
 FRAME = simulated()
 HELD = {"Laboratory": ["x1", "g"], "Imaging": ["x2", "age"], "Clinic": ["y", "mean"]}
@@ -135,7 +135,7 @@ def test_the_forecast_counts_rounds_and_bytes_as_the_fit_does():
         assert (asked[exact] == left[exact]).all()
     kinds = {kind for kinds in found.ledger.kinds_by_client().values() for kind in kinds}
     assert kinds == {"control", "schema", "presence", "sealed", "masked share", "aggregate"}
-    columns = model._n_columns
+    columns = model.source._n_columns
     assert columns == 1 + 9 + 8 + 3 + 24 + 14
     assert f"sums of products of {columns} columns over 600 rows" in " ".join(str(told).split())
     assert f"sums of products of {columns} columns over 600 rows" in " ".join(str(found.summary()).split())
@@ -154,7 +154,7 @@ def test_fewer_entities_than_the_columns_want_are_refused_and_what_passes_is_nam
 
 
 def test_a_door_counts_entities_for_the_columns_of_all_by_itself(monkeypatch):
-    monkeypatch.setattr(VerticalFunctionBoost, "_check_size", lambda *_: None)
+    monkeypatch.setattr(ColumnSource, "_check_size", lambda *_: None)
     with pytest.raises(PolicyError, match="maximum parameters per row"):
         fitted("y(t) ~ bsignal(x1) + bsignal(x2)", FRAME[:80])
 
@@ -217,6 +217,13 @@ def test_what_is_no_formula_is_named(text, words):
 def test_settings_of_rows_apart_are_refused_by_name():
     with pytest.raises(ModelError, match="offset: where institutions hold different columns"):
         fs.FedFunctionBoost.from_formula(TEXT, apart(), offset="smoothed")
+    model = fs.FedFunctionBoost.from_formula(TEXT, apart())
+    assert type(model) is fs.FedFunctionBoost and model.layout.n == 600
+    for name, value in {"masked": True, "every": 3, "aggregation": "lsa", "offset": np.zeros(12)}.items():
+        with pytest.raises(ModelError, match=f"{name}: where institutions hold different columns there are"):
+            model.fit(**{name: value})
+    with pytest.raises(ModelError, match="select: expected one of 'cv', None"):
+        model.fit(select="aicc")
 
 
 def test_a_curve_is_at_one_institution():

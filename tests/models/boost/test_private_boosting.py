@@ -35,7 +35,7 @@ def result(model):
 
 def exact_products(model, frame):
     """Products of (1, scores) as the institutions cut them, the weight of the response taken off."""
-    plan, parts = model._planned, []
+    plan, parts = model.source._planned, []
     for client, held in plan.parts.items():
         asked = plan.gram_asked(client, 1)
         scores = np.hstack([part.scores(column_of(part, model, frame)) for part in held])
@@ -56,14 +56,14 @@ def column_of(part: PublicPart, model, frame):
 def test_with_a_budget_beyond_all_use_the_products_are_those_of_the_scores():
     model = private(FRAME, epsilon=5e5, partition=budgeted(FRAME, budget=1e9))
     model.fit()
-    released, *_ = model._released
+    released, *_ = model.source._released
     exact = exact_products(model, FRAME)
     np.testing.assert_allclose(released.products, exact, atol=0.02 * len(FRAME) ** 0.5)
 
 
 def test_noise_is_as_large_as_was_planned():
     model = private(FRAME, epsilon=1.0, partition=budgeted(FRAME))
-    exact, plan = exact_products(model, FRAME), model._planned
+    exact, plan = exact_products(model, FRAME), model.source._planned
     widths = [plan.width(client) for client in plan.parts]
     owner = np.repeat(np.arange(len(widths)), widths)
     own = owner[:, None] == owner
@@ -71,12 +71,12 @@ def test_noise_is_as_large_as_was_planned():
     deviation = plan.deviation * np.where(own, 1.0, np.sqrt(2.0)) * np.outer(scale, scale)
     squares, count = 0.0, 0
     for _ in range(6):
-        model._released = None
+        model.source._released = None
         model.fit()
-        z = (model._released[0].products - exact)[1:, 1:] / deviation
+        z = (model.source._released[0].products - exact)[1:, 1:] / deviation
         squares += (np.triu(z) ** 2).sum()
         count += len(z) * (len(z) + 1) // 2
-        first = (model._released[0].products - exact)[0, 1:] / (plan.deviation * scale)
+        first = (model.source._released[0].products - exact)[0, 1:] / (plan.deviation * scale)
         squares, count = squares + (first**2).sum(), count + len(first)
     assert chi2.ppf(1e-5, count) < squares < chi2.ppf(1 - 1e-5, count)
 
@@ -87,12 +87,13 @@ def test_budgets_are_charged_what_was_told_and_a_second_fit_costs_nothing():
     model.fit(steps=10)
     spent = {name: site.privacy.epsilon_spent for name, site in partition.sites.items()}
     for name, site_spent in spent.items():
-        assert site_spent == pytest.approx(epsilon_of_zcdp(model._planned.site_cost(name), 1e-6), rel=1e-6)
+        cost = model.source._planned.site_cost(name)
+        assert site_spent == pytest.approx(epsilon_of_zcdp(cost, 1e-6), rel=1e-6)
     assert max(spent.values()) == pytest.approx(3.0, rel=1e-6)
     again = model.fit(steps=80)
     assert again.steps(10).path.equals(model.fit(steps=10).path)
     assert spent == {name: site.privacy.epsilon_spent for name, site in partition.sites.items()}
-    whole = epsilon_of_zcdp(model._planned.coordinator_cost(), 1e-6)
+    whole = epsilon_of_zcdp(model.source._planned.coordinator_cost(), 1e-6)
     assert whole <= 3.0
     with pytest.raises(DescriptionError, match=r"privacy budget.*left"):
         private(FRAME, 3.0, partition=partition).fit()
@@ -208,7 +209,7 @@ def test_summary_and_forecast_say_what_it_costs_what_can_be_traced_and_what_othe
     model, result
 ):
     told, printed = " ".join(str(model.explain()).split()), " ".join(str(result.summary()).split())
-    plan = model._planned
+    plan = model.source._planned
     bound = f"{norm.cdf(np.sqrt(float(plan.coordinator_cost()))):.2f}"
     for text in (told, printed):
         assert f"AUC of at most {bound}" in text
@@ -254,7 +255,7 @@ def test_a_record_of_any_values_moves_the_sums_by_no_more_than_it_is_charged_for
             frame.loc[0, ["age", "number"]] = value
         frames[name] = frame
     model = private(frames["usual"])
-    plan = model._planned
+    plan = model.source._planned
     usual = exact_products(model, frames["usual"])
     weight = np.append(1.0, np.where(plan.is_response(), plan.weight, 1.0))
     widths = [plan.width(client) for client in plan.parts]
@@ -341,6 +342,12 @@ def test_public_curves_have_functions_on_their_points(grid, mean, functions, dev
         fs.PublicCurve(grid, mean, functions, deviations)
 
 
+def test_options_of_other_layouts_are_refused_by_name(model):
+    assert type(model) is fs.FedFunctionBoost and model.epsilon == 3.0
+    with pytest.raises(ModelError, match=r"select: .* with epsilon, there are steps, nu"):
+        model.fit(select="cv")
+
+
 def test_rows_apart_have_no_private_fit():
     partition = fs.ClientPartition.from_frame(
         FRAME.assign(site=np.arange(len(FRAME)) % 3), by="site", curves={"y": fs.Curve("y_*", domain=(0, 1))}
@@ -350,7 +357,7 @@ def test_rows_apart_have_no_private_fit():
 
 
 def test_a_weight_is_public():
-    plan = private(FRAME[:100])._planned
+    plan = private(FRAME[:100]).source._planned
     assert plan.others == 9 and plan.radius("Clinic") == Fraction(9, 4) * Fraction(49, 100) * 9
 
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 from scipy.special import ndtr
 
-from fedstat.federation.dry_run.expected_releases import ExpectedReleases
 from fedstat.inference.summary import Note
 from fedstat.models.boost.private.protocol import RIDGE, ReleasedCurves
 from fedstat.models.boost.private.steps import CurvesPlan
-from fedstat.models.copula.explain import CopulaPlan, cost_statements
+from fedstat.models.copula.explain import cost_statements
 from fedstat.privacy.gaussian_dp import largest_auc
-from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
+from fedstat.privacy.zcdp import epsilon_of_zcdp
 
 # ----------------------------------------------------------------------------------------------------
 # Forecast of a private boosting: what it costs, how large noise is, what an attack could find.
@@ -41,40 +40,22 @@ def noise_statement(plan: CurvesPlan, n: int) -> str:
     )
 
 
-class PrivateBoostPlan(CopulaPlan):
-    """What is known of a private boosting before it runs."""
-
-    def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """Say what noise leaves to be learned."""
-        plan, model = self.model._planned, self.model
-        for sentence in cost_statements(plan, model.delta):
-            yield "Coordinator and institutions", sentence
-        yield "Coordinator", f"could trace: {tracing_statement(plan, min(model._counts.values()))}."
-
-    def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
-        """Say how large noise is, and what each budget has left of it."""
-        model, plan = self.model, self.model._planned
-        n = min(model._counts.values())
-        yield noise_statement(plan, n)
-        correlation = math.sqrt(2.0) * plan.deviation / n
-        if correlation > RIDGE:
-            factor = correlation / RIDGE
-            more = epsilon_of_zcdp(plan.rho * round(1000 * factor**2) / 1000, model.delta)
-            yield (
-                f"That is more than {RIDGE}: little will be told. About {math.ceil(n * factor):,} entities "
-                f"would do at epsilon {model.epsilon:g}, or an epsilon of about {more:.2g} at {n:,}; fewer "
-                "functions of each curve need less."
-            )
+def budget_notes(plan: CurvesPlan, n: int, epsilon: float, delta: float) -> Iterator[str]:
+    """Say how large noise is over so many entities, what would do, and what one release serves for."""
+    yield noise_statement(plan, n)
+    correlation = math.sqrt(2.0) * plan.deviation / n
+    if correlation > RIDGE:
+        factor = correlation / RIDGE
+        more = epsilon_of_zcdp(plan.rho * round(1000 * factor**2) / 1000, delta)
         yield (
-            "One release, whatever the number of steps: steps, their length and refits of the same model ask "
-            "for nothing more."
+            f"That is more than {RIDGE}: little will be told. About {math.ceil(n * factor):,} entities would "
+            f"do at epsilon {epsilon:g}, or an epsilon of about {more:.2g} at {n:,}; fewer functions of each "
+            "curve need less."
         )
-        for client in plan.parts:
-            budget = model.partition.sites[client].policy.privacy
-            if budget is not None:
-                total = float(rho_of_budget(budget.epsilon, budget.delta))
-                share = float(plan.site_cost(client)) / total if total else math.inf
-                yield f"{client}: this costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
+    yield (
+        "One release, whatever the number of steps: steps, their length and refits of the same model ask for "
+        "nothing more."
+    )
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
-"""Private boosting: formula, public descriptions and epsilon in, results out."""
+"""Moments with noise, under differential privacy, when sites hold different columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Self, TypeAlias
-
-import numpy as np
+from typing import Any, Self, TypeAlias
 
 from fedstat.errors import FormulaError, ModelError
 from fedstat.federation.audit.ledger import Ledger
@@ -16,33 +15,25 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.boost.learning.learners import BoostFormula, Learner, parse_boost_formula
-from fedstat.models.boost.private.explain import PrivateBoostPlan
+from fedstat.models.boost.private.explain import budget_notes, tracing_statement
 from fedstat.models.boost.private.protocol import ReleasedCurves, release_curves, sort_sums
 from fedstat.models.boost.private.public_curves import DEPTH, PublicCurve, PublicPart
 from fedstat.models.boost.private.results import PrivateBoostResults
 from fedstat.models.boost.private.steps import DRY_RUN_STEPS, FAMILY, CurvesPlan
+from fedstat.models.boost.source import BoostOptions, MomentSource
 from fedstat.models.boost.vertical.steps import curves_by_owner, find_owners
-from fedstat.models.checks import check_layout, check_positive, check_whole, checks_arguments
 from fedstat.models.copula.bounds import Bounds, IntoBound
+from fedstat.models.copula.explain import cost_statements
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula.private_release import LARGEST_DELTA, PrivateRelease
-from fedstat.models.explain import ForecastPlan
-from fedstat.models.run import Call, FitAttempt, run_fit
-from fedstat.typing import Floats
+from fedstat.models.run import FitAttempt
+from fedstat.privacy.zcdp import rho_of_budget
 
 IntoPublic: TypeAlias = PublicCurve | IntoBound
 
 
-class PrivateFunctionBoost(PrivateRelease):
-    """Boosting with curves under differential privacy, over institutions that hold different columns.
-
-    What :class:`fedstat.FedFunctionBoost` makes of a formula where `epsilon` is given. Every curve counts as
-    its public mean plus scores on a few public functions, every column by its public range or levels; each
-    institution cuts its part of a row to a public length. All products of scores are released once, with
-    noise that each institution adds to its own part before it leaves; of institutions' products with each
-    other only shares leave. Boosting of these sums, any number of steps, costs nothing more: a second
-    :meth:`fit` of the same model asks for nothing. A step that gains less than 1.5 times what noise alone
-    would is not taken; none is in 19 of 20 releases in which nothing has an effect.
+class PrivateSource(MomentSource, PrivateRelease):
+    """All products of scores, released once with noise; boosting of them requests nothing more.
 
     Parameters
     ----------
@@ -50,25 +41,16 @@ class PrivateFunctionBoost(PrivateRelease):
         Of ``bsignal(curve)`` and ``bols(column)``.
     partition : ClientPartition
         In the vertical layout, at sites whose owners allow a budget (``Policy(privacy=Budget(...))``).
-    epsilon : float
-        Of differential privacy, for the whole record of one entity, replaced by any other.
-    public : mapping of str to PublicCurve, range or levels
-        What is public of every curve and column of the formula, the response among them: ranges and levels
-        as for :class:`fedstat.Bounds`, by default what the owners have published.
-    delta : float
-        At most 1e-6.
-    coordinator : str, optional
-        The institution at which the coordinator sits, or ``"apart"``, the default.
-
-    Raises
-    ------
-    ModelError
-        Something of the formula has no public description, or an argument has no meaning here.
-    FormulaError
-        A learner is none of these two.
+    epsilon, public, delta, coordinator
+        See :meth:`fedstat.FedFunctionBoost.from_formula`.
     """
 
-    _plan: ClassVar[type[ForecastPlan] | None] = PrivateBoostPlan
+    where = "where institutions hold different columns, with epsilon,"
+    settings = ("epsilon", "public", "delta", "coordinator")
+    options = ("steps", "nu")
+    default_steps, default_nu = 80, 0.2
+    penalty = "separable"
+    time = None
     _instead = DRY_RUN_STEPS
 
     def __init__(
@@ -81,7 +63,6 @@ class PrivateFunctionBoost(PrivateRelease):
         delta: float = LARGEST_DELTA,
         coordinator: str | None = None,
     ) -> None:
-        check_layout(type(self).__name__, partition, "vertical")
         self.boost = boost
         self.curves = curves_by_owner(partition)
         held = {client: tuple(own) for client, own in partition.curves.items()}
@@ -111,19 +92,13 @@ class PrivateFunctionBoost(PrivateRelease):
 
     @classmethod
     def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
-        """Make a model from a formula; see :meth:`fedstat.FedFunctionBoost.from_formula`."""
-        check_layout(cls.__name__, partition, "vertical")
+        """See :meth:`MomentSource.of_formula`."""
         return cls(parse_boost_formula(formula, list(curves_by_owner(partition))), partition, **settings)
 
     @property
     def _description(self) -> str:
         """What is asked for, in words."""
         return f"{self.formula.text} at epsilon {self.epsilon:g}"
-
-    @property
-    def _points(self) -> Floats:
-        """Points of the response, (G,); one for a number."""
-        return self.curves[self.boost.response].grid if self.boost.functional else np.zeros(1)
 
     @cached_property
     def _planned(self) -> CurvesPlan:
@@ -141,38 +116,16 @@ class PrivateFunctionBoost(PrivateRelease):
             response=self.parts[-1].width,
         )
 
-    @checks_arguments
-    def fit(self, *, steps: int = 80, nu: float = 0.2) -> PrivateBoostResults:
-        """Ask the institutions once, under their budgets, and boost.
+    def expected(self, options: BoostOptions) -> tuple[list[tuple[str, str]], list[str]]:
+        """See :meth:`MomentSource.expected`."""
+        plan, n = self._planned, min(self._counts.values())
+        costs = [("Coordinator and institutions", one) for one in cost_statements(plan, self.delta)]
+        learned = [*costs, ("Coordinator", f"could trace: {tracing_statement(plan, n)}.")]
+        return learned, [*budget_notes(plan, n, self.epsilon, self.delta), *self._budget_shares()]
 
-        Parameters
-        ----------
-        steps : int
-            Most steps.
-        nu : float
-            Share of a fit by which a step moves, in (0, 1].
-
-        Returns
-        -------
-        PrivateBoostResults
-
-        Raises
-        ------
-        DescriptionError
-            A budget does not allow it, or is spent; says what is left, and the line of the policy.
-        EstimationError
-            Two institutions share too few entities.
-        ModelError
-            The coordinator sits at one of two institutions, and nobody else can deal random numbers.
-        """
-        call = Call.of(self.fit, locals())
-        check_whole("steps", steps, 1)
-        check_positive("nu", nu)
-        if nu > 1.0:
-            raise ModelError(f"nu: expected a share of at most 1, received {nu!r}")
-        return run_fit(self, call, PrivateFunctionBoost._estimate, int(steps), float(nu))
-
-    def _estimate(self, attempt: FitAttempt, steps: int, nu: float) -> PrivateBoostResults:
+    def boosted(self, attempt: FitAttempt, options: BoostOptions) -> PrivateBoostResults:
+        """Ask the institutions once, under their budgets, and boost."""
+        steps, nu = self.checked(options)
         # A dry run has an engine of its own and must send the requests.
         if self._released is None or self._released[2] is not self.engine:
             self._released = (self._release(attempt), attempt.ledger, self.engine)
@@ -187,6 +140,15 @@ class PrivateFunctionBoost(PrivateRelease):
             asking, self._planned, self._rows, tuple(self.partition.sites), self.partition.n_entities
         )
         return attempt.run(protocol)
+
+    def _budget_shares(self) -> Iterator[str]:
+        """Say what the release leaves of each budget."""
+        for client in self._planned.parts:
+            budget = self.partition.sites[client].policy.privacy
+            if budget is not None:
+                total = float(rho_of_budget(budget.epsilon, budget.delta))
+                share = float(self._planned.site_cost(client)) / total if total else math.inf
+                yield f"{client}: this costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
 
     def _columns_read(self, site: str) -> Sequence[str]:
         return [part.name for part in self._planned.parts.get(site, ())]

@@ -1,0 +1,189 @@
+"""Moments when sites hold different columns: sums over all entities, and secure products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from fedstat.errors import DataWarning, warn
+from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.design.vertical_design import Design, MissingRule
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
+from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.dry_run.synthetic_columns import synthetic_column_sites
+from fedstat.federation.dry_run.synthetic_rows import synthetic_generator
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.models.boost.arguments import FOLDS, refuse_few_rows
+from fedstat.models.boost.explain import tracing_sentence
+from fedstat.models.boost.learning.boosting import Boosting
+from fedstat.models.boost.learning.learners import (
+    BoostFormula,
+    parse_boost_formula,
+)
+from fedstat.models.boost.learning.prepared_learners import PenaltyKind
+from fedstat.models.boost.source import BoostOptions, MomentSource
+from fedstat.models.boost.vertical.protocol import AgreedDesign, agree_columns, exchange_moments
+from fedstat.models.boost.vertical.steps import FAMILY, POINTS, WIDTH, curves_by_owner, find_owners
+from fedstat.models.boost.vertical_results import VerticalBoostResults
+from fedstat.models.checks import check_whole
+from fedstat.models.explain import ForecastPlan
+from fedstat.models.run import FitAttempt
+from fedstat.models.vertical.exchange.patterns import reuse_patterns
+from fedstat.models.vertical.layout import Layout, complete_at, lay_out
+from fedstat.models.vertical.model import VerticalModel
+
+
+class ColumnSource(MomentSource, VerticalModel):
+    """Sums over institutions that hold different columns of the same entities; secure products once.
+
+    Entities without a response, or that an institution lacks, are left out, and counted.
+    """
+
+    family: ClassVar[str] = FAMILY
+    model_name: ClassVar[str] = "Federated functional boosting"
+    where = "where institutions hold different columns"
+    settings = ("time", "penalty", "missing", "coordinator")
+    options = ("steps", "nu", "select", "folds", "random_state")
+
+    def __init__(
+        self,
+        boost: BoostFormula,
+        partition: ClientPartition,
+        *,
+        time: str = "bbs(t, knots=10, df=4)",
+        penalty: PenaltyKind = "separable",
+        missing: MissingRule = "drop",
+        coordinator: str | None = None,
+    ) -> None:
+        self.boost = boost
+        self.curves = curves_by_owner(partition)
+        held = {client: tuple(own) for client, own in partition.curves.items()}
+        self.apart = find_owners(boost, partition.columns, held)
+        published = {name: one for site in partition.sites.values() for name, one in site.published.items()}
+        self._set_learners(
+            time,
+            penalty,
+            lambda one: self.curves[one.of].domain,
+            lambda name: published[name].range if name in published else None,
+        )
+        self.agreed: AgreedDesign
+        super().__init__(self.apart.formula, partition, missing=missing, coordinator=coordinator)
+        use = complete_at(self.design.blocks, self.design.n)
+        layout = lay_out(self.design, self.design.blocks, use)
+        self.layout: Layout = self._with_dealer(reuse_patterns(layout, partition, complete=True))
+        self.widths = self.agreed.widths
+        self._tell_of_left_out()
+
+    @classmethod
+    def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
+        """See :meth:`MomentSource.of_formula`."""
+        return cls(parse_boost_formula(formula, list(curves_by_owner(partition))), partition, **settings)
+
+    def checked(self, options: BoostOptions) -> tuple[int, float]:
+        """Check the options, and the number of entities by fold."""
+        checked = super().checked(options)
+        check_whole("folds", self._n_folds(options), 2 if options.select else 1)
+        self._check_size(self._n_folds(options))
+        return checked
+
+    def expected(self, options: BoostOptions) -> tuple[list[tuple[str, str]], list[str]]:
+        """See :meth:`MomentSource.expected`."""
+        n, lacking = self.layout.n, self.layout.left_out
+        notes = ["One exchange, whatever the number of steps; its sums do not depend on steps and nu."]
+        if lacking:
+            notes.append(
+                f"{lacking:,} of {self.layout.n_design:,} entities with a response lack what an institution "
+                "brings, and are left out."
+            )
+        return [("Coordinator", f"could trace: {tracing_sentence(self._n_columns, n)}.")], notes
+
+    def boosted(self, attempt: FitAttempt, options: BoostOptions) -> VerticalBoostResults:
+        """Exchange the sums by fold, once, and follow the path."""
+        steps, nu = self.checked(options)
+        folds = np.arange(self.layout.n) % self._n_folds(options)
+        code = np.random.default_rng(options.random_state).permutation(folds).astype(np.int64)
+        asking = SecureProductSession(FAMILY, self._session, self._agreement.at)
+        found = attempt.run(
+            exchange_moments(self.apart, self.learners, self.widths, self.layout, code, asking)
+        )
+        boosting = Boosting(found.moments, self._design, self._basis, nu)
+        return VerticalBoostResults._of_exchange(self, boosting, found, steps, options.select, attempt.ledger)
+
+    @staticmethod
+    def _n_folds(options: BoostOptions) -> Any:
+        return (FOLDS if options.select else 1) if options.folds is None else options.folds
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Places of each learner's columns among all."""
+        return tuple(np.cumsum([0, *self.widths]).tolist())
+
+    @property
+    def question(self) -> RowsRequest:
+        """What new rows are coded by, as those of one table."""
+        formula = self.formula
+        terms = [self.apart.terms(client) for client in self.apart.clients]
+        return RowsRequest(
+            "" if self.boost.functional else formula.response,
+            () if self.boost.functional else formula.response_columns,
+            tuple(text for one in terms for text in one.terms),
+            tuple(name for one in terms for name in one.columns),
+            curves=self.boost.curves,
+            curve_response=self.boost.response if self.boost.functional else "",
+        )
+
+    def _agree(self, missing: MissingRule) -> FitProtocol[Design]:
+        self.agreed = yield from agree_columns(
+            self.apart,
+            self.learners,
+            self.time,
+            self.partition.rows,
+            self.partition.n_entities,
+            self._session,
+            missing=missing,
+            partial=self.partition.partial,
+            min_count=self.partition.min_count,
+        )
+        return self.agreed.design
+
+    def _tell_of_left_out(self) -> None:
+        without, lacking = self.design.n_dropped, self.layout.left_out
+        if without or lacking:
+            listed = ", ".join(f"{count:,} at {client}" for client, count in self.layout.absent.items())
+            warn(
+                f"left out {without:,} entities without a response, and {lacking:,} that an institution "
+                f"lacks{f' ({listed})' if listed else ''}",
+                DataWarning,
+            )
+
+    def _check_size(self, folds: int) -> None:
+        """Require entities for the columns of all learners, by fold, as the owners do; name what passes."""
+        n, columns = self.layout.n // folds, self.starts[-1] + 1
+        clients = self.layout.clients
+        allowed = {name: self.partition.sites[name].policy.max_parameters for name in clients}
+        # Of a product of two institutions' columns its doors judge these, the response among them.
+        *_, second, first = sorted([0, *self.layout.sizes])
+        strictest = min(clients, key=lambda name: allowed[name])
+        pairs = MIN_ENTITIES_PER_EQUATION * (first + second)
+        least = max(int(np.ceil(columns / allowed[strictest])), pairs)
+        if n < least:
+            most = min(int(allowed[strictest] * n), columns - (pairs - n) // MIN_ENTITIES_PER_EQUATION)
+            refuse_few_rows(strictest, n, least, self.learners, columns, most, folds)
+
+    def _columns_read(self, site: str) -> Sequence[str]:
+        return next((terms.columns for terms in self.formula.clients if terms.client == site), ()) + (
+            self.formula.response_columns if site == self.apart.holder else ()
+        )
+
+    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        (own,) = (block for block in self.design.blocks if block.client == self.apart.holder)
+        points = synthetic_generator().normal(size=(len(own.rows), len(self._points)))
+        kept: dict[str, dict[str, Any]] = {client: {WIDTH: self.starts[-1]} for client in self.apart.clients}
+        kept[self.apart.holder][POINTS] = points
+        rows, session = self.partition.rows, self._session
+        return synthetic_column_sites(self.design, rows, policies, self.distribution, session, kept)

@@ -1,0 +1,269 @@
+"""Moments when sites hold different rows: horizontal sums, of squares or of scores of other losses."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from fedstat.errors import FormulaError, ModelError
+from fedstat.federation.design.formula.terms import parse_terms, term_columns
+from fedstat.federation.design.site_rows import RowsRequest
+from fedstat.federation.design.vertical_design import MissingRule
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.dry_run.execution import DrySite
+from fedstat.federation.dry_run.synthetic_rows import SyntheticRows, coded_names
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.partition.row_tables import common_columns
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.federation.tables.curves import SHOWN, all_points, measured_differently
+from fedstat.models.boost.arguments import (
+    FOLDS,
+    SumsSize,
+    bands,
+    check_every,
+    check_loss,
+    check_points,
+    check_site_folds,
+    check_size,
+    common_curves,
+    given_offset,
+    plain_formula,
+    published_range,
+)
+from fedstat.models.boost.explain import (
+    BASELINE_ROUNDS,
+    ONE_ROUND,
+    OWN_SUMS,
+    UNEVEN_MASKS,
+    traced_columns,
+    tracing_sentence,
+)
+from fedstat.models.boost.learning.baselines import site_boostings
+from fedstat.models.boost.learning.boosting import Boosting
+from fedstat.models.boost.learning.columns import CurveSumsRequest
+from fedstat.models.boost.learning.learners import (
+    BoostFormula,
+    Learner,
+    check_coded,
+    parse_boost_formula,
+)
+from fedstat.models.boost.learning.losses import loss_of
+from fedstat.models.boost.learning.moments import CurveMoments
+from fedstat.models.boost.learning.prepared_learners import Moments, PenaltyKind
+from fedstat.models.boost.learning.varying import VaryingMoments, coefficients_along, varying_of
+from fedstat.models.boost.protocol import (
+    ScoreRounds,
+    plan_scores,
+    take_moments,
+    take_own_moments,
+    take_varying_moments,
+)
+from fedstat.models.boost.results import BoostResults, LocalBoosts
+from fedstat.models.boost.source import BoostOptions, MomentSource
+from fedstat.models.boost.steps import FAMILY
+from fedstat.models.checks import (
+    check_choice,
+    check_masked,
+    check_whole,
+)
+from fedstat.models.explain import ForecastPlan
+from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.session import UNTOLD
+from fedstat.models.run import FitAttempt
+from fedstat.progress_line import open_line
+from fedstat.typing import Floats
+
+SEED_BITS = 53
+
+
+class RowSource(MomentSource, HorizontalModel):
+    """Sums over sites that hold different rows: one round, or repeated scores of a loss that is no square."""
+
+    model_name: ClassVar[str] = "Federated functional boosting"
+    where = "where sites hold different rows"
+    settings = ("time", "penalty", "family", "loss", "delta", "q", "missing")
+    options = tuple(one.name for one in fields(BoostOptions))
+    selects = ("cv", "aicc", None)
+
+    def __init__(
+        self,
+        boost: BoostFormula,
+        partition: ClientPartition,
+        *,
+        time: str = "bbs(t, knots=10, df=4)",
+        penalty: PenaltyKind = "separable",
+        family: Any = None,
+        loss: Literal["huber", "quantile"] | None = None,
+        delta: float | None = None,
+        q: float | None = None,
+        missing: MissingRule = "drop",
+    ) -> None:
+        self.loss, distribution = loss_of(family, loss, delta, q)
+        self.boost, self.curves = boost, common_curves(partition)
+        self._set_learners(time, penalty, self._along, partial(published_range, partition))
+        held = {site: curves.get(boost.response) for site, curves in partition.curves.items()}
+        self._responses = {site: curve for site, curve in held.items() if curve is not None}
+        self._uneven = boost.functional and measured_differently(list(self._responses.values()))
+        check_points(self.learners, partition.curves)
+        super().__init__(
+            plain_formula(boost, partition), partition, family=distribution.make(), missing=missing
+        )
+        terms = coded_names(self.agreement).term_names
+        check_coded(self.learners, {term: terms.count(term) for term in terms}, self._has_levels)
+
+    @classmethod
+    def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
+        """See :meth:`MomentSource.of_formula`."""
+        curves = common_columns(map(tuple, partition.curves.values()))
+        return cls(parse_boost_formula(formula, curves), partition, **settings)
+
+    def expected(self, options: BoostOptions) -> tuple[list[tuple[str, str]], list[str]]:
+        """See :meth:`MomentSource.expected`."""
+        steps, _ = self.checked(options)
+        weighted = bands(self.time) if self._uneven and self.time is not None else 0
+        n = {row.site: float(row.n) for row in self.agreement.sites}
+        plan = plan_scores(
+            self.loss, len(n), steps=steps, every=options.every, folds=options.folds, select=options.select
+        )
+        scores, along = plan.n_scores if self.loss else 0, coefficients_along(self.learners)
+        columns = traced_columns(self.starts[-1], self._n_along, weighted, scores, along)
+        notes = [f"{ONE_ROUND}; its sums do not depend on steps and nu."]
+        if self.loss:
+            notes = [
+                f"Sums of products in one round, and {plan.n_exchanges:,} exchanges of scores; coefficients "
+                "go to the sites at each of them."
+            ]
+        learned = [("Coordinator", f"could trace: {tracing_sentence(columns, sum(n.values()), weighted)}.")]
+        if options.aggregation != "exact":
+            learned = [("Coordinator", OWN_SUMS)]
+            learned += [
+                ("Coordinator", f"could trace at {site}: {tracing_sentence(columns, rows)}.")
+                for site, rows in n.items()
+            ]
+            notes.append(BASELINE_ROUNDS)
+        return learned, [*notes, *([UNEVEN_MASKS] if weighted else []), UNTOLD]
+
+    def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults | LocalBoosts:
+        """Take the sums in one round, or exchange scores, and follow the path."""
+        steps, nu = self.checked(options)
+        select, folds, offset, masked = options.select, options.folds, options.offset, options.masked
+        aggregation, exact = options.aggregation, options.aggregation == "exact"
+        by_site = isinstance(folds, str)
+        if by_site:
+            check_choice("folds", folds, ("site",))
+            masked = check_site_folds(masked, len(self.sites), self._masks_wanted)
+        folds = (FOLDS if select == "cv" else 1) if folds is None else folds
+        own_folds = 1 if isinstance(folds, str) else folds  # that a site deals its rows to
+        check_whole("folds", own_folds, 2 if select == "cv" and not by_site else 1)
+        seed = secrets.randbits(SEED_BITS) if options.random_state is None else options.random_state
+        check_whole("random_state", seed, 0)
+        every = check_every(options.every, self.loss)
+        given = given_offset(offset, self._points, functional=self.time is not None)
+        smooth = isinstance(offset, str) and offset == "smooth"
+        if not exact and (self._uneven or varying_of(self.learners)):
+            raise ModelError(
+                f"aggregation: {aggregation!r} wants all curves of the response at the same points, and no "
+                "learner that varies along it"
+            )
+        if not exact and (by_site or select == "aicc" or smooth or given is not None or self.loss):
+            raise ModelError(
+                f"aggregation: {aggregation!r} is of squares about means, has no AICc, and no sites as folds"
+            )
+        check_loss(self.loss, select, self.learners, uneven=self._uneven)
+        masked = exact and check_masked(masked, len(self.sites), self._masks_wanted)
+        told = None if given is None or not self._uneven else (tuple(self._points), tuple(given))
+        asked = CurveSumsRequest(self.learners, self.time, int(own_folds), int(seed), told, self.loss)
+        starts, design, basis = self.starts, self._design, self._basis
+        plan = plan_scores(self.loss, len(self.sites), steps=steps, every=every, folds=folds, select=select)
+        self._check_size(starts[-1] + 1 + coefficients_along(self.learners), int(own_folds), masked)
+        if self.loss:
+            self._check_size(starts[-1] + 1, 1, masked, plan.n_scores * self._n_along)
+        session = self._open_session(FAMILY, masked)
+        if self.loss:
+            empty = Boosting(CurveMoments.none(), design, basis, nu, smooth_offset=smooth, given=given)
+            with open_line("step", plan.steps) as line:
+                rounds = ScoreRounds(session, asked, self.loss, plan, empty, line)
+                scored = attempt.run(rounds.run(), session.masked_sites)
+            return BoostResults._of(self, scored, steps, select, masked, attempt.ledger)
+        if exact:
+            taking: FitProtocol[tuple[Moments, VaryingMoments | None]]
+            if varying_of(self.learners):
+                taking = take_varying_moments(
+                    session, asked, basis, self._points, uneven=self._uneven, by_site=by_site
+                )
+            else:
+                taking = take_moments(session, asked, basis, uneven=self._uneven, by_site=by_site)
+            moments, varying = attempt.run(taking, session.masked_sites)
+            boosting = Boosting(
+                moments, design, basis, nu, smooth_offset=smooth, given=given, varying=varying
+            )
+            return BoostResults._of(self, boosting, steps, select, masked, attempt.ledger)
+        own = attempt.run(take_own_moments(session, asked), session.masked_sites)
+        found = site_boostings(own, design, basis, nu, aggregation, self.sites)
+        fits = {one.site: BoostResults._of(self, one, steps, select, masked, attempt.ledger) for one in found}
+        return LocalBoosts(fits) if aggregation == "local" else fits[""]
+
+    @property
+    def _points(self) -> Floats:
+        """Points of the response, (G,), or at which it is shown; one for a number."""
+        if self.time is None:
+            return np.zeros(1)
+        grids = [curve.grid for curve in self._responses.values()]
+        if all(map(len, grids)):
+            return all_points(grids) if self._uneven else grids[0]
+        return np.linspace(
+            self.time.low, self.time.high, max(SHOWN, 2 * (self.time.knots + self.time.degree))
+        )
+
+    def _has_levels(self, term: str) -> bool:
+        return any(name in self.agreement.spec.levels for name in term_columns(parse_terms(term).terms[0]))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Places of each learner's columns among all."""
+        terms = coded_names(self.agreement).term_names
+        widths = [one.width(terms.count(one.of)) for one in self.learners]
+        return tuple(np.cumsum([0, *widths]).tolist())
+
+    def _along(self, learner: Learner) -> tuple[float, float]:
+        """Domain of a learner's curve, which has to be the response's where it varies along this."""
+        ends, response = self.curves[learner.of].domain, self.boost.response
+        if not learner.varying:
+            return ends
+        if ends != (along := self.curves[response].domain):
+            raise FormulaError(
+                f"formula: {learner.label} is of '{learner.of}' at or before each point of '{response}', and "
+                f"their domains differ: {ends[0]:g} to {ends[1]:g}, and {along[0]:g} to "
+                f"{along[1]:g}. Declare one domain for both, or use bsignal()"
+            )
+        return ends
+
+    def _check_size(self, columns: int, folds: int, masked: bool, slopes: int = 0) -> None:
+        """Require rows for the columns of all learners, by fold, as the owners do; name what passes."""
+        policies = {name: site.policy for name, site in self.partition.sites.items()}
+        weighed = [name for name, one in self._responses.items() if one.gaps] if self._uneven else []
+        time = self.time if self._uneven else None
+        asked = SumsSize(columns + slopes, folds, self.learners, time, slopes)
+        check_size(asked, self.agreement.sites, policies, weighed, masked=masked)
+
+    def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsRequest:
+        response = self.boost.response if self.boost.functional else ""
+        (terms,) = self.formula.clients
+        for name in (*self.formula.response_columns, *terms.columns):
+            self._check_held("formula", name)
+        return RowsRequest(
+            "" if response else self.formula.response,
+            self.formula.response_columns,
+            terms.terms,
+            terms.columns,
+            curves=self.boost.curves,
+            curve_response=response,
+        )
+
+    def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
+        return SyntheticRows(self.agreement, self.distribution, curves=self.curves).sites(policies)
