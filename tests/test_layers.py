@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "models": {*FOUNDATION, "kernels", "privacy", "federation", "inference"},
     "results": {"federation", "inference", "models"},
     "operator": {*FOUNDATION, "privacy", "federation"},
+    "template": set(),
 }
 BUILDS_ON = {"copula_glm": "copula", "boost": "copula"}
 """A family that makes something else of another's release: this one may import that one, and no other."""
