@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -71,8 +71,9 @@ def keystream(key: bytes, nonce: bytes, count: int, start: int = 0) -> Ints:
     """
     block, skip = divmod(start * WORD_BYTES, CIPHER_BLOCK)
     cipher = Cipher(algorithms.ChaCha20(key, block.to_bytes(4, "little") + nonce), mode=None).encryptor()
-    stream = cipher.update(bytes(skip + count * WORD_BYTES))
-    return np.frombuffer(stream, "<i8")[skip // WORD_BYTES :].astype(np.int64, copy=False)
+    stream = np.empty(skip // WORD_BYTES + count, "<i8")
+    cipher.update_into(bytes(stream.nbytes), stream.view(np.uint8).data)
+    return stream[skip // WORD_BYTES :].astype(np.int64, copy=False)
 
 
 def random_bytes(key: bytes) -> Callable[[int], bytes]:
@@ -114,8 +115,11 @@ ANNOUNCED: Mapping[str, int] = {"sites": KEY_BYTES, "key": KEY_BYTES, "signature
 
 def encode_parts(*parts: str | bytes) -> bytes:
     """Join parts so that no two lists of parts give the same bytes: each is preceded by its length."""
-    pieces = [part.encode() if isinstance(part, str) else part for part in parts]
-    return b"".join(len(piece).to_bytes(8, "little") + piece for piece in pieces)
+    pieces = []
+    for part in parts:
+        piece = part.encode() if isinstance(part, str) else part
+        pieces += [len(piece).to_bytes(8, "little"), piece]
+    return b"".join(pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,7 @@ class Identity:
 
     signing: Ed25519PrivateKey
     agreement: X25519PrivateKey
+    public: PublicIdentity = field(init=False)
 
     def __repr__(self) -> str:
         return f"Identity({self.public.fingerprint})"
@@ -169,12 +174,9 @@ class Identity:
         """Draw new keys from the operating system."""
         return cls(Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
 
-    @property
-    def public(self) -> PublicIdentity:
-        """The public part."""
-        return PublicIdentity(
-            self.signing.public_key().public_bytes_raw(), self.agreement.public_key().public_bytes_raw()
-        )
+    def __post_init__(self) -> None:
+        keys = self.signing.public_key(), self.agreement.public_key()
+        object.__setattr__(self, "public", PublicIdentity(*[key.public_bytes_raw() for key in keys]))
 
     def secret(self, purpose: str) -> bytes:
         """Derive 32 bytes that nobody else knows, the same for a purpose as long as the keys last."""

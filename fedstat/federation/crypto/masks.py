@@ -8,11 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from numpy.typing import NDArray
 
 from fedstat.errors import EstimationError, MessageError, SecurityError
 from fedstat.federation.crypto.keys import (
@@ -26,6 +24,7 @@ from fedstat.federation.crypto.keys import (
     keystream,
     normalize_fingerprint,
 )
+from fedstat.kernels.fixed_point import Words, add_words, encode_floats, subtract_words
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -231,9 +230,6 @@ def _commitment(session: str, site: str, key: bytes) -> bytes:
 # no
 # sum, and the others take it anew under keys of a session of their own. See :mod:`fedstat.federation.crypto`.
 
-Words: TypeAlias = NDArray[np.uint64]
-"""Integers mod 2^(64 limbs), shape (limbs, size), least significant limb first."""
-
 GUARD_BITS = 16
 MOST_ROUNDS = 2**32
 MOST_WORDS = 2**27
@@ -304,13 +300,7 @@ def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> W
     if encoding.whole:
         return flat.astype(np.int64).view(np.uint64).reshape(1, -1)
     words: Words = np.empty((encoding.limbs, flat.size), np.uint64)
-    scaled = np.ldexp(np.abs(flat), encoding.scale_bits - 64 * (encoding.limbs - 1))
-    for word in words[:0:-1]:
-        whole = np.floor(scaled)
-        word[:] = whole
-        scaled = np.ldexp(scaled - whole, 64)
-    words[0] = np.rint(scaled)
-    _negate(words, flat < 0)
+    encode_floats(np.ascontiguousarray(flat), 2.0 ** (encoding.scale_bits - 64 * (encoding.limbs - 1)), words)
     return words
 
 
@@ -375,7 +365,7 @@ class Masker:
         for peer, key in self._keys.items():
             masks = keystream(key, nonce, words.size).view(np.uint64).reshape(words.shape)
             # Both sites draw the same words: by the order of names one adds and the other subtracts them.
-            (_add if self.site < peer else _subtract)(words, masks)
+            (add_words if self.site < peer else subtract_words)(words, masks)
         return words.view(np.int64).reshape(encoding.limbs, *values.shape)
 
     def _claim(self, name: str, round_number: int, bound: str) -> bytes:
@@ -420,29 +410,8 @@ def unmask_sum(name: str, masked: Sequence[Ints], encoding: Encoding | None = No
         raise MessageError(f"array '{name}': a masked part is not of type int64")
     total = np.zeros((encoding.limbs, first.size // encoding.limbs), np.uint64)
     for array in masked:
-        _add(total, np.ascontiguousarray(array).view(np.uint64).reshape(total.shape))
+        add_words(total, np.ascontiguousarray(array).view(np.uint64).reshape(total.shape))
     return decode_sum(name, total, encoding).reshape(first.shape[1:])
-
-
-def _add(total: Words, other: Words) -> None:
-    """Add in place, mod 2^64 per limb, and carry."""
-    carry = np.zeros(total.shape[1], np.uint64)
-    for word, more in zip(total, other, strict=True):
-        word += more
-        over = word < more
-        word += carry
-        carry = (over | (word < carry)).astype(np.uint64)
-
-
-def _subtract(total: Words, other: Words) -> None:
-    """Subtract in place, mod 2^64 per limb, and borrow."""
-    borrow = np.zeros(total.shape[1], np.uint64)
-    for word, less in zip(total, other, strict=True):
-        under = word < less
-        word -= less
-        under |= word < borrow
-        word -= borrow
-        borrow = under.astype(np.uint64)
 
 
 def _negate(words: Words, where: Bools) -> None:

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ from formulaic.transforms.contrasts import TreatmentContrasts
 
 from fedstat import codec
 from fedstat.errors import DesignError, FormulaError
-from fedstat.federation.design.formula.expression import parse_expression, parse_numeric
+from fedstat.federation.design.formula.expression import MOST_PARSED, parse_expression, parse_numeric
 from fedstat.federation.design.formula.syntax_tree import (
     SPLINES,
     TREATMENT,
@@ -571,16 +572,19 @@ def read_terms(terms: Sequence[str], columns: Sequence[str]) -> tuple[Term, ...]
     A FormulaError tells of a text outside the formula language or that is not one term, and of terms that
     read other columns than those declared.
     """
-    parsed = []
-    for text in terms:
-        right = parse_terms(text)
-        if len(right.terms) != 1:
-            raise FormulaError(f"formula: expected one term, received {text[:80]!r}.")
-        parsed.append(right.terms[0])
+    parsed = [_read_term(text) for text in terms]
     used = {name for term in parsed for name in term_columns(term)}
     if used != set(columns) or not used:
         raise FormulaError("formula: the terms read other columns than those declared for them.")
     return tuple(parsed)
+
+
+@lru_cache(maxsize=MOST_PARSED)
+def _read_term(text: str) -> Term:
+    right = parse_terms(text)
+    if len(right.terms) != 1:
+        raise FormulaError(f"formula: expected one term, received {text[:80]!r}.")
+    return right.terms[0]
 
 
 def coded_columns(terms: Iterable[Term], kinds: Mapping[str, ColumnKind]) -> tuple[str, ...]:

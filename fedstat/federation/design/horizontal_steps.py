@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import ClassVar
 
@@ -39,6 +40,7 @@ from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, Step
 from fedstat.federation.tables.columns import ColumnKind, LevelValue, column_kind, find_levels
+from fedstat.federation.tables.table import keep_result
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -402,7 +404,9 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
         tally.look(rows)
         if len(rows.frame):
             state.tell(*unknown_levels(rows, spec))
-            coded = design_matrix(rows, question, opened.terms, spec, data.name)
+            code = partial(design_matrix, rows, question, opened.terms, spec, data.name)
+            coded = keep_result(data.table, (text, chunk), code)
+            coded = replace(coded, X=coded.X.copy())  # it is standardized in place
             tally.add(rows, coded)
             # A table of one chunk is kept as coded; with a second one, every pass reads and codes again.
             opened.held = (rows, coded.X) if chunk == 0 else None

@@ -27,6 +27,7 @@ from fedstat.federation.disclosure.facts import FactorsRequested
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, missing_cells, pick_columns
 from fedstat.federation.tables.curves import LARGEST_GAP, curves_of
+from fedstat.federation.tables.table import in_memory, keep_result
 from fedstat.typing import Bools, Floats
 
 BLOCK = 4096
@@ -156,8 +157,14 @@ def find_complete_rows(data: SiteData, question: RowsRequest) -> Iterator[Comple
 
     Rows of weight zero are left out as well. A DesignError tells of a column that is absent or of
     an unsupported type, of a negative weight, an exposure that is not positive, and of a response or offset
-    that is not finite.
+    that is not finite. A small table in memory is read once for the same request.
     """
+    if in_memory(data.table):
+        return iter(keep_result(data.table, repr(question), lambda: list(_complete_rows(data, question))))
+    return _complete_rows(data, question)
+
+
+def _complete_rows(data: SiteData, question: RowsRequest) -> Iterator[CompleteRows]:
     for chunk in data.table.chunks(question.needed):
         series = pick_columns(chunk, question.needed, data.name)
         whole: Bools = np.logical_not(missing_cells(series.values(), len(chunk)).any(axis=1))

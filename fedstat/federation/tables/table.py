@@ -6,9 +6,9 @@ memory is then one chunk, whatever the length of the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,7 @@ from fedstat.errors import DesignError
 from fedstat.federation.tables.curves import CurveArray, curves_of, is_curve
 from fedstat.typing import Array
 
+ResultT = TypeVar("ResultT")
 ROWS_PER_CHUNK = 262_144
 NO_PYARROW = "Parquet files are read by pyarrow: pip install fedstat[parquet]"
 READ_BUFFER = 1 << 16  # bytes per column
@@ -45,6 +46,10 @@ class Table(Protocol):
         ...
 
 
+MOST_KEPT, MOST_NUMBERS_KEPT = 8, 2**17
+"""Results that a table in memory keeps, and its largest number of cells with which it keeps any."""
+
+
 class FrameTable:
     """A table in memory, its own single chunk; `frame` (n_rows, p) is not copied, and under a RangeIndex.
 
@@ -65,6 +70,19 @@ class FrameTable:
         self.columns: tuple[str, ...] = tuple(frame.columns)
         self.n_rows = len(frame)
         self._entities = entities
+        self._kept: dict[Hashable, Any] = {}
+
+    def keep(self, key: Hashable, compute: Callable[[], ResultT]) -> ResultT:
+        """Return what was computed of the records under this key before, or compute it."""
+        if self.n_rows * len(self.columns) > MOST_NUMBERS_KEPT:
+            return compute()
+        if key not in self._kept:
+            result = compute()
+            while len(self._kept) >= MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = result
+        kept: ResultT = self._kept[key]
+        return kept
 
     @property
     def entities(self) -> Array:
@@ -157,6 +175,17 @@ class LabelledTable:
             constant = pd.Categorical.from_codes(code, pd.Index([self.label]))
             labelled.insert(place, self.name, pd.Series(constant, index=frame.index))
             yield labelled
+
+
+def keep_result(table: Table, key: Hashable, compute: Callable[[], ResultT]) -> ResultT:
+    """Return a result that a table in memory keeps, see :meth:`FrameTable.keep`, or compute it."""
+    held = table.table if isinstance(table, LabelledTable) else table
+    return held.keep(key, compute) if isinstance(held, FrameTable) else compute()
+
+
+def in_memory(table: Table) -> bool:
+    """Whether the records are in memory, in one chunk."""
+    return isinstance(table.table if isinstance(table, LabelledTable) else table, FrameTable)
 
 
 def read_at(table: Table) -> str:

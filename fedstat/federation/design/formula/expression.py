@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fedstat.errors import FormulaError
 from fedstat.federation.design.formula.syntax_tree import (
@@ -41,6 +42,8 @@ from fedstat.federation.design.formula.syntax_tree import (
 # From the syntax tree of one factor to the allowed language, node by node, with no way for anything else.
 
 MAX_DEPTH = 50
+MOST_PARSED = 512
+"""Texts whose expressions are kept: the same formula is read at several places."""
 
 _ARITHMETIC: Mapping[type[ast.operator], str] = {
     ast.Add: "+",
@@ -351,6 +354,7 @@ def name_expression(name: str) -> Expression:
     return Expression(text, name, Column(name), (name,))
 
 
+@lru_cache(maxsize=MOST_PARSED)
 def parse_expression(text: str, *, response: bool = False) -> Expression:
     """Read a factor of the right side, such as ``log(x + 1)``, or the left side of a formula.
 
