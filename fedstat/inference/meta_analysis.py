@@ -56,8 +56,16 @@ def restricted_likelihood(b: Floats, v: Floats) -> float:
     grid = np.append(0.0, GRID * max(float(np.var(b, ddof=1)), float(v.mean())))
     best = int(np.argmin(loss(grid)))
     bounds = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+
+    def loss_at(tau2: float) -> float:
+        spread = v + tau2
+        w = 1.0 / spread
+        total = np.add.reduce(w)
+        Q = np.add.reduce(w * (b - w @ b / total) ** 2)
+        return float(np.add.reduce(np.log(spread)) - np.log(1.0 / total) + Q)
+
     found = optimize.minimize_scalar(
-        lambda tau2: float(loss(tau2)), bounds=bounds, method="bounded", options={"xatol": 1e-10 * bounds[1]}
+        loss_at, bounds=bounds, method="bounded", options={"xatol": 1e-10 * bounds[1]}
     )
     return float(found.x) if found.fun < float(loss(0.0)) - ROUNDED else 0.0
 

@@ -8,8 +8,9 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -312,12 +313,17 @@ def extended_digest(digest: bytes, entry: SiteEntry) -> bytes:
     return hashlib.sha256(digest + entry.text.encode()).digest()
 
 
+@lru_cache(maxsize=1024)
+def _array_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    return encode_parts(dtype, str(shape))
+
+
 def content_digest(content: Content) -> bytes:
     """SHA-256 of type, shape and numbers, or of a text; memory is read once and not copied."""
     if isinstance(content, str):
         return hashlib.sha256(encode_parts("text", content)).digest()
     array = np.ascontiguousarray(content)
-    digest = hashlib.sha256(encode_parts(array.dtype.str, str(np.shape(content))))
+    digest = hashlib.sha256(_array_header(array.dtype.str, content.shape))
     digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.digest()
 
@@ -329,19 +335,16 @@ class NumbersReleased:
     released: Counter[int] = field(default_factory=Counter)
     received: int = 0
 
-    def add(self, entries: Iterable[SiteEntry]) -> NumbersReleased:
-        """Count some more entries."""
-        for entry in entries:
-            if entry.receiver != COORDINATOR:
-                self.received += entry.numbers
-            elif entry.numbers:
-                self.released[entry.among] += entry.numbers
-        return self
+    def add(self, entry: SiteEntry) -> None:
+        """Count one more entry."""
+        if entry.receiver != COORDINATOR:
+            self.received += entry.numbers
+        elif entry.numbers:
+            self.released[entry.among] += entry.numbers
 
-    def merge(self, other: NumbersReleased) -> None:
-        """Add the numbers of another session."""
-        self.released.update(other.released)
-        self.received += other.received
+    def without(self, other: NumbersReleased) -> NumbersReleased:
+        """Return the numbers without those of one session."""
+        return NumbersReleased(self.released - other.released, self.received - other.received)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -436,7 +439,6 @@ class SessionChain:
         self.entries: list[SiteEntry] = []
         self.round = 0
         self.numbers = NumbersReleased()
-        self.vectors = 0
         self.resumed = False
         self._account = account
         self._waiting: list[tuple[SiteEntry, str]] = []
@@ -531,10 +533,11 @@ class SessionChain:
     def _append(self, entry: SiteEntry, mark: str) -> None:
         if mark:
             self._account.seen.add(mark)
-        self.numbers.add((entry,))
+        self.numbers.add(entry)
+        self._account.numbers.add(entry)
         # What was released before reveals nothing new.
-        out = entry.receiver == COORDINATOR and entry.kind == "per entity"
-        self.vectors += numbers_per_entity(entry.shape) if out and entry.numbers else 0
+        if entry.numbers and entry.receiver == COORDINATOR and entry.kind == "per entity":
+            self._account.vectors += numbers_per_entity(entry.shape)
         self.entries.append(entry)
         self._account.events.append((self, entry))
         self._digest = extended_digest(self._digest, entry)
@@ -551,8 +554,9 @@ class SessionChain:
 class SiteLedger:
     """All events at one site, in order; the chains of its sessions and all counts are views of them.
 
-    The keys of all commitments are drawn from `secret`. `seen` holds the marks of all that the site has
-    released or received: a repetition reveals nothing new. A mark is the keyed digest of a content, and
+    The keys of all commitments are drawn from `secret`. `numbers` were released or received in all
+    sessions, and `vectors` counts the numbers for each entity that have left. `seen` holds the marks of all
+    that the site has released or received: a repetition reveals nothing new. A mark is the keyed digest of a content, and
     reveals nothing without the secret. `columns` were used in any session; `entities` are the most behind an
     answer; `refusals` counts those that depended on rows, by analyst; `spent` names what is answered once
     and was answered; `decisions` are the owner's newest about plans, by digest; `charges` are all to its
@@ -564,6 +568,8 @@ class SiteLedger:
     def __init__(self, secret: bytes | None = None) -> None:
         self.secret = secrets.token_bytes(32) if secret is None else secret
         self.events: list[tuple[SessionChain, SiteEntry]] = []
+        self.numbers = NumbersReleased()
+        self.vectors = 0
         self.seen: set[str] = set()
         self.store: LedgerStore | None = None
         self.columns: set[str] = set()
@@ -585,19 +591,9 @@ class SiteLedger:
         return tuple(self._chains.values())
 
     @property
-    def vectors(self) -> int:
-        """Count the numbers for each entity that have left, of all sessions."""
-        return sum(chain.vectors for chain in self._chains.values())
-
-    @property
     def present(self) -> SessionChain:
         """Chain of the request that is being answered."""
         return self._chains[self._present]
-
-    @property
-    def others(self) -> list[SessionChain]:
-        """Chains of all other sessions."""
-        return [chain for name, chain in self._chains.items() if name != self._present]
 
     def chain(self, site: str, keys: PublicIdentity, session: str) -> SessionChain:
         """Chain of a session for the next request, opened if there is none."""

@@ -105,7 +105,9 @@ class SiteStatement:
     @property
     def counts(self) -> SiteReleaseCounts:
         """Numbers that left and came in, against values in play."""
-        tally = NumbersReleased().add(self.entries)
+        tally = NumbersReleased()
+        for entry in self.entries:
+            tally.add(entry)
         earlier = self.earlier, self.earlier_received
         return SiteReleaseCounts(
             self.site, tally.released, tally.received, *earlier, self.columns, self.entities

@@ -403,7 +403,8 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     for chunk, rows in enumerate(find_complete_rows(data, question)):
         tally.look(rows)
         if len(rows.frame):
-            state.tell(*unknown_levels(rows, spec))
+            levels = keep_result(data.table, (text, chunk, "levels"), partial(unknown_levels, rows, spec))
+            state.tell(*levels)
             code = partial(design_matrix, rows, question, opened.terms, spec, data.name)
             coded = keep_result(data.table, (text, chunk), code)
             coded = replace(coded, X=coded.X.copy())  # it is standardized in place

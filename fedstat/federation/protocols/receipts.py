@@ -10,7 +10,7 @@ from typing import TypeVar
 from fedstat.codec import from_json, to_json
 from fedstat.errors import DisclosureWarning, MessageError, ReceiptError, warn
 from fedstat.federation.audit.checkpoints import SignedCheckpoint, utc_text
-from fedstat.federation.audit.event_log import NumbersReleased, canonical_json
+from fedstat.federation.audit.event_log import canonical_json
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.audit.receipt import LOSS_CAVEAT, Receipt, SiteStatement, coordinator_digest
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
@@ -37,11 +37,10 @@ def sign_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     if not isinstance(digest, str) or len(digest) != DIGEST_LENGTH:
         raise MessageError(f"{data.name}: expected the digest of a ledger, {DIGEST_LENGTH} digits")
     account, keys = data.account, data.trust.identity
-    chain, others = account.present, NumbersReleased()
+    chain = account.present
+    others = account.numbers.without(chain.numbers)
     # Without the present ask, which the coordinator's ledger cannot have in it when it is digested.
     entries, head = chain.before_this_ask()
-    for other in account.others:
-        others.merge(other.numbers)
     statement = SiteStatement(
         site=data.name,
         session=chain.session,
@@ -54,7 +53,7 @@ def sign_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
         earlier_received=others.received,
         columns=_width(data, account.columns),
         entities=account.entities,
-        other_sessions=len(account.others),
+        other_sessions=len(account.chains) - 1,
         entries=tuple(entries),
         vectors=account.vectors,
         account=None if account.store is None else account.store.head,

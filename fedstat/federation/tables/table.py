@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.errors import DesignError
-from fedstat.federation.tables.curves import CurveArray, curves_of, is_curve
+from fedstat.federation.tables.curves import CurveArray, CurveDtype, curves_of
 from fedstat.typing import Array
 
 ResultT = TypeVar("ResultT")
@@ -211,7 +211,8 @@ def table_curves(table: Table) -> dict[str, CurveArray]:
     if not isinstance(inner, FrameTable):
         told: dict[str, CurveArray] = getattr(inner, "curves", {})  # of a table elsewhere, without a row
         return told
-    return {name: curves_of(inner.frame[name]) for name in inner.columns if is_curve(inner.frame[name])}
+    kinds = zip(inner.columns, inner.frame.dtypes, strict=True)
+    return {name: curves_of(inner.frame[name]) for name, kind in kinds if isinstance(kind, CurveDtype)}
 
 
 def frame_of(rows: Any) -> pd.DataFrame:
