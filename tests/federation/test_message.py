@@ -1,7 +1,10 @@
 """Bytes and back, and what is not a message."""
 
+import json
+
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from fedstat.errors import MessageError
 from fedstat.federation.message import (
@@ -36,6 +39,15 @@ def test_arrays_come_back_as_they_were():
         assert arrays[name].dtype == array.dtype
         assert arrays[name].shape == array.shape
         assert arrays[name].tobytes() == np.ascontiguousarray(array).tobytes()
+
+
+@pytest.mark.parametrize("names", [(), ("whole", "flag"), tuple(ARRAYS), tuple(reversed(ARRAYS))])
+def test_the_bytes_are_those_of_safetensors(names):
+    arrays = {f'{name}"\\\n\x01\x7fü→': ARRAYS[name] for name in names} | {"box": np.zeros(3, dtype=np.uint8)}
+    header = {"text": '{"x": "→\u2028\t"}', "a": ""}
+    metadata = {"fedstat": json.dumps(header, ensure_ascii=False, sort_keys=True)}
+    whole = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    assert pack(header, arrays) == safetensors.numpy.save(whole, metadata=metadata)
 
 
 def test_ask_and_reply_come_back_as_they_were():

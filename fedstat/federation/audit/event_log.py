@@ -556,13 +556,13 @@ class SiteLedger:
 
     The keys of all commitments are drawn from `secret`. `numbers` were released or received in all
     sessions, and `vectors` counts the numbers for each entity that have left. `seen` holds the marks of all
-    that the site has released or received: a repetition reveals nothing new. A mark is the keyed digest of a content, and
-    reveals nothing without the secret. `columns` were used in any session; `entities` are the most behind an
-    answer; `refusals` counts those that depended on rows, by analyst; `spent` names what is answered once
-    and was answered; `decisions` are the owner's newest about plans, by digest; `charges` are all to its
-    privacy budget. `disputed` says why the account is not whole, `losses` are the times at which its owner
-    declared that the one before was lost, with the reasons. The records were read at the time `as_of`.
-    `recalled` are the rows behind answers of an earlier process.
+    that the site has released or received: a repetition reveals nothing new. A mark is the keyed digest of
+    a content, and reveals nothing without the secret. `columns` were used in any session; `entities` are
+    the most behind an answer; `refusals` counts those that depended on rows, by analyst; `spent` names what
+    is answered once and was answered; `decisions` are the owner's newest about plans, by digest; `charges`
+    are all to its privacy budget. `disputed` says why the account is not whole, `losses` are the times at
+    which its owner declared that the one before was lost, with the reasons. The records were read at the
+    time `as_of`. `recalled` are the rows behind answers of an earlier process.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
