@@ -9,10 +9,12 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
-from fedstat.errors import ModelError
+from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.conformal import merge_upwards, threshold_bins
-from fedstat.inference.heterogeneity import adjust_holm, heterogeneity
-from fedstat.inference.meta_analysis import combine_sites
+from fedstat.inference.covariance import gvif, nearest_psd, symmetrize
+from fedstat.inference.heterogeneity import MaskedSiteSums, adjust_holm, heterogeneity
+from fedstat.inference.hypotheses import read_constraints, t_test, wald_test
+from fedstat.inference.meta_analysis import RandomEffectsOptions, combine_sites, i2_interval
 
 # ---- conformal prediction ----------------------------------------------------------------------------
 
@@ -58,6 +60,8 @@ def test_each_group_has_a_threshold_of_its_own():
         ([5, 1, 0], [1, 1, 2]),
         ([0, 5, 5], [1, 1, 2]),
         ([6, 6, 6], [0, 1, 2]),
+        ([4, 5, 0], [1, 1, 2]),
+        ([3, 2, 1], [2, 2, 2]),
     ],
 )
 def test_groups_of_scores_reach_the_minimum_and_no_rest_is_left(counts, places):
@@ -116,6 +120,27 @@ def test_random_effects_need_two_sites(m):
     assert np.isfinite([found.re_low, found.re_high]).all() == (m >= 2)
 
 
+@pytest.mark.parametrize("prediction", ["confidence", "t"])
+@pytest.mark.parametrize(("m", "known"), [(2, False), (3, True)])
+def test_the_interval_of_a_further_site_needs_three(prediction, m, known):
+    how = RandomEffectsOptions(prediction=prediction)
+    found = combine_sites(np.linspace(0.0, 1.0, m), np.full(m, 0.1), how=how)
+    assert np.isfinite([found.pred_low, found.pred_high]).tolist() == [known] * 2
+
+
+@pytest.mark.parametrize(
+    ("Q", "m", "low", "high"),
+    [
+        (2.0, 2, np.nan, np.nan),
+        (2.1, 2, 0.0, 0.8809),  # ln H has standard error 0.5 ln 2.1 / (sqrt 4.2 - 1)
+        (2.0, 3, 0.0, 0.8960),  # and here sqrt((1 - 1 / 3) / 2)
+        (3.0, 3, 0.0, 0.9307),
+    ],
+)
+def test_the_interval_of_i2_by_hand(Q, m, low, high):
+    np.testing.assert_allclose(i2_interval(Q, m), (low, high), atol=5e-5)
+
+
 @pytest.mark.parametrize(
     ("p", "adjusted"),
     [([], []), ([0.04], [0.04]), ([0.04, 0.02], [0.04, 0.04]), ([0.5, 0.3, 0.9], [1.0, 0.9, 1.0])],
@@ -139,3 +164,77 @@ def test_one_table_is_not_combined(tables):
     fits = [SimpleNamespace(params=pd.Series({"x": 1.0}), bse=pd.Series({"x": 1.0}))] * tables
     with pytest.raises(ModelError, match=f"at least 2 tables, received {tables}"):
         fs.combine(fits)
+
+
+def test_what_masked_sums_do_not_say_is_named():
+    one = SimpleNamespace(site="S", n=9, beta=np.zeros(1), cov=np.eye(1), problem="", own=None)
+    masked = MaskedSiteSums(np.zeros(1), np.eye(1), np.zeros(2))
+    found = heterogeneity(("x",), np.zeros(1), 1.0, [one, one], masked=masked)
+    for ask in (lambda: found.left_out, lambda: found.change):
+        with pytest.raises(NotAvailableError, match="no fit without each site"):
+            ask()
+    assert compared(2).change.shape == compared(2).left_out.shape == (2, 1)
+
+
+# ---- covariances and hypotheses -----------------------------------------------------------------------
+
+NAMES = ["a", "b", "c"]
+
+
+def test_nothing_is_lost_of_nothing():
+    assert symmetrize(np.zeros((2, 2)))[1] == 0.0
+    assert symmetrize(np.array([[0.0, 1.0], [-1.0, 0.0]]))[1] == 1.0
+    assert nearest_psd(np.zeros((2, 2)))[1] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("at", "value"), [((1, 1), 0.0), ((1, 1), -1.0), ((1, 1), np.nan), ((0, 1), np.nan), ((0, 1), np.inf)]
+)
+def test_a_coefficient_without_a_variance_has_no_inflation(at, value):
+    cov = np.eye(3)
+    cov[at] = cov[at[::-1]] = value
+    named = r"'a', 'b'" if at[0] != at[1] else "'b'"
+    with pytest.raises(NotAvailableError, match=f"no variance inflation: {named} has no variance"):
+        gvif(cov, NAMES, NAMES)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
+def test_inflation_does_not_depend_on_units(unit):
+    R = np.full((3, 3), 0.5) + 0.5 * np.eye(3)
+    np.testing.assert_allclose(gvif(unit * R, NAMES, NAMES)["GVIF"], 1.5, rtol=1e-9)
+    singular = np.ones((3, 3)) + 1e-14 * np.eye(3)
+    with pytest.raises(NotAvailableError, match="is singular"):
+        gvif(unit * singular, NAMES, NAMES)
+
+
+@pytest.mark.parametrize(("terms", "fits"), [(["a"], False), (["a", "b"], True)])
+def test_inflation_needs_two_terms(terms, fits):
+    if fits:
+        np.testing.assert_allclose(gvif(np.eye(2), terms, terms)["GVIF"], 1.0)
+    else:
+        with pytest.raises(NotAvailableError, match="expected two terms or more, received 1"):
+            gvif(np.eye(1), terms, terms)
+
+
+def test_one_coefficient_without_a_variance_spoils_no_other_test():
+    cov, params = np.diag([1.0, np.nan, 4.0]), np.array([1.0, 2.0, 3.0])
+    both = read_constraints("a = 0, b = 0", NAMES)
+    assert np.isnan(t_test(params, cov, both).sd).tolist() == [False, True]
+    with pytest.raises(NotAvailableError, match=r"no Wald test of a = 0; b = 0: .*not determined"):
+        wald_test(params, cov, both)
+    assert float(wald_test(params, cov, read_constraints("a = 0, c = 0", NAMES)).statistic) == 3.25
+
+
+@pytest.mark.parametrize(
+    ("row", "label"), [([0, 1, 0], "b"), ([0, 2, 0], "c0"), ([1, 1, 0], "c0"), ([0, -1, 0], "c0")]
+)
+def test_a_row_of_a_matrix_is_named_after_the_one_coefficient_that_it_is(row, label):
+    assert read_constraints([row], NAMES).labels == (label,)
+
+
+@pytest.mark.parametrize("wrong", [[[1, 0]], [[1, 0, 0, 0]], [[0, 0, 0]], [[1, 0, 0], [0, 0, 0]]])
+def test_a_matrix_has_a_column_for_each_coefficient_and_no_row_of_zeros(wrong):
+    with pytest.raises(ModelError, match="a hypothesis matrix with 3 columns"):
+        read_constraints(wrong, NAMES)
+    with pytest.raises(ModelError, match=r"one value per constraint \(1\), received 2"):
+        read_constraints(([[1, 0, 0]], [0.0, 1.0]), NAMES)
