@@ -8,7 +8,7 @@ INSTALLED: dict[str, tuple[str, ...]] = {
     "fedavg": ("FedAvg", "FedAvgM", "FedProx", "QFedAvg"),
     "boost": ("FedFunctionBoost", "PublicCurve"),
     "glm": ("FederatedGLM", "FederatedOLS", "GLORE"),
-    "vfem": ("VFEMRegression", "VFEMGLM"),
+    "vfem": ("VFEMRegression", "VFEMGLM", "Iteration"),
     "vglm": ("VerticalGLM",),
     "laser": ("LASER",),
     "copula": ("CopulaSynthesizer", "Bounds", "asinh", "log"),

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
 from numbers import Integral
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -18,9 +18,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.kernels.glm.distributions import DISTRIBUTIONS, REAL
 from fedstat.typing import Floats
 
-P = ParamSpec("P")
-Model = TypeVar("Model")
-Results = TypeVar("Results")
+Method = TypeVar("Method", bound=Callable[..., Any])
 LAYOUTS = {
     "horizontal": ("sites hold different rows", "ClientPartition.from_frame(table, by='site')"),
     "vertical": (
@@ -47,6 +45,8 @@ def check_arguments(model: type, given: Iterable[str], call: Callable[..., Any] 
     for name in given:
         if name in known:
             continue
+        if name in (moved := getattr(model, "_moved", {})) and call is not None:
+            raise ModelError(f"{name}: it belongs to one exchange; write {call.__name__}({moved[name]})")
         if name in OTHER_WEIGHTS:
             raise ModelError(f"{name}: {_weights_of(model, own)}")
         close = get_close_matches(name, known, 1)
@@ -57,17 +57,15 @@ def check_arguments(model: type, given: Iterable[str], call: Callable[..., Any] 
         )
 
 
-def checks_arguments(
-    call: Callable[Concatenate[Model, P], Results],
-) -> Callable[Concatenate[Model, P], Results]:
+def checks_arguments(call: Method) -> Method:
     """Let a method answer an argument that it does not have with a ModelError that names the remedy."""
 
     @wraps(call)
-    def checked(model: Model, /, *args: P.args, **given: P.kwargs) -> Results:
+    def checked(model: Any, /, *args: Any, **given: Any) -> Any:
         check_arguments(type(model), given, call)
         return call(model, *args, **given)
 
-    return checked
+    return cast(Method, checked)
 
 
 def _weights_of(model: type, own: Sequence[str]) -> str:

@@ -77,9 +77,7 @@ def iterated(gaps: bool, masked: bool = False) -> tuple[fs.VFEMRegression, Wire]
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(
             exchange="iterative",
-            masked=masked,
-            step="gradient",
-            acceleration=None,
+            iteration=fs.Iteration(masked=masked, step="gradient", acceleration=None),
             maxiter=40,
             cov_type="none",
         )
@@ -133,7 +131,8 @@ class TestUnmaskedIterativeExchange:
     def test_sketches_are_inverted_by_who_knows_their_seed(self):
         model = make_model(gaps=False)
         with tapped(model) as wire:
-            model.fit(exchange="iterative", masked=False, cross_products="sketch", sketch_size=2 * N)
+            sketched = fs.Iteration(masked=False, cross_products="sketch", sketch_size=2 * N)
+            model.fit(exchange="iterative", iteration=sketched)
         bank = model.partition.sites["Bank"]._data  # the coordinator sits there, and shares the seed
         stage = STAGES.index("information")
         seed = seed_of_stage(bank.shared_seed, stage)

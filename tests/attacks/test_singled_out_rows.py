@@ -54,12 +54,9 @@ def partition(complete=False):
 
 
 def vfem(response="y", between="independent", **options):
-    model = fs.VFEMRegression.from_formula(
-        f"{response} ~ {COLUMNS}",
-        partition(),
-        **({"family": FAMILY_OF[response]} if response in FAMILY_OF else {}),
-        between=between,
-    )
+    how = {"family": FAMILY_OF[response]} if response in FAMILY_OF else {}
+    kind = fs.VFEMGLM if how else fs.VFEMRegression
+    model = kind.from_formula(f"{response} ~ {COLUMNS}", partition(), **how, between=between)
     return model.fit(**options)
 
 
@@ -75,7 +72,7 @@ def nobody_deals(response="z", **options):
     frames = {name: TABLES[name] for name in "AB"}
     both = fs.ClientPartition.from_frames(frames, on="id", shared_seed=1)
     how = {"family": FAMILY_OF[response], "coordinator": "A", "between": "independent"}
-    model = fs.VFEMRegression.from_formula(f"{response} ~ a1 + b1 + b2", both, **how)
+    model = fs.VFEMGLM.from_formula(f"{response} ~ a1 + b1 + b2", both, **how)
     model.fit(cross_products="sketch", sketch_size=60, **options)
 
 
@@ -114,8 +111,10 @@ def repeated_entities():
 FITS = {
     "moments": lambda: vfem(),
     "iterative": lambda: vfem(exchange="iterative"),
-    "exact": lambda: vfem(exchange="iterative", cross_products="exact"),
-    "sketch": lambda: vfem(exchange="iterative", cross_products="sketch", sketch_size=60),
+    "exact": lambda: vfem(exchange="iterative", iteration=fs.Iteration(cross_products="exact")),
+    "sketch": lambda: vfem(
+        exchange="iterative", iteration=fs.Iteration(cross_products="sketch", sketch_size=60)
+    ),
     "sem": lambda: vfem(exchange="iterative", cov_type="sem"),
     "binomial": lambda: vfem("z"),
     "binomial free": lambda: vfem("z", "free"),

@@ -93,17 +93,20 @@ NORMAL_FITS = {
     "impute": {"method": "impute"},
     "complete": {"method": "cc"},
     "iterative": STEPWISE,
-    "clear": STEPWISE | {"masked": False},
-    "gradient": STEPWISE | {"step": "gradient", "acceleration": None, "maxiter": 60},
+    "clear": STEPWISE | {"iteration": fs.Iteration(masked=False)},
+    "gradient": STEPWISE | {"iteration": fs.Iteration(step="gradient", acceleration=None), "maxiter": 60},
     "expected": STEPWISE | {"cov_type": "expected"},
-    "few points": STEPWISE | {"cov_type": "none", "memory": 3},
+    "few points": STEPWISE | {"cov_type": "none", "iteration": fs.Iteration(memory=3)},
     "robust": STEPWISE | {"cov_type": "robust"},
     "sem": STEPWISE | {"cov_type": "sem"},
-    "sketch": STEPWISE | {"cross_products": "sketch", "sketch_size": 300},
+    "sketch": STEPWISE | {"iteration": fs.Iteration(cross_products="sketch", sketch_size=300)},
     "gaussian sketch": STEPWISE
-    | {"cross_products": "sketch", "sketch": "gaussian", "sketch_size": 300, "cov_type": "sem"},
-    "exact": STEPWISE | {"cross_products": "exact", "cov_type": "robust"},
-    "first coefficients of another": STEPWISE | {"init": "cc"},
+    | {
+        "iteration": fs.Iteration(cross_products="sketch", sketch="gaussian", sketch_size=300),
+        "cov_type": "sem",
+    },
+    "exact": STEPWISE | {"iteration": fs.Iteration(cross_products="exact"), "cov_type": "robust"},
+    "first coefficients of another": STEPWISE | {"iteration": fs.Iteration(init="cc")},
 }
 OTHER_FITS = {
     "masked": {},

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, get_args
 
@@ -15,7 +14,7 @@ from fedstat.federation.design.formula.parse import Formula
 from fedstat.federation.design.vertical_design import Design
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.models.checks import check_choice, check_whole
+from fedstat.models.checks import check_choice
 from fedstat.models.run import FitAttempt
 from fedstat.models.vertical.exchange.patterns import (
     PatternExchange,
@@ -31,10 +30,9 @@ from fedstat.models.vfem.covariance.cross_products import CrossProductOptions
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.covariance.protocol import CovarianceOptions
 from fedstat.models.vfem.iteration.messages import FAMILY
-from fedstat.models.vfem.iteration.state import IterationOptions, Progress
+from fedstat.models.vfem.iteration.state import InitialValues, Iteration, IterationOptions, Progress
 from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_of_merges, warn_unless_converged
 from fedstat.models.vfem.protocol import IterativeResult
-from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
 # The entities and blocks that take part in a fit of VFEM, by method.
@@ -68,20 +66,7 @@ def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Columns beside the response, and arguments that belong to one exchange: what cannot be, with a remedy.
-
-ITERATION_ARGUMENTS = (
-    "masked",
-    "cross_products",
-    "sketch",
-    "sketch_size",
-    "step",
-    "acceleration",
-    "memory",
-    "learning_rate",
-    "init",
-)
-"""Arguments of a fit that have no meaning where moments are exchanged."""
+# Columns of weights and offset: what cannot be, with a remedy.
 
 
 def check_roles(roles: Mapping[str, str], formula: Formula, partition: Any) -> None:
@@ -121,30 +106,11 @@ def check_variances(roles: Mapping[str, str], layout: Layout) -> None:
         )
 
 
-def refuse_iterative(arguments: Mapping[str, object], fit: Callable[..., Any]) -> None:
-    """Refuse, by name, what belongs to the iterative exchange, unless it is the default."""
-    defaults = inspect.signature(fit).parameters
-    given = [
-        name
-        for name in ITERATION_ARGUMENTS
-        # An array of first coefficients compares entry by entry, and is no default in any case.
-        if not isinstance(arguments[name], str | int | None) or arguments[name] != defaults[name].default
-    ]
-    if given:
-        raise ModelError(
-            f"{', '.join(given)}: no part of exchange='moments', which has one exchange of sums and its own "
-            f"start; leave {'them' if len(given) > 1 else 'it'} out, or fit with exchange='iterative'"
-        )
-
-
 # ----------------------------------------------------------------------------------------------------
 # Constructor, layout and fit by iteration that the models of a normal response and of another share.
 
 Results = TypeVar("Results", bound=VFEMBaseResults[Any])
 VFEMMethod: TypeAlias = Literal["vfem", "cc", "impute", "single"]
-CrossSource: TypeAlias = Literal["secure", "sketch", "exact"]
-SketchKind: TypeAlias = Literal["structured", "gaussian"]
-InitialValues: TypeAlias = "Literal['zero', 'cc', 'impute'] | Sequence[float] | Mapping[str, float] | Floats"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,18 +220,12 @@ class VFEMModel(VerticalModel):
     def _names(self) -> dict[str, tuple[str, ...]]:
         return {block.client: block.names for block in self.design.blocks}
 
-    def _covariance_options(
-        self, cov_type: CovType, cross_products: CrossSource, sketch: SketchKind, sketch_size: int
-    ) -> CovarianceOptions:
-        check_choice("cross_products", cross_products, get_args(CrossSource))
-        check_choice("sketch", sketch, get_args(SketchKind))
-        check_whole("sketch_size", sketch_size, 1)
+    def _covariance_options(self, cov_type: CovType, iteration: Iteration) -> CovarianceOptions:
         # Neither needs products of two institutions: no round asks for them, and nobody need deal.
-        how = "none" if cov_type in ("expected", "none") else cross_products
+        how = "none" if cov_type in ("expected", "none") else iteration.cross_products
         at, min_count = self._agreement.at, self.partition.min_count
-        return CovarianceOptions(
-            cov_type, self._names(), CrossProductOptions(how, sketch, sketch_size, at, min_count)
-        )
+        cross = CrossProductOptions(how, iteration.sketch, iteration.sketch_size, at, min_count)
+        return CovarianceOptions(cov_type, self._names(), cross)
 
     def _begin(self, method: VFEMMethod, *, partly: bool = False) -> Layout:
         """Lay out a fit.

@@ -10,6 +10,7 @@ from fedstat.federation.dry_run.expected_releases import ExpectedReleases, Itera
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.vfem.base_model import make_layout
 from fedstat.models.vfem.disclosure_notes import count_exposed
+from fedstat.models.vfem.iteration.state import Iteration
 
 DRY_RUN_ITERATIONS = 12
 """Iterations of a dry run of the published iteration; later ones are like them."""
@@ -28,6 +29,8 @@ class VFEMPlan(ForecastPlan):
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
         self._layout = make_layout(model.design, given["method"])
+        iteration = given.get("iteration") or Iteration()
+        self.memory = int(given.get("memory", iteration.memory))
         self.iterative = given.get("exchange", "iterative") == "iterative"
 
     def arguments(self) -> Mapping[str, Any]:
@@ -38,8 +41,8 @@ class VFEMPlan(ForecastPlan):
     def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
         """Name the iterations, of the fit and of that which gives its first coefficients."""
         fits = sum(self.begins in steps for steps in course.rounds)
-        sizes = int(self.given.get("memory", 0)) + 1
-        return [IterationLoop(self.steps, fits * int(self.given["maxiter"]), fits, sizes=sizes)]
+        iterations = fits * int(self.given["maxiter"])
+        return [IterationLoop(self.steps, iterations, fits, sizes=self.memory + 1)]
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
         """Count the entities at which masks hide nothing."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, get_args
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -15,21 +15,17 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec, Family
-from fedstat.models.checks import check_choice, check_share, check_whole, checks_arguments
+from fedstat.models.checks import check_choice, check_share, check_whole, checks_arguments, kind_of
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import PatternExchange, SmallPatterns, exchange_patterns
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vfem.base_model import (
-    CrossSource,
-    InitialValues,
     IterativeOptions,
-    SketchKind,
     VFEMMethod,
     VFEMModel,
     check_variances,
     check_weights,
-    refuse_iterative,
 )
 from fedstat.models.vfem.corrections import Correction, apply_correction, check_correction
 from fedstat.models.vfem.covariance.cross_products import product_session
@@ -44,7 +40,16 @@ from fedstat.models.vfem.iteration.distributions import NORMAL, kernel_of
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
 from fedstat.models.vfem.iteration.messages import FAMILY
 from fedstat.models.vfem.iteration.protocol import EMIteration
-from fedstat.models.vfem.iteration.state import SMALLEST_MEMORY, IterationOptions, Progress, fit_by_site
+from fedstat.models.vfem.iteration.state import (
+    SMALLEST_MEMORY,
+    CrossSource,
+    InitialValues,
+    Iteration,
+    IterationOptions,
+    Progress,
+    SketchKind,
+    fit_by_site,
+)
 from fedstat.models.vfem.joint_protocol import LEAST_PATTERN, JointIteration
 from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_unless_converged
 from fedstat.models.vfem.protocol import IterativeResult, fit_glm, fit_joint, fit_normal
@@ -104,6 +109,9 @@ class VFEMRegression(VFEMModel):
 
     _plan = VFEMPlan
     _conditions = True
+    _moved: ClassVar[Mapping[str, str]] = {
+        one.name: f"exchange='iterative', iteration=fs.Iteration({one.name}=...)" for one in fields(Iteration)
+    }
 
     def __init__(
         self, formula: Formula, partition: ClientPartition, *, family: Family | None = None, **kwargs: Any
@@ -122,18 +130,8 @@ class VFEMRegression(VFEMModel):
         method: VFEMMethod = "vfem",
         cov_type: CovType = "observed",
         exchange: Literal["moments", "iterative"] = "moments",
-        masked: bool = True,
-        cross_products: CrossSource = "secure",
-        sketch: SketchKind = "structured",
-        sketch_size: int = 20_000,
-        step: Literal["gradient", "local-newton"] = "local-newton",
-        acceleration: Literal["anderson"] | None = "anderson",
-        memory: int = 8,
-        learning_rate: float | None = None,
-        init: InitialValues = "zero",
+        iteration: Iteration | None = None,
         maxiter: int = 5000,
-        tol_score: float = 1e-8,
-        tol_change: float = 1e-6,
         progress: bool | None = None,
         max_moved: float | None = None,
         correction: Correction | None = None,
@@ -153,46 +151,16 @@ class VFEMRegression(VFEMModel):
         exchange : {"moments", "iterative"}
             What passes between the institutions. "moments": sums of products of the columns by missing
             pattern, once, products of two institutions' columns by secure multiplication; nothing per
-            entity leaves, and everything else happens at the coordinator. Patterns with fewer entities than
+            entity leaves, and everything else happens at the coordinator, where Newton's method goes on until
+            the maximum is within 1e-9 standard errors. Patterns with fewer entities than
             the partition's `min_count`, or than twice their columns and response, are not released: these
             entities count as missing at an institution that has them. "iterative": linear predictors and
-            residuals of every entity, in every round; the estimates are the same. The arguments
-            below, but for `maxiter`, belong to it, and so does cov_type="robust".
-        masked : bool
-            Of exchange="iterative": whether institutions hide their linear predictors, likelihoods and scores
-            by pairwise masks, so that the coordinator and the response holder learn sums over institutions,
-            which hides an institution's part of one round and not of many. Linear predictors then go out for
-            all entities, zero where an institution has no record; where one institution alone, beside the
-            receiver, has a record the sum is its own part (the summary counts them). With two institutions
-            each knows the other's part. ``False`` sends every institution's own.
-        cross_products : {"secure", "sketch", "exact"}
-            Of exchange="iterative": where products of two institutions' columns come from. Secure
-            multiplication, exact, of which nobody sees more than the products; it needs a third institution,
-            or a coordinator apart, to deal random numbers. Random projections that the institutions draw from
-            a seed they share. Or a plain exchange of columns, which discloses them.
-        sketch : {"structured", "gaussian"}
-            Kind of projection.
-        sketch_size : int
-            Its rows; the relative error of a product is about sqrt(2 / rows).
-        step : {"gradient", "local-newton"}
-            M-step for the coefficients: TWFL (8), or Newton's with the institution's own covariance.
-        acceleration : {"anderson", None}
-            Mix the last `memory` steps (Anderson 1965), falling back to plain steps where the
-            likelihood would fall.
-        memory : int
-            Steps that are mixed, two or more.
-        learning_rate : float, optional
-            Of step="gradient"; by default 2 / (largest + smallest eigenvalue of the local covariances).
-        init : {"zero", "cc", "impute"} or array or mapping
-            First coefficients: zero, those of another method, or given (in the order of
-            :attr:`param_names` without the intercept, or by name).
+            residuals of every entity, in every round; the estimates are the same. cov_type="robust" belongs
+            to it.
+        iteration : Iteration, optional
+            Options of exchange="iterative", such as ``fs.Iteration(step="gradient")``.
         maxiter : int
             Largest number of iterations, of either exchange.
-        tol_score : float
-            Stop when the score, in the complete-data information and per root of entities, is below. (With
-            moments Newton's method goes on until the maximum is within 1e-9 standard errors.)
-        tol_change : float
-            and no parameter, of standardised columns, moved by more.
         progress : bool
             Print iteration, log-likelihood, score and the time left to standard error.
         max_moved : float, optional
@@ -239,14 +207,17 @@ class VFEMRegression(VFEMModel):
         >>> fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit(method="cc").nobs
         340
         """
-        arguments = dict(locals())
-        call = Call.of(self.fit, arguments)
+        call = Call.of(self.fit, locals())
         check_choice("method", method, get_args(VFEMMethod))
         check_choice("cov_type", cov_type, get_args(CovType))
         check_choice("exchange", exchange, ("moments", "iterative"))
         if exchange == "moments":
             check_cov_type(cov_type)
-            refuse_iterative(arguments, VFEMRegression.fit)
+            if iteration is not None:
+                raise ModelError(
+                    "iteration: no part of exchange='moments', which has one exchange of sums and its own "
+                    "start; leave it out, or fit with exchange='iterative'"
+                )
         elif self.between == "free":
             raise ModelError(
                 "exchange='iterative' is that of the publication's model: "
@@ -257,24 +228,18 @@ class VFEMRegression(VFEMModel):
         )
         check_weights(self._roles, exchange, correction)
         check_share("max_moved", max_moved)
-        options = IterationOptions(
-            step=step,
-            acceleration=acceleration,
-            memory=memory,
-            learning_rate=learning_rate,
-            maxiter=maxiter,
-            tol_score=tol_score,
-            tol_change=tol_change,
-            masked=masked,
-        )
-        check_whole("memory", memory, SMALLEST_MEMORY)
+        iteration = Iteration() if iteration is None else iteration
+        if not isinstance(iteration, Iteration):
+            raise ModelError(f"iteration: expected fs.Iteration(...), received {kind_of(iteration)}")
+        check_whole("memory", iteration.memory, SMALLEST_MEMORY)
+        options = iteration.options(maxiter)
         if exchange == "moments":
             asked = MomentsOptions(cov_type, self.between if method == "vfem" else "independent", maxiter)
             return run_fit(
                 self, call, VFEMRegression._fit_moments, method, asked, options, max_moved, correction
             )
-        covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
-        wanted = IterativeOptions(method, options, covariance, init)
+        covariance = self._covariance_options(cov_type, iteration)
+        wanted = IterativeOptions(method, options, covariance, iteration.init)
         return run_fit(self, call, VFEMRegression._fit_by_iteration, wanted, VFEMResults)
 
     def _fit_moments(
@@ -436,20 +401,24 @@ class VFEMGLM(VFEMModel):
             Estimate the alpha of the family NegativeBinomial by maximum likelihood, from the one given; all
             standard errors account for it. By default it is known. It belongs to between="independent".
         masked : bool
-            Whether institutions hide their linear predictors, likelihoods and scores by pairwise masks;
-            as in :meth:`fedstat.VFEMRegression.fit`.
+            Whether institutions hide their linear predictors, likelihoods and scores by pairwise masks; see
+            :class:`fedstat.Iteration`, also of the next three.
         cross_products : {"secure", "sketch", "exact"}
             Of between="independent": where products of two institutions' columns come from, which the
-            covariance needs; as in :meth:`fedstat.VFEMRegression.fit`. With between="free" they are secure.
-        sketch, sketch_size
-            As in :meth:`VFEMRegression.fit`.
+            covariance needs. With between="free" they are secure.
+        sketch : {"structured", "gaussian"}
+            Kind of projection.
+        sketch_size : int
+            Its rows.
         memory : int
             Earlier steps that shape the next one.
         maxiter : int
             Largest number of iterations.
         tol_score : float
             Stop when the score, in the local information and per root of entities, is below.
-        tol_change, progress
+        tol_change : float
+            and no parameter, of standardised columns, moved by more.
+        progress
             As in :meth:`VFEMRegression.fit`.
         max_moved : float, optional
             Of between="free", which has sums by missing pattern: largest share of the entities in patterns
@@ -489,10 +458,16 @@ class VFEMGLM(VFEMModel):
         check_robust(method, cov_type)
         self._check_alpha(alpha)
         check_choice("cov_type", cov_type, ("observed", "robust", "none"))
-        options = IterationOptions(
-            memory=memory, maxiter=maxiter, tol_score=tol_score, tol_change=tol_change, masked=masked
+        iteration = Iteration(
+            masked,
+            cross_products,
+            sketch,
+            sketch_size,
+            memory=memory,
+            tol_score=tol_score,
+            tol_change=tol_change,
         )
-        covariance = self._covariance_options(cov_type, cross_products, sketch, sketch_size)
+        options, covariance = iteration.options(maxiter), self._covariance_options(cov_type, iteration)
         wanted = IterativeOptions(method, options, covariance, estimates_alpha=alpha is not None)
         check_share("max_moved", max_moved)
         if self._fits_jointly(method):

@@ -18,12 +18,13 @@ from fedstat.federation.message import Reply, Request, pack_reply, pack_request,
 from fedstat.federation.protocols.engine import LocalEngine
 
 SEED = 11
+IN_CLEAR = {"exchange": "iterative", "iteration": fs.Iteration(masked=False), "cov_type": "none"}
 FITS = {
     "glm": ("rows", fs.GLORE, {"masked": False, "cov_type": "HC0"}),
     "glm masked": ("rows", fs.GLORE, {"masked": True}),
     "fedavg": ("rows", fs.FedAvg, {"rounds": 2, "seed": 1, "masked": False}),
-    "vfem": ("columns", fs.VFEMRegression, {"exchange": "iterative", "masked": False, "cov_type": "none"}),
-    "vfem masked": ("columns", fs.VFEMRegression, {"exchange": "iterative", "masked": True, "maxiter": 12}),
+    "vfem": ("columns", fs.VFEMRegression, IN_CLEAR),
+    "vfem masked": ("columns", fs.VFEMRegression, {"exchange": "iterative", "maxiter": 12}),
     "vfem moments": ("columns", fs.VFEMRegression, {"exchange": "moments"}),
 }
 REPEATABLE = ("glm", "fedavg", "vfem")

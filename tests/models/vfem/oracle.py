@@ -5,7 +5,7 @@ Beside it: simulated data of which institutions hold parts, and what is needed t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pandas as pd
@@ -201,3 +201,9 @@ def simulate(seed=0, n=500, holder="Bank", missing="mar", slopes=None):
         for client, share in {"Bank": 0.25, "Court": lacks_court, "Tax": 0.4}.items():
             table.loc[rng.random(n) < share, columns[client]] = np.nan
     return Study(table, columns, holder)
+
+
+def packed(**given):
+    """Arguments of a fit, with the options of the iterative exchange in one ``fs.Iteration``."""
+    own = {one.name: given.pop(one.name) for one in fields(fs.Iteration) if one.name in given}
+    return given | ({"iteration": fs.Iteration(**own)} if own else {})

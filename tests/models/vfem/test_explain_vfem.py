@@ -3,7 +3,7 @@
 from itertools import chain
 
 import pytest
-from oracle import simulate
+from oracle import packed, simulate
 
 import fedstat as fs
 
@@ -41,10 +41,10 @@ def test_a_holder_of_the_response_alone_and_two_institutions():
 
 def test_first_coefficients_from_another_fit_double_the_iterations():
     model = model_of()
-    plain, twice = model.explain(**ITERATIVE), model.explain(**ITERATIVE, init="cc")
+    plain, twice = model.explain(**packed(**ITERATIVE)), model.explain(**packed(**ITERATIVE, init="cc"))
     steps = [dict(e.rounds)["step"] for e in (plain, twice)]
     assert steps[0] == (12, 40, 100) and steps[1] == (12, 80, 200)
-    result = model.fit(**ITERATIVE, init="cc")
+    result = model.fit(**packed(**ITERATIVE, init="cc"))
     told = set(twice.table[["sender", "step", "array", "masked"]].itertuples(index=False, name=None))
     passed = result.ledger.releases()
     passed = passed[~passed["step"].isin(["open_response", "open_block"])]
@@ -52,7 +52,7 @@ def test_first_coefficients_from_another_fit_double_the_iterations():
 
 
 def test_the_number_of_iterations_is_at_most_the_one_that_is_given():
-    rounds = dict(model_of().explain(**ITERATIVE, maxiter=30).rounds)
+    rounds = dict(model_of().explain(**packed(**ITERATIVE, maxiter=30)).rounds)
     assert rounds["step"] == (12, 30, 30) and rounds["finish, start"] == (1, 1, 1)
 
 
@@ -77,7 +77,7 @@ LEARNED = {
 @pytest.mark.parametrize("case", LEARNED)
 def test_who_could_learn_what(case):
     arguments, words = LEARNED[case]
-    told = model_of().explain(**arguments).learned
+    told = model_of().explain(**packed(**arguments)).learned
     assert words in " ".join(f"{who} {sentence}" for who, sentence in told)
 
 
@@ -86,7 +86,7 @@ def test_single_contributors_are_counted():
     model = model_of()
     ids = {name: set(JOINED[name].dropna()["id"]) for name in ("B", "C")}
     lonely = {"B": len(ids["B"] - ids["C"]), "C": len(ids["C"] - ids["B"])}
-    told = " ".join(sentence for _, sentence in model.explain(**ITERATIVE).learned)
+    told = " ".join(sentence for _, sentence in model.explain(**packed(**ITERATIVE)).learned)
     for name, count in lonely.items():
         assert f"learn {name}'s own linear predictor at {count:,} of its {len(ids[name]):,}" in told
 
@@ -104,9 +104,9 @@ REFUSALS = {
 def test_a_refusal_is_told_as_the_site_will_say_it(case):
     policy, arguments = REFUSALS[case]
     model = model_of(policies={"B": fs.Policy(**policy)})
-    told = model.explain(**arguments)
+    told = model.explain(**packed(**arguments))
     with pytest.raises(fs.errors.PolicyError, match=r"^B: its policy") as refusal:
-        model.fit(**arguments)
+        model.fit(**packed(**arguments))
     assert list(told.refused) == ["B"] and str(refusal.value) in chain(*told.refused["B"].values())
     assert "REFUSED" in str(told) and "REFUSED" in told._repr_html_()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracle import Study, simulate
+from oracle import Study, packed, simulate
 
 import fedstat as fs
 from fedstat.errors import PolicyError
@@ -43,7 +43,10 @@ def study():
 @pytest.mark.parametrize("coordinator", [None, "apart", "Court"])
 def test_the_result_is_that_without_masks(holder, coordinator):
     model = simulate(seed=4, n=400, holder=holder).model(coordinator=coordinator)
-    close(model.fit(**ITERATIVE, cov_type="expected"), model.fit(**PLAIN, cov_type="expected"))
+    close(
+        model.fit(**packed(**ITERATIVE, cov_type="expected")),
+        model.fit(**packed(**PLAIN, cov_type="expected")),
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,13 +63,13 @@ def test_the_result_is_that_without_masks(holder, coordinator):
 @pytest.mark.filterwarnings("ignore::fedstat.errors.ConvergenceWarning")
 def test_so_are_baselines_first_points_and_steps(study, options):
     model, options = study.model(), {"cov_type": "none"} | options
-    close(model.fit(**ITERATIVE, **options), model.fit(**PLAIN, **options))
+    close(model.fit(**packed(**ITERATIVE, **options)), model.fit(**packed(**PLAIN, **options)))
 
 
 def test_scores_that_nearly_vanish_are_not_lost_in_fixed_point(study):
     """At a relative score of 1e-12 its square is 4e-22, below the last bit of two words."""
     model, tight = study.model(), {"tol_score": 1e-12, "tol_change": 1e-10, "cov_type": "none"}
-    hidden, plain = model.fit(**ITERATIVE, **tight), model.fit(**PLAIN, **tight)
+    hidden, plain = model.fit(**packed(**ITERATIVE, **tight)), model.fit(**packed(**PLAIN, **tight))
     close(hidden, plain)
     np.testing.assert_allclose(hidden.trace["score"], plain.trace["score"], rtol=1e-2)
     assert hidden.converged
@@ -74,8 +77,8 @@ def test_scores_that_nearly_vanish_are_not_lost_in_fixed_point(study):
 
 def test_supplemented_em_is_masked_too(study):
     model = study.model()
-    hidden = model.fit(**ITERATIVE, cov_type="sem")
-    plain = model.fit(**PLAIN, cov_type="sem", cross_products="exact")
+    hidden = model.fit(**packed(**ITERATIVE, cov_type="sem"))
+    plain = model.fit(**packed(**PLAIN, cov_type="sem", cross_products="exact"))
     np.testing.assert_allclose(hidden.bse, plain.bse, rtol=1e-7)
     frame = hidden.ledger.to_frame()
     assert frame.loc[
@@ -84,7 +87,7 @@ def test_supplemented_em_is_masked_too(study):
 
 
 def test_every_part_of_a_sum_is_entered_as_masked(study):
-    frame = study.model(coordinator="apart").fit(**ITERATIVE).ledger.to_frame()
+    frame = study.model(coordinator="apart").fit(**packed(**ITERATIVE)).ledger.to_frame()
     sent = frame[(frame["sender"] != "coordinator") & frame["array"].isin(HIDDEN)]
     assert set(sent["array"]) == HIDDEN
     assert sent["masked"].all()
@@ -95,7 +98,7 @@ def test_every_part_of_a_sum_is_entered_as_masked(study):
 
 
 def test_without_masks_nothing_is_entered_as_masked(study):
-    frame = study.model().fit(**PLAIN, cov_type="none").ledger.to_frame()
+    frame = study.model().fit(**packed(**PLAIN, cov_type="none")).ledger.to_frame()
     assert not frame["masked"].any()
     counts = study.table[["bank0", "court0", "tax0"]].notna().sum()
     shapes = frame.loc[frame["array"] == "linear_predictor", "shape"]
@@ -114,7 +117,7 @@ def test_a_part_looks_random_and_the_sum_is_the_linear_predictor(study):
             return reply
 
         model.engine._doors[name] = listen
-    result = model.fit(**ITERATIVE, cov_type="none")
+    result = model.fit(**packed(**ITERATIVE, cov_type="none"))
     words = np.concatenate([part.ravel().view(np.uint8) for part in parts.values()])
     counts = np.bincount(words, minlength=256)
     assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 400
@@ -135,16 +138,16 @@ def fit_with(policies, study, **options):
 
 def test_an_owner_who_wants_masks_gets_them(study):
     policies = dict.fromkeys(study.columns, Policy(masked_only=True))
-    assert fit_with(policies, study, **ITERATIVE).converged
+    assert fit_with(policies, study, **packed(**ITERATIVE)).converged
     with pytest.raises(PolicyError, match=r"masked only.*masked=True"):
-        fit_with(policies, study, **PLAIN)
+        fit_with(policies, study, **packed(**PLAIN))
 
 
 def test_an_owner_who_refuses_values_per_entity_refuses_their_sums_too(study):
     policies = dict.fromkeys(study.columns, Policy(refused_kinds=frozenset({"per entity"})))
     for options in (ITERATIVE, PLAIN):
         with pytest.raises(PolicyError, match=r"refused kinds.*'linear_predictor' of step 'start'"):
-            fit_with(policies, study, **options)
+            fit_with(policies, study, **packed(**options))
 
 
 def two_clients():
@@ -155,17 +158,17 @@ def two_clients():
 
 def test_two_institutions_are_told_that_masks_do_not_hide_them_from_each_other():
     study = two_clients()
-    result = fit_with(None, study, **ITERATIVE)
+    result = fit_with(None, study, **packed(**ITERATIVE))
     assert "hides neither from the other" in notes(result)
     policies = dict.fromkeys(study.columns, Policy(two_sites="refuse"))
     with pytest.raises(PolicyError, match="two sites"):
-        fit_with(policies, study, **ITERATIVE)
+        fit_with(policies, study, **packed(**ITERATIVE))
 
 
 def test_one_institution_has_nothing_to_add_up():
     study = simulate(seed=4, n=300, holder="Registry")
     alone = Study(study.table[["y", *study.columns["Tax"]]], {"Tax": study.columns["Tax"]}, "Registry")
-    result = fit_with(None, alone, **ITERATIVE)
+    result = fit_with(None, alone, **packed(**ITERATIVE))
     assert result.converged
     assert not result.ledger.to_frame()["masked"].any()
     assert "nothing is added up" in notes(result)
@@ -196,7 +199,7 @@ def test_entities_at_which_the_sum_is_ones_own_part_are_counted(holder, coordina
     expected = expose(seen, {holder, at})
     assert count_exposed(layout, at) == expected
     if method == "vfem":
-        text = notes(model.fit(**ITERATIVE, cov_type="none"))
+        text = notes(model.fit(**packed(**ITERATIVE, cov_type="none")))
         assert all(f"{n} of {seen[client].sum()} at {client}" in text for client, n in expected.items() if n)
         assert ("response of every entity" in text) == (at != holder)
 
@@ -204,7 +207,7 @@ def test_entities_at_which_the_sum_is_ones_own_part_are_counted(holder, coordina
 def test_a_client_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch, study):
     """What the others sent of that point has no sum, and all go on from the same points."""
     model = study.model()
-    expected = model.fit(**ITERATIVE, cov_type="none").params
+    expected = model.fit(**packed(**ITERATIVE, cov_type="none")).params
     calls, factorise = [], steps.cho_factor
 
     def fail_at_times(Sigma, lower):
@@ -214,7 +217,7 @@ def test_a_client_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch
         return factorise(Sigma, lower=lower)
 
     monkeypatch.setattr(steps, "cho_factor", fail_at_times)
-    result = model.fit(**ITERATIVE, cov_type="none")
+    result = model.fit(**packed(**ITERATIVE, cov_type="none"))
     assert len(calls) > 3 * 10
     assert result.converged
     np.testing.assert_allclose(result.params, expected, rtol=1e-6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 from moments_cases import four_clients, moments_of, theta_of
-from oracle import ITERATIVE, simulate
+from oracle import ITERATIVE, packed, simulate
 from pattern_moments import moments_of_arrays
 
 from fedstat.errors import NotAvailableError
@@ -50,7 +50,7 @@ def assert_close(one, other, tolerance):
 @pytest.mark.parametrize("cov_type", ["observed", "expected", "sem"])
 def test_every_type_is_that_of_the_iterative_exchange(study, fit, cov_type):
     """Of (a, s2, beta_1, mu_1, ...); at the door nothing is too small here."""
-    expected = study.model().fit(cov_type=cov_type, **TIGHT).covariance.psi
+    expected = study.model().fit(**packed(cov_type=cov_type, **TIGHT)).covariance.psi
     assert_close(moments_covariance(fit, cov_type).psi, expected, 1e-6)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from oracle import ITERATIVE, Study, simulate
+from oracle import ITERATIVE, Study, packed, simulate
 
 import fedstat as fs
 from fedstat.errors import (
@@ -64,14 +64,17 @@ def test_estimates_are_those_of_the_iterative_exchange(holder, coordinator):
     fitted = model(holder=holder, coordinator=coordinator)
     tight = ITERATIVE | {"cross_products": "exact", "tol_score": 1e-11, "tol_change": 1e-9}
     for cov_type in ("observed", "expected", "sem"):
-        close(fitted.fit(exchange="moments", cov_type=cov_type), fitted.fit(cov_type=cov_type, **tight))
+        close(
+            fitted.fit(exchange="moments", cov_type=cov_type),
+            fitted.fit(**packed(cov_type=cov_type, **tight)),
+        )
 
 
 @pytest.mark.parametrize("method", ["cc", "impute"])
 def test_the_baselines_come_from_moments_too(method):
     fitted = model()
     tight = ITERATIVE | {"cross_products": "exact", "tol_score": 1e-11, "tol_change": 1e-9}
-    close(fitted.fit(exchange="moments", method=method), fitted.fit(method=method, **tight))
+    close(fitted.fit(exchange="moments", method=method), fitted.fit(**packed(method=method, **tight)))
 
 
 @pytest.mark.parametrize("coordinator", [None, "apart"])
@@ -86,7 +89,7 @@ def test_the_owners_refusal_of_values_per_entity_does_not_hinder():
     fitted = model(refused_kinds=frozenset({"per entity", "sketch", "raw columns"}))
     assert fitted.fit(exchange="moments").converged
     with pytest.raises(PolicyError):
-        fitted.fit(**ITERATIVE)
+        fitted.fit(**packed(**ITERATIVE))
 
 
 def test_rounds_do_not_depend_on_the_iteration():
@@ -124,12 +127,22 @@ def test_a_robust_covariance_needs_the_iterative_exchange():
         {"learning_rate": 0.1},
         {"init": "cc"},
         {"init": [0.0] * 7},
+        {"tol_score": 1e-6},
+        {"tol_change": 1e-6},
     ],
     ids=str,
 )
-def test_arguments_of_the_iteration_are_refused_with_moments(options):
-    with pytest.raises(ModelError, match=rf"{next(iter(options))}: no part of exchange='moments'.*iterative"):
+def test_options_of_the_iteration_are_refused_with_moments(options):
+    (name,) = options
+    with pytest.raises(ModelError, match=r"iteration: no part of exchange='moments'.*exchange='iterative'"):
+        model().fit(iteration=fs.Iteration(**options))
+    with pytest.raises(ModelError, match=rf"{name}: .*exchange='iterative', iteration=fs.Iteration\({name}="):
         model().fit(**options)
+
+
+def test_options_of_the_iteration_have_a_class_of_their_own():
+    with pytest.raises(ModelError, match=r"iteration: expected fs.Iteration\(...\), received dict"):
+        model().fit(exchange="iterative", iteration={"masked": False})
 
 
 def test_the_largest_number_of_iterations_is_kept():
@@ -163,7 +176,7 @@ def test_two_institutions_have_the_coordinator_apart_unless_the_user_says_where(
     assert result.ledger.at is None
     assert set(result.dealers["dealer"]) == {"coordinator"}
     assert "the coordinator sits at neither" in str(result.summary()).replace("\n    ", " ")
-    close(result, two_institutions().fit(**ITERATIVE, cross_products="exact", tol_score=1e-11))
+    close(result, two_institutions().fit(**packed(**ITERATIVE, cross_products="exact", tol_score=1e-11)))
     assert model().fit().ledger.at == "Bank"
     with pytest.raises(ModelError, match="coordinator='apart'"):
         two_institutions(coordinator="Bank").fit()
@@ -348,7 +361,7 @@ def test_statements_from_the_same_moments_need_no_further_message():
     assert len(dropped) == len(result.params) - 1
     assert result.ledger.rounds == rounds
     with pytest.raises(NotAvailableError, match="exchange='moments'"):
-        fitted.fit(**ITERATIVE, cov_type="none").mcar_test()
+        fitted.fit(**packed(**ITERATIVE, cov_type="none")).mcar_test()
 
 
 def test_leaving_a_column_out_is_the_fit_without_it():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 from moments_cases import four_clients, moments_of, theta_of
-from oracle import ITERATIVE, simulate
+from oracle import ITERATIVE, packed, simulate
 from pattern_moments import complete, filled, moments_of_arrays
 
 from fedstat.errors import EstimationError
@@ -41,7 +41,7 @@ def mar():
 
 
 def test_the_fit_is_that_of_the_iterative_exchange(study):
-    result, fit = study.model().fit(**TIGHT), fit_moments(moments_of(study))
+    result, fit = study.model().fit(**packed(**TIGHT)), fit_moments(moments_of(study))
     assert result.converged and fit.converged
     assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
     assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-11)
@@ -125,7 +125,7 @@ def test_one_client_with_every_entity_is_least_squares():
 def test_complete_and_filled_moments_are_the_other_methods(mar, method):
     moments = moments_of(mar)
     fit = fit_moments(complete(moments) if method == "cc" else filled(moments))
-    result = mar.model().fit(method=method, **TIGHT)
+    result = mar.model().fit(**packed(method=method, **TIGHT))
     assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
     assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-10)
     assert fit.s2 == pytest.approx(result.scale, rel=1e-8)
@@ -206,17 +206,17 @@ def test_columns_that_are_one_across_clients_are_refused():
 @pytest.mark.parametrize("columns", [["a1", "b0", "c0", "c2", "d0", "d1"], ["a0", "c1"], ["b0", "d0", "d1"]])
 def test_a_submodel_is_the_iterative_fit_of_its_formula(mar, columns):
     fit = fit_moments(moments_of(mar).submodel(columns))
-    result = mar.model("y ~ " + " + ".join(columns)).fit(**TIGHT)
+    result = mar.model("y ~ " + " + ".join(columns)).fit(**packed(**TIGHT))
     assert np.abs((fit.params - result.params) / result.bse).max() < 1e-6
     assert fit.log_likelihood == pytest.approx(result.llf, rel=1e-11)
 
 
 def test_leaving_out_each_column_compares_nested_fits(mar):
     left = leave_one_out(fit_moments(moments_of(mar)))
-    full = mar.model().fit(**TIGHT)
+    full = mar.model().fit(**packed(**TIGHT))
     for j in (1, 2, 6):  # one of two columns, a client's only one, and another
         names = [name for name in mar.covariates if name != mar.covariates[j]]
-        result = mar.model("y ~ " + " + ".join(names)).fit(**TIGHT)
+        result = mar.model("y ~ " + " + ".join(names)).fit(**packed(**TIGHT))
         test = full.compare_lr_test(result)
         assert left.statistic[j] == pytest.approx(test.statistic, rel=1e-6)
         assert left.pvalue[j] == pytest.approx(test.pvalue, rel=1e-5)

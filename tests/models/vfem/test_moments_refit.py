@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from oracle import ITERATIVE, Study, simulate
+from oracle import ITERATIVE, Study, packed, simulate
 
 import fedstat as fs
 from fedstat.errors import DataWarning, FormulaError, ModelError, NotAvailableError
@@ -170,7 +170,7 @@ def test_an_unknown_column_is_named(full):
 
 
 def test_the_iterative_exchange_leaves_no_sums(partition):
-    result = fresh(partition, "y ~ tax0 + court0", cov_type="none", **ITERATIVE)
+    result = fresh(partition, "y ~ tax0 + court0", **packed(cov_type="none", **ITERATIVE))
     with pytest.raises(NotAvailableError, match="exchange='moments'"):
         result.refit("y ~ tax0")
 

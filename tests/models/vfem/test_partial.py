@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
-from oracle import ITERATIVE, Study
+from oracle import ITERATIVE, Study, packed
 from test_free_law import draw, moments_of
 
 import fedstat as fs
@@ -165,9 +165,9 @@ def test_columns_of_a_term_are_missing_together_and_transforms_rest_on_what_is_t
 def test_fits_that_cannot_condition_say_what_they_set_aside():
     study = draw(5, n=900, cells=0.05)
     with pytest.warns(DataWarning, match=r"set aside: 'bank0' \d+, 'bank1' \d+, 'court0' \d+, 'court1'"):
-        iterative = model(study, "independent").fit(**ITERATIVE)
+        iterative = model(study, "independent").fit(**packed(**ITERATIVE))
     with pytest.warns(DataWarning, match="taken as missing there: 83 at 'Bank'"):
-        dropped = model(study, "independent", "drop").fit(**ITERATIVE)
+        dropped = model(study, "independent", "drop").fit(**packed(**ITERATIVE))
     np.testing.assert_allclose(iterative.params, dropped.params, rtol=1e-6)
     study.table["y"] = (study.table["y"] > study.table["y"].median()).astype(float)
     for make in (fs.VFEMGLM, fs.VerticalGLM):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracle import Study, simulate
+from oracle import Study, packed, simulate
 
 import fedstat as fs
 from fedstat.errors import MessageError, ModelError, PolicyError
@@ -31,8 +31,8 @@ def study():
 )
 def test_the_covariance_is_that_of_exchanged_columns(cov_type, holder, coordinator):
     model = simulate(seed=4, n=400, holder=holder).model(coordinator=coordinator)
-    secure = model.fit(**ITERATIVE, cov_type=cov_type).covariance
-    exact = model.fit(**ITERATIVE, cov_type=cov_type, cross_products="exact").covariance
+    secure = model.fit(**packed(**ITERATIVE, cov_type=cov_type)).covariance
+    exact = model.fit(**packed(**ITERATIVE, cov_type=cov_type, cross_products="exact")).covariance
     assert (secure.how, exact.how, secure.left_out) == ("secure", "exact", 0)
     root = np.sqrt(np.diag(exact.psi))
     np.testing.assert_allclose(secure.psi / np.outer(root, root), exact.psi / np.outer(root, root), atol=1e-7)
@@ -41,7 +41,7 @@ def test_the_covariance_is_that_of_exchanged_columns(cov_type, holder, coordinat
 
 @pytest.mark.parametrize("cov_type", ["observed", "robust", "sem"])
 def test_no_column_leaves_and_shares_alone_are_random(study, cov_type):
-    result = study.model(coordinator="apart").fit(**ITERATIVE, cov_type=cov_type)
+    result = study.model(coordinator="apart").fit(**packed(**ITERATIVE, cov_type=cov_type))
     frame = result.ledger.to_frame()
     assert not set(frame["kind"]) & {"raw columns", "sketch"}
     opened = frame[frame["array"] == "opened"]
@@ -54,10 +54,10 @@ def test_owners_who_refuse_sketches_and_columns_do_not_hinder(study):
     policy = Policy(refused_kinds=frozenset({"raw columns", "sketch"}))
     partition = study.partition(policies=dict.fromkeys(study.columns, policy))
     model = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
-    assert model.fit(**ITERATIVE).converged
+    assert model.fit(**packed(**ITERATIVE)).converged
     for how in ("sketch", "exact"):
         with pytest.raises(PolicyError, match="refused kinds"):
-            model.fit(**ITERATIVE, cross_products=how)
+            model.fit(**packed(**ITERATIVE, cross_products=how))
 
 
 def thin(study, shared):
@@ -73,8 +73,8 @@ def test_a_product_over_few_entities_is_not_asked_for(study, shared, left_out):
     """Court and Tax have 3 and 2 columns: 2 (3 + 2) entities are the least."""
     few = thin(study, shared)
     model = few.model()
-    result = model.fit(**ITERATIVE)
-    exact = model.fit(**ITERATIVE, cross_products="exact")
+    result = model.fit(**packed(**ITERATIVE))
+    exact = model.fit(**packed(**ITERATIVE, cross_products="exact"))
     assert result.covariance.left_out == left_out
     assert ("too few common" in notes(result)) == bool(left_out)
     if not left_out:
@@ -97,18 +97,18 @@ def test_two_clients_need_somebody_to_deal():
     with pytest.raises(
         ModelError, match=r"no third institution.*coordinator='apart'.*cross_products='sketch'"
     ):
-        model.fit(**ITERATIVE)
+        model.fit(**packed(**ITERATIVE))
     assert rounds == {name: len(site.ledger.entries) for name, site in model.partition.sites.items()}
-    assert model.fit(**ITERATIVE, cov_type="expected").converged
-    assert model.fit(**ITERATIVE, cross_products="sketch").converged
-    apart = two_clients("Bank").model(coordinator="apart").fit(**ITERATIVE)
+    assert model.fit(**packed(**ITERATIVE, cov_type="expected")).converged
+    assert model.fit(**packed(**ITERATIVE, cross_products="sketch")).converged
+    apart = two_clients("Bank").model(coordinator="apart").fit(**packed(**ITERATIVE))
     assert "(the coordinator) must not collude" in notes(apart)
 
 
 def test_a_response_holder_without_columns_deals_for_two_clients():
     model = two_clients("Registry").model()
-    result = model.fit(**ITERATIVE, cov_type="robust")
-    exact = model.fit(**ITERATIVE, cov_type="robust", cross_products="exact")
+    result = model.fit(**packed(**ITERATIVE, cov_type="robust"))
+    exact = model.fit(**packed(**ITERATIVE, cov_type="robust", cross_products="exact"))
     np.testing.assert_allclose(result.bse, exact.bse, rtol=1e-7)
     assert "(Registry) must not collude" in notes(result)
 
@@ -132,14 +132,14 @@ def test_an_entity_cannot_take_part_twice(study):
         return header, arrays | {"rows": rows}
 
     with pytest.raises(MessageError, match="'rows' must ascend"):
-        altered(study.model(), "Court", "open_product", repeat).fit(**ITERATIVE)
+        altered(study.model(), "Court", "open_product", repeat).fit(**packed(**ITERATIVE))
 
 
 def test_a_site_does_not_multiply_few_rows_whatever_it_is_asked(study):
     policies = {"Tax": Policy(min_count=250)}
     model = fs.VFEMRegression.from_formula("y ~ .", study.partition(policies=policies), between="independent")
     with pytest.raises(PolicyError, match=r"Tax: .*minimum count"):
-        model.fit(**ITERATIVE)
+        model.fit(**packed(**ITERATIVE))
 
 
 def test_columns_that_are_not_meant_for_products_are_refused(study):
@@ -147,4 +147,4 @@ def test_columns_that_are_not_meant_for_products_are_refused(study):
         return header | {"text": header["text"].replace('"information"', '"inverse_v"')}, arrays
 
     with pytest.raises(MessageError, match="no columns 'inverse_v'"):
-        altered(study.model(), "Court", "open_product", rename).fit(**ITERATIVE)
+        altered(study.model(), "Court", "open_product", rename).fit(**packed(**ITERATIVE))

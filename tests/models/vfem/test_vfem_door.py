@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle import ITERATIVE, simulate
+from oracle import ITERATIVE, packed, simulate
 
 import fedstat as fs
 from fedstat.errors import FedstatError, MessageError, PolicyError
@@ -35,7 +35,7 @@ def arrays_of(family, step):
 def site():
     partition = simulate(n=200, holder="Bank").partition()
     fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").fit(
-        cov_type="none", **ITERATIVE
+        **packed(cov_type="none", **ITERATIVE)
     )
     return partition.sites["Bank"]
 
@@ -198,12 +198,12 @@ model = simulate(n=120, holder="Bank").model()
 sites = model.partition.sites
 iterative = {{"exchange": "iterative", "masked": False}}
 sketch = {{"cross_products": "sketch", "sketch_size": 50}}
-first = model.fit(cov_type="none", **iterative).params
+first = model.fit(**packed(cov_type="none", **iterative)).params
 model.engine = Engine(sites)
 model.fit(max_moved=1.0)
 exact, robust, sem = {{"cross_products": "exact"}}, {{"cov_type": "robust"}}, {{"cov_type": "sem"}}
 for options in (exact, sketch | robust, sketch | sem):
-    result = model.fit(**iterative, **options)
+    result = model.fit(**packed(**iterative, **options))
 assert result.params.to_numpy().tobytes() == first.to_numpy().tobytes()
 print(json.dumps(Engine.outcomes))
 """

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
-from oracle import ITERATIVE, Study, simulate
+from oracle import ITERATIVE, Study, packed, simulate
 from scipy import stats
 
 import fedstat as fs
@@ -88,7 +88,7 @@ def only(study, client, holder):
 @pytest.mark.parametrize("holder", ["Court", "Registry"])
 def test_one_client_without_missing_records_is_ordinary_least_squares(holder):
     study = only(simulate(seed=2, n=300, missing="none"), "Court", holder)
-    result = study.model(coordinator=holder).fit(**TIGHT)
+    result = study.model(coordinator=holder).fit(**packed(**TIGHT))
     ols = OLS.of(study.table["y"], study.table[study.covariates])
     assert ols.agrees(result)
     np.testing.assert_allclose(result.fittedvalues, ols.results.fittedvalues, rtol=1e-8)
@@ -109,7 +109,7 @@ def test_predictions_of_one_client_are_those_of_least_squares():
     partition = fs.ClientPartition.from_frames(
         {"Court": new.rename_axis("id").reset_index()}, on="id", new_data=True
     )
-    frame = study.model().fit(**TIGHT).get_prediction(partition).summary_frame(alpha=0.1)
+    frame = study.model().fit(**packed(**TIGHT)).get_prediction(partition).summary_frame(alpha=0.1)
     np.testing.assert_allclose(frame["mean"], X @ ols.results.params, rtol=1e-8)
     var = np.einsum("ij,jk,ik->i", X, ols.cov, X)
     np.testing.assert_allclose(frame["mean_se"], np.sqrt(var), rtol=1e-7)
@@ -121,7 +121,7 @@ def test_predictions_of_one_client_are_those_of_least_squares():
 @pytest.mark.parametrize("method", ["vfem", "cc", "impute"])
 def test_complete_data_of_several_clients_are_ordinary_least_squares(method, cov_type):
     study = simulate(seed=3, n=300, missing="none")
-    result = study.model().fit(method=method, cov_type=cov_type, **TIGHT)
+    result = study.model().fit(**packed(method=method, cov_type=cov_type, **TIGHT))
     ols = OLS.of(study.table["y"], study.table[study.covariates])
     np.testing.assert_allclose(result.params, ols.results.params, rtol=1e-8)
     np.testing.assert_allclose(result.bse, ols.bse, rtol=1e-8 if cov_type == "observed" else 1e-6)
@@ -131,7 +131,7 @@ def test_complete_data_of_several_clients_are_ordinary_least_squares(method, cov
 def test_robust_errors_of_complete_data_are_white_s():
     """The sandwich HC0; the blocks' own parameters do not enter the regression where nothing is missing."""
     study = simulate(seed=3, n=300, missing="none", holder="Registry")
-    result = study.model().fit(cov_type="robust", **TIGHT)
+    result = study.model().fit(**packed(cov_type="robust", **TIGHT))
     ols = OLS.of(study.table["y"], study.table[study.covariates])
     np.testing.assert_allclose(result.bse[1:], ols.results.HC0_se[1:], rtol=1e-7)
 
@@ -147,7 +147,7 @@ def test_robust_errors_of_complete_data_are_white_s():
     ],
 )
 def test_formulas_on_complete_data_are_those_of_the_pooled_table(mixed, right):
-    result = mixed.model(f"y ~ {right}").fit(**TIGHT)
+    result = mixed.model(f"y ~ {right}").fit(**packed(**TIGHT))
     pooled = formulaic.model_matrix(right.replace("'", '"'), mixed.table)
     ols = OLS.of(mixed.table["y"], pooled.drop(columns="Intercept"))
     names = ["Intercept", *count_from_zero(pooled.columns[1:])]
@@ -163,7 +163,7 @@ def test_formulas_on_complete_data_are_those_of_the_pooled_table(mixed, right):
 @pytest.mark.parametrize("holder", ["Bank", "Registry"])
 def test_complete_cases_are_least_squares_on_the_complete_rows(holder):
     study = simulate(seed=4, n=600, holder=holder)
-    result = study.model().fit(method="cc", **TIGHT)
+    result = study.model().fit(**packed(method="cc", **TIGHT))
     complete = study.table.dropna()
     ols = OLS.of(complete["y"], complete[study.covariates])
     assert ols.agrees(result)
@@ -178,7 +178,7 @@ def test_complete_cases_are_least_squares_on_the_complete_rows(holder):
 @pytest.mark.parametrize("holder", ["Bank", "Registry"])
 def test_imputation_is_least_squares_on_the_table_with_means(holder):
     study = simulate(seed=4, n=600, holder=holder)
-    result = study.model().fit(method="impute", **TIGHT)
+    result = study.model().fit(**packed(method="impute", **TIGHT))
     filled = study.table.fillna(study.table.mean())
     ols = OLS.of(filled["y"], filled[study.covariates])
     assert ols.agrees(result)
@@ -188,7 +188,7 @@ def test_imputation_is_least_squares_on_the_table_with_means(holder):
 
 def test_single_is_least_squares_on_the_response_holders_rows():
     study = simulate(seed=4, n=600, holder="Bank")
-    result = study.model().fit(method="single", **TIGHT)
+    result = study.model().fit(**packed(method="single", **TIGHT))
     own = study.table[["y", *study.columns["Bank"]]].dropna()
     assert OLS.of(own["y"], own[study.columns["Bank"]]).agrees(result)
     assert set(result.clients) == {"", "Bank"}
@@ -203,9 +203,9 @@ def test_baselines_hold_with_the_response_at_a_client_that_lacks_records(method)
     table = study.table.dropna() if method == "cc" else study.table.fillna(study.table.mean())
     ols = OLS.of(table["y"], table[study.covariates])
     model = study.model()
-    sem = model.fit(method=method, cov_type="sem", **TIGHT)
+    sem = model.fit(**packed(method=method, cov_type="sem", **TIGHT))
     np.testing.assert_allclose(sem.bse, ols.bse, rtol=1e-6)
-    robust = model.fit(method=method, cov_type="robust", **TIGHT)
+    robust = model.fit(**packed(method=method, cov_type="robust", **TIGHT))
     np.testing.assert_allclose(robust.bse[1:], ols.results.HC0_se[1:], rtol=1e-6)
 
 
@@ -215,14 +215,14 @@ def test_partly_filled_rows_can_be_filled_with_means():
     study.table.loc[study.table.index[::7], "court1"] = np.nan
     filled = study.table.fillna(study.table.mean())
     model = fs.VFEMRegression.from_formula("y ~ .", study.partition(partial="mean"), between="independent")
-    result = model.fit(**TIGHT)
+    result = model.fit(**packed(**TIGHT))
     assert OLS.of(filled["y"], filled[study.covariates]).agrees(result)
 
 
 def test_entities_without_a_response_are_left_out_and_counted():
     study = simulate(seed=6, n=300, missing="none", holder="Bank")
     study.table.loc[study.table.index[::5], "y"] = np.nan
-    result = study.model(missing="drop").fit(**TIGHT)
+    result = study.model(missing="drop").fit(**packed(**TIGHT))
     there = study.table.dropna()
     assert OLS.of(there["y"], there[study.covariates]).agrees(result)
     assert list(result.resid.index) == list(there.index)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from oracle import ITERATIVE, Study, simulate
+from oracle import ITERATIVE, Study, packed, simulate
 
 import fedstat as fs
 from fedstat.federation.message import pack_request, unpack_reply
@@ -31,13 +31,13 @@ def study():
 
 @pytest.fixture(scope="module")
 def reference(study):
-    return study.model().fit(cross_products="exact", **TIGHT)
+    return study.model().fit(**packed(cross_products="exact", **TIGHT))
 
 
 def fit_frames(frames, **options):
     partition = fs.ClientPartition.from_frames(frames, on="id", shared_seed=7)
     return fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").fit(
-        **(TIGHT | SMALL | options)
+        **packed(**(TIGHT | SMALL | options))
     )
 
 
@@ -74,7 +74,7 @@ def test_units_do_not_matter(study, reference):
     scale = pd.Series({"court1": 1e6, "tax0": 1e-4, "bank1": -3.0})
     table = study.table.copy()
     table[scale.index] = table[scale.index] * scale + 50.0
-    result = Study(table, study.columns, study.holder).model().fit(cross_products="exact", **TIGHT)
+    result = Study(table, study.columns, study.holder).model().fit(**packed(cross_products="exact", **TIGHT))
     back = scale.reindex(reference.params.index, fill_value=1.0).drop("Intercept")
     np.testing.assert_allclose(result.params[1:] * back, reference.params[1:], rtol=1e-7)
     np.testing.assert_allclose(result.bse[1:] * back.abs(), reference.bse[1:], rtol=1e-7)
@@ -84,7 +84,7 @@ def test_units_do_not_matter(study, reference):
 
 def test_units_of_the_response_do_not_matter(study, reference):
     table = study.table.assign(y=1e5 * study.table["y"] - 7.0)
-    result = Study(table, study.columns, study.holder).model().fit(cross_products="exact", **TIGHT)
+    result = Study(table, study.columns, study.holder).model().fit(**packed(cross_products="exact", **TIGHT))
     np.testing.assert_allclose(result.params[1:] / 1e5, reference.params[1:], rtol=1e-8)
     np.testing.assert_allclose(result.bse / 1e5, reference.bse, rtol=1e-8)
     assert result.rsquared == pytest.approx(reference.rsquared, rel=1e-9)
@@ -93,26 +93,26 @@ def test_units_of_the_response_do_not_matter(study, reference):
 @pytest.mark.parametrize("cov_type", ["observed", "robust"])
 def test_a_second_fit_is_the_first_to_the_bit(study, cov_type):
     model = study.model()
-    first = model.fit(cov_type=cov_type, **SMALL)
-    assert same_bits(first, model.fit(cov_type=cov_type, **SMALL))
-    model.fit(method="cc", init="impute", memory=3, **SMALL)
-    assert same_bits(first, model.fit(cov_type=cov_type, **SMALL))
-    assert same_bits(first, study.model().fit(cov_type=cov_type, **SMALL))
+    first = model.fit(**packed(cov_type=cov_type, **SMALL))
+    assert same_bits(first, model.fit(**packed(cov_type=cov_type, **SMALL)))
+    model.fit(**packed(method="cc", init="impute", memory=3, **SMALL))
+    assert same_bits(first, model.fit(**packed(cov_type=cov_type, **SMALL)))
+    assert same_bits(first, study.model().fit(**packed(cov_type=cov_type, **SMALL)))
 
 
 def test_two_models_on_one_partition_do_not_disturb_each_other(study):
     partition = study.partition()
     wide = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
     narrow = fs.VFEMRegression.from_formula("y ~ bank0 + court2", partition, between="independent")
-    first = wide.fit(**SMALL)
-    narrow.fit(**SMALL)
-    assert same_bits(first, wide.fit(**SMALL))
+    first = wide.fit(**packed(**SMALL))
+    narrow.fit(**packed(**SMALL))
+    assert same_bits(first, wide.fit(**packed(**SMALL)))
 
 
 def test_the_shared_seed_matters_to_sketches_alone(study):
     one, other = (
         fs.VFEMRegression.from_formula("y ~ .", study.partition(shared_seed=seed), between="independent").fit(
-            **SMALL
+            **packed(**SMALL)
         )
         for seed in (1, 2)
     )
@@ -121,9 +121,9 @@ def test_the_shared_seed_matters_to_sketches_alone(study):
 
 
 def test_where_the_coordinator_sits_does_not_matter(study):
-    there = study.model().fit(**SMALL)
-    assert same_bits(there, study.model(coordinator="apart").fit(**SMALL))
-    assert same_bits(there, study.model(coordinator="Tax").fit(**SMALL))
+    there = study.model().fit(**packed(**SMALL))
+    assert same_bits(there, study.model(coordinator="apart").fit(**packed(**SMALL)))
+    assert same_bits(there, study.model(coordinator="Tax").fit(**packed(**SMALL)))
 
 
 def by_hand(sites, protocol, order=1):
@@ -154,14 +154,14 @@ class BackwardsEngine:
 @pytest.mark.parametrize("cov_type", ["observed", "sem"])
 def test_engines_agree_to_the_bit(study, cov_type):
     model = study.model()
-    local = model.fit(cov_type=cov_type, **SMALL)
+    local = model.fit(**packed(cov_type=cov_type, **SMALL))
     model.engine = BackwardsEngine(model.partition.sites)
-    assert same_bits(local, model.fit(cov_type=cov_type, **SMALL))
+    assert same_bits(local, model.fit(**packed(cov_type=cov_type, **SMALL)))
 
 
 def test_the_protocol_needs_no_engine(study):
     model = study.model()
-    result = model.fit(cov_type="none", **ITERATIVE)
+    result = model.fit(**packed(cov_type="none", **ITERATIVE))
     layout = make_layout(model.design, "vfem")
     lines = []
     protocol = EMIteration(layout, IterationOptions(), model._session, lines.append).maximise()
@@ -187,11 +187,10 @@ def test_asks_of_a_protocol_are_arrays_and_names(study):
 THREADS = """
 import sys
 sys.path.insert(0, {folder!r})
-from oracle import simulate
+from oracle import packed, simulate
 model = simulate(seed=10, n=5_000, holder="Registry").model()
-result = model.fit(
-    exchange="iterative", masked=False, cov_type="robust", cross_products="sketch", sketch_size=4_000
-)
+options = packed(masked=False, cross_products="sketch", sketch_size=4_000)
+result = model.fit(exchange="iterative", cov_type="robust", **options)
 print(result.params.to_numpy().tobytes().hex(), *map(float.hex, result.bse))
 """
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from oracle import ITERATIVE, simulate
+from oracle import ITERATIVE, packed, simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -93,7 +93,7 @@ def study():
 
 
 def account(study, model=None, **options):
-    return study.model(**(model or {})).fit(**(SKETCHED | options))
+    return study.model(**(model or {})).fit(**packed(**(SKETCHED | options)))
 
 
 def test_sketched_standard_errors(study):
@@ -235,7 +235,7 @@ def test_arrays_of_a_client_name_the_entities_behind_them(study):
 def test_the_account_of_the_sites_is_that_of_the_coordinator(study):
     """Every site enters what passes its own door; the two books agree."""
     model = study.model(coordinator="apart")
-    result = model.fit(**SKETCHED)
+    result = model.fit(**packed(**SKETCHED))
     for client, site in model.partition.sites.items():
         keys = [
             Counter((e.step, e.array, e.kind, e.shape, e.bytes, e.entities) for e in entries)
@@ -272,9 +272,9 @@ def test_bytes_are_those_of_the_numbers(study):
 
 def test_every_fit_starts_its_own_account(study):
     model = study.model()
-    first = model.fit(**SKETCHED)
+    first = model.fit(**packed(**SKETCHED))
     before = len(first.ledger.entries)
-    second = model.fit(**SKETCHED)
+    second = model.fit(**packed(**SKETCHED))
     assert len(first.ledger.entries) == before == len(second.ledger.entries)
     assert {e.step for e in second.ledger.entries} >= {"open_block", "start"}
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from oracle import ITERATIVE, Pooled, Study, simulate
+from oracle import ITERATIVE, Pooled, Study, packed, simulate
 from scipy.stats import multivariate_normal
 
 import fedstat as fs
@@ -30,7 +30,7 @@ class Solved:
         """Each fit once: the tests look at it, and change nothing."""
         asked = (cov_type, *options.items())
         if asked not in self.fits:
-            self.fits[asked] = self.model.fit(cov_type=cov_type, **(TIGHT | options))
+            self.fits[asked] = self.model.fit(**packed(cov_type=cov_type, **(TIGHT | options)))
         return self.fits[asked]
 
     def standard_errors(self, covariance):
@@ -42,7 +42,7 @@ def solved(request):
     """A fit and its numerical information: the response beside columns of its own, or alone."""
     study = simulate(holder=request.param)
     model = study.model()
-    result = model.fit(cov_type="none", **TIGHT)
+    result = model.fit(**packed(cov_type="none", **TIGHT))
     pooled, theta = study.pooled(), study.theta(model, result)
     return Solved(study, model, pooled, theta, -pooled.hessian(theta))
 
@@ -88,7 +88,7 @@ def test_score_vanishes_in_every_parameter(solved):
 
 
 def test_default_tolerances_reach_the_optimum_too(solved):
-    result = solved.model.fit(cov_type="none", **ITERATIVE)
+    result = solved.model.fit(**packed(cov_type="none", **ITERATIVE))
     assert solved.pooled.relative_score(solved.study.theta(solved.model, result), solved.information) < 1e-6
 
 
@@ -176,8 +176,8 @@ def test_sketches_find_the_products_of_correlated_clients(kind):
     for name, other in {"court0": "bank0", "tax1": "court2"}.items():
         study.table[name] = study.table[name] / study.table[name].std() + study.table[other]
     model = study.model()
-    exact = model.fit(cross_products="exact", **ITERATIVE).bse
-    sketched = model.fit(cross_products="sketch", sketch=kind, sketch_size=4_000, **ITERATIVE).bse
+    exact = model.fit(**packed(cross_products="exact", **ITERATIVE)).bse
+    sketched = model.fit(**packed(cross_products="sketch", sketch=kind, sketch_size=4_000, **ITERATIVE)).bse
     assert np.abs(sketched / exact - 1.0).max() < 0.08
     assert np.abs(model.fit(cov_type="expected").bse / exact - 1.0).max() > 0.2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracle import ITERATIVE, Study, simulate
+from oracle import ITERATIVE, Study, packed, simulate
 from scipy import stats
 
 import fedstat as fs
@@ -23,7 +23,7 @@ def study():
 @pytest.fixture(scope="module")
 def full(study):
     model = study.model()
-    result = model.fit(**TIGHT)
+    result = model.fit(**packed(**TIGHT))
     return result, study.theta(model, result)
 
 
@@ -55,7 +55,7 @@ def test_leaving_out_a_column_is_the_constrained_maximum(study, full):
     columns = study.columns | {"Court": ["court0", "court2"]}
     small = Study(study.table.drop(columns="court1"), columns, study.holder)
     model = small.model()
-    restricted = model.fit(**TIGHT)
+    restricted = model.fit(**packed(**TIGHT))
     beta0, s2, betas, mus, Sigmas = small.pooled().unpack(small.theta(model, restricted))
     parts = list(zip(betas, mus, Sigmas, strict=True))
     parts[1] = with_column(study.table[study.columns["Court"]].to_numpy(), 1, *parts[1])
@@ -73,7 +73,7 @@ def test_leaving_out_a_column_is_the_constrained_maximum(study, full):
 
 def test_leaving_out_a_client_is_the_constrained_maximum(study, full):
     model = study.model("y ~ " + " + ".join(study.columns["Bank"] + study.columns["Tax"]))
-    restricted = model.fit(**TIGHT)
+    restricted = model.fit(**packed(**TIGHT))
     small = Study(study.table, {k: v for k, v in study.columns.items() if k != "Court"}, study.holder)
     beta0, s2, betas, mus, Sigmas = small.pooled().unpack(small.theta(model, restricted))
     parts = list(zip(betas, mus, Sigmas, strict=True))
@@ -91,7 +91,7 @@ def test_leaving_out_a_client_is_the_constrained_maximum(study, full):
 def test_the_statistic_of_a_null_effect_is_the_squared_wald_statistic_nearly(study, full):
     columns = study.columns | {"Court": ["court0", "court2"]}
     small = Study(study.table.drop(columns="court1"), columns, study.holder)
-    wide = study.model().fit(cross_products="exact", **ITERATIVE)
+    wide = study.model().fit(**packed(cross_products="exact", **ITERATIVE))
     test = wide.compare_lr_test(small.model().fit(cov_type="none"))
     assert test.statistic == pytest.approx(wide.tvalues["court1"] ** 2, rel=0.1)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from oracle import ITERATIVE
+from oracle import ITERATIVE, packed
 
 import fedstat as fs
 
@@ -24,7 +24,7 @@ def partition(data):
 
 def notes(partition, coordinator=None, **options):
     model = fs.VFEMRegression.from_formula("y ~ .", partition, coordinator=coordinator, between="independent")
-    return " ".join(model.fit(**(SKETCHED | options)).summary().notes)
+    return " ".join(model.fit(**packed(**(SKETCHED | options))).summary().notes)
 
 
 def test_per_entity_values_and_what_they_disclose_are_named(partition):

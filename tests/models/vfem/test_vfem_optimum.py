@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracle import ITERATIVE, simulate
+from oracle import ITERATIVE, packed, simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.DisclosureWarning")
 
@@ -36,24 +36,24 @@ def model(study):
 
 @pytest.fixture(scope="module")
 def reference(model):
-    result = model.fit(**TIGHT)
+    result = model.fit(**packed(**TIGHT))
     assert result.converged
     return result
 
 
 @pytest.fixture(scope="module")
 def standard_errors(model):
-    return model.fit(cov_type="observed", cross_products="exact", **ITERATIVE).bse
+    return model.fit(**packed(cov_type="observed", cross_products="exact", **ITERATIVE)).bse
 
 
 @pytest.fixture(scope="module")
 def plain(model):
-    return model.fit(**(TIGHT | WAYS["plain local Newton"]))
+    return model.fit(**packed(**(TIGHT | WAYS["plain local Newton"])))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_ends_at_the_same_point(way, model, reference, standard_errors, plain):
-    result = plain if way == "plain local Newton" else model.fit(**(TIGHT | WAYS[way]))
+    result = plain if way == "plain local Newton" else model.fit(**packed(**(TIGHT | WAYS[way])))
     assert result.converged
     assert np.abs((result.params - reference.params) / standard_errors).max() < 1e-6
     assert result.scale == pytest.approx(reference.scale, rel=1e-6)
@@ -63,9 +63,9 @@ def test_every_way_ends_at_the_same_point(way, model, reference, standard_errors
 
 def test_a_mapping_starts_there_by_name(model, reference):
     start = reference.params.drop("Intercept")[::-1].to_dict()
-    result = model.fit(init=start, tol_score=1e-6, cov_type="none", **ITERATIVE)
+    result = model.fit(**packed(init=start, tol_score=1e-6, cov_type="none", **ITERATIVE))
     assert np.abs(result.params / reference.params - 1.0).max() < 1e-4
-    cold = model.fit(tol_score=1e-6, cov_type="none", **ITERATIVE)
+    cold = model.fit(**packed(tol_score=1e-6, cov_type="none", **ITERATIVE))
     first = [r.trace["log_likelihood"].iloc[0] for r in (result, cold)]
     assert first[0] > first[1]
 
@@ -73,7 +73,11 @@ def test_a_mapping_starts_there_by_name(model, reference):
 def test_the_first_point_is_the_one_that_was_given(model, study):
     """The trace begins at the given coefficients, with every block at its own moments."""
     beta = [0.5, -0.3, 0.4, 0.0, -0.6, 0.05, 3.0]
-    first = model.fit(init=beta, tol_score=1e-6, cov_type="none", **ITERATIVE).trace["log_likelihood"].iloc[0]
+    first = (
+        model.fit(**packed(init=beta, tol_score=1e-6, cov_type="none", **ITERATIVE))
+        .trace["log_likelihood"]
+        .iloc[0]
+    )
     pooled = study.pooled()
     y, rows = pooled.y, pooled.seen_rows()
     mus, Sigmas = [X.mean(axis=0) for X in rows], [np.cov(X.T, bias=True) for X in rows]
@@ -85,7 +89,9 @@ def test_the_first_point_is_the_one_that_was_given(model, study):
 
 def test_plain_steps_never_fall(model):
     for step in ("local-newton", "gradient"):
-        trace = model.fit(step=step, acceleration=None, tol_score=1e-6, cov_type="none", **ITERATIVE).trace
+        trace = model.fit(
+            **packed(step=step, acceleration=None, tol_score=1e-6, cov_type="none", **ITERATIVE)
+        ).trace
         assert set(trace["move"]) == {"start", "plain"}
         assert trace["log_likelihood"].diff().min() > -1e-8
 
@@ -97,7 +103,7 @@ def test_acceleration_saves_rounds(reference, plain):
 
 def test_the_score_of_the_trace_is_the_norm_of_the_likelihood_s_score(model, study):
     """Per root of entities, in the complete-data information; at the first point, where it is large."""
-    result = model.fit(maxiter=1, tol_score=1e9, tol_change=np.inf, cov_type="none", **ITERATIVE)
+    result = model.fit(**packed(maxiter=1, tol_score=1e9, tol_change=np.inf, cov_type="none", **ITERATIVE))
     assert len(result.trace) == 1
     pooled = study.pooled()
     theta = study.theta(model, result)

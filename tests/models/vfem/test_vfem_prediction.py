@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import pytest
-from oracle import ITERATIVE, Pooled, Study, simulate
+from oracle import ITERATIVE, Pooled, Study, packed, simulate
 from scipy import stats
 from statsmodels.tools.numdiff import approx_fprime_cs
 
@@ -33,7 +33,7 @@ class Fitted:
 def fitted():
     study = simulate(seed=12, n=400, holder="Registry")
     model = study.model()
-    result = model.fit(**TIGHT)
+    result = model.fit(**packed(**TIGHT))
     pooled, theta = study.pooled(), study.theta(model, result)
     return Fitted(study, result, pooled, theta, np.linalg.inv(-pooled.hessian(theta)))
 
@@ -107,7 +107,7 @@ def test_a_client_may_be_absent(fitted, new, method):
     result = (
         fitted.result
         if method == "vfem"
-        else fitted.result.model.fit(method=method, cov_type="none", **ITERATIVE)
+        else fitted.result.model.fit(**packed(method=method, cov_type="none", **ITERATIVE))
     )
     whole = partition_of(new)
     some = partition_of(new, ("Tax", "Bank"))
@@ -189,7 +189,7 @@ def by_region():
     table["y"] = np.log(table["x"]) + (table["region"] == "west") + rng.normal(size=90)
     study = Study(table, {"Office": ["x", "region"]}, "Registry")
     model = study.model("y ~ scale(log(x)) + bs(x, df=4) + region", coordinator="Registry")
-    return study, model.fit(**ITERATIVE)
+    return study, model.fit(**packed(**ITERATIVE))
 
 
 def office(**columns):
@@ -240,7 +240,7 @@ def test_a_partition_that_does_not_fit_is_refused(fitted):
 
 
 def test_without_covariance_there_are_means_only(fitted, new):
-    result = fitted.result.model.fit(cov_type="none", **ITERATIVE)
+    result = fitted.result.model.fit(**packed(cov_type="none", **ITERATIVE))
     prediction = result.get_prediction(partition_of(new))
     assert prediction.predicted_mean.notna().all()
     with pytest.raises(NotAvailableError, match="no standard error of the mean"):

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
-from oracle import ITERATIVE, Study, simulate
+from oracle import ITERATIVE, Study, packed, simulate
 
 import fedstat as fs
 from fedstat.errors import (
@@ -64,7 +64,7 @@ def agrees_with_least_squares(result, study):
 )
 def test_strong_correlation_between_clients_shortens_the_steps(clients, options):
     study = correlated(clients)
-    result = study.model().fit(cov_type="none", maxiter=2_000, **(ITERATIVE | options))
+    result = study.model().fit(**packed(cov_type="none", maxiter=2_000, **(ITERATIVE | options)))
     assert result.converged
     assert "shortened" in set(result.trace["move"])
     agrees_with_least_squares(result, study)
@@ -73,7 +73,7 @@ def test_strong_correlation_between_clients_shortens_the_steps(clients, options)
 @pytest.mark.parametrize("clients", [4, 10])
 def test_shortened_steps_stay_short(clients):
     """A step that was too long once is too long again: growing back would cost a rejection each time."""
-    assert len(correlated(clients).model().fit(cov_type="none", **ITERATIVE).trace) < 60
+    assert len(correlated(clients).model().fit(**packed(cov_type="none", **ITERATIVE)).trace) < 60
 
 
 def test_without_shortening_the_steps_would_diverge(monkeypatch):
@@ -84,7 +84,9 @@ def test_without_shortening_the_steps_would_diverge(monkeypatch):
 
     monkeypatch.setattr(protocol.EMIteration, "choose", accept)
     with pytest.warns(ConvergenceWarning):
-        result = correlated().model().fit(acceleration=None, cov_type="none", maxiter=30, **ITERATIVE)
+        result = (
+            correlated().model().fit(**packed(acceleration=None, cov_type="none", maxiter=30, **ITERATIVE))
+        )
     assert result.trace["score"].iloc[-1] > 1.0
 
 
@@ -93,7 +95,7 @@ def test_blocks_that_explain_nearly_everything_converge(noise, seed):
     """Mixtures with large weights of both signs must not cost the likelihood its last digits."""
     study = explained(seed, noise=noise)
     model = study.model()
-    result = model.fit(cov_type="none", **ITERATIVE)
+    result = model.fit(**packed(cov_type="none", **ITERATIVE))
     assert result.converged
     pooled, theta = study.pooled(), study.theta(model, result)
     assert pooled.relative_score(theta, -pooled.hessian(theta)) < 1e-4
@@ -102,15 +104,17 @@ def test_blocks_that_explain_nearly_everything_converge(noise, seed):
 @pytest.mark.parametrize("memory", [2, 20, 40])
 def test_any_memory_converges(memory):
     model = simulate(seed=1, n=400, holder="Registry").model()
-    result = model.fit(memory=memory, cov_type="none", **ITERATIVE)
+    result = model.fit(**packed(memory=memory, cov_type="none", **ITERATIVE))
     assert result.converged
-    np.testing.assert_allclose(result.params, model.fit(cov_type="none", **ITERATIVE).params, rtol=1e-5)
+    np.testing.assert_allclose(
+        result.params, model.fit(**packed(cov_type="none", **ITERATIVE)).params, rtol=1e-5
+    )
 
 
 def test_a_client_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch):
     """One client refuses a mixture that the others have evaluated; all go on from the same points."""
     model = simulate(seed=1, n=400, holder="Registry").model()
-    expected = model.fit(cov_type="none", **ITERATIVE).params
+    expected = model.fit(**packed(cov_type="none", **ITERATIVE)).params
     calls, factorise = [], steps.cho_factor
 
     def fail_at_times(Sigma, lower):
@@ -120,7 +124,7 @@ def test_a_client_that_finds_a_point_inadmissible_is_not_left_behind(monkeypatch
         return factorise(Sigma, lower=lower)
 
     monkeypatch.setattr(steps, "cho_factor", fail_at_times)
-    result = model.fit(cov_type="none", **ITERATIVE)
+    result = model.fit(**packed(cov_type="none", **ITERATIVE))
     assert len(calls) > 3 * 10
     assert result.converged
     np.testing.assert_allclose(result.params, expected, rtol=1e-6)
@@ -130,13 +134,13 @@ def test_a_likelihood_without_a_maximum_is_explained():
     """Fewer complete entities than coefficients, which reproduce their response without error."""
     study = explained(2, n=60, noise=0.01)
     with pytest.raises(EstimationError, match=r"variance goes to zero.*\d+ of the 60 entities are complete"):
-        study.model().fit(cov_type="none", **ITERATIVE)
+        study.model().fit(**packed(cov_type="none", **ITERATIVE))
 
 
 def test_stopping_early_warns_and_is_seen_everywhere():
     model = simulate(n=300).model()
     with pytest.warns(ConvergenceWarning, match=r"did not converge.*3 iterations.*raise maxiter"):
-        result = model.fit(maxiter=3, **ITERATIVE)
+        result = model.fit(**packed(maxiter=3, **ITERATIVE))
     assert not result.converged
     assert len(result.trace) == 3
     first = next(line for line in result.summary().as_text().splitlines() if line.strip(" ="))
@@ -154,7 +158,7 @@ def test_a_fit_that_converged_says_so_and_does_not_warn():
 
 
 def test_progress_goes_to_standard_error(capsys):
-    result = simulate(n=300).model().fit(progress=True, cov_type="none", **ITERATIVE)
+    result = simulate(n=300).model().fit(**packed(progress=True, cov_type="none", **ITERATIVE))
     out, err = capsys.readouterr()
     assert out == ""
     assert len(err.strip().splitlines()) == len(result.trace)
@@ -169,10 +173,10 @@ def test_too_few_complete_entities_are_counted():
     expected = r"method='cc': 5 entities are complete at Bank, Court, Tax, and 8 coefficients need more"
     model = study.model()
     with pytest.raises(EstimationError, match=expected):
-        model.fit(method="cc", **ITERATIVE)
+        model.fit(**packed(method="cc", **ITERATIVE))
     with pytest.raises(EstimationError, match=expected):
-        model.fit(init="cc", **ITERATIVE)
-    assert model.fit(cov_type="none", **ITERATIVE).converged
+        model.fit(**packed(init="cc", **ITERATIVE))
+    assert model.fit(**packed(cov_type="none", **ITERATIVE)).converged
 
 
 def test_a_column_that_is_constant_among_complete_entities_is_named():
@@ -181,14 +185,14 @@ def test_a_column_that_is_constant_among_complete_entities_is_named():
     study.table.loc[study.table["court0"].isna(), "court3"] = np.nan
     columns = study.columns | {"Court": [*study.columns["Court"], "court3"]}
     model = Study(study.table, columns, study.holder).model()
-    assert model.fit(cov_type="none", **ITERATIVE).converged
+    assert model.fit(**packed(cov_type="none", **ITERATIVE)).converged
     with pytest.raises(EstimationError, match=r"Court: constant among the \d+ entities of this fit: court3"):
-        model.fit(method="cc", **ITERATIVE)
+        model.fit(**packed(method="cc", **ITERATIVE))
 
 
 def test_single_needs_columns_at_the_response_holder():
     with pytest.raises(ModelError, match="columns of 'Registry' alone, and it holds none"):
-        simulate(n=300, holder="Registry").model().fit(method="single", **ITERATIVE)
+        simulate(n=300, holder="Registry").model().fit(**packed(method="single", **ITERATIVE))
 
 
 @pytest.mark.parametrize("right", [". - 1", "0 + bank0"])
@@ -221,7 +225,7 @@ def test_a_formula_without_intercept_is_refused(right):
 def test_arguments_without_a_meaning_are_refused(options, complaint):
     model = simulate(n=300).model()
     with pytest.raises(ModelError, match=complaint):
-        model.fit(**(ITERATIVE | options))
+        model.fit(**packed(**(ITERATIVE | options)))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +244,7 @@ def test_arguments_without_a_meaning_are_refused(options, complaint):
 def test_numbers_of_the_wrong_sort_are_refused(options):
     model = simulate(n=300).model()
     with pytest.raises(ModelError, match=f"{next(iter(options))}: expected"):
-        model.fit(**(ITERATIVE | options))
+        model.fit(**packed(**(ITERATIVE | options)))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +272,7 @@ def test_what_is_not_a_partition_is_refused():
 
 
 def test_a_fit_without_covariance_says_why():
-    result = simulate(n=300).model().fit(cov_type="none", **ITERATIVE)
+    result = simulate(n=300).model().fit(**packed(cov_type="none", **ITERATIVE))
     for statement in ("bse", "pvalues", "tvalues"):
         with pytest.raises(NotAvailableError, match="cov_type='none'"):
             getattr(result, statement)
@@ -276,7 +280,7 @@ def test_a_fit_without_covariance_says_why():
 
 
 def test_residuals_stay_with_the_response_holder():
-    result = simulate(n=300).model(coordinator="apart").fit(cov_type="none", **ITERATIVE)
+    result = simulate(n=300).model(coordinator="apart").fit(**packed(cov_type="none", **ITERATIVE))
     for what in ("resid", "fittedvalues"):
         with pytest.raises(NotAvailableError, match="they stay with the response holder"):
             getattr(result, what)
@@ -322,7 +326,7 @@ def test_a_refusal_names_site_rule_and_array_and_ends_all(policy, options, site,
     partition, released = refusing({site: Policy(**policy)})
     model = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
     with pytest.raises(PolicyError, match=rf"{site}: .*{rule}.*'{array}' of step '{step}'"):
-        model.fit(**(ITERATIVE | options))
+        model.fit(**packed(**(ITERATIVE | options)))
     account = partition.sites[site].ledger.entries
     assert all(entry.step != step for entry in account)
     assert not {entry.kind for entry in account} & policy.get("refused_kinds", frozenset())
@@ -330,7 +334,7 @@ def test_a_refusal_names_site_rule_and_array_and_ends_all(policy, options, site,
     assert all(entry.step != step for k in after for entry in partition.sites[k].ledger.entries)
     before = released()
     with pytest.raises(PolicyError):
-        model.fit(**(ITERATIVE | options))
+        model.fit(**packed(**(ITERATIVE | options)))
     assert released()[site] >= before[site]
 
 
@@ -343,7 +347,7 @@ def test_a_refused_family_is_told_before_a_row_is_read():
     model = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent")
     before = released()["Court"]
     with pytest.raises(PolicyError, match="not 'vfem'"):
-        model.fit(**ITERATIVE)
+        model.fit(**packed(**ITERATIVE))
     assert released()["Court"] == before
 
 
@@ -351,6 +355,6 @@ def test_a_refused_kind_that_is_not_asked_for_does_not_matter():
     policy = Policy(refused_kinds=frozenset({"raw columns", "sketch"}))
     partition, _ = refusing(dict.fromkeys(("Bank", "Court", "Tax"), policy))
     result = fs.VFEMRegression.from_formula("y ~ .", partition, between="independent").fit(
-        cov_type="expected", **ITERATIVE
+        **packed(cov_type="expected", **ITERATIVE)
     )
     assert result.converged

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from oracle import ITERATIVE, Study, simulate
+from oracle import ITERATIVE, Study, packed, simulate
 
 import fedstat as fs
 from fedstat.errors import ModelError, NotAvailableError
@@ -121,7 +121,7 @@ def test_the_ledger_comes_back(result, path):
     ids=str,
 )
 def test_every_kind_of_fit_can_be_saved(study, path, options):
-    result = study.model().fit(**options)
+    result = study.model().fit(**packed(**options))
     loaded = round_trip(result, path)
     assert loaded.summary().as_text() == result.summary().as_text()
 
@@ -136,7 +136,9 @@ def test_a_fit_that_did_not_converge_stays_so(study, path):
 
 def test_the_first_line_of_the_trace_has_no_change_and_is_saved(study, path):
     """The change of the first point is infinite, which JSON does not know."""
-    result = study.model().fit(maxiter=1, tol_score=1e9, tol_change=np.inf, cov_type="none", **ITERATIVE)
+    result = study.model().fit(
+        **packed(maxiter=1, tol_score=1e9, tol_change=np.inf, cov_type="none", **ITERATIVE)
+    )
     assert len(round_trip(result, path).trace) == 1
 
 

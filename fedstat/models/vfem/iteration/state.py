@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -31,9 +31,107 @@ SMALLEST_MEMORY = 2
 """A mixed and a plain step may be rejected in turn, and the point before them is still wanted."""
 
 
+CrossSource: TypeAlias = Literal["secure", "sketch", "exact"]
+SketchKind: TypeAlias = Literal["structured", "gaussian"]
+InitialValues: TypeAlias = "Literal['zero', 'cc', 'impute'] | Sequence[float] | Mapping[str, float] | Floats"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Iteration:
+    """Options of :meth:`fedstat.VFEMRegression.fit` with ``exchange="iterative"``.
+
+    Parameters
+    ----------
+    masked : bool
+        Whether institutions hide their linear predictors, likelihoods and scores by pairwise masks, so that
+        the coordinator and the response holder learn sums over institutions, which hides an institution's
+        part of one round and not of many. Linear predictors then go out for all entities, zero where an
+        institution has no record; where only one institution in addition to the receiver has a record, the
+        sum is its own part (the summary counts them). With two institutions each knows the other's part.
+        ``False`` sends every institution's own.
+    cross_products : {"secure", "sketch", "exact"}
+        Where products of two institutions' columns come from. Secure multiplication, exact, reveals the
+        products only; it needs a third institution, or a coordinator apart, to deal random numbers. Random
+        projections are drawn by the institutions from a seed that they share. Or a plain exchange of
+        columns, which discloses them.
+    sketch : {"structured", "gaussian"}
+        Kind of projection.
+    sketch_size : int
+        Its rows; the relative error of a product is about sqrt(2 / rows).
+    step : {"gradient", "local-newton"}
+        M-step for the coefficients: TWFL (8), or Newton's with the institution's own covariance.
+    acceleration : {"anderson", None}
+        Mix the last `memory` steps (Anderson 1965), falling back to plain steps where the likelihood would
+        fall.
+    memory : int
+        Steps that are mixed, two or more.
+    learning_rate : float, optional
+        Of step="gradient"; by default 2 / (largest + smallest eigenvalue of the local covariances).
+    init : {"zero", "cc", "impute"} or array or mapping
+        First coefficients: zero, those of another method, or given (in the order of the model's
+        ``param_names`` without the intercept, or by name).
+    tol_score : float
+        Stop when the score, in the complete-data information and per root of entities, is below,
+    tol_change : float
+        and no parameter, of standardised columns, moved by more.
+
+    Raises
+    ------
+    ModelError
+        An option is out of its range.
+
+    Examples
+    --------
+    >>> import fedstat as fs
+    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+    >>> model = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition, between="independent")
+    >>> plain = fs.Iteration(acceleration=None, tol_score=1e-4, tol_change=1e-3)
+    >>> model.fit(exchange="iterative", iteration=plain).converged
+    True
+    """
+
+    masked: bool = True
+    cross_products: CrossSource = "secure"
+    sketch: SketchKind = "structured"
+    sketch_size: int = 20_000
+    step: Literal["gradient", "local-newton"] = "local-newton"
+    acceleration: Literal["anderson"] | None = "anderson"
+    memory: int = 8
+    learning_rate: float | None = None
+    init: InitialValues = "zero"
+    tol_score: float = 1e-8
+    tol_change: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_choice("masked", self.masked, (True, False))
+        check_choice("cross_products", self.cross_products, get_args(CrossSource))
+        check_choice("sketch", self.sketch, get_args(SketchKind))
+        check_whole("sketch_size", self.sketch_size, 1)
+        check_choice("step", self.step, ("gradient", "local-newton"))
+        check_choice("acceleration", self.acceleration, ("anderson", None))
+        check_whole("memory", self.memory, 1)
+        check_positive("tol_score", self.tol_score)
+        check_positive("tol_change", self.tol_change)
+        if self.learning_rate is not None:
+            check_positive("learning_rate", self.learning_rate)
+
+    def options(self, maxiter: int) -> IterationOptions:
+        """Return the options of the maximisation."""
+        return IterationOptions(
+            self.step,
+            self.acceleration,
+            self.memory,
+            self.learning_rate,
+            maxiter,
+            self.tol_score,
+            self.tol_change,
+            self.masked,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class IterationOptions:
-    """Options of the maximisation; see :meth:`fedstat.VFEMRegression.fit`.
+    """Options of the maximisation; see :class:`Iteration`.
 
     `step`, `acceleration` and `learning_rate` belong to a normal response.
     """
@@ -48,16 +146,8 @@ class IterationOptions:
     masked: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
-        check_choice("masked", self.masked, (True, False))
-        check_choice("step", self.step, ("gradient", "local-newton"))
-        check_choice("acceleration", self.acceleration, ("anderson", None))
-        check_whole("memory", self.memory, 1)
+        """Refuse a limit without meaning."""
         check_whole("maxiter", self.maxiter, 1)
-        check_positive("tol_score", self.tol_score)
-        check_positive("tol_change", self.tol_change)
-        if self.learning_rate is not None:
-            check_positive("learning_rate", self.learning_rate)
 
 
 # ----------------------------------------------------------------------------------------------------
