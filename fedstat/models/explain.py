@@ -18,7 +18,7 @@ from fedstat.federation.disclosure.approval import PlannedStep
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.request_checks import PER_ENTITY
 from fedstat.federation.disclosure.threat_statements import threats_beyond_one_fit
-from fedstat.federation.dry_run.adversaries import join_names
+from fedstat.federation.dry_run.adversaries import join_names, who_learns
 from fedstat.federation.dry_run.execution import DryRunEnded, DryRunEngine, DryRunRecord, DrySite
 from fedstat.federation.dry_run.expected_releases import (
     AnalysisDescription,
@@ -32,7 +32,6 @@ from fedstat.federation.protocols.engine import Engine, Fit, FitProtocol
 from fedstat.federation.protocols.plan_approval import propose_plans
 from fedstat.inference.explanation import Explanation
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.consent import learned_in, owners_asked
 from fedstat.progress_line import progress
 
 PLANNED = ("sender", "receiver", "step", "array", "kind", "what", "masked", "shape", "entities")
@@ -214,6 +213,17 @@ def call_of(model: Explainable, arguments: Mapping[str, Any], method: str = "fit
     """Write a fit, or what another method asks, as it would be called."""
     call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     return f"{type(model).__name__}.{method.lstrip('_')}({call})"
+
+
+def owners_asked(partition: ClientPartition) -> list[str]:
+    """List the sites whose owners consent to every analysis."""
+    return [name for name, site in partition.sites.items() if site.policy.approval == "owner"]
+
+
+def learned_in(forecast: ExpectedReleases) -> list[tuple[str, str]]:
+    """Say who could learn what from what passes: pairs of a party and a sentence."""
+    course = forecast.course
+    return [*who_learns(forecast.planned(), course.at, course.n_masked, course.dealers)]
 
 
 def learned_from(plan: ForecastPlan, forecast: ExpectedReleases) -> list[tuple[str, str]]:

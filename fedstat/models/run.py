@@ -17,13 +17,21 @@ from fedstat.errors import DataWarning, DisclosureWarning, EngineError, SessionE
 from fedstat.federation.audit.event_log import AbsentSite
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES
-from fedstat.federation.dry_run.execution import DryRunEngine
+from fedstat.federation.disclosure.approval import AnalysisPlan
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.dry_run.execution import DryRunEnded, DryRunEngine, DrySite
+from fedstat.federation.dry_run.expected_releases import (
+    AnalysisDescription,
+    ExpectedReleases,
+    IterationLoop,
+    PlanBuilder,
+)
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Fit, FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol
+from fedstat.federation.protocols.plan_approval import propose_plans
 from fedstat.federation.protocols.receipts import with_receipt
-from fedstat.models.consent import owners_asked
-from fedstat.models.explain import Explainable, propose
+from fedstat.models.explain import Explainable, learned_in, owners_asked, propose
 from fedstat.progress_line import progress
 
 P = ParamSpec("P")
@@ -168,3 +176,77 @@ def rest_after(
     ledger.absent += absent
     warn(f"{'; '.join(map(str, absent))} ({len(left)} of {len(partition.sites)} institutions)", DataWarning)
     return partition._among(left) if lost else partition
+
+
+# ----------------------------------------------------------------------------------------------------
+# Analyses after a fit: predictions, evaluations, scores. Owners consent to each by itself.
+
+
+@dataclass(frozen=True, slots=True)
+class PostFitAnalysis:
+    """An analysis after a fit, such as a prediction or an evaluation, as it is proposed to owners.
+
+    `call`, `formula` and `distribution` describe it; `invent` makes sites without data that can answer it,
+    under the policies of the real ones; `columns` names the columns that it reads, by site. `loops` are
+    rounds whose number depends on the data, and `guessed` steps whose sizes are not known. Only owners of
+    sites that receive a request consent.
+    """
+
+    partition: ClientPartition
+    call: str
+    formula: str
+    distribution: str
+    invent: Callable[[Mapping[str, Policy]], Mapping[str, DrySite]]
+    columns: Mapping[str, Sequence[str]]
+    loops: Sequence[IterationLoop] = ()
+    guessed: frozenset[str] = frozenset()
+
+    def plans(
+        self, owners: Sequence[str], protocol: FitProtocol[Any], ledger: Ledger
+    ) -> dict[str, AnalysisPlan]:
+        """Plan a protocol for the owners of these sites, from a dry run of it."""
+        policies = {name: site.policy for name, site in self.partition.sites.items()}
+        rehearsal = DryRunEngine(self.invent(policies))
+        try:
+            rehearsal.run(protocol, Ledger(at=ledger.at))
+        except DryRunEnded:
+            forecast = ExpectedReleases(rehearsal.course(), self.loops)
+        learned = tuple(f"{who}: {sentence}" for who, sentence in learned_in(forecast))
+        words = AnalysisDescription(self.call, self.formula, self.distribution, learned)
+        maker = PlanBuilder(forecast, words, self.guessed)
+        asked = {one.site for one in forecast.course.asked}
+        return {site: maker.plan(site, self.columns.get(site, ())) for site in owners if site in asked}
+
+
+def run_analysis(
+    analysis: PostFitAnalysis,
+    protocol: Callable[[], FitProtocol[Fit]],
+    ledger: Ledger,
+    dry_run: Callable[[], FitProtocol[Fit]] | None = None,
+) -> Fit:
+    """Run an analysis after a fit in one session, once the owners who are asked have consented.
+
+    `dry_run` makes the protocol for sites without data, where that is another one.
+
+    Raises
+    ------
+    ConsentError
+        Not all have consented; names sites, digests and commands.
+    """
+    running = protocol()
+    if owners := owners_asked(analysis.partition):
+        plans = analysis.plans(owners, (dry_run or protocol)(), ledger)
+        running = proposing(plans, running)
+    return analysis.partition.engine.run(running, ledger)
+
+
+def proposing(plans: Mapping[str, AnalysisPlan], protocol: FitProtocol[Fit]) -> FitProtocol[Fit]:
+    """Propose plans in the session of a protocol, and go on with it where all owners have consented."""
+    asks = next(protocol)
+    yield from propose_plans(plans, asks[0].session)
+    try:
+        while True:
+            asks = protocol.send((yield asks))
+    except StopIteration as ended:
+        fit: Fit = ended.value
+        return fit

@@ -239,46 +239,25 @@ class FederatedGLM(HorizontalModel):
             raise ModelError(f"scale: expected a number, 'X2' or 'dev', received {scale!r}")
         self._check_alpha(alpha, cov_type)
         choice = self._choose_covariance(cov_type, {} if cov_kwds is None else cov_kwds)
-        options = NewtonOptions(maxiter, tol, rounds)
-        return run_fit(
-            self,
-            call,
-            FederatedGLM._estimate,
-            options,
-            choice,
-            scale=scale,
-            alpha=alpha,
-            use_t=use_t,
-            local=local,
-            masked=masked,
-        )
 
-    def _estimate(
-        self,
-        attempt: FitAttempt,
-        options: NewtonOptions,
-        choice: CovarianceChoice,
-        *,
-        scale: float | str | None,
-        alpha: str | None,
-        use_t: bool | None,
-        local: bool,
-        masked: bool | None,
-    ) -> GLMResults:
-        session = self._open_session(FAMILY, check_masked(masked, len(self.sites), self._masks_wanted))
-        newton = Newton(session, self.distribution, options, scale)
-        if alpha is None:
-            protocol = self._maximise(newton, choice, local)
-        else:
-            protocol = self._maximise_with_alpha(newton, local)
-        fit, variance, over = attempt.run(protocol, session.masked_sites)
-        result = self._results._of(
-            self, fit, variance, choice, newton.estimates_dispersion, use_t, attempt.ledger, over
-        )
-        warn_of_far_sites(self.agreement, fit.coordinates.design.names, fit.coordinates.own)
-        if not fit.converged:
-            warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning)
-        return result
+        def estimate(model: FederatedGLM, attempt: FitAttempt) -> GLMResults:
+            hidden = check_masked(masked, len(model.sites), model._masks_wanted)
+            session = model._open_session(FAMILY, hidden)
+            newton = Newton(session, model.distribution, NewtonOptions(maxiter, tol, rounds), scale)
+            if alpha is None:
+                protocol = model._maximise(newton, choice, local)
+            else:
+                protocol = model._maximise_with_alpha(newton, local)
+            fit, variance, over = attempt.run(protocol, session.masked_sites)
+            result = model._results._of(
+                model, fit, variance, choice, newton.estimates_dispersion, use_t, attempt.ledger, over
+            )
+            warn_of_far_sites(model.agreement, fit.coordinates.design.names, fit.coordinates.own)
+            if not fit.converged:
+                warn(f"the fit did not converge: {fit.reason}", ConvergenceWarning)
+            return result
+
+        return run_fit(self, call, estimate)
 
     def _choose_covariance(self, cov_type: str, kwds: object) -> CovarianceChoice:
         """Check the columns of clusters and strata."""

@@ -32,9 +32,9 @@ from fedstat.inference.recalibration import MAX_STEPS, Recalibration, Recalibrat
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, evaluate, linear_predictor
 from fedstat.models.checks import check_layout
-from fedstat.models.consent import FurtherAnalysis
 from fedstat.models.horizontal.rows import INSIDE, SCORES, SUMS, answered_at, describe_sums, glm_rows, summed
 from fedstat.models.horizontal.session import add
+from fedstat.models.run import PostFitAnalysis, run_analysis
 from fedstat.typing import Array, Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -275,17 +275,17 @@ def evaluate_rows(
         return _evaluation_protocol(agreed, distribution, beta, place, recalibrate, hidden)
 
     analysis = _analysis(agreement, distribution, partition)
-    return analysis.run(protocol(), protocol, ledger), ledger
+    return run_analysis(analysis, protocol, ledger), ledger
 
 
 def _analysis(
     agreement: RowsAgreement, distribution: DistributionSpec, partition: ClientPartition
-) -> FurtherAnalysis:
+) -> PostFitAnalysis:
     """Say what an evaluation is, for owners who are asked."""
     question = agreement.question
     formula = f"{question.response} ~ {' + '.join(question.terms) or 1}"
     rows = tuple(SiteRowCounts(name, len(at), len(at)) for name, at in partition.rows.items())
-    return FurtherAnalysis(
+    return PostFitAnalysis(
         partition,
         "evaluate()",
         formula,

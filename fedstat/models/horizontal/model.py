@@ -42,10 +42,9 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, Fit, FitProtocol
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.checks import check_call
-from fedstat.models.consent import FurtherAnalysis, owners_asked
-from fedstat.models.explain import Explainable, ForecastPlan
+from fedstat.models.explain import Explainable, ForecastPlan, owners_asked
 from fedstat.models.horizontal.session import RowsSession
-from fedstat.models.run import rest_after
+from fedstat.models.run import PostFitAnalysis, rest_after, run_analysis
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
@@ -302,8 +301,8 @@ class HorizontalModel(Explainable):
         invent = SyntheticRows(self.agreement, self.distribution).sites
         words = (call, self.formula.text, str(self.distribution))
         columns = dict.fromkeys(self.sites, self.question.needed)
-        analysis = FurtherAnalysis(self.partition, *words, invent, columns)
-        return analysis.run(asking(self), lambda: asking(copy.copy(self)), ledger)
+        analysis = PostFitAnalysis(self.partition, *words, invent, columns)
+        return run_analysis(analysis, lambda: asking(self), ledger, lambda: asking(copy.copy(self)))
 
     def _new_ledger(self) -> Ledger:
         """Start a ledger with what the agreement released."""

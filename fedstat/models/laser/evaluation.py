@@ -29,6 +29,7 @@ from fedstat.models.laser.prediction import FittedNetworks, hidden, open_network
 from fedstat.models.laser.request import FAMILY
 from fedstat.models.laser.scoring import ScoreCounts, read_scores, score_edges
 from fedstat.models.laser.training import members_of
+from fedstat.models.run import run_analysis
 from fedstat.models.vertical.prediction.protocol import OpenedBlocks, ResponseSource, new_ledger
 from fedstat.typing import Bools, Floats
 
@@ -84,7 +85,7 @@ def count_predictions(
     analysis = fitted.analysis(call, partition)
     columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
     analysis = replace(analysis, columns=columns)
-    return analysis.run(asking(), asking, new_ledger(partition, holder))
+    return run_analysis(analysis, asking, new_ledger(partition, holder))
 
 
 # ----------------------------------------------------------------------------------------------------

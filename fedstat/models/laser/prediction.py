@@ -17,7 +17,6 @@ from fedstat.federation.protocols.engine import Fit, FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol as mask_sums
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.inference.conformal import threshold_bins
-from fedstat.models.consent import FurtherAnalysis
 from fedstat.models.laser.networks import Networks, Optimizer, of_scores
 from fedstat.models.laser.request import FAMILY, Outcome
 from fedstat.models.laser.response_steps import average
@@ -31,6 +30,7 @@ from fedstat.models.laser.training import (
     assemble,
     members_of,
 )
+from fedstat.models.run import PostFitAnalysis, run_analysis
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
     OpenedBlocks,
@@ -102,7 +102,7 @@ class FittedNetworks:
         """Whether predictions need the sum of one network of each institution, and no more."""
         return self.method in ("laser", "standard")
 
-    def analysis(self, call: str, partition: ClientPartition) -> FurtherAnalysis:
+    def analysis(self, call: str, partition: ClientPartition) -> PostFitAnalysis:
         """Say what a prediction is, for owners who are asked."""
         return prediction_analysis(call, self.blocks, self.response, self.kind, partition)
 
@@ -135,7 +135,7 @@ def predict_networks(
         return (yield from hidden(fitted, opened, predicted(fitted, opened, partition, head=head)))
 
     analysis = fitted.analysis(call, partition)
-    return analysis.run(asking(), asking, new_ledger(partition, fitted.holder))
+    return run_analysis(analysis, asking, new_ledger(partition, fitted.holder))
 
 
 def open_networks(fitted: FittedNetworks, partition: ClientPartition) -> FitProtocol[OpenedBlocks]:

@@ -30,9 +30,9 @@ from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.federation.tables.columns import LevelValue, as_categories, as_numbers, column_kind, find_levels
 from fedstat.inference.mixtures import ModalSums
-from fedstat.models.consent import FurtherAnalysis
 from fedstat.models.m2sem.columns import take_columns
 from fedstat.models.m2sem.request import FAMILY
+from fedstat.models.run import PostFitAnalysis, run_analysis
 from fedstat.typing import Array, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
@@ -144,10 +144,10 @@ def analysis_of(
     step: str,
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
     guessed: frozenset[str] = frozenset(),
-) -> FurtherAnalysis:
+) -> PostFitAnalysis:
     """Say what one step asks of sites that read these `columns`, whose arrays have these `shapes` by site."""
     invent = partial(_invent, partition.rows, step, shapes)
-    return FurtherAnalysis(
+    return PostFitAnalysis(
         partition, call, clusters, "a mixture of factor models", invent, columns, guessed=guessed
     )
 
@@ -191,7 +191,7 @@ def request_scores(model: Any, client: str, slot: int) -> Floats:
     shapes = {client: {"scores": (len(model._subjects.place[client]), width)}}
     call, columns = f"M2SEMResults.factor_scores({client!r})", {client: model._columns_read(client)}
     analysis = analysis_of(model.partition, call, model._description, columns, "release_scores", shapes)
-    return analysis.run(protocol(), protocol, model._new_ledger())
+    return run_analysis(analysis, protocol, model._new_ledger())
 
 
 def request_outside_sums(
@@ -207,4 +207,4 @@ def request_outside_sums(
     analysis = analysis_of(
         model.partition, call, model._description, columns, step, shapes, frozenset({step})
     )
-    return analysis.run(ask(), ask, ledger)
+    return run_analysis(analysis, ask, ledger)

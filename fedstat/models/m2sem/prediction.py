@@ -24,6 +24,7 @@ from fedstat.models.m2sem.em import EntityIndex, add_exactly
 from fedstat.models.m2sem.record import FittedClient, M2SEMRecord
 from fedstat.models.m2sem.request import FAMILY, OpenNewRequest, OpenRequest, PredictRequest
 from fedstat.models.m2sem.specification import AgreedColumns, who_has_whom
+from fedstat.models.run import run_analysis
 from fedstat.typing import Floats, Ints
 
 
@@ -47,7 +48,7 @@ def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.Data
     columns = {client: _columns_of(held) for client, held in fitted.items()}
     analysis = analysis_of(partition, call, f"{K} clusters", columns, "predict_densities", shapes)
     D = np.zeros((partition.n_entities, K - 1))
-    D[here] = analysis.run(protocol(), protocol, ledger)
+    D[here] = run_analysis(analysis, protocol, ledger)
     r = softmax(np.log(record.shares) + np.column_stack([D, np.zeros(len(D))]), axis=1)
     return pd.DataFrame(r, index=partition.entities, columns=record.clusters)
 

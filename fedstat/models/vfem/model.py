@@ -232,7 +232,7 @@ class VFEMRegression(VFEMModel):
         if not isinstance(iteration, Iteration):
             raise ModelError(f"iteration: expected fs.Iteration(...), received {kind_of(iteration)}")
         check_whole("memory", iteration.memory, SMALLEST_MEMORY)
-        options = iteration.options(maxiter)
+        options = iteration._options(maxiter)
         if exchange == "moments":
             asked = MomentsOptions(cov_type, self.between if method == "vfem" else "independent", maxiter)
             return run_fit(
@@ -467,7 +467,7 @@ class VFEMGLM(VFEMModel):
             tol_score=tol_score,
             tol_change=tol_change,
         )
-        options, covariance = iteration.options(maxiter), self._covariance_options(cov_type, iteration)
+        options, covariance = iteration._options(maxiter), self._covariance_options(cov_type, iteration)
         wanted = IterativeOptions(method, options, covariance, estimates_alpha=alpha is not None)
         check_share("max_moved", max_moved)
         if self._fits_jointly(method):

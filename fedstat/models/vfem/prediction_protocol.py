@@ -16,7 +16,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.evaluation import Evaluation
 from fedstat.kernels.glm.quadrature import marginal_mean
-from fedstat.models.consent import FurtherAnalysis
+from fedstat.models.run import PostFitAnalysis, run_analysis
 from fedstat.models.vertical.moments import number_patterns
 from fedstat.models.vertical.prediction.evaluation import evaluate_predictions
 from fedstat.models.vertical.prediction.marginal_effects import ProjectedEntities
@@ -206,7 +206,7 @@ class VFEMPredictor:
         means = {k: float(mu[k] @ beta[k]) for k in self.clients}
         return FittedBlocks(self.clients, self.specs, beta, self.fit.a, means)
 
-    def analysis(self, call: str, partition: ClientPartition) -> FurtherAnalysis:
+    def analysis(self, call: str, partition: ClientPartition) -> PostFitAnalysis:
         """Say what a prediction is, for owners who are asked."""
         return prediction_analysis(call, self.blocks, self.response.text, self.fit.distribution, partition)
 
@@ -252,7 +252,7 @@ def predict_linear(
     ledger, by_mean = new_ledger(partition, predictor.response.client), mean_only or predictor.psi is None
     asking = _prediction_protocol(predictor, partition, mean_only=by_mean)
     analysis = predictor.analysis("predict()" if mean_only else "get_prediction()", partition)
-    found, opened = analysis.run(asking(), asking, ledger)
+    found, opened = run_analysis(analysis, asking, ledger)
     index, missing = partition.entities, opened.missing
     return LinearPredictors(
         mean=pd.Series(found.mean, index=index),
@@ -296,7 +296,7 @@ def project_entities(
         return project_blocks(predictor.blocks, clients, partition, FAMILY, factor, of)
 
     ledger = new_ledger(partition, predictor.response.client)
-    found, rows = predictor.analysis("get_margeff()", partition).run(asking(), asking, ledger)
+    found, rows = run_analysis(predictor.analysis("get_margeff()", partition), asking, ledger)
     return ProjectedEntities(found.linear, rows, np.asarray(~found.missing.any(axis=1)))
 
 
@@ -394,7 +394,7 @@ def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) ->
     analysis = predictor.analysis("prediction_rsquared()", partition)
     columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
     analysis = replace(analysis, columns=columns)
-    n, sse, sst = analysis.run(asking(), asking, new_ledger(partition, holder))
+    n, sse, sst = run_analysis(analysis, asking, new_ledger(partition, holder))
     if n < 2 or sst <= 0.0:
         raise ModelError(
             f"R-squared of predictions: {n:.0f} entities of the partition have the response and every block"

@@ -19,6 +19,7 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.prediction import GLMPrediction
 from fedstat.models.margins import MarginalEffects
 from fedstat.models.results import CoefficientResults
+from fedstat.models.run import run_analysis
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.evaluation import evaluate_predictions
 from fedstat.models.vertical.prediction.marginal_effects import (
@@ -107,7 +108,7 @@ def predict_linear(
 
     response, call = predictor.estimate.response, "predict()" if cov is None else "get_prediction()"
     analysis = prediction_analysis(call, predictor.blocks, response, predictor.family, partition)
-    linear, missing, projection = analysis.run(asking(), asking, new_ledger(partition, predictor.holder))
+    linear, missing, projection = run_analysis(analysis, asking, new_ledger(partition, predictor.holder))
     return SelectionLinearPrediction(_where_known(predictor, linear, missing, needed), projection)
 
 
@@ -143,7 +144,7 @@ def project_entities(predictor: Predictor, partition: ClientPartition, factor: F
 
     response = predictor.estimate.response
     analysis = prediction_analysis("get_margeff()", predictor.blocks, response, predictor.family, partition)
-    found, rows = analysis.run(asking(), asking, new_ledger(partition, predictor.holder))
+    found, rows = run_analysis(analysis, asking, new_ledger(partition, predictor.holder))
     whole = (~found.missing).sum(axis=1) == len(needed)
     return ProjectedEntities(found.linear, rows, whole)
 

@@ -19,7 +19,7 @@ from fedstat.inference.evaluation import Accuracy, Evaluation
 from fedstat.inference.recalibration import Recalibration, recalibrate
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows
-from fedstat.models.consent import FurtherAnalysis
+from fedstat.models.run import PostFitAnalysis, run_analysis
 from fedstat.models.vertical.prediction.protocol import ResponseSource, new_ledger
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -215,7 +215,7 @@ def evaluate_predictions(
     distribution: DistributionSpec,
     clients: Sequence[str],
     predicted: Callable[[], FitProtocol[tuple[Floats, str]]],
-    analysis: FurtherAnalysis,
+    analysis: PostFitAnalysis,
 ) -> Evaluation:
     """Hold predicted means of a partition's entities, nan for none, against its response.
 
@@ -261,7 +261,7 @@ def evaluate_predictions(
 
     columns = {**analysis.columns, holder: (*analysis.columns.get(holder, ()), *response.columns)}
     analysis = replace(analysis, call="evaluate()", columns=columns)
-    told, sets, place = analysis.run(asking(), asking, new_ledger(partition, holder))
+    told, sets, place = run_analysis(analysis, asking, new_ledger(partition, holder))
     n, observed, expected = told["bins"].reshape(len(sets), 3, -1).swapaxes(0, 1)
     there = n.sum(axis=1) > 0.0
     names = [" + ".join(k for i, k in enumerate(clients) if s >> i & 1) or "none" for s in sets.tolist()]

@@ -18,7 +18,7 @@ from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.models.checks import check_layout
-from fedstat.models.consent import FurtherAnalysis
+from fedstat.models.run import PostFitAnalysis
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.typing import Bools, Floats, Ints
 
@@ -139,11 +139,11 @@ def new_ledger(partition: ClientPartition, holder: str) -> Ledger:
 
 def prediction_analysis(
     call: str, blocks: FittedBlocks, response: str, distribution: object, partition: ClientPartition
-) -> FurtherAnalysis:
+) -> PostFitAnalysis:
     """Say what a prediction is, for owners who are asked."""
     specs = {k: BlockSpec.from_json(spec) for k, spec in blocks.specs.items()}
     terms = [term for spec in specs.values() for term in spec.terms]
-    return FurtherAnalysis(
+    return PostFitAnalysis(
         partition,
         call,
         f"{response} ~ {' + '.join(terms) or 1}",

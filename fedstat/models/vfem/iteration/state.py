@@ -115,7 +115,7 @@ class Iteration:
         if self.learning_rate is not None:
             check_positive("learning_rate", self.learning_rate)
 
-    def options(self, maxiter: int) -> IterationOptions:
+    def _options(self, maxiter: int) -> IterationOptions:
         """Return the options of the maximisation."""
         return IterationOptions(
             self.step,
