@@ -231,19 +231,20 @@ class Prober:
         self.malformed = set()
         self.answers = {}
 
-    def __call__(self, site, ask, step, state):
-        before = state.copy()
-        answer = self.answer(site, ask, step, state)
+    def __call__(self, site, context):
+        ask, before = context.request, context.state.copy()
+        answer = self.answer(site, context)
         remembered = site._data.memory.released
         for name in ask.arrays:
             place = (self.fit, ask.family, ask.step, name)
             if not self.asked[place]:
                 for picked in ([7], [3, 7, 11]):
-                    self._probe(site, ask, step, before, name, picked)
+                    self._probe(site, context, before, name, picked)
         site._data.memory.released = remembered
         return answer
 
-    def _probe(self, site, ask, step, before, name, picked):
+    def _probe(self, site, context, before, name, picked):
+        ask, step = context.request, context.step
         arrays = single_out(dict(ask.arrays), name, picked)
         if arrays is None:
             return
@@ -262,7 +263,9 @@ class Prober:
             state = before.copy()
             site._data.memory.released = None
             with Changed(state, length, changed):
-                return self.answer(site, replace(ask, arrays=arrays, masked=None), step, state).clear.arrays
+                probe = replace(context, request=replace(ask, arrays=arrays, masked=None), state=state)
+                self.answer(site, probe)
+                return probe.reply.arrays
 
         try:
             told, own, other = (release(changed) for changed in ([], rows, rest))
@@ -303,7 +306,7 @@ def prober():
     load_families()
     answer = Site._prepare
     made = Prober(answer)
-    Site._prepare = lambda site, ask, step, state: made(site, ask, step, state)
+    Site._prepare = lambda site, context: made(site, context)
     try:
         for made.fit, fit in FITS.items():
             fit()

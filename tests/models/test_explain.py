@@ -16,7 +16,7 @@ import statsmodels.genmod.families as families
 
 import fedstat as fs
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.disclosure import site as door
+from fedstat.federation.disclosure import checks
 from fedstat.federation.disclosure.protocol_order import check_order
 
 KEY = ["sender", "receiver", "step", "array", "kind", "what", "masked", "entities", "shape"]
@@ -273,7 +273,7 @@ def ordered():
     """Sites answer steps in the order that families declare, whatever else they allow."""
     declared = fs.Policy(order="declared")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(door, "check_order", lambda site, _, *asked: check_order(site, declared, *asked))
+        patch.setattr(checks, "check_order", lambda site, _, *asked: check_order(site, declared, *asked))
         yield
 
 

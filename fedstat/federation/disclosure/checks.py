@@ -1,34 +1,170 @@
-"""The disclosure checks in order: which rule of the policy examines which fact behind a release."""
+"""The disclosure pipeline: every check that a request and its reply pass at a site, in order.
+
+:meth:`fedstat.federation.disclosure.site.Site.answer` parses a request, runs the checks :data:`BEFORE`, runs
+the step, whose facts pass :data:`FACT_CHECKS` as soon as they are told, runs the checks :data:`AFTER`, masks
+the reply and records it. The order is the security argument: what is decided from the request and the policy
+comes before a row is read, so that such a refusal reveals nothing; what depends on rows comes before anything
+leaves, and its refusals are filtered and counted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
-from fedstat.errors import DoorError
+from fedstat.errors import DoorError, PolicyError, SessionError
+from fedstat.federation.audit.event_log import SessionChain
 from fedstat.federation.disclosure import differencing, facts, row_checks
 from fedstat.federation.disclosure.leverage import check_fitted_means, check_group_shares, check_leverage
-from fedstat.federation.disclosure.privacy_budget import NoiseRequired
-from fedstat.federation.disclosure.protocol_order import check_dealer, check_sampled_sites
-from fedstat.federation.disclosure.request_checks import check_evaluation, check_factors
-from fedstat.federation.disclosure.row_checks import check_alignment, check_key_list
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired
+from fedstat.federation.disclosure.protocol_order import check_dealer, check_order, check_sampled_sites
+from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.disclosure.request_checks import (
+    check_columns,
+    check_counts,
+    check_evaluation,
+    check_factors,
+    check_per_entity_numbers,
+    check_request,
+)
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import COUNTED, ArrayKind, Step
+from fedstat.federation.message import Reply, Request, Step, check_arrays
+from fedstat.federation.tables.aligned_table import AlignedTable
 from fedstat.typing import Array
 
-NOISY_KIND: ArrayKind = "noisy aggregate"
-UNCHARGED_KINDS: tuple[ArrayKind, ...] = ("presence", "sealed")
-"""Kinds of which an array may leave under a privacy budget as it is."""
-IMPLIED_FACTS = (facts.EntityCount,)
-"""Facts that the state counts by itself; none counted are none there are."""
-SESSION_FACTS = (
-    facts.RowGroups,
-    facts.WeightedEstimates,
-    facts.FittedMeanSums,
-    facts.SampledSites,
-    NoiseRequired,
+NO_REPLY = Reply("", {})
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """A request at a site, with all that a check may look at.
+
+    Parameters
+    ----------
+    data : SiteData
+        Site, policy, table, ledger and release history.
+    request : Request
+    step : Step
+    state : State
+        Of the session.
+    client : str
+        Fingerprint of the client that sends the request.
+    chain : SessionChain
+        The site's ledger of the session.
+    ended : str
+        Why the site no longer knows the session; empty where it knows it.
+    receipt, analysis : bool
+        Whether it asks for a statement on the ledger, which holds no data, and whether it is part of an
+        analysis.
+    noise : NoiseMechanism
+    reply : Reply
+        After the step: the reply before masks.
+    sent : Reply
+        The reply as it leaves.
+    sites : tuple of str
+        Sites that mask the reply.
+    costs : mapping of str to str
+        Charge to the privacy budget, by array.
+    released : ReleasedGroups or None
+        Release history before the step.
+    """
+
+    data: SiteData
+    request: Request
+    step: Step
+    state: State
+    client: str
+    chain: SessionChain
+    ended: str
+    receipt: bool
+    analysis: bool
+    noise: NoiseMechanism
+    reply: Reply = NO_REPLY
+    sent: Reply = NO_REPLY
+    sites: tuple[str, ...] = ()
+    costs: Mapping[str, str] = field(default_factory=dict)
+    released: ReleasedGroups | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """What the site's owner allows."""
+        return self.data.policy
+
+    @property
+    def where(self) -> str:
+        """Site and step, for messages."""
+        return f"{self.data.name}, step '{self.request.step}'"
+
+
+Check: TypeAlias = Callable[[RequestContext], None]
+
+
+def check_request_arrays(context: RequestContext) -> None:
+    """Require the arrays that the step declares."""
+    check_arrays(context.where, context.step.takes, context.request.arrays)
+
+
+def check_refusals_left(context: RequestContext) -> None:
+    """Answer no client whose requests were refused too often."""
+    most, refused = context.policy.max_refusals, context.data.account.refusals
+    if most and not context.receipt and refused.get(context.client, 0) >= most:
+        raise PolicyError.of_rule(
+            "maximum refusals",
+            context.data.name,
+            f"has refused {most} questions because of its rows, and answers no more of whoever asked them. "
+            "Its owner reads the log, and may go on by 'fedstat site answer-again'",
+        )
+
+
+def check_declared_release(context: RequestContext) -> None:
+    """Compare what the step declares to release with the policy."""
+    if not context.receipt:
+        check_request(context.data.name, context.policy, context.request, context.step)
+
+
+def check_session_known(context: RequestContext) -> None:
+    """Require that the site still has what the session kept here."""
+    if context.ended and not context.receipt:
+        raise SessionError(f"{context.data.name}: {context.ended}")
+
+
+def check_session_aligned(context: RequestContext) -> None:
+    """Require that the order of the rows was agreed in this session."""
+    if context.analysis and isinstance(context.data.table, AlignedTable):
+        context.data.table.check_session(context.request.session)
+
+
+def check_step_order(context: RequestContext) -> None:
+    """Require an order of steps that a protocol has."""
+    last = context.state.last
+    check_order(context.data.name, context.policy, context.request, context.step, last)
+
+
+def check_plan_approved(context: RequestContext) -> None:
+    """Require that the owner has approved a plan with this request, where the owner is asked."""
+    if context.analysis and context.policy.approval == "owner":
+        context.state.analysis.admit(context.data.approvals, context.request, context.step)
+
+
+BEFORE: tuple[Check, ...] = (
+    # A malformed request is named as such, and no later check meets a missing array or a value like NaN.
+    check_request_arrays,
+    # A client that has used up its refusals learns nothing from the checks that follow.
+    check_refusals_left,
+    # The policy is compared with declarations alone: this refusal is in full, since it reveals no row.
+    check_declared_release,
+    # The history of a lost session is gone: going on in it would escape the checks against differencing.
+    check_session_known,
+    # Rows in another order than agreed would be products of different persons.
+    check_session_aligned,
+    # Out of order, answers could be compared that no fit compares.
+    check_step_order,
+    # Last, since it uses up the owner's approval: a request that is refused anyway must not cost one run.
+    check_plan_approved,
 )
-"""Facts that are held against what the session keeps, or the question."""
+"""Checks of a request before any row is read; none of their refusals depends on rows."""
 
 
 class AlternativeReply(Exception):  # noqa: N818 (it is no error: a part of the protocol)
@@ -44,7 +180,8 @@ class AlternativeReply(Exception):  # noqa: N818 (it is no error: a part of the 
         self.arrays = arrays
 
 
-def _check_working_weights(data: SiteData, fact: facts.WorkingWeights) -> None:
+def check_working_weights(data: SiteData, state: State, fact: facts.WorkingWeights) -> None:
+    """Require that weights at coefficients spread; else the step's alternative leaves, or nothing."""
     if row_checks.working_weights_spread(data, fact.each, fact.totals, fact.flat):
         return
     if fact.instead is not None:
@@ -52,142 +189,149 @@ def _check_working_weights(data: SiteData, fact: facts.WorkingWeights) -> None:
     row_checks.refuse_working_weights(data)
 
 
-def _check_group_sums(data: SiteData, fact: facts.GroupSums) -> None:
+def check_group_sums(data: SiteData, state: State, fact: facts.GroupSums) -> None:
+    """Require groups that are large enough, also for columns of few values, and no large share of a row."""
     row_checks.check_groups(data, fact.code, fact.columns, fact.times, fact.weights)
     row_checks.check_cardinality(data, fact)
     if fact.summed is not None:
         check_group_shares(data, fact.summed)
 
 
-FACT_CHECKS: Mapping[type, Callable[[SiteData, Any], None]] = {
-    facts.KeyAlignmentRequest: check_alignment,
-    facts.ExternalKeyList: check_key_list,
-    facts.FactorsRequested: check_factors,
-    facts.ModelEvaluation: check_evaluation,
-    facts.ProductDealer: check_dealer,
-    facts.EntityCount: lambda data, fact: row_checks.check_entities(data, fact.n),
-    facts.RowCount: lambda data, fact: row_checks.check_rows(data, fact.n, fact.parameters),
-    facts.UnequalWeights: lambda data, fact: row_checks.check_unequal_weights(
+def check_divisions(data: SiteData, state: State, fact: facts.RowGroups) -> None:
+    """Compare groups of rows with those of all releases, and with earlier ones of the session."""
+    differencing.check_row_groups(data, fact.code, fact.rows)
+    if fact.place:
+        differencing.check_session_difference(data, state, fact.place, fact.code)
+
+
+def check_level_counts(data: SiteData, state: State, fact: facts.LevelRowCounts) -> None:
+    """Require enough rows of every level, whether the fit knows it or not."""
+    check = row_checks.check_levels if fact.known else row_checks.check_unknown_levels
+    check(data, fact.column, fact.counts)
+
+
+FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
+    facts.KeyAlignmentRequest: lambda data, state, fact: row_checks.check_alignment(data, fact),
+    facts.ExternalKeyList: lambda data, state, fact: row_checks.check_key_list(data, fact),
+    facts.FactorsRequested: lambda data, state, fact: check_factors(data, fact),
+    facts.ModelEvaluation: lambda data, state, fact: check_evaluation(data, fact),
+    facts.ProductDealer: lambda data, state, fact: check_dealer(data, fact),
+    facts.SampledSites: lambda data, state, fact: check_sampled_sites(
+        data.name, fact.names, state.hidden_among
+    ),
+    NoiseRequired: lambda data, state, fact: state.check_noise(),
+    facts.EntityCount: lambda data, state, fact: row_checks.check_entities(data, fact.n),
+    facts.RowCount: lambda data, state, fact: row_checks.check_rows(data, fact.n, fact.parameters),
+    facts.UnequalWeights: lambda data, state, fact: row_checks.check_unequal_weights(
         data, fact.n, fact.columns, fact.times
     ),
-    facts.RowsUsed: lambda data, fact: differencing.check_row_difference(data, fact.used, fact.events),
-    facts.LevelsRequested: lambda data, fact: differencing.check_level_difference(
+    facts.RowsUsed: lambda data, state, fact: differencing.check_row_difference(data, fact.used, fact.events),
+    facts.LevelsRequested: lambda data, state, fact: differencing.check_level_difference(
         data, fact.used, fact.levels
     ),
-    facts.GroupSums: _check_group_sums,
-    facts.SummedColumns: check_group_shares,
-    facts.ExcludedEntities: lambda data, fact: row_checks.check_excluded_entities(data, fact.n),
-    facts.ClusterRowCounts: lambda data, fact: row_checks.check_clusters(data, fact.rows),
-    facts.OutcomeCounts: lambda data, fact: row_checks.check_events(data, fact.counts, fact.response),
-    facts.LevelRowCounts: lambda data, fact: (
-        row_checks.check_levels if fact.known else row_checks.check_unknown_levels
-    )(data, fact.column, fact.counts),
-    facts.IndicatorCounts: lambda data, fact: row_checks.check_indicators(
+    facts.RowGroups: check_divisions,
+    facts.GroupSums: check_group_sums,
+    facts.SummedColumns: lambda data, state, fact: check_group_shares(data, fact),
+    facts.ExcludedEntities: lambda data, state, fact: row_checks.check_excluded_entities(data, fact.n),
+    facts.ClusterRowCounts: lambda data, state, fact: row_checks.check_clusters(data, fact.rows),
+    facts.OutcomeCounts: lambda data, state, fact: row_checks.check_events(data, fact.counts, fact.response),
+    facts.LevelRowCounts: check_level_counts,
+    facts.IndicatorCounts: lambda data, state, fact: row_checks.check_indicators(
         data, fact.ones, fact.n, fact.names
     ),
-    facts.ColumnVariation: lambda data, fact: row_checks.check_variation(
+    facts.ColumnVariation: lambda data, state, fact: row_checks.check_variation(
         data, fact.extremes, fact.n, fact.squares, fact.what
     ),
-    facts.DesignDirections: lambda data, fact: check_leverage(data, fact.chunks, fact.n, fact.names),
-    facts.CaseWeights: lambda data, fact: row_checks.check_case_weights(
+    facts.DesignDirections: lambda data, state, fact: check_leverage(data, fact.chunks, fact.n, fact.names),
+    facts.CaseWeights: lambda data, state, fact: row_checks.check_case_weights(
         data, fact.total, fact.squares, fact.columns
     ),
-    facts.ExternalWeights: lambda data, fact: row_checks.check_external_weights(data, fact.values, fact.what),
-    facts.WorkingWeights: _check_working_weights,
+    facts.ExternalWeights: lambda data, state, fact: row_checks.check_external_weights(
+        data, fact.values, fact.what
+    ),
+    facts.WeightedEstimates: differencing.check_weighted_estimates,
+    facts.WorkingWeights: check_working_weights,
+    facts.FittedMeanSums: check_fitted_means,
 }
-"""Rule by fact; a fact that no rule judges does not pass."""
+"""What examines a fact as soon as a step tells it; a fact that is not here cannot be declared or told.
+
+A check raises PolicyError with site, rule and remedy, or AlternativeReply where something else is to leave.
+"""
 
 
-def check_fact(data: SiteData, state: State, fact: Any) -> None:
-    """Hold a fact against the owner's policy.
-
-    Raises
-    ------
-    PolicyError
-        It is refused; names site, rule and remedy.
-    AlternativeReply
-        Something else is to leave.
-    """
-    if isinstance(fact, facts.RowGroups):
-        differencing.check_row_groups(data, fact.code, fact.rows)
-        if fact.place:
-            differencing.check_session_difference(data, state, fact.place, fact.code)
-    elif isinstance(fact, facts.FittedMeanSums):
-        check_fitted_means(data, state, fact)
-    elif isinstance(fact, facts.WeightedEstimates):
-        differencing.check_weighted_estimates(data, state, fact)
-    elif isinstance(fact, facts.SampledSites):
-        check_sampled_sites(data.name, fact.names, state.hidden_among)
-    else:
-        FACT_CHECKS[type(fact)](data, fact)
+def check_reply_arrays(context: RequestContext) -> None:
+    """Require the arrays that the step declares to release."""
+    check_arrays(context.where, context.step.gives, context.reply.arrays)
 
 
-def report_external_weights(state: State, step: Step, arrays: Mapping[str, Array]) -> None:
-    """Tell of all arrays of a question that are declared as weights of rows."""
-    for name, declared in step.takes.items():
-        if declared.weighs and name in arrays:
-            state.tell(facts.ExternalWeights(arrays[name], declared.weighs))
+def check_weights_received(context: RequestContext) -> None:
+    """Examine all arrays of the request that are declared as weights of rows."""
+    for name, declared in context.step.takes.items():
+        if declared.weighs and name in context.request.arrays:
+            context.state.tell(facts.ExternalWeights(context.request.arrays[name], declared.weighs))
 
 
-def check_facts_reported(where: str, step: Step, state: State, names: list[str]) -> None:
-    """Require that all facts were told that are declared to stand behind what leaves.
-
-    Raises
-    ------
-    DoorError
-        The step forgot one; nothing leaves.
-    """
-    given = step.given
-    for name in names:
-        missing = set(given[name].behind) - state.told - set(IMPLIED_FACTS)
+def check_facts_told(context: RequestContext) -> None:
+    """Require all facts that are declared behind what leaves; a DoorError if the step forgot one."""
+    given = context.step.given
+    for name in context.reply.released:
+        # The state counts entities by itself: none counted are none there are.
+        missing = set(given[name].behind) - context.state.told - {facts.EntityCount}
         if missing:
             told = ", ".join(sorted(fact.__name__ for fact in missing))
             raise DoorError(
-                f"{where}: array '{name}' does not leave: {told} is declared to stand behind it, and the "
-                "step did not tell it. Nothing was released; this is for the author of the family to mend"
+                f"{context.where}: array '{name}' does not leave: {told} is declared to stand behind it, and "
+                "the step did not tell it. Nothing was released; this is for the author of the family to mend"
             )
 
 
-class FamilyRegistry(dict[str, Mapping[str, Step]]):
-    """Steps by family; a family whose declarations leave something open does not install."""
-
-    def __setitem__(self, family: str, steps: Mapping[str, Step]) -> None:
-        for name, step in steps.items():
-            check_declarations(f"family '{family}', step '{name}'", step)
-        super().__setitem__(family, steps)
+def check_column_limit(context: RequestContext) -> None:
+    """Require that the session has opened no more columns than the policy allows."""
+    check_columns(context.data.name, context.policy, context.request, context.state.columns)
 
 
-def check_declarations(where: str, step: Step) -> None:
-    """Require that a step declares what stands behind what it gives, and what weighs rows in what it takes.
+def check_entities_behind(context: RequestContext) -> None:
+    """Require enough entities behind every array."""
+    names, entities = context.reply.released, context.state.entities
+    check_counts(context.data.name, context.policy, context.request, context.step, names, entities)
 
-    Raises
-    ------
-    DoorError
-        Names family, step and array.
-    """
-    for name, declared in step.given.items():
-        if declared.kind in COUNTED and not declared.behind:
-            raise DoorError(
-                f"{where}: array '{name}' is declared '{declared.kind}', and nothing to stand behind it. Say "
-                "by behind=(...) which facts of fedstat.federation.disclosure.facts do: Entities at least"
-            )
-        unknown = [fact for fact in declared.behind if fact not in (*FACT_CHECKS, *SESSION_FACTS)]
-        if unknown:
-            raise DoorError(f"{where}: array '{name}' rests on {unknown[0].__name__}, which no rule judges")
-        if declared.unpaid and declared.kind not in UNCHARGED_KINDS:
-            raise DoorError(
-                f"{where}: array '{name}' is of kind '{declared.kind}', which leaves under a budget with "
-                f"noise or not at all; unpaid are {' and '.join(UNCHARGED_KINDS)}"
-            )
-        noise = NoiseRequired in declared.behind, declared.dtype == "int64"
-        if (declared.noisy and not all(noise)) or (declared.kind == NOISY_KIND and not declared.noisy):
-            raise DoorError(
-                f"{where}: array '{name}' of kind '{declared.kind}' lacks what noise needs: noisy=True, "
-                "integers by dtype='int64', and NoiseOwed among what stands behind it"
-            )
-    for name, declared in step.takes.items():
-        if declared.kind == "per entity" and declared.weighs is None:
-            raise DoorError(
-                f"{where}: array '{name}' comes with a value per entity, and it is not declared whether "
-                "these weigh rows. Say weighs=... in words, empty where they enter no sum over rows"
-            )
+
+def check_row_level_values(context: RequestContext) -> None:
+    """Require that the numbers per entity, with those of earlier releases, are not more than allowed."""
+    arrays, before = context.reply.arrays, context.data.account.vectors
+    check_per_entity_numbers(context.data.name, context.policy, context.step, arrays, before)
+
+
+def charge_noise(context: RequestContext) -> None:
+    """Charge the privacy budget, which refuses what exceeds it, and add the noise."""
+    owed, arrays = context.state.owed, context.reply.arrays
+    arrays, context.costs = context.noise.add(context.request, context.step, owed, arrays)
+    context.reply = replace(context.reply, arrays=arrays)
+
+
+def check_plan_kept(context: RequestContext) -> None:
+    """Require columns and sizes of the approved plan; before a plan, note what was asked."""
+    if context.analysis and context.policy.approval == "owner":
+        analysis, arrays = context.state.analysis, context.reply.arrays
+        analysis.hold(context.data.approvals, context.request, arrays, context.state.in_play)
+
+
+AFTER: tuple[Check, ...] = (
+    # The declared kinds and dimensions are what all checks below, masks and ledger rely on.
+    check_reply_arrays,
+    # After the step, which knows how many weights there must be: a malformed request is named as such.
+    check_weights_received,
+    # After the weights, which are facts too: an array whose facts are incomplete was not examined.
+    check_facts_told,
+    # What the step has opened counts even where this reply holds none of it.
+    check_column_limit,
+    # Every array by its kind, whatever facts the step told.
+    check_entities_behind,
+    # The sum over all sessions, which no step sees.
+    check_row_level_values,
+    # After all checks that can refuse for rows: a charge stands, and is paid for what would leave.
+    charge_noise,
+    # Last, on what leaves, before masks change its shape.
+    check_plan_kept,
+)
+"""Checks of a reply before it is masked; their refusals may depend on rows, and are filtered and counted."""

@@ -12,6 +12,7 @@ import pandas as pd
 from fedstat.errors import (
     ConsentError,
     DescriptionError,
+    DoorError,
     FedstatError,
     FormulaError,
     MessageError,
@@ -27,27 +28,29 @@ from fedstat.federation.audit.ledger_file import HistoryCheck
 from fedstat.federation.crypto.masks import Masker
 from fedstat.federation.disclosure.approval import APPROVAL_FAMILY, AnalysisPlan, Approvals, PlanStore
 from fedstat.federation.disclosure.checks import (
+    AFTER,
+    BEFORE,
+    FACT_CHECKS,
     AlternativeReply,
-    FamilyRegistry,
-    check_fact,
-    check_facts_reported,
-    report_external_weights,
+    RequestContext,
 )
 from fedstat.federation.disclosure.differencing import check_masked_sites
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired, read_budget_spent
-from fedstat.federation.disclosure.protocol_order import bind_common, check_order, mask_reply, record_step
+from fedstat.federation.disclosure.protocol_order import bind_common, mask_reply, record_step
 from fedstat.federation.disclosure.release_history import ReleaseHistory
-from fedstat.federation.disclosure.request_checks import (
-    check_columns,
-    check_counts,
-    check_per_entity_numbers,
-    check_request,
-)
 from fedstat.federation.disclosure.rules import stricter_rules
 from fedstat.federation.disclosure.state import MAX_SESSIONS, SESSION_END_REASONS, SiteData, SiteTrust, State
-from fedstat.federation.message import RUNS, Reply, Request, Step, check_arrays, pack_reply, unpack_request
-from fedstat.federation.tables.aligned_table import AlignedTable
+from fedstat.federation.message import (
+    COUNTED,
+    RUNS,
+    ArrayKind,
+    Reply,
+    Request,
+    Step,
+    pack_reply,
+    unpack_request,
+)
 from fedstat.federation.tables.published import Published, PublishedColumn
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 
@@ -68,6 +71,9 @@ FEDERATION_FAMILIES = (
 )
 """Modules of federation/ that enter steps into :data:`fedstat.federation.disclosure.site.FAMILIES`."""
 
+NOISY_KIND: ArrayKind = "noisy aggregate"
+UNCHARGED_KINDS: tuple[ArrayKind, ...] = ("presence", "sealed")
+"""Kinds of which an array may leave under a privacy budget as it is."""
 MODELS_PACKAGE = "fedstat.models"
 """Whose ``INSTALLED`` names the folders of families: by name, since models/ comes after this room."""
 
@@ -114,23 +120,6 @@ class RefusalLog:
     log: Callable[[str], None] | None = None
     reasons: list[str] = field(default_factory=list)
 
-    def check_patience(self, policy: Policy, asker: str) -> None:
-        """Answer nobody whose questions were refused too often.
-
-        Raises
-        ------
-        PolicyError
-            They were.
-        """
-        most = policy.max_refusals
-        if most and self.account.refusals.get(asker, 0) >= most:
-            raise PolicyError.of_rule(
-                "maximum refusals",
-                self.site,
-                f"has refused {most} questions because of its rows, and answers no more of whoever asked "
-                "them. Its owner reads the log, and may go on by 'fedstat site answer-again'",
-            )
-
     def outward(self, policy: Policy, error: FedstatError, asker: str) -> FedstatError:
         """Turn an error that a step raised, which may depend on rows, into what leaves."""
         if isinstance(error, DATA_INDEPENDENT_ERRORS):
@@ -158,6 +147,52 @@ class RefusalLog:
 # ``Site.answer`` is the one function that returns a value from an institution: policy check, step, ledger,
 # reply. A step cannot be reached in any other way, and only steps of installed families run.
 
+
+class FamilyRegistry(dict[str, Mapping[str, Step]]):
+    """Steps by family; a family whose declarations leave something open does not install."""
+
+    def __setitem__(self, family: str, steps: Mapping[str, Step]) -> None:
+        for name, step in steps.items():
+            check_declarations(f"family '{family}', step '{name}'", step)
+        super().__setitem__(family, steps)
+
+
+def check_declarations(where: str, step: Step) -> None:
+    """Require that a step declares what stands behind what it gives, and what weighs rows in what it takes.
+
+    Raises
+    ------
+    DoorError
+        Names family, step and array.
+    """
+    for name, declared in step.given.items():
+        if declared.kind in COUNTED and not declared.behind:
+            raise DoorError(
+                f"{where}: array '{name}' is declared '{declared.kind}', and nothing to stand behind it. Say "
+                "by behind=(...) which facts of fedstat.federation.disclosure.facts do: Entities at least"
+            )
+        unknown = [fact for fact in declared.behind if fact not in FACT_CHECKS]
+        if unknown:
+            raise DoorError(f"{where}: array '{name}' rests on {unknown[0].__name__}, which no rule judges")
+        if declared.unpaid and declared.kind not in UNCHARGED_KINDS:
+            raise DoorError(
+                f"{where}: array '{name}' is of kind '{declared.kind}', which leaves under a budget with "
+                f"noise or not at all; unpaid are {' and '.join(UNCHARGED_KINDS)}"
+            )
+        noise = NoiseRequired in declared.behind, declared.dtype == "int64"
+        if (declared.noisy and not all(noise)) or (declared.kind == NOISY_KIND and not declared.noisy):
+            raise DoorError(
+                f"{where}: array '{name}' of kind '{declared.kind}' lacks what noise needs: noisy=True, "
+                "integers by dtype='int64', and NoiseOwed among what stands behind it"
+            )
+    for name, declared in step.takes.items():
+        if declared.kind == "per entity" and declared.weighs is None:
+            raise DoorError(
+                f"{where}: array '{name}' comes with a value per entity, and it is not declared whether "
+                "these weigh rows. Say weighs=... in words, empty where they enter no sum over rows"
+            )
+
+
 FAMILIES = FamilyRegistry()
 """Steps by family; a family enters its own when it is imported."""
 
@@ -168,14 +203,6 @@ RECEIPT_FAMILY = "receipt"
 """Family that asks for a site's statement on what has passed: it holds no data, and no policy refuses it."""
 UNALIGNED_FAMILIES = ("schema", "secure", "align", APPROVAL_FAMILY)
 """Families that ask nothing of which the order of the records matters, and no part of an analysis."""
-
-
-class PreparedReply:
-    """An answer before masks, as it leaves, packed, over how many sites it is a sum, and what it cost."""
-
-    def __init__(self, clear: Reply, reply: Reply, n_sites: int, costs: Mapping[str, str]) -> None:
-        self.clear, self.reply, self.n_sites, self.costs = clear, reply, n_sites, costs
-        self.packed = pack_reply(reply)
 
 
 class Site:
@@ -219,7 +246,7 @@ class Site:
         plans: PlanStore | None = None,
     ) -> None:
         self.name = name
-        self.policy = policy if policy is not None else Policy()
+        policy = Policy() if policy is None else policy
         held = FrameTable(table) if isinstance(table, pd.DataFrame) else table
         if site_column:
             held = LabelledTable(held, site_column, name)
@@ -231,13 +258,13 @@ class Site:
             name,
             held,
             shared_seed,
-            self.policy,
+            policy,
             trust=trust or SiteTrust(),
             account=account,
             published={**(published or {}), **self._label},
             approvals=self.approvals,
         )
-        self._noise = NoiseMechanism(name, self.policy, account, held, lambda: self.trust.identity)
+        self._noise = NoiseMechanism(name, policy, account, held, lambda: self.trust.identity)
         self.refusals = RefusalLog(name, account, log)
         self.states: dict[str, State] = {}
         self._put_out: dict[str, str] = {}
@@ -246,6 +273,15 @@ class Site:
     def data(self) -> SiteData:
         """What steps are handed."""
         return self._data
+
+    @property
+    def policy(self) -> Policy:
+        """What the owner allows to leave."""
+        return self._data.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._data = replace(self._data, policy=policy)
 
     @property
     def trust(self) -> SiteTrust:
@@ -289,7 +325,7 @@ class Site:
         held = {name: one for name, one in self.published.items() if name not in self._label}
         if any(published.get(name) != one for name, one in held.items()):
             stricter = (*stricter, "columns")
-        self.policy = self._noise.policy = policy
+        self._noise.policy = policy
         self._data = replace(self._data, policy=policy, published={**published, **self._label})
         if stricter:
             self._end_sessions("rules")
@@ -349,10 +385,15 @@ class Site:
             raise
         chain = self._begin_entries(ask.session)
         try:
-            return self._answer(ask, chain, asker)
+            context = self._open(ask, chain, asker)
+            for check in BEFORE:
+                check(context)
+            packed = self._answer_or_undo(context)
+            self._record(context)
         except FedstatError as error:
             chain.refusal(ask, error)
             raise
+        return packed
 
     def _begin_entries(self, session: str) -> SessionChain:
         """Chain of a session, ready for one more ask; "" for what belongs to none."""
@@ -360,96 +401,75 @@ class Site:
         chain.begin()
         return chain
 
-    def _answer(self, ask: Request, chain: SessionChain, asker: str) -> bytes:
-        """Answer an ask that is addressed to this site, and enter what passes."""
+    def _open(self, ask: Request, chain: SessionChain, client: str) -> RequestContext:
+        """Find the step of a request that is addressed to this site, and record what came with it."""
         step = self._find_step(ask)
         self.account.check_undisputed(self.name)
         chain.ask(ask, step)
-        check_arrays(f"{self.name}, step '{ask.step}'", step.takes, ask.arrays)
-        state = self.states.get(ask.session, State(self.name))
-        if ask.family != RECEIPT_FAMILY:
-            self.refusals.check_patience(self.policy, asker)
-            check_request(self.name, self.policy, ask, step)
-            self._check_not_forgotten(ask, chain)
-            self._check_aligned(ask)
-        check_order(self.name, self.policy, ask, step, state.last)
-        if self._asks_owner(ask):
-            state.analysis.admit(self.approvals, ask, step)
-        memory = self._data.memory
-        memory.follow(self._data.table, self._data.mark_key)
-        before = memory.released
-        answer = self._answer_or_undo(ask, step, state, asker)
-        self.account.note(state.in_play, state.entities)
-        if memory.released is not before and self.account.store is not None:
-            kept = memory.to_arrays(self._data.table, self._data.mark_key)
-            self.account.keep_answered(kept, self._data.table.n_rows)
-        chain.reply(ask, step, answer.reply, answer.clear.arrays, answer.n_sites, answer.costs)
-        if ask.family == RECEIPT_FAMILY:
-            return answer.packed
-        record_step(state, ask, step)
-        self._keep_state(ask.session, state)
-        return answer.packed
+        ended = ""
+        if ask.session and ask.session not in self.states:
+            ended = SESSION_END_REASONS["restart"] if chain.resumed else self._put_out.get(ask.session, "")
+        return RequestContext(
+            self._data,
+            ask,
+            step,
+            self.states.get(ask.session, State(self.name)),
+            client,
+            chain,
+            ended,
+            receipt=ask.family == RECEIPT_FAMILY,
+            analysis=ask.family not in (RECEIPT_FAMILY, *UNALIGNED_FAMILIES),
+            noise=self._noise,
+        )
 
-    def _asks_owner(self, ask: Request) -> bool:
-        """Whether a question is part of an analysis to which the owner wants to consent."""
-        return self.policy.approval == "owner" and ask.family not in (RECEIPT_FAMILY, *UNALIGNED_FAMILIES)
-
-    def _answer_or_undo(self, ask: Request, step: Step, state: State, asker: str) -> PreparedReply:
-        """Prepare an answer; one that does not leave leaves no trace: the next one counts from here."""
-        earlier, released = state.copy(), self._data.memory.released
+    def _answer_or_undo(self, context: RequestContext) -> bytes:
+        """Prepare a reply; one that does not leave leaves no trace: the next one counts from here."""
+        data, state, memory = context.data, context.state, context.data.memory
+        memory.follow(data.table, data.mark_key)
+        earlier, context.released = state.copy(), memory.released
         try:
-            answer = self._prepare(ask, step, state)
-            if self._asks_owner(ask):
-                state.analysis.hold(self.approvals, ask, answer.clear.arrays, state.in_play)
-            return answer
+            return self._prepare(context)
         except FedstatError as error:
             state.restore(earlier)
-            self._data.memory.released = released
-            # A statement is on the account, a plan on what will be asked, and neither on rows.
-            about_rows = ask.family not in (RECEIPT_FAMILY, APPROVAL_FAMILY)
-            outward = self.refusals.outward(self.policy, error, asker) if about_rows else error
+            memory.released = context.released
+            # A statement is on the ledger, a plan on future requests, and neither on rows.
+            about_rows = context.request.family not in (RECEIPT_FAMILY, APPROVAL_FAMILY)
+            outward = self.refusals.outward(self.policy, error, context.client) if about_rows else error
             if outward is error:
                 raise
             # Without its cause: a traceback that is sent on would quote what the text does not.
             raise outward from None
 
-    def _prepare(self, ask: Request, step: Step, state: State) -> PreparedReply:
-        """Run a step, hold its answer against declaration and policy, and hide what is to be hidden."""
-        where = f"{self.name}, step '{ask.step}'"
+    def _prepare(self, context: RequestContext) -> bytes:
+        """Run a step, check its reply, mask it, and return it packed."""
+        ask, step, state, data = context.request, context.step, context.state, context.data
         masker = None if ask.masked is None else self._masker(ask, state)
-        state.begin(lambda fact: self._judge(ask, state, fact), () if masker is None else masker.sites)
-        try:
-            reply = self._run(ask, step, state)
-        except AlternativeReply as instead:
-            reply = Reply(self.name, instead.arrays, "", state.entities)
-        except FedstatError:
-            raise
-        except Exception as error:
-            # What went wrong may quote values: its type is all that is told.
-            raise MessageError(
-                f"{where}: failed ({type(error).__name__}); the question is out of turn, or its arrays do "
-                "not fit what this site holds of the fit"
-            ) from error
-        check_arrays(where, step.gives, reply.arrays)
-        # After the step, which knows how many weights there must be: a malformed question is called that.
-        report_external_weights(state, step, ask.arrays)
-        check_facts_reported(where, step, state, reply.released)
-        check_columns(self.name, self.policy, ask, state.columns)
-        check_counts(self.name, self.policy, ask, step, reply.released, state.entities)
-        check_per_entity_numbers(self.name, self.policy, step, reply.arrays, self.account.vectors)
-        arrays, costs = self._noise.add(ask, step, state.owed, reply.arrays)
-        reply = replace(reply, arrays=arrays)
-        if masker is None:
-            return PreparedReply(reply, reply, 1, costs)
-        hidden = replace(reply, arrays=mask_reply(masker, ask, step, arrays, bind_common(state, ask, step)))
-        return PreparedReply(reply, hidden, len(masker.sites), costs)
+        context.sites = () if masker is None else masker.sites
+        state.begin(
+            lambda fact: FACT_CHECKS[type(fact)](data, state, fact),
+            context.sites,
+            lambda: self._noise.check(ask, state.owed.values()),
+        )
+        context.reply = self._run(context)
+        for check in AFTER:
+            check(context)
+        context.sent = context.reply
+        if masker is not None:
+            hidden = mask_reply(masker, ask, step, context.reply.arrays, bind_common(state, ask, step))
+            context.sent = replace(context.reply, arrays=hidden)
+        return pack_reply(context.sent)
 
-    def _judge(self, ask: Request, state: State, fact: Any) -> None:
-        """Hold what a step tells against the owner's policy."""
-        if isinstance(fact, NoiseRequired):
-            self._noise.check(ask, state.owed.values())
-        else:
-            check_fact(self._data, state, fact)
+    def _record(self, context: RequestContext) -> None:
+        """Record what leaves in the ledger, and keep the state of the session."""
+        ask, step, state, data = context.request, context.step, context.state, context.data
+        self.account.note(state.in_play, state.entities)
+        if data.memory.released is not context.released and self.account.store is not None:
+            self.account.keep_answered(data.memory.to_arrays(data.table, data.mark_key), data.table.n_rows)
+        n_sites = len(context.sites) or 1
+        context.chain.reply(ask, step, context.sent, context.reply.arrays, n_sites, context.costs)
+        if not context.receipt:
+            record_step(state, ask, step)
+            self._keep_state(ask.session, state)
 
     def _check_address(self, ask: Request) -> None:
         if ask.site != self.name:
@@ -467,18 +487,6 @@ class Site:
                 f"{self.name}: question {ask.turn} of a session in which it has answered {seen} is not "
                 "answered anew: somebody repeated an old question, or a copy of the analysis runs"
             )
-
-    def _check_not_forgotten(self, ask: Request, chain: SessionChain) -> None:
-        if not ask.session or ask.session in self.states:
-            return
-        if chain.resumed:
-            raise SessionError(f"{self.name}: {SESSION_END_REASONS['restart']}")
-        if ask.session in self._put_out:
-            raise SessionError(f"{self.name}: {self._put_out[ask.session]}")
-
-    def _check_aligned(self, ask: Request) -> None:
-        if isinstance(self._data.table, AlignedTable) and ask.family not in UNALIGNED_FAMILIES:
-            self._data.table.check_session(ask.session)
 
     def _find_step(self, ask: Request) -> Step:
         steps = FAMILIES.get(ask.family)
@@ -511,8 +519,20 @@ class Site:
                 self._put_out[oldest] = SESSION_END_REASONS["newer"]
             self.states[session] = state
 
-    def _run(self, ask: Request, step: Step, state: State) -> Reply:
-        if step.text_in is None and step.text_out is None:
-            return Reply(self.name, step.run(self._data, state, **ask.arrays), "", state.entities)
-        arrays, text = step.run(self._data, state, ask.text, **ask.arrays)
-        return Reply(self.name, arrays, text, state.entities)
+    def _run(self, context: RequestContext) -> Reply:
+        ask, step, state = context.request, context.step, context.state
+        try:
+            if step.text_in is None and step.text_out is None:
+                return Reply(self.name, step.run(self._data, state, **ask.arrays), "", state.entities)
+            arrays, text = step.run(self._data, state, ask.text, **ask.arrays)
+            return Reply(self.name, arrays, text, state.entities)
+        except AlternativeReply as instead:
+            return Reply(self.name, instead.arrays, "", state.entities)
+        except FedstatError:
+            raise
+        except Exception as error:
+            # What went wrong may quote values: its type is all that is told.
+            raise MessageError(
+                f"{context.where}: failed ({type(error).__name__}); the question is out of turn, or its "
+                "arrays do not fit what this site holds of the fit"
+            ) from error

@@ -164,6 +164,7 @@ class State:
         self._facts: dict[str, frozenset[type]] = {}
         self._behind: int | None = None
         self._judge: Callable[[Any], None] | None = None
+        self.check_noise: Callable[[], None]  # of the present request, set when it begins
         self.told: set[type] = set()
         self.hidden_among: tuple[str, ...] = ()  # sites that mask the present answer
         self.owed: dict[str, NoiseRequired] = {}  # by array of the present answer
@@ -186,9 +187,12 @@ class State:
         """Most design columns of this site that are open at once."""
         return max(self._columns.values(), default=0)
 
-    def begin(self, judge: Callable[[Any], None] | None = None, hidden_among: tuple[str, ...] = ()) -> None:
-        """Start counting for a new ask, whose facts the door judges."""
+    def begin(
+        self, judge: Callable[[Any], None], hidden_among: tuple[str, ...], check_noise: Callable[[], None]
+    ) -> None:
+        """Start counting for a new request, whose facts the site examines."""
         self._behind, self._judge, self.told, self.hidden_among = None, judge, set(), hidden_among
+        self.check_noise = check_noise
         self.owed.clear()
 
     def tell(self, *facts: Any) -> None:

@@ -310,15 +310,13 @@ def policy_page(view: OwnerView) -> PageData:
 
 
 def _rules(found: Policy, looser: tuple[str, ...]) -> list[tuple[str, ...]]:
-    strict = Policy.strict()
     return [
-        (rule, _value(found, rule), _value(strict, rule), "looser" if rule in looser else "")
-        for rule in rules_of(type(found))
+        (name, _value(getattr(found, name)), _value(rule.strict), "looser" if name in looser else "")
+        for name, rule in rules_of(type(found)).items()
     ]
 
 
-def _value(found: Policy, rule: str) -> str:
-    value = getattr(found, rule)
+def _value(value: object) -> str:
     if isinstance(value, frozenset):
         return ", ".join(sorted(value)) or "none"
     if isinstance(value, Budget):
