@@ -13,15 +13,7 @@ from fedstat.template.__main__ import class_name, family_files, insert_line, sor
 
 ROOT = Path(__file__).parents[1]
 NAME = "poisson_newton"
-TREE = (
-    "fedstat",
-    "docs/api",
-    "docs/index.md",
-    "docs/questions.md",
-    "pyproject.toml",
-    "setup.cfg",
-    "README.md",
-)
+TREE = ("fedstat", "docs", "data", "vignettes", "pyproject.toml", "setup.cfg", "README.md")
 TESTS = (
     "conftest.py",
     "public_api.py",

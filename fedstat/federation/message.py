@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -129,6 +130,14 @@ class ArrayDeclaration:
     sensitivity: float | None = None
     noisy: bool = False
     unpaid: str = ""
+
+
+control = partial(ArrayDeclaration, "control")
+schema = partial(ArrayDeclaration, "schema")
+presence = partial(ArrayDeclaration, "presence")
+aggregate = partial(ArrayDeclaration, "aggregate")
+per_entity = partial(ArrayDeclaration, "per entity")
+"""Declarations by kind: ``aggregate("sums of the columns", 2)``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from fedstat.federation.disclosure.facts import (
 from fedstat.federation.disclosure.protocol_order import in_order
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step
+from fedstat.federation.message import Step, aggregate, schema
 from fedstat.federation.tables.columns import ColumnKind, LevelValue, column_kind, find_levels
 from fedstat.federation.tables.table import keep_result
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -444,15 +444,14 @@ def rows_of(state: State) -> OpenRows:
 OPEN_ROWS = (EntityCount, RowCount, IndicatorCounts, DesignDirections, RowsUsed, LevelsRequested)
 """Facts behind whatever rests on the rows that a session opened."""
 
-COUNTS = ArrayDeclaration("schema", "column kinds, levels and counts of rows")
-READ = ArrayDeclaration("schema", "columns, terms and weights of the model")
+COUNTS = schema("column kinds, levels and counts of rows")
+READ = schema("columns, terms and weights of the model")
 STEPS: Mapping[str, Step] = {
     "survey_rows": Step(survey_rows, text_in=READ, text_out=COUNTS),
     "transform_sums": Step(
         transform_sums,
         gives={
-            "sums": ArrayDeclaration(
-                "aggregate",
+            "sums": aggregate(
                 "sums for the transforms of the formula",
                 2,
                 maskable=True,
@@ -460,21 +459,18 @@ STEPS: Mapping[str, Step] = {
                 behind=(EntityCount, RowCount, ColumnVariation, RowsUsed),
             )
         },
-        text_in=ArrayDeclaration("aggregate", "transforms, with their state so far", common=True),
+        text_in=aggregate("transforms, with their state so far", common=True),
     ),
     "open_rows": Step(
         open_rows,
-        text_in=ArrayDeclaration(
-            "aggregate", "coding of the columns, with the state of transforms", common=True
-        ),
-        text_out=ArrayDeclaration("schema", "names of the design columns", behind=OPEN_ROWS),
+        text_in=aggregate("coding of the columns, with the state of transforms", common=True),
+        text_out=schema("names of the design columns", behind=OPEN_ROWS),
         begins=True,
     ),
     "sum_columns": Step(
         sum_columns,
         gives={
-            "moments": ArrayDeclaration(
-                "aggregate",
+            "moments": aggregate(
                 "moments of every design column: rows, sum, squares",
                 2,
                 maskable=True,

@@ -25,7 +25,7 @@ from fedstat.federation.disclosure.facts import (
 )
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Reply, Request, Step
+from fedstat.federation.message import Reply, Request, Step, aggregate, per_entity, presence, schema
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.cardinality import DITHERED, EXACT, ColumnCardinality, DiscreteColumn
 from fedstat.federation.tables.columns import LevelValue, number_units
@@ -313,40 +313,36 @@ def response_of(state: State) -> Floats:
 
 
 # Whether an entity is there hangs on its own record alone: replacing that changes one entry, by one.
-PRESENT = ArrayDeclaration("presence", "which entities the institution has", sensitivity=1.0)
-COLUMNS = ArrayDeclaration(
-    "presence", "which of its columns the institution has of each entity", 2, optional=True, dtype="bool"
-)
-SCHEMA = ArrayDeclaration("schema", "column names, levels and counts", behind=(EntityCount,))
+PRESENT = presence("which entities the institution has", sensitivity=1.0)
+COLUMNS = presence("which of its columns the institution has of each entity", 2, optional=True, dtype="bool")
+SCHEMA = schema("column names, levels and counts", behind=(EntityCount,))
 STEPS: Mapping[str, Step] = {
     "open_response": Step(
         open_response,
-        gives={"has": ArrayDeclaration("presence", "which entities have a response", sensitivity=1.0)},
-        text_in=ArrayDeclaration("schema", "the response"),
-        text_out=ArrayDeclaration("schema", "published levels of the response", behind=(EntityCount,)),
+        gives={"has": presence("which entities have a response", sensitivity=1.0)},
+        text_in=schema("the response"),
+        text_out=schema("published levels of the response", behind=(EntityCount,)),
     ),
     "open_weights": Step(
         open_weights,
-        gives={"weights": ArrayDeclaration("per entity", "weights of the entities", behind=(EntityCount,))},
+        gives={"weights": per_entity("weights of the entities", behind=(EntityCount,))},
     ),
     "open_block": Step(
         open_block,
-        {"use": ArrayDeclaration("presence", "which entities have a response", dtype="bool")},
+        {"use": presence("which entities have a response", dtype="bool")},
         {"seen": PRESENT, "columns": COLUMNS},
-        ArrayDeclaration("schema", "terms of the formula"),
+        schema("terms of the formula"),
         SCHEMA,
     ),
     "open_new_block": Step(
         open_new_block,
         gives={"seen": PRESENT, "columns": COLUMNS},
-        text_in=ArrayDeclaration("aggregate", "coding of the columns, with the state of transforms"),
+        text_in=aggregate("coding of the columns, with the state of transforms"),
         text_out=SCHEMA,
     ),
     "release_spec": Step(
         release_spec,
-        text_out=ArrayDeclaration(
-            "aggregate", "coding of the columns, with the state of transforms", behind=(EntityCount,)
-        ),
+        text_out=aggregate("coding of the columns, with the state of transforms", behind=(EntityCount,)),
     ),
 }
 FAMILIES[FAMILY] = STEPS

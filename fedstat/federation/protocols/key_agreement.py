@@ -30,7 +30,7 @@ from fedstat.federation.crypto.rosters import announce_roster, check_rosters, st
 from fedstat.federation.disclosure.protocol_order import in_order
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Request, Step
+from fedstat.federation.message import Request, Step, control
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.typing import Array
 
@@ -162,16 +162,12 @@ def keys_of(state: State) -> PairKeys:
     return state.use("keys", PairKeys, "the sites have not agreed on keys in this session")
 
 
-PUBLIC = ArrayDeclaration("control", "public keys, signed")
+PUBLIC = control("public keys, signed")
 STEPS: Mapping[str, Step] = {
-    "introduce": Step(
-        introduce, text_in=ArrayDeclaration("control", "nothing"), text_out=PUBLIC, public=True
-    ),
+    "introduce": Step(introduce, text_in=control("nothing"), text_out=PUBLIC, public=True),
     "announce": Step(announce, text_in=PUBLIC, text_out=PUBLIC, public=True),
     "finish": Step(finish, text_in=PUBLIC, public=True),
-    "commit": Step(
-        commit, text_in=ArrayDeclaration("control", "name of the session"), text_out=PUBLIC, public=True
-    ),
+    "commit": Step(commit, text_in=control("name of the session"), text_out=PUBLIC, public=True),
     "sign": Step(sign, text_in=PUBLIC, text_out=PUBLIC, public=True),
     "meet": Step(accept_neighbors, text_in=PUBLIC, public=True),
 }

@@ -21,7 +21,16 @@ from fedstat.federation.disclosure.facts import ExternalKeyList, KeyAlignmentReq
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.files import read_arrays, write_atomic
-from fedstat.federation.message import ArrayDeclaration, Reply, Request, Step, check_lengths
+from fedstat.federation.message import (
+    ArrayDeclaration,
+    Reply,
+    Request,
+    Step,
+    check_lengths,
+    control,
+    presence,
+    schema,
+)
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import agree_keys, keys_of
 from fedstat.federation.tables.aligned_table import ALIGNMENT, AlignedTable
@@ -213,17 +222,17 @@ def _array(box: bytes) -> Array:
     return np.frombuffer(box, dtype=np.uint8)
 
 
-RING = ArrayDeclaration("control", "names of the sites, in the order of the ring")
+RING = control("names of the sites, in the order of the ring")
 WHO = "who has a record is public, as the guarantee says"
 POINTS = ArrayDeclaration(
     "sealed", "hashed keys, raised by secret scalars, for the next site", dtype="uint8", unpaid=WHO
 )
-PLACES = ArrayDeclaration("presence", "numbers of the site's entities", 1, dtype="int64")
+PLACES = presence("numbers of the site's entities", 1, dtype="int64")
 STEPS: Mapping[str, Step] = {
     "describe_keys": Step(
         describe_keys,
-        text_in=ArrayDeclaration("control", "nothing"),
-        text_out=ArrayDeclaration("schema", "names and types of the key, number of records"),
+        text_in=control("nothing"),
+        text_out=schema("names and types of the key, number of records"),
         public=True,
     ),
     "draw_salt": Step(
@@ -247,11 +256,7 @@ STEPS: Mapping[str, Step] = {
     "show_tokens": Step(
         release_tokens,
         takes={"points": POINTS},
-        gives={
-            "tokens": ArrayDeclaration(
-                "presence", "keys raised by every site's scalar", 2, dtype="uint8", unpaid=WHO
-            )
-        },
+        gives={"tokens": presence("keys raised by every site's scalar", 2, dtype="uint8", unpaid=WHO)},
         text_in=RING,
     ),
     "take_places": Step(
@@ -262,10 +267,8 @@ STEPS: Mapping[str, Step] = {
     "keep_places": Step(
         keep_places,
         takes={"places": PLACES},
-        gives={
-            "seen": ArrayDeclaration("presence", "which entities have a record", dtype="bool", unpaid=WHO)
-        },
-        text_in=ArrayDeclaration("control", "name of the alignment"),
+        gives={"seen": presence("which entities have a record", dtype="bool", unpaid=WHO)},
+        text_in=control("name of the alignment"),
     ),
 }
 FAMILIES[FAMILY] = STEPS

@@ -24,7 +24,7 @@ from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Request, Step
+from fedstat.federation.message import ArrayDeclaration, Request, Step, control
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import read_codes, read_numbers
 from fedstat.federation.tables.published import PublishedColumn
@@ -126,7 +126,7 @@ STEPS: Mapping[str, Step] = {
                 noisy=True,
             )
         },
-        text_in=ArrayDeclaration("control", "column, edges of its bins, and what the answer may cost"),
+        text_in=control("column, edges of its bins, and what the answer may cost"),
     ),
 }
 FAMILIES[FAMILY] = STEPS

@@ -17,7 +17,7 @@ from fedstat.federation.disclosure.approval import (
 )
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Request, Step
+from fedstat.federation.message import Request, Step, control
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.typing import Array
 
@@ -53,8 +53,8 @@ def propose_plan(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
 STEPS: Mapping[str, Step] = {
     "propose_plan": Step(
         propose_plan,
-        text_in=ArrayDeclaration("control", "the plan of the analysis"),
-        text_out=ArrayDeclaration("control", "whether its owner has consented"),
+        text_in=control("the plan of the analysis"),
+        text_out=control("whether its owner has consented"),
         public=True,
     )
 }

@@ -28,7 +28,15 @@ from fedstat.federation.crypto.product_checks import ChecksumOperand, RowFingerp
 from fedstat.federation.disclosure.facts import EntityCount, GroupSums, ProductDealer, RowGroups
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.message import (
+    ArrayDeclaration,
+    Step,
+    aggregate,
+    check_allocation,
+    check_lengths,
+    control,
+    presence,
+)
 from fedstat.federation.protocols.key_agreement import keys_of
 from fedstat.federation.tables.cardinality import COLUMN_MARK, column_fingerprints
 from fedstat.federation.tables.table import entities_of
@@ -336,12 +344,10 @@ def as_bytes(message: bytes) -> Array:
     return np.frombuffer(message, dtype=np.uint8)
 
 
-PART = ArrayDeclaration("control", "shape and names of a product of two institutions' columns")
-GROUP = ArrayDeclaration("presence", "missing pattern of the entities that both have", dtype="int64")
-ROWS = ArrayDeclaration("presence", "which of its entities both have", dtype="int64")
-BOTH = ArrayDeclaration(
-    "presence", "of which both have records, where means are filled in", dtype="bool", optional=True
-)
+PART = control("shape and names of a product of two institutions' columns")
+GROUP = presence("missing pattern of the entities that both have", dtype="int64")
+ROWS = presence("which of its entities both have", dtype="int64")
+BOTH = presence("of which both have records, where means are filled in", dtype="bool", optional=True)
 SEALED = ArrayDeclaration("sealed", "columns less a random table, for one other institution", dtype="uint8")
 HIDDEN = "sealed for the other institution, and the share that it serves leaves with noise"
 DEALT = ArrayDeclaration("sealed", "seed and share of a random triple, for one institution", dtype="uint8")
@@ -396,14 +402,11 @@ def product_steps(
                 "check": ArrayDeclaration(
                     "masked share", "share of a checksum of the products, by pattern", behind=behind_sums
                 ),
-                "weights": ArrayDeclaration("control", "random weights of the columns in the checksum"),
-                "units": ArrayDeclaration(
-                    "aggregate",
-                    "root mean squares of the columns that are multiplied",
-                    optional=True,
-                    behind=behind_sums,
+                "weights": control("random weights of the columns in the checksum"),
+                "units": aggregate(
+                    "root mean squares of the columns that are multiplied", optional=True, behind=behind_sums
                 ),
             },
-            ArrayDeclaration("control", "which product"),
+            control("which product"),
         ),
     }

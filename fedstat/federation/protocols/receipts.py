@@ -16,7 +16,7 @@ from fedstat.federation.audit.receipt import LOSS_CAVEAT, Receipt, SiteStatement
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import VERSION, ArrayDeclaration, Request, Step
+from fedstat.federation.message import VERSION, Request, Step, control
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.table import table_curves
 from fedstat.typing import Array
@@ -87,14 +87,14 @@ def check_ledger_head(data: SiteData, state: State, text: str) -> tuple[dict[str
 STEPS: Mapping[str, Step] = {
     RECALL: Step(
         check_ledger_head,
-        text_in=ArrayDeclaration("control", "an earlier head of the site's account"),
-        text_out=ArrayDeclaration("control", "its head now"),
+        text_in=control("an earlier head of the site's account"),
+        text_out=control("its head now"),
         public=True,
     ),
     "state_ledger": Step(
         sign_ledger,
-        text_in=ArrayDeclaration("control", "digest of the coordinator's ledger"),
-        text_out=ArrayDeclaration("control", "the site's signed account of what passed"),
+        text_in=control("digest of the coordinator's ledger"),
+        text_out=control("the site's signed account of what passed"),
         public=True,
     ),
 }

@@ -18,7 +18,14 @@ from fedstat.federation.crypto.keys import PairKeys
 from fedstat.federation.crypto.product_checks import read_own_rows
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights, ProductDealer
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Request, Step, check_allocation, check_lengths
+from fedstat.federation.message import (
+    ArrayDeclaration,
+    Request,
+    Step,
+    check_allocation,
+    check_lengths,
+    presence,
+)
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import keys_of
 from fedstat.federation.protocols.product_steps import (
@@ -244,7 +251,7 @@ def running_steps(columns_of: RunningColumnsOf, rows_of: RunningRowsOf) -> Mappi
             partial(open_columns, columns_of),
             {
                 **dealt,
-                "only": ArrayDeclaration("presence", "positions of entities among its own", dtype="int64"),
+                "only": presence("positions of entities among its own", dtype="int64"),
             },
             {"opened": ArrayDeclaration("sealed", SEALED.what, dtype="uint8", behind=(ProductDealer,))},
             PART,
@@ -254,7 +261,7 @@ def running_steps(columns_of: RunningColumnsOf, rows_of: RunningRowsOf) -> Mappi
             {
                 **dealt,
                 "opened": SEALED,
-                "rows": ArrayDeclaration("presence", "positions of another's entities", dtype="int64"),
+                "rows": presence("positions of another's entities", dtype="int64"),
             },
             {},
             PART,

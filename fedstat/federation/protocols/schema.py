@@ -14,7 +14,7 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import MESSAGES, VERSION, ArrayDeclaration, InstalledVersion, Request, Step
+from fedstat.federation.message import MESSAGES, VERSION, InstalledVersion, Request, Step, control, schema
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.aligned_table import AlignedTable
 from fedstat.federation.tables.columns import arrow_kind, kind, object_kind
@@ -134,10 +134,9 @@ def own_version() -> InstalledVersion:
 STEPS: Mapping[str, Step] = {
     "describe_table": Step(
         describe_table,
-        text_in=ArrayDeclaration("control", "nothing"),
-        text_out=ArrayDeclaration(
-            "schema",
-            "names, types and public description of the columns, points of curves, number of rows, policy",
+        text_in=control("nothing"),
+        text_out=schema(
+            "names, types and public description of the columns, points of curves, number of rows, policy"
         ),
         public=True,
     ),

@@ -25,7 +25,14 @@ from fedstat.federation.disclosure.facts import EntityCount, FactorsRequested, F
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
 from fedstat.federation.disclosure.protocol_order import in_order
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.message import (
+    ArrayDeclaration,
+    Step,
+    check_allocation,
+    check_lengths,
+    control,
+    presence,
+)
 from fedstat.federation.protocols.product_steps import (
     OPENED,
     PlanCheck,
@@ -290,8 +297,8 @@ def invented_complete(data: SiteData, state: State, text: str) -> tuple[dict[str
     return {"seen": np.ones(data.table.n_rows, dtype=np.bool_)}, ""
 
 
-KEEP = ArrayDeclaration("presence", "which rows take part", dtype="bool")
-GROUP = ArrayDeclaration("presence", "missing pattern of each row", dtype="int64")
+KEEP = presence("which rows take part", dtype="bool")
+GROUP = presence("missing pattern of each row", dtype="int64")
 
 
 def noisy(what: str, axes: int = 1) -> ArrayDeclaration:
@@ -310,19 +317,18 @@ def margin_step(read: ReadCodes) -> Step:
             "levels": noisy("counts of the levels of columns, with noise"),
             "trees": noisy("counts of nested intervals of columns, with noise"),
         },
-        ArrayDeclaration("control", "bins of the columns, variance of the noise"),
+        control("bins of the columns, variance of the noise"),
     )
 
 
 COMPLETE = {
-    "seen": ArrayDeclaration(
-        "presence",
+    "seen": presence(
         "which rows have all columns asked for",
         dtype="bool",
         unpaid="who has a record is public, as the guarantee says",
     )
 }
-NAMES = ArrayDeclaration("control", "names of columns")
+NAMES = control("names of columns")
 ORDER: Mapping[str, str] = {
     "release_margins": "find_complete",
     "release_gram": "release_margins",
@@ -348,11 +354,11 @@ def release_steps(
             "release_gram": Step(
                 partial(release_gram, form),
                 {
-                    "probabilities": ArrayDeclaration("control", "probabilities of the bins, as released"),
+                    "probabilities": control("probabilities of the bins, as released"),
                     "group": GROUP,
                 },
                 {"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
-                ArrayDeclaration("control", "columns of the other institutions, variance of the noise"),
+                control("columns of the other institutions, variance of the noise"),
             ),
             **product_steps(columns, rows, behind_product, fills=False, planned=planned),
         },

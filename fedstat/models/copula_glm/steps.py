@@ -17,7 +17,7 @@ from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
 from fedstat.federation.disclosure.protocol_order import in_order
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step
+from fedstat.federation.message import ArrayDeclaration, Step, control, presence
 from fedstat.federation.protocols.product_steps import OPENED, SEALED, OpenProduct, ProductPart, take_share
 from fedstat.federation.tables.columns import read_numbers
 from fedstat.kernels.ring import grouped_gram
@@ -296,14 +296,13 @@ SHARE = ArrayDeclaration(
     optional=True,
 )
 ANSWERED = {
-    "taken": ArrayDeclaration(
-        "presence",
+    "taken": presence(
         "that the rows of the release before take part",
         dtype="bool",
         unpaid="who has a record is public, and what rows hold makes nothing fail",
     )
 }
-ASKED = ArrayDeclaration("control", "coefficients, and the polynomial by which a mean is shared")
+ASKED = control("coefficients, and the polynomial by which a mean is shared")
 
 
 def begin_step(read: ReadPredictor) -> Step:
@@ -321,7 +320,7 @@ SCORE_STEPS: Mapping[str, Step] = {
         take_product,
         {"opened": SEALED},
         ANSWERED,
-        text_in=ArrayDeclaration("control", "which product"),
+        text_in=control("which product"),
     ),
     "release_score": Step(
         release_score,

@@ -17,7 +17,7 @@ from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows
 from fedstat.federation.disclosure.facts import FittedMeanSums, SampledSites, WorkingWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_lengths
+from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control
 from fedstat.kernels.fedavg import DescentOptions, fair_update, local_descent, mean_loss
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import join_rows
@@ -75,29 +75,25 @@ def gather(opened: OpenRows, shift: Floats, scale: Floats) -> Rows:
     return parts[0] if len(parts) == 1 else join_rows(parts)
 
 
-BETA = ArrayDeclaration("aggregate", "coefficients", common=True)
-FAIR = ArrayDeclaration(
-    "control", "q and Lipschitz constant of q-FedAvg, and a mean loss", optional=True, common=True
-)
+BETA = aggregate("coefficients", common=True)
+FAIR = control("q and Lipschitz constant of q-FedAvg, and a mean loss", optional=True, common=True)
 EPOCHS = (*OPEN_ROWS, SampledSites)
 
 
 def _chosen(what: str, ndim: int = 0, dtype: str = "", *, optional: bool = False) -> ArrayDeclaration:
     """Declare what the coordinator chooses of a round: a step of length zero tells no less than not drawn."""
-    return ArrayDeclaration("control", what, ndim, optional=optional, dtype=dtype, common=True)
+    return control(what, ndim, optional=optional, dtype=dtype, common=True)
 
 
 @step(
     FAMILY,
     takes={
-        "shift": ArrayDeclaration("aggregate", "means of the columns over all sites, or zeros", common=True),
-        "scale": ArrayDeclaration(
-            "aggregate", "standard deviations of the columns over all sites, or ones", common=True
-        ),
+        "shift": aggregate("means of the columns over all sites, or zeros", common=True),
+        "scale": aggregate("standard deviations of the columns over all sites, or ones", common=True),
     },
     releases={"rows": summed("number of rows, weights counted", 0, behind=OPEN_ROWS)},
     request=DistributionSpec,
-    asks=ArrayDeclaration("control", "family and link", common=True),
+    asks=control("family and link", common=True),
 )
 def start(
     data: SiteData, state: State, distribution: DistributionSpec, shift: Floats, scale: Floats
@@ -145,7 +141,7 @@ def site_rows(data: SiteData, state: State, beta: Floats) -> DescentRows:
         "loss": summed("loss of the site's rows before them, and rows", behind=EPOCHS),
     },
     request=tuple[str, ...],
-    asks=ArrayDeclaration("control", "sites drawn in the round", common=True),
+    asks=control("sites drawn in the round", common=True),
 )
 def run_epochs(
     data: SiteData,
@@ -245,9 +241,9 @@ def describe_fair_sums(site: DescentRows, sums: Sums, fair: Floats | None) -> di
 @step(
     FAMILY,
     "sum_scores",
-    takes={"beta": BETA, "dispersion": ArrayDeclaration("aggregate", "dispersion", 0, common=True)},
+    takes={"beta": BETA, "dispersion": aggregate("dispersion", 0, common=True)},
     releases={
-        "defined": ArrayDeclaration("control", "whether the sum is finite", 0, maskable=True),
+        "defined": control("whether the sum is finite", 0, maskable=True),
         "llf": summed("log-likelihood", 0, behind=OPEN_ROWS),
     },
 )

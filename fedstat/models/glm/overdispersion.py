@@ -9,7 +9,7 @@ import numpy as np
 from fedstat.errors import EstimationError
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration
+from fedstat.federation.message import aggregate
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.kernels.glm.negative_binomial import evaluate_nb2
 from fedstat.models.glm.protocol import MAX_HALVINGS, NO_SUMS, Newton
@@ -38,9 +38,9 @@ class Overdispersion:
     FAMILY,
     "judge sum_nb2",
     takes={
-        "beta": ArrayDeclaration("aggregate", BETA, common=True),
+        "beta": aggregate(BETA, common=True),
         **COLUMNS,
-        "alpha": ArrayDeclaration("aggregate", "overdispersion of the negative binomial", 0, common=True),
+        "alpha": aggregate("overdispersion of the negative binomial", 0, common=True),
     },
     releases={
         "inside": INSIDE,

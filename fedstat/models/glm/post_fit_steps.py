@@ -10,7 +10,7 @@ import numpy as np
 from fedstat.errors import MessageError
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration
+from fedstat.federation.message import aggregate, control
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.effects import (
     ChangeSums,
@@ -90,14 +90,12 @@ class LeverageVectors:
     FAMILY,
     "start",
     takes={
-        "beta": ArrayDeclaration("aggregate", BETA, common=True),
-        "constant": ArrayDeclaration("aggregate", "what is added to the linear predictor", 0, common=True),
-        "changed": ArrayDeclaration("aggregate", f"{BETA}, one held", 2, optional=True, common=True),
-        "ends": ArrayDeclaration(
-            "aggregate", "what is added to them before and after", 2, optional=True, common=True
-        ),
-        "log": ArrayDeclaration("control", "whether of the logarithm of the mean", 0, common=True),
-        "products": ArrayDeclaration("control", "whether of products of columns", 0, common=True),
+        "beta": aggregate(BETA, common=True),
+        "constant": aggregate("what is added to the linear predictor", 0, common=True),
+        "changed": aggregate(f"{BETA}, one held", 2, optional=True, common=True),
+        "ends": aggregate("what is added to them before and after", 2, optional=True, common=True),
+        "log": control("whether of the logarithm of the mean", 0, common=True),
+        "products": control("whether of products of columns", 0, common=True),
         **COLUMNS,
     },
     releases={
@@ -221,13 +219,13 @@ def _counts(rows: Rows) -> Floats:
     FAMILY,
     "judge",
     takes={
-        "beta": ArrayDeclaration("aggregate", BETA, common=True),
+        "beta": aggregate(BETA, common=True),
         **COLUMNS,
-        "inverse": ArrayDeclaration("aggregate", "inverse information of all sites' rows", 2, common=True),
-        "power": ArrayDeclaration("control", "power of one less a leverage", 0, common=True),
+        "inverse": aggregate("inverse information of all sites' rows", 2, common=True),
+        "power": control("power of one less a leverage", 0, common=True),
     },
     releases={
-        "inside": ArrayDeclaration("control", "whether all leverages are below one", 0, maskable=True),
+        "inside": control("whether all leverages are below one", 0, maskable=True),
         "meat": summed("sum of outer products of rows' scores by leverage", 2),
     },
 )

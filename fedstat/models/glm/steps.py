@@ -15,7 +15,7 @@ from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows
 from fedstat.federation.disclosure.facts import ClusterRowCounts, FittedMeanSums, WorkingWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_lengths
+from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control, presence, schema
 from fedstat.inference.homogeneity_tests import quadratic_form
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import fit_local
@@ -85,24 +85,22 @@ def model_of(state: State) -> SiteModel:
 
 
 COLUMNS = {
-    "shift": ArrayDeclaration("aggregate", "means of the columns over all sites", common=True),
-    "scale": ArrayDeclaration("aggregate", "standard deviations of the columns over all sites", common=True),
+    "shift": aggregate("means of the columns over all sites", common=True),
+    "scale": aggregate("standard deviations of the columns over all sites", common=True),
 }
 BETA = "coefficients of the standardised columns"
-NULL = ArrayDeclaration(
-    "aggregate", "intercept of the model without covariates", 0, optional=True, common=True
-)
+NULL = aggregate("intercept of the model without covariates", 0, optional=True, common=True)
 
 
 def _own(what: str, ndim: int = 1, *, optional: bool = False) -> ArrayDeclaration:
-    return ArrayDeclaration("aggregate", f"site's own fit: {what}", ndim, behind=OPEN_ROWS, optional=optional)
+    return aggregate(f"site's own fit: {what}", ndim, behind=OPEN_ROWS, optional=optional)
 
 
 @step(
     FAMILY,
     releases={"response": summed("sums of weights and response", behind=OPEN_ROWS)},
     request=DistributionSpec,
-    asks=ArrayDeclaration("control", "family and link", common=True),
+    asks=control("family and link", common=True),
 )
 def start(data: SiteData, state: State, distribution: DistributionSpec) -> dict[str, Array]:
     """Check the response, and sum it.
@@ -134,7 +132,7 @@ def start(data: SiteData, state: State, distribution: DistributionSpec) -> dict[
         "pearson": _own("Pearson's statistic", 0),
         "count": _own("sum of the frequency weights", 0, optional=True),
     },
-    replies=ArrayDeclaration("control", "what hindered the fit of the site's rows alone"),
+    replies=control("what hindered the fit of the site's rows alone"),
 )
 def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Fit this site's rows alone, and release that fit; the text says what ``problem`` hindered it.
@@ -202,9 +200,9 @@ def describe_nothing(p: int, observed: bool) -> dict[str, Array]:
     FAMILY,
     "fit_alone judge start sum_scores",
     takes={
-        "observed": ArrayDeclaration("control", "whether to sum the observed information", 0),
+        "observed": control("whether to sum the observed information", 0),
         **COLUMNS,
-        "beta": ArrayDeclaration("aggregate", BETA, optional=True, common=True),
+        "beta": aggregate(BETA, optional=True, common=True),
         "null": NULL,
     },
     releases={
@@ -254,17 +252,15 @@ def sum_scores(
     "sum_scores",
     takes={
         **COLUMNS,
-        "beta": ArrayDeclaration("aggregate", BETA, common=True),
-        "dispersion": ArrayDeclaration(
-            "aggregate", "dispersion, for the likelihoods with and without covariates", common=True
-        ),
-        "null": ArrayDeclaration("aggregate", "intercept of the model without covariates", 0, common=True),
-        "meat": ArrayDeclaration("control", "whether to sum products of rows' scores", 0),
-        "between": ArrayDeclaration("control", "whether to sum products of sites' scores", 0),
-        "apart": ArrayDeclaration("control", "whether to sum the score test of equal coefficients", 0),
+        "beta": aggregate(BETA, common=True),
+        "dispersion": aggregate("dispersion, for the likelihoods with and without covariates", common=True),
+        "null": aggregate("intercept of the model without covariates", 0, common=True),
+        "meat": control("whether to sum products of rows' scores", 0),
+        "between": control("whether to sum products of sites' scores", 0),
+        "apart": control("whether to sum the score test of equal coefficients", 0),
     },
     releases={
-        "defined": ArrayDeclaration("control", "which of the sums are finite", maskable=True),
+        "defined": control("which of the sums are finite", maskable=True),
         "fit": summed("log-likelihoods with and without covariates"),
         "meat": summed("sum of outer products of rows' scores", 2, optional=True),
         "between": summed("outer product of the site's score", 2, optional=True),
@@ -351,8 +347,8 @@ def hash_labels(labels: pd.Index, key: int) -> Ints:
     return out
 
 
-HASHES = ArrayDeclaration("presence", "keyed hashes of the labels of clusters")
-STRATA = ArrayDeclaration("presence", "keyed hashes of the labels of strata")
+HASHES = presence("keyed hashes of the labels of clusters")
+STRATA = presence("keyed hashes of the labels of strata")
 CLUSTER_FACTS = (*SUMS, ClusterRowCounts)
 
 
@@ -360,7 +356,7 @@ CLUSTER_FACTS = (*SUMS, ClusterRowCounts)
     FAMILY,
     "judge",
     releases={"clusters": HASHES, "strata": STRATA},
-    asks=ArrayDeclaration("schema", "columns of clusters and strata"),
+    asks=schema("columns of clusters and strata"),
 )
 def list_clusters(data: SiteData, state: State, text: str) -> dict[str, Array]:
     """Name the site's clusters and strata by keyed hashes; an error where a cluster lies in two strata.
@@ -403,13 +399,9 @@ def _hash_column(labels: pd.Series, key: int) -> tuple[Ints, Ints]:
     "list_clusters",
     takes={
         **COLUMNS,
-        "beta": ArrayDeclaration("aggregate", BETA, common=True),
-        "shared": ArrayDeclaration(
-            "presence", "keyed hashes of clusters that several sites have", dtype="int64", common=True
-        ),
-        "spanning": ArrayDeclaration(
-            "presence", "keyed hashes of strata that several sites have", dtype="int64", common=True
-        ),
+        "beta": aggregate(BETA, common=True),
+        "shared": presence("keyed hashes of clusters that several sites have", dtype="int64", common=True),
+        "spanning": presence("keyed hashes of strata that several sites have", dtype="int64", common=True),
     },
     releases={
         "counts": summed("clusters by stratum that several sites have", behind=CLUSTER_FACTS),
@@ -419,11 +411,8 @@ def _hash_column(labels: pd.Series, key: int) -> tuple[Ints, Ints]:
         "shared_strata": STRATA,
         "shared_sums": summed("scores of clusters that several sites have", 2, behind=CLUSTER_FACTS),
         "within": summed("variance between clusters in strata of the site alone", 2, behind=CLUSTER_FACTS),
-        "lonely": ArrayDeclaration(
-            "aggregate",
-            "number of strata, and of those with one cluster",
-            maskable=True,
-            behind=CLUSTER_FACTS,
+        "lonely": aggregate(
+            "number of strata, and of those with one cluster", maskable=True, behind=CLUSTER_FACTS
         ),
     },
 )

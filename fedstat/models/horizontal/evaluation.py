@@ -22,7 +22,7 @@ from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.expected_releases import IterationLoop
 from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
-from fedstat.federation.message import ArrayDeclaration, Request, check_lengths
+from fedstat.federation.message import Request, aggregate, check_lengths, control
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol
@@ -85,9 +85,7 @@ RECALIBRATION_FACTS = (*SUMS, ModelEvaluation)
 @step(
     FAMILY,
     "bin_counts recalibrate",
-    takes={
-        "gamma": ArrayDeclaration("aggregate", "intercept and slope of the linear predictor", common=True)
-    },
+    takes={"gamma": aggregate("intercept and slope of the linear predictor", common=True)},
     releases={
         "inside": INSIDE,
         "spread": SCORES["spread"],
@@ -187,22 +185,19 @@ def place_of_bins(design: RowsDesign, beta: Floats) -> tuple[float, float]:
 @step(
     FAMILY,
     takes={
-        "beta": ArrayDeclaration("aggregate", "coefficients in the units of the data"),
-        "centre": ArrayDeclaration("aggregate", "mean of the linear predictor of the fit", 0),
-        "width": ArrayDeclaration("aggregate", "its deviation were columns independent", 0),
+        "beta": aggregate("coefficients in the units of the data"),
+        "centre": aggregate("mean of the linear predictor of the fit", 0),
+        "width": aggregate("its deviation were columns independent", 0),
     },
     releases={
         # No sensitivity: one row more or less in a bin decides with which neighbour it is counted.
-        "bins": ArrayDeclaration(
-            "aggregate",
-            "rows, sums of response and of predicted mean by bin",
-            2,
-            behind=(*OPEN_ROWS, ModelEvaluation),
+        "bins": aggregate(
+            "rows, sums of response and of predicted mean by bin", 2, behind=(*OPEN_ROWS, ModelEvaluation)
         ),
-        "least": ArrayDeclaration("control", "fewest rows of a bin", 0),
+        "least": control("fewest rows of a bin", 0),
     },
     request=DistributionSpec,
-    asks=ArrayDeclaration("control", "family and link"),
+    asks=control("family and link"),
 )
 def bin_counts(
     data: SiteData, state: State, distribution: DistributionSpec, beta: Floats, centre: Floats, width: Floats

@@ -15,7 +15,7 @@ from fedstat.errors import DesignError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows
 from fedstat.federation.design.site_rows import CompleteRows
 from fedstat.federation.disclosure.facts import FittedMeanSums, WorkingWeights
-from fedstat.federation.message import ArrayDeclaration
+from fedstat.federation.message import ArrayDeclaration, aggregate, control
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.loops import LOGIT
 from fedstat.kernels.glm.sums import Rows, Sums, check_response, mean_vectors, row_weights, times_means
@@ -25,7 +25,7 @@ SUMS = (*OPEN_ROWS, WorkingWeights, FittedMeanSums)
 """Facts behind sums over a session's rows at coefficients from outside."""
 
 NOTHING_SUMMED = np.zeros((0, 2))
-INSIDE = ArrayDeclaration("control", "whether all means lie inside the family's domain", 0, maskable=True)
+INSIDE = control("whether all means lie inside the family's domain", 0, maskable=True)
 NO_MEANS = FittedMeanSums(None, 0, None, tuple)
 AT_THE_START = (WorkingWeights(lambda: np.zeros((0, 0)), NOTHING_SUMMED), NO_MEANS)
 """Weights and means where nobody has chosen coefficients yet: they are the data's own."""
@@ -203,14 +203,12 @@ def summed(
     what: str, ndim: int = 1, *, optional: bool = False, behind: tuple[type, ...] = SUMS
 ) -> ArrayDeclaration:
     """Declare an array of which nothing is used but the sum over sites."""
-    return ArrayDeclaration(
-        "aggregate", what, ndim, maskable=True, optional=optional, wide=True, behind=behind
-    )
+    return aggregate(what, ndim, maskable=True, optional=optional, wide=True, behind=behind)
 
 
 SCORES = {
     "inside": INSIDE,
-    "spread": ArrayDeclaration("control", "whether more than a few rows weigh", 0, maskable=True),
+    "spread": control("whether more than a few rows weigh", 0, maskable=True),
     "score": summed("score"),
     "information": summed("expected information", 2),
     "totals": summed("sums of weights, deviance, Pearson residuals"),

@@ -13,7 +13,7 @@ from fedstat.federation.crypto.masks import hides
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights
 from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
+from fedstat.federation.message import aggregate, check_allocation, check_lengths, control, per_entity
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol
 from fedstat.federation.protocols.product_steps import check_positions
@@ -129,11 +129,9 @@ class DistillationRequest:
     "share_product deal_product sum_products",
     takes={
         "rows": ROWS,
-        "weights": ArrayDeclaration("aggregate", "weights of the columns in singular vectors", 2),
+        "weights": aggregate("weights of the columns in singular vectors", 2),
     },
-    releases={
-        "projection": ArrayDeclaration("per entity", "projections on singular vectors", 2, maskable=True)
-    },
+    releases={"projection": per_entity("projections on singular vectors", 2, maskable=True)},
 )
 def project_columns(data: SiteData, state: State, rows: Ints, weights: Floats) -> dict[str, Array]:
     """Multiply some rows (m,) of the staged block with weights (p, r): ``projection`` (m, r)."""
@@ -149,21 +147,15 @@ def project_columns(data: SiteData, state: State, rows: Ints, weights: Floats) -
     "project_columns",
     takes={
         "rows": ROWS,
-        "target": ArrayDeclaration(
-            "per entity",
-            "singular vectors of all institutions' columns",
-            2,
-            dtype="float64",
-            weighs="singular vectors",
+        "target": per_entity(
+            "singular vectors of all institutions' columns", 2, dtype="float64", weighs="singular vectors"
         ),
     },
     releases={
-        "parameters": ArrayDeclaration(
-            "aggregate", "parameters of the networks", 2, behind=(EntityCount, ExternalWeights)
-        )
+        "parameters": aggregate("parameters of the networks", 2, behind=(EntityCount, ExternalWeights))
     },
     request=DistillationRequest,
-    asks=ArrayDeclaration("control", "layers and training"),
+    asks=control("layers and training"),
 )
 def distil(
     data: SiteData, state: State, asked: DistillationRequest, rows: Ints, target: Floats

@@ -17,7 +17,16 @@ from fedstat.federation.design.vertical_design import response_of
 from fedstat.federation.disclosure.facts import EntityCount, LevelRowCounts, RowGroups, SummedColumns
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
+from fedstat.federation.message import (
+    ArrayDeclaration,
+    aggregate,
+    check_allocation,
+    check_lengths,
+    control,
+    per_entity,
+    presence,
+    schema,
+)
 from fedstat.kernels.glm.loops import as_kernel_array
 from fedstat.kernels.split_networks import count_parameters, heads_loss
 from fedstat.models.laser.networks import ADAM, Networks, diverged, flip_matrix, of_scores
@@ -67,39 +76,29 @@ def heads_of(state: State) -> Heads:
 
 # What they weigh is told in full beside it: the derivatives of each entity are a function of its response.
 BATCH: Mapping[str, ArrayDeclaration] = {
-    "outputs": ArrayDeclaration(
-        "per entity", "outputs of the institutions' networks", 3, dtype="float64", weighs=""
-    ),
-    "rows": ArrayDeclaration("presence", "which entities are in the batch", dtype="int64"),
-    "code": ArrayDeclaration(
-        "presence", "institutions that have each entity, by number of the pattern", dtype="int64"
-    ),
-    "weights": ArrayDeclaration("control", "weight of every prediction by pattern", 2, dtype="float64"),
-    "members": ArrayDeclaration("control", "networks behind each prediction", 2, dtype="bool"),
-    "sizes": ArrayDeclaration("control", "number of networks behind each prediction", dtype="int64"),
-    "head": ArrayDeclaration("control", "head of each prediction", dtype="int64"),
+    "outputs": per_entity("outputs of the institutions' networks", 3, dtype="float64", weighs=""),
+    "rows": presence("which entities are in the batch", dtype="int64"),
+    "code": presence("institutions that have each entity, by number of the pattern", dtype="int64"),
+    "weights": control("weight of every prediction by pattern", 2, dtype="float64"),
+    "members": control("networks behind each prediction", 2, dtype="bool"),
+    "sizes": control("number of networks behind each prediction", dtype="int64"),
+    "head": control("head of each prediction", dtype="int64"),
 }
-TRAINING = ArrayDeclaration(
-    "aggregate",
-    "state of the training: parameters and moments of Adam",
-    2,
-    dtype="float64",
-    behind=(EntityCount,),
+TRAINING = aggregate(
+    "state of the training: parameters and moments of Adam", 2, dtype="float64", behind=(EntityCount,)
 )
-MEAN_LOSS = ArrayDeclaration("aggregate", "mean loss of a batch", 0, behind=(EntityCount,))
+MEAN_LOSS = aggregate("mean loss of a batch", 0, behind=(EntityCount,))
 
 
 @step(
     FAMILY,
-    takes={"keep": ArrayDeclaration("presence", "which of the entities take part", dtype="bool")},
+    takes={"keep": presence("which of the entities take part", dtype="bool")},
     releases={
-        "moments": ArrayDeclaration(
-            "aggregate", "mean and standard deviation of the response", behind=(EntityCount, RowGroups)
-        )
+        "moments": aggregate("mean and standard deviation of the response", behind=(EntityCount, RowGroups))
     },
     request=OutcomeRequest,
-    asks=ArrayDeclaration("control", "kind of the response"),
-    replies=ArrayDeclaration("schema", "classes of the response and their counts", behind=(EntityCount,)),
+    asks=control("kind of the response"),
+    replies=schema("classes of the response and their counts", behind=(EntityCount,)),
 )
 def stage_outcome(
     data: SiteData, state: State, asked: OutcomeRequest, keep: Bools
@@ -148,7 +147,7 @@ def stage_outcome(
     "stage_outcome stage_block start_networks distil deal_product",
     takes={"training": replace(TRAINING, optional=True, behind=())},
     request=NetworksRequest,
-    asks=ArrayDeclaration("control", "layers, training and seed"),
+    asks=control("layers, training and seed"),
 )
 def start_heads(
     data: SiteData, state: State, asked: NetworksRequest, training: Floats | None = None
@@ -242,9 +241,9 @@ def read_batch(
 @step(
     FAMILY,
     "release_training_of_heads release_training start_heads start_networks train learn judge look",
-    takes={**BATCH, "keep": ArrayDeclaration("control", "whether the latest look was the best", 0)},
+    takes={**BATCH, "keep": control("whether the latest look was the best", 0)},
     releases={
-        "gradient": ArrayDeclaration("per entity", "derivatives of the loss by the networks' outputs", 3),
+        "gradient": per_entity("derivatives of the loss by the networks' outputs", 3),
         "loss": replace(MEAN_LOSS, optional=True),
     },
 )
@@ -285,10 +284,8 @@ def release_training_of_heads(data: SiteData, state: State) -> dict[str, Array]:
 @step(
     FAMILY,
     "release_training release_training_of_heads learn judge release_networks look train",
-    takes={"best": ArrayDeclaration("control", "whether the heads of the best look are taken", 0)},
-    releases={
-        "parameters": ArrayDeclaration("aggregate", "parameters of the heads", 2, behind=(EntityCount,))
-    },
+    takes={"best": control("whether the heads of the best look are taken", 0)},
+    releases={"parameters": aggregate("parameters of the heads", 2, behind=(EntityCount,))},
 )
 def release_heads(data: SiteData, state: State, best: Array) -> dict[str, Array]:
     """Release the parameters (H, q) of the heads, as they are or at the `best` look."""

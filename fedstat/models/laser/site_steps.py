@@ -18,7 +18,14 @@ from fedstat.federation.design.vertical_design import block_of
 from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
+from fedstat.federation.message import (
+    aggregate,
+    check_allocation,
+    check_lengths,
+    control,
+    per_entity,
+    presence,
+)
 from fedstat.federation.protocols.product_steps import check_positions
 from fedstat.kernels.split_networks import count_parameters
 from fedstat.models.laser import torch_modules
@@ -87,19 +94,14 @@ def _client(state: State) -> SiteTraining:
     return state.use(ITEM, SiteTraining, NOT_STARTED)
 
 
-ROWS = ArrayDeclaration("presence", "which of the institution's entities are in the batch", dtype="int64")
-AT = ArrayDeclaration("presence", "where they stand in a masked batch", dtype="int64")
-BATCH = ArrayDeclaration("control", "rows of a masked batch", 0)
-GRADIENT = ArrayDeclaration(
-    "per entity",
-    "derivatives of the loss by the networks' outputs",
-    2,
-    optional=True,
-    dtype="float64",
-    weighs="gradients",
+ROWS = presence("which of the institution's entities are in the batch", dtype="int64")
+AT = presence("where they stand in a masked batch", dtype="int64")
+BATCH = control("rows of a masked batch", 0)
+GRADIENT = per_entity(
+    "derivatives of the loss by the networks' outputs", 2, optional=True, dtype="float64", weighs="gradients"
 )
-OUTPUTS = ArrayDeclaration("per entity", "outputs of the institution's networks", 2, maskable=True)
-BEST = ArrayDeclaration("control", "whether the networks of the best look are taken", 0)
+OUTPUTS = per_entity("outputs of the institution's networks", 2, maskable=True)
+BEST = control("whether the networks of the best look are taken", 0)
 
 
 @step(
@@ -107,7 +109,7 @@ BEST = ArrayDeclaration("control", "whether the networks of the best look are ta
     "stage_block stage_outcome start_heads distil",
     takes={"training": replace(TRAINING, optional=True, behind=())},
     request=NetworksRequest,
-    asks=ArrayDeclaration("control", "layers, training and seed"),
+    asks=control("layers, training and seed"),
 )
 def start_networks(
     data: SiteData, state: State, asked: NetworksRequest, training: Floats | None = None
@@ -139,7 +141,7 @@ def start_networks(
         "rows": ROWS,
         "at": AT,
         "batch": BATCH,
-        "keep": ArrayDeclaration("control", "whether the latest look was the best", 0),
+        "keep": control("whether the latest look was the best", 0),
         "gradient": GRADIENT,
     },
     releases={"outputs": OUTPUTS},
@@ -225,9 +227,7 @@ def release_training(data: SiteData, state: State, gradient: Floats | None = Non
     FAMILY,
     "release_training release_training_of_heads release_heads look train learn judge",
     takes={"best": BEST, "gradient": GRADIENT},
-    releases={
-        "parameters": ArrayDeclaration("aggregate", "parameters of the networks", 2, behind=(EntityCount,))
-    },
+    releases={"parameters": aggregate("parameters of the networks", 2, behind=(EntityCount,))},
 )
 def release_networks(
     data: SiteData, state: State, best: Array, gradient: Floats | None = None
@@ -246,23 +246,21 @@ def release_networks(
 @step(
     FAMILY,
     takes={
-        "parameters": ArrayDeclaration("aggregate", "parameters of the networks", 2, dtype="float64"),
-        "hidden": ArrayDeclaration("control", "units of the hidden layers", dtype="int64"),
-        "width": ArrayDeclaration("control", "outputs of a network", 0),
-        "shift": ArrayDeclaration("aggregate", "means of the columns in the fit", dtype="float64"),
-        "scale": ArrayDeclaration(
-            "aggregate", "standard deviations of the columns in the fit", dtype="float64"
+        "parameters": aggregate("parameters of the networks", 2, dtype="float64"),
+        "hidden": control("units of the hidden layers", dtype="int64"),
+        "width": control("outputs of a network", 0),
+        "shift": aggregate("means of the columns in the fit", dtype="float64"),
+        "scale": aggregate("standard deviations of the columns in the fit", dtype="float64"),
+        "rows": presence("positions of the institution's entities", dtype="int64"),
+        "n": control("number of entities", 0),
+        "distilled": aggregate(
+            "parameters of a network beside the columns", 2, optional=True, dtype="float64"
         ),
-        "rows": ArrayDeclaration("presence", "positions of the institution's entities", dtype="int64"),
-        "n": ArrayDeclaration("control", "number of entities", 0),
-        "distilled": ArrayDeclaration(
-            "aggregate", "parameters of a network beside the columns", 2, optional=True, dtype="float64"
-        ),
-        "joint": ArrayDeclaration("control", "outputs of that network", 0, optional=True),
-        "permuted": ArrayDeclaration("control", "number of a permutation of the rows", 0, optional=True),
+        "joint": control("outputs of that network", 0, optional=True),
+        "permuted": control("number of a permutation of the rows", 0, optional=True),
     },
     releases={"outputs": OUTPUTS},
-    asks=ArrayDeclaration("control", "name of a module in the place of the networks"),
+    asks=control("name of a module in the place of the networks"),
 )
 def represent(
     data: SiteData,

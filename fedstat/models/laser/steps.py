@@ -12,7 +12,7 @@ from fedstat.federation.design.vertical_design import response_of
 from fedstat.federation.disclosure.facts import EntityCount, ModelEvaluation
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_lengths
+from fedstat.federation.message import aggregate, check_lengths, control, per_entity, presence, schema
 from fedstat.models.laser.request import FAMILY, OutcomeReply
 from fedstat.models.laser.response_steps import (
     BATCH,
@@ -29,7 +29,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 
 
 COUNTS = {
-    name: ArrayDeclaration("aggregate", what, 2, behind=(EntityCount, ModelEvaluation))
+    name: aggregate(what, 2, behind=(EntityCount, ModelEvaluation))
     for name, what in {
         "bins": "entities by class and bin of the probability of their own class",
         "expected": "sums of these probabilities by class and bin",
@@ -44,8 +44,8 @@ COUNTS = {
     "release_heads look calibrate",
     takes={
         **BATCH,
-        "group": ArrayDeclaration("control", "predictions that are averaged", dtype="int64"),
-        "vote": ArrayDeclaration("control", "whether they vote", 0),
+        "group": control("predictions that are averaged", dtype="int64"),
+        "vote": control("whether they vote", 0),
     },
     releases=COUNTS,
 )
@@ -73,13 +73,13 @@ def calibrate(data: SiteData, state: State, group: Ints, vote: Array, **arrays: 
 @step(
     FAMILY,
     takes={
-        "predicted": ArrayDeclaration("per entity", "predictions", 2, dtype="float64", weighs="predictions"),
-        "use": ArrayDeclaration("presence", "which entities are compared", dtype="bool"),
-        "code": ArrayDeclaration("presence", "institutions that have each entity, by number", dtype="int64"),
-        "units": ArrayDeclaration("control", "units of the response, and number of sets", dtype="float64"),
+        "predicted": per_entity("predictions", 2, dtype="float64", weighs="predictions"),
+        "use": presence("which entities are compared", dtype="bool"),
+        "code": presence("institutions that have each entity, by number", dtype="int64"),
+        "units": control("units of the response, and number of sets", dtype="float64"),
     },
     releases=COUNTS,
-    asks=ArrayDeclaration("schema", "classes of the response"),
+    asks=schema("classes of the response"),
 )
 def score(
     data: SiteData, state: State, text: str, predicted: Floats, use: Bools, code: Ints, units: Floats

@@ -24,7 +24,7 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.execution import DrySite
-from fedstat.federation.message import ArrayDeclaration, check_lengths
+from fedstat.federation.message import aggregate, check_lengths, control, presence, schema
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
@@ -57,20 +57,16 @@ BEHIND = (FactorsRequested, GroupSums, RowGroups)
 
 @step(
     FAMILY,
-    takes={
-        "cluster": ArrayDeclaration(
-            "presence", "most likely cluster of the institution's entities", dtype="int64"
-        )
-    },
+    takes={"cluster": presence("most likely cluster of the institution's entities", dtype="int64")},
     releases={
-        "entities": ArrayDeclaration("aggregate", "entities with the variable by cluster"),
-        "means": ArrayDeclaration("aggregate", "means of the variable by cluster", 2),
-        "products": ArrayDeclaration("aggregate", "variation of the variable by cluster", 3),
+        "entities": aggregate("entities with the variable by cluster"),
+        "means": aggregate("means of the variable by cluster", 2),
+        "products": aggregate("variation of the variable by cluster", 3),
     },
     rows_behind=BEHIND,
     request=OutsideRequest,
-    asks=ArrayDeclaration("control", "a variable and the number of clusters"),
-    replies=ArrayDeclaration("schema", "levels of a variable", behind=(FactorsRequested,)),
+    asks=control("a variable and the number of clusters"),
+    replies=schema("levels of a variable", behind=(FactorsRequested,)),
 )
 def sum_outside(
     data: SiteData, state: State, asked: OutsideRequest, cluster: Ints

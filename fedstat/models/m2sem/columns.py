@@ -24,7 +24,7 @@ from fedstat.federation.disclosure.facts import (
 )
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration
+from fedstat.federation.message import aggregate, control, presence, schema
 from fedstat.federation.tables.columns import (
     LevelValue,
     as_categories,
@@ -146,8 +146,8 @@ COLUMN_FACTS: tuple[type, ...] = (EntityCount, FactorsRequested)
 @step(
     FAMILY,
     request=ColumnsRequest,
-    asks=ArrayDeclaration("control", "names of columns, and what the analyst says they are"),
-    replies=ArrayDeclaration("schema", "whether columns are numbers or categories, and levels"),
+    asks=control("names of columns, and what the analyst says they are"),
+    replies=schema("whether columns are numbers or categories, and levels"),
     prepares=True,
 )
 def describe_columns(data: SiteData, state: State, asked: ColumnsRequest) -> tuple[dict[str, Array], str]:
@@ -239,12 +239,10 @@ def _of_levels(
 
 @step(
     FAMILY,
-    releases={"seen": ArrayDeclaration("presence", "which rows have any of the columns", dtype="bool")},
+    releases={"seen": presence("which rows have any of the columns", dtype="bool")},
     request=OpenRequest,
-    asks=ArrayDeclaration("control", "modalities, the levels of their columns, and terms of covariates"),
-    replies=ArrayDeclaration(
-        "schema", "names and levels of covariates, and rows without some", behind=COLUMN_FACTS
-    ),
+    asks=control("modalities, the levels of their columns, and terms of covariates"),
+    replies=schema("names and levels of covariates, and rows without some", behind=COLUMN_FACTS),
     prepares=True,
 )
 def open_columns(data: SiteData, state: State, asked: OpenRequest) -> tuple[dict[str, Array], str]:
@@ -261,11 +259,9 @@ def open_columns(data: SiteData, state: State, asked: OpenRequest) -> tuple[dict
 
 @step(
     FAMILY,
-    releases={"seen": ArrayDeclaration("presence", "which rows have any of the columns", dtype="bool")},
+    releases={"seen": presence("which rows have any of the columns", dtype="bool")},
     request=OpenNewRequest,
-    asks=ArrayDeclaration(
-        "aggregate", "modalities, and the coding of covariates, with the state of transforms"
-    ),
+    asks=aggregate("modalities, and the coding of covariates, with the state of transforms"),
     prepares=True,
 )
 def open_new_columns(data: SiteData, state: State, asked: OpenNewRequest) -> dict[str, Array]:

@@ -23,7 +23,14 @@ from fedstat.federation.disclosure.facts import (
 from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
+from fedstat.federation.message import (
+    aggregate,
+    check_allocation,
+    check_lengths,
+    control,
+    per_entity,
+    presence,
+)
 from fedstat.federation.protocols.product_steps import ProductPart, product_steps
 from fedstat.models.m2sem.columns import COLUMNS_ITEM, OpenedModalities
 from fedstat.models.m2sem.information import local_information
@@ -60,17 +67,14 @@ def session_mixtures(state: State) -> SessionMixtures:
     return state.use(MIXTURES, SessionMixtures, NOT_BEGUN)
 
 
-POSTERIORS = ArrayDeclaration(
-    "per entity",
+POSTERIORS = per_entity(
     "posterior probabilities of clusters, of the institution's entities",
     2,
     dtype="float64",
     weighs="posterior probabilities of clusters",
 )
-SLOT = ArrayDeclaration("control", "which mixture", 0)
-DIFFERENCES = ArrayDeclaration(
-    "per entity", "log densities given each cluster, less that of the last", 2, maskable=True
-)
+SLOT = control("which mixture", 0)
+DIFFERENCES = per_entity("log densities given each cluster, less that of the last", 2, maskable=True)
 BEHIND: tuple[type, ...] = (EntityCount, CaseWeights)
 RELEASED: tuple[type, ...] = (*BEHIND, RowGroups, WeightedEstimates)
 ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsRequested, SummedColumns)
@@ -79,17 +83,13 @@ ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsRequested, SummedColumns)
 @step(
     FAMILY,
     takes={
-        "place": ArrayDeclaration("presence", "positions of the institution's entities", dtype="int64"),
-        "pattern": ArrayDeclaration(
-            "presence", "presence pattern of every entity", dtype="int64", common=True
-        ),
-        "members": ArrayDeclaration(
-            "presence", "institutions that each pattern has", 2, dtype="bool", common=True
-        ),
-        "client": ArrayDeclaration("control", "which of these it is", 0),
+        "place": presence("positions of the institution's entities", dtype="int64"),
+        "pattern": presence("presence pattern of every entity", dtype="int64", common=True),
+        "members": presence("institutions that each pattern has", 2, dtype="bool", common=True),
+        "client": control("which of these it is", 0),
     },
     request=BeginRequest,
-    asks=ArrayDeclaration("control", "numbers of factors and nodes", common=True),
+    asks=control("numbers of factors and nodes", common=True),
 )
 def begin(
     data: SiteData,
@@ -143,12 +143,10 @@ def held_numbers(opened: OpenedModalities, factors: int, nodes: int) -> int:
     FAMILY,
     "begin",
     takes={
-        "clusters": ArrayDeclaration("control", "number of clusters", 0),
-        "factors": ArrayDeclaration("control", "number of factors", 0),
+        "clusters": control("number of clusters", 0),
+        "factors": control("number of factors", 0),
     },
-    releases={
-        "labels": ArrayDeclaration("per entity", "clusters by the institution's own columns", dtype="int64")
-    },
+    releases={"labels": per_entity("clusters by the institution's own columns", dtype="int64")},
 )
 def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array) -> dict[str, Array]:
     """Cluster the institution's rows by their own factor scores alone: ``labels`` (n,).
@@ -181,27 +179,20 @@ def nearest_centres(scores: Floats, clusters: int, seed: int, tries: int = 5) ->
     "begin own_clusters improve",
     takes={
         "r": POSTERIORS,
-        "shares": ArrayDeclaration("control", "shares of the clusters", dtype="float64", common=True),
-        "salts": ArrayDeclaration("control", "salts of the digests", 2, dtype="uint8"),
+        "shares": control("shares of the clusters", dtype="float64", common=True),
+        "salts": control("salts of the digests", 2, dtype="uint8"),
     },
     releases={
         "differences": DIFFERENCES,
-        "totals": ArrayDeclaration(
-            "aggregate",
-            "sum of log densities given the last cluster, penalty, number of parameters",
-            2,
-            maskable=True,
+        "totals": aggregate(
+            "sum of log densities given the last cluster, penalty, number of parameters", 2, maskable=True
         ),
-        "support": ArrayDeclaration(
-            "aggregate",
-            "columns with loadings, modalities that differ by cluster",
-            2,
-            optional=True,
-            dtype="bool",
+        "support": aggregate(
+            "columns with loadings, modalities that differ by cluster", 2, optional=True, dtype="bool"
         ),
     },
     rows_behind=BEHIND,
-    asks=ArrayDeclaration("control", "mixtures, local steps, penalties", common=True),
+    asks=control("mixtures, local steps, penalties", common=True),
 )
 def improve(
     data: SiteData, state: State, text: str, r: Floats, shares: Floats, salts: Array
@@ -269,25 +260,19 @@ def _check_told(
 @step(
     FAMILY,
     "improve",
-    takes={"slot": SLOT, "order": ArrayDeclaration("control", "order of the clusters", dtype="int64")},
+    takes={"slot": SLOT, "order": control("order of the clusters", dtype="int64")},
     releases={
-        "parameters": ArrayDeclaration("aggregate", "parameters of the modalities"),
-        "profiles": ArrayDeclaration("aggregate", "means and probabilities by cluster", 2),
-        "relevance": ArrayDeclaration("aggregate", "by how much modalities tell clusters apart"),
-        "units": ArrayDeclaration("aggregate", "means and deviations of columns"),
-        "norms": ArrayDeclaration("aggregate", "lengths of loadings"),
-        "floor": ArrayDeclaration("aggregate", "columns whose errors have the least variance", dtype="bool"),
-        "covariates": ArrayDeclaration(
-            "aggregate", "means and deviations of covariates", 2, optional=True, behind=ADJUSTED
-        ),
-        "effects": ArrayDeclaration(
-            "aggregate", "effects of covariates on columns", 2, optional=True, behind=ADJUSTED
-        ),
+        "parameters": aggregate("parameters of the modalities"),
+        "profiles": aggregate("means and probabilities by cluster", 2),
+        "relevance": aggregate("by how much modalities tell clusters apart"),
+        "units": aggregate("means and deviations of columns"),
+        "norms": aggregate("lengths of loadings"),
+        "floor": aggregate("columns whose errors have the least variance", dtype="bool"),
+        "covariates": aggregate("means and deviations of covariates", 2, optional=True, behind=ADJUSTED),
+        "effects": aggregate("effects of covariates on columns", 2, optional=True, behind=ADJUSTED),
     },
     rows_behind=RELEASED,
-    replies=ArrayDeclaration(
-        "aggregate", "coding of covariates, with the state of transforms", behind=ADJUSTED
-    ),
+    replies=aggregate("coding of covariates, with the state of transforms", behind=ADJUSTED),
 )
 def release_modalities(
     data: SiteData, state: State, text: str, slot: Array, order: Ints
@@ -344,7 +329,7 @@ def release_modalities(
     FAMILY,
     "improve release_modalities release_scores",
     takes={"slot": SLOT},
-    releases={"scores": ArrayDeclaration("per entity", "factor scores of the institution's entities", 2)},
+    releases={"scores": per_entity("factor scores of the institution's entities", 2)},
 )
 def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
     """Release the factor scores of one mixture, (n, sum of Q), of the institution's entities."""
@@ -360,17 +345,15 @@ def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array
     FAMILY,
     "open_columns open_new_columns",
     takes={
-        "place": ArrayDeclaration("presence", "positions of the institution's entities", dtype="int64"),
-        "total": ArrayDeclaration("control", "number of entities", 0),
-        "parameters": ArrayDeclaration("aggregate", "parameters of the modalities", dtype="float64"),
-        "units": ArrayDeclaration("aggregate", "means and deviations of columns", dtype="float64"),
-        "covariates": ArrayDeclaration(
-            "aggregate", "means and deviations of covariates", 2, optional=True, dtype="float64"
-        ),
+        "place": presence("positions of the institution's entities", dtype="int64"),
+        "total": control("number of entities", 0),
+        "parameters": aggregate("parameters of the modalities", dtype="float64"),
+        "units": aggregate("means and deviations of columns", dtype="float64"),
+        "covariates": aggregate("means and deviations of covariates", 2, optional=True, dtype="float64"),
     },
     releases={"differences": DIFFERENCES},
     request=PredictRequest,
-    asks=ArrayDeclaration("control", "clusters, factors and nodes of the fit", common=True),
+    asks=control("clusters, factors and nodes of the fit", common=True),
 )
 def predict_densities(
     data: SiteData,
@@ -412,7 +395,7 @@ def one_mixture(data: SiteData, held: SessionMixtures, slot: Array) -> tuple[Loc
     return found, found.r
 
 
-SHARES = ArrayDeclaration("control", "shares of the clusters", dtype="float64")
+SHARES = control("shares of the clusters", dtype="float64")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -451,13 +434,13 @@ SCORE_FACTS = (EntityCount, CaseWeights, GroupSums, RowGroups)
 @step(
     FAMILY,
     "release_modalities",
-    takes={"slot": ArrayDeclaration("control", "which mixture", 0)},
+    takes={"slot": control("which mixture", 0)},
     releases={
-        "own": ArrayDeclaration("aggregate", "information of the institution's own parameters", 2),
-        "with_shares": ArrayDeclaration("aggregate", "information shared with clusters' sizes", 2),
-        "jacobian": ArrayDeclaration("aggregate", "derivatives of profiles in the parameters", 2),
-        "communalities": ArrayDeclaration("aggregate", "shares of variance that factors make up"),
-        "crossing": ArrayDeclaration("control", "how many scores are multiplied with those of others", 0),
+        "own": aggregate("information of the institution's own parameters", 2),
+        "with_shares": aggregate("information shared with clusters' sizes", 2),
+        "jacobian": aggregate("derivatives of profiles in the parameters", 2),
+        "communalities": aggregate("shares of variance that factors make up"),
+        "crossing": control("how many scores are multiplied with those of others", 0),
     },
     rows_behind=SCORE_FACTS,
 )

@@ -16,7 +16,7 @@ from fedstat.errors import MessageError
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights, GroupSums
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_lengths
+from fedstat.federation.message import aggregate, check_lengths, control, per_entity, presence
 from fedstat.federation.protocols.running_sums import SHOWN, open_sums, seal_sums, taken_of
 from fedstat.kernels.glm.quadrature import BY_M, BY_MM, BY_MV, BY_VV
 from fedstat.kernels.row_products import column_sums, gram, row_dots
@@ -36,13 +36,13 @@ from fedstat.models.vfem.iteration.site_state import BlockState
 from fedstat.typing import Array, Bools, Floats, Ints
 
 WEIGHTED_FACTS = (EntityCount, ExternalWeights, GroupSums)
-CODE = ArrayDeclaration("presence", "missing pattern of each entity", dtype="int64")
-PATTERNS = ArrayDeclaration("control", "number of missing patterns", 0)
+CODE = presence("missing pattern of each entity", dtype="int64")
+PATTERNS = control("number of missing patterns", 0)
 OPENED = {
     "shown": replace(SHOWN, optional=True),
-    "lengths": ArrayDeclaration("control", "bytes of each sealed message", dtype="int64", optional=True),
+    "lengths": control("bytes of each sealed message", dtype="int64", optional=True),
 }
-NAMES = ArrayDeclaration("control", "which columns the sealed sums are of")
+NAMES = control("which columns the sealed sums are of")
 
 
 @step(
@@ -51,10 +51,10 @@ NAMES = ArrayDeclaration("control", "which columns the sealed sums are of")
         "deal_sums glm_evaluate glm_start glm_start_response joint_predict joint_score joint_weights "
         "open_columns take_columns"
     ),
-    takes={"slopes": ArrayDeclaration("aggregate", "coefficients by missing pattern", 2), "code": CODE},
+    takes={"slopes": aggregate("coefficients by missing pattern", 2), "code": CODE},
     releases={
-        "linear_predictor": ArrayDeclaration(
-            "per entity", "linear predictor of the institution's block by missing pattern", maskable=True
+        "linear_predictor": per_entity(
+            "linear predictor of the institution's block by missing pattern", maskable=True
         )
     },
 )
@@ -84,12 +84,7 @@ def block_by_pattern(data: SiteData, state: State, code: Ints, patterns: int) ->
     "glm_evaluate joint_predict",
     takes={"code": CODE, "patterns": PATTERNS, **OPENED},
     releases={
-        "sums": ArrayDeclaration(
-            "aggregate",
-            "sums of the columns with residuals by pattern",
-            2,
-            behind=(EntityCount, GroupSums),
-        )
+        "sums": aggregate("sums of the columns with residuals by pattern", 2, behind=(EntityCount, GroupSums))
     },
     asks=NAMES,
 )
@@ -148,11 +143,8 @@ def sums_by_pattern(block: BlockState, values: Floats, code: Ints, patterns: int
     "glm_evaluate joint_score",
     takes={"patterns": PATTERNS},
     releases={
-        "sums": ArrayDeclaration(
-            "aggregate",
-            "sums of second derivatives of the log-likelihood by pattern",
-            2,
-            behind=(EntityCount, GroupSums),
+        "sums": aggregate(
+            "sums of second derivatives of the log-likelihood by pattern", 2, behind=(EntityCount, GroupSums)
         )
     },
 )
@@ -178,10 +170,10 @@ def joint_weights(data: SiteData, state: State, patterns: Array) -> dict[str, Ar
     "glm_evaluate glm_fitted glm_pearson joint_score joint_weights",
     takes={
         "patterns": PATTERNS,
-        "each": ArrayDeclaration("control", "patterns whose curvatures leave one by one", dtype="bool"),
+        "each": control("patterns whose curvatures leave one by one", dtype="bool"),
     },
     releases={"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
-    asks=ArrayDeclaration("control", "which institutions learn sums"),
+    asks=control("which institutions learn sums"),
 )
 def joint_curvature(
     data: SiteData, state: State, text: str, patterns: Array, each: Bools
@@ -214,17 +206,14 @@ def joint_curvature(
     takes={
         "code": CODE,
         "patterns": PATTERNS,
-        "h": ArrayDeclaration(
-            "per entity",
-            "curvature of the log-likelihood by the linear predictor",
-            optional=True,
-            weighs="weights",
+        "h": per_entity(
+            "curvature of the log-likelihood by the linear predictor", optional=True, weighs="weights"
         ),
         **OPENED,
     },
     releases={
-        "grams": ArrayDeclaration("aggregate", "weighted sums of products of the columns by pattern", 3),
-        "cross": ArrayDeclaration("aggregate", "weighted sums of the columns by pattern", 2),
+        "grams": aggregate("weighted sums of products of the columns by pattern", 3),
+        "cross": aggregate("weighted sums of the columns by pattern", 2),
     },
     rows_behind=WEIGHTED_FACTS,
     asks=NAMES,

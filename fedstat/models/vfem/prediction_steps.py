@@ -9,20 +9,20 @@ from fedstat.federation.design.vertical_design import block_of, response_of
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights, ModelEvaluation
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_lengths
+from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, per_entity, presence
 from fedstat.kernels.row_products import row_dots
 from fedstat.models.vertical.prediction.evaluation import average_in_groups, squared_errors
 from fedstat.models.vertical.prediction.steps import PREDICTOR
 from fedstat.models.vfem.iteration.messages import FAMILY
 from fedstat.typing import Array, Bools, Floats, Ints
 
-PATTERN_CODE = ArrayDeclaration("presence", "missing pattern of each entity", dtype="int64")
+PATTERN_CODE = presence("missing pattern of each entity", dtype="int64")
 
 
 @step(
     FAMILY,
     takes={
-        "slopes": ArrayDeclaration("aggregate", "coefficients by missing pattern", 2),
+        "slopes": aggregate("coefficients by missing pattern", 2),
         "code": PATTERN_CODE,
     },
     releases={"linear_predictor": PREDICTOR},
@@ -42,8 +42,8 @@ def predict_by_pattern(data: SiteData, state: State, slopes: Floats, code: Ints)
     FAMILY,
     "predict_by_pattern",
     takes={
-        "mu": ArrayDeclaration("aggregate", "means"),
-        "factors": ArrayDeclaration("aggregate", "factors of the covariance of the estimates by pattern", 3),
+        "mu": aggregate("means"),
+        "factors": aggregate("factors of the covariance of the estimates by pattern", 3),
         "code": PATTERN_CODE,
     },
     releases={
@@ -85,12 +85,11 @@ def _check_code(data: SiteData, code: Ints, n: int, patterns: int, given: int, c
 @step(
     FAMILY,
     takes={
-        "use": ArrayDeclaration("presence", "which entities are compared", dtype="bool"),
-        "predicted": ArrayDeclaration("per entity", "predictions", weighs="predictions"),
+        "use": presence("which entities are compared", dtype="bool"),
+        "predicted": per_entity("predictions", weighs="predictions"),
     },
     releases={
-        "sums": ArrayDeclaration(
-            "aggregate",
+        "sums": aggregate(
             "number of predictions, their squared errors, squared deviations",
             behind=(EntityCount, ModelEvaluation, ExternalWeights),
         )

@@ -18,7 +18,7 @@ from fedstat.federation.disclosure.facts import (
 )
 from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_lengths
+from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control, per_entity
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.coordinate_descent import GramSolver
 from fedstat.kernels.penalized.path import lambda_max
@@ -48,7 +48,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 WEIGHTED = "weighted"
 
 
-RESIDUAL = ArrayDeclaration("per entity", "residual of the response", dtype="float64", weighs="residuals")
+RESIDUAL = per_entity("residual of the response", dtype="float64", weighs="residuals")
 WEIGHTED_FACTS = (EntityCount, ExternalWeights, GroupSums)
 FAMILY = "vglm"
 
@@ -59,7 +59,7 @@ FAMILY = "vglm"
         "admm_coefficients linear_predictor respond respond_openly share_product stage_block "
         "stage_response sum_scores sum_with_response weigh"
     ),
-    takes={"beta": ArrayDeclaration("control", "coefficients of standardised columns", dtype="float64")},
+    takes={"beta": control("coefficients of standardised columns", dtype="float64")},
     releases={"linear_predictor": PREDICTOR},
 )
 def linear_predictor(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:
@@ -74,9 +74,7 @@ def linear_predictor(data: SiteData, state: State, beta: Floats) -> dict[str, Ar
     "linear_predictor respond respond_by_fold respond_openly share_product sum_scores",
     takes={"residual": RESIDUAL},
     releases={
-        "scores": ArrayDeclaration(
-            "aggregate", "sums of the columns times residuals", behind=(EntityCount, ExternalWeights)
-        )
+        "scores": aggregate("sums of the columns times residuals", behind=(EntityCount, ExternalWeights))
     },
 )
 def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Array]:
@@ -89,14 +87,10 @@ def sum_scores(data: SiteData, state: State, residual: Floats) -> dict[str, Arra
 @step(
     FAMILY,
     "share_product sum_scores weigh",
-    takes={
-        "weight": ArrayDeclaration(
-            "per entity", "weight of each entity in a Newton step", dtype="float64", weighs="weights"
-        )
-    },
+    takes={"weight": per_entity("weight of each entity in a Newton step", dtype="float64", weighs="weights")},
     releases={
-        "sums": ArrayDeclaration("aggregate", "weighted sums of the columns"),
-        "gram": ArrayDeclaration("aggregate", "weighted sums of products of the columns", 2),
+        "sums": aggregate("weighted sums of the columns"),
+        "gram": aggregate("weighted sums of products of the columns", 2),
     },
     rows_behind=WEIGHTED_FACTS,
 )
@@ -136,12 +130,10 @@ def weights_released(data: SiteData, state: State) -> tuple[Floats, int]:
 # With a canonical link that are sums over entities; residuals leave where a fit cannot do without.
 
 
-TOTAL_PREDICTOR = ArrayDeclaration(
-    "per entity", "sum of the institutions' linear predictors", dtype="float64", weighs=""
-)
+TOTAL_PREDICTOR = per_entity("sum of the institutions' linear predictors", dtype="float64", weighs="")
 RESPONSE_SUMS: Mapping[str, ArrayDeclaration] = {
-    "loss": ArrayDeclaration("aggregate", "half the mean deviance", 0, behind=(EntityCount,)),
-    "sums": ArrayDeclaration("aggregate", "sums of residuals and of their squares", behind=(EntityCount,)),
+    "loss": aggregate("half the mean deviance", 0, behind=(EntityCount,)),
+    "sums": aggregate("sums of residuals and of their squares", behind=(EntityCount,)),
 }
 FOLD_FACTS = (EntityCount, GroupSums, ExcludedEntities, RowGroups)
 
@@ -151,7 +143,7 @@ FOLD_FACTS = (EntityCount, GroupSums, ExcludedEntities, RowGroups)
     "deal_product linear_predictor respond respond_by_fold share_product sum_with_response",
     takes={
         "eta": TOTAL_PREDICTOR,
-        "highest": ArrayDeclaration("control", "loss above which nothing else is said", 0, optional=True),
+        "highest": control("loss above which nothing else is said", 0, optional=True),
     },
     releases=RESPONSE_SUMS,
 )
@@ -180,7 +172,7 @@ def respond(data: SiteData, state: State, eta: Floats, highest: Array | None = N
         "share_product stage_response"
     ),
     takes={"eta": TOTAL_PREDICTOR},
-    releases={**RESPONSE_SUMS, "residual": ArrayDeclaration("per entity", "residual of the response")},
+    releases={**RESPONSE_SUMS, "residual": per_entity("residual of the response")},
 )
 def respond_openly(data: SiteData, state: State, eta: Floats) -> dict[str, Array]:
     """As :func:`respond`, with the residual of every entity, (n,)."""
@@ -194,8 +186,8 @@ def respond_openly(data: SiteData, state: State, eta: Floats) -> dict[str, Array
     "deal_product linear_predictor respond respond_by_fold respond_openly share_product sum_scores",
     takes={"eta": TOTAL_PREDICTOR, "code": CODE, "groups": GROUPS},
     releases={
-        "losses": ArrayDeclaration("aggregate", "half the deviance by fold"),
-        "totals": ArrayDeclaration("aggregate", "sums of residuals by fold"),
+        "losses": aggregate("half the deviance by fold"),
+        "totals": aggregate("sums of residuals by fold"),
     },
     rows_behind=FOLD_FACTS,
 )
@@ -286,17 +278,17 @@ def _block(state: State) -> SharingBlock:
     return state.use("vglm admm", SharingBlock, "ADMM was not started here; ask 'admm_start' first")
 
 
-RHO = ArrayDeclaration("control", "penalty parameter", 0)
+RHO = control("penalty parameter", 0)
 
 
 @step(
     FAMILY,
     "respond_openly stage_block",
     takes={
-        "labels": ArrayDeclaration("control", "group of each column", dtype="int64"),
-        "free": ArrayDeclaration("control", "which columns have no penalty", dtype="bool"),
+        "labels": control("group of each column", dtype="int64"),
+        "free": control("which columns have no penalty", dtype="bool"),
     },
-    asks=ArrayDeclaration("control", "the penalty"),
+    asks=control("the penalty"),
 )
 def admm_start(data: SiteData, state: State, text: str, labels: Ints, free: Bools) -> dict[str, Array]:
     """Prepare the penalised least squares of the block; nothing leaves.
@@ -324,7 +316,7 @@ def admm_start(data: SiteData, state: State, text: str, labels: Ints, free: Bool
 @step(
     FAMILY,
     "admm_move admm_respond",
-    takes={"power": ArrayDeclaration("control", "power of coefficients that divides penalties", 0)},
+    takes={"power": control("power of coefficients that divides penalties", 0)},
 )
 def admm_adapt(data: SiteData, state: State, power: Array) -> dict[str, Array]:
     """Divide the penalties by a power of the present coefficients; nothing leaves."""
@@ -340,11 +332,8 @@ def admm_adapt(data: SiteData, state: State, power: Array) -> dict[str, Array]:
     "admm_move admm_start respond_openly",
     takes={"residual": RESIDUAL},
     releases={
-        "largest": ArrayDeclaration(
-            "aggregate",
-            "lambda at which the first column is selected",
-            0,
-            behind=(EntityCount, ExternalWeights),
+        "largest": aggregate(
+            "lambda at which the first column is selected", 0, behind=(EntityCount, ExternalWeights)
         )
     },
 )
@@ -360,8 +349,8 @@ def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
     FAMILY,
     "admm_adapt admm_certify admm_coefficients admm_largest admm_start",
     takes={
-        "lam": ArrayDeclaration("control", "lambda", 0),
-        "linearise": ArrayDeclaration("control", "whether to linearise the penalty", 0),
+        "lam": control("lambda", 0),
+        "linearise": control("whether to linearise the penalty", 0),
     },
 )
 def admm_set(data: SiteData, state: State, lam: Array, linearise: Array) -> dict[str, Array]:
@@ -378,9 +367,7 @@ def admm_set(data: SiteData, state: State, lam: Array, linearise: Array) -> dict
     FAMILY,
     "admm_move admm_respond admm_set",
     takes={
-        "move": ArrayDeclaration(
-            "per entity", "move of the sum of linear predictors", dtype="float64", weighs="moves"
-        ),
+        "move": per_entity("move of the sum of linear predictors", dtype="float64", weighs="moves"),
         "rho": RHO,
     },
     releases={"linear_predictor": PREDICTOR},
@@ -410,11 +397,8 @@ def admm_move(data: SiteData, state: State, move: Floats, rho: Array) -> dict[st
     "admm_move respond_openly",
     takes={"residual": RESIDUAL},
     releases={
-        "violation": ArrayDeclaration(
-            "aggregate",
-            "violation of the stationarity conditions",
-            0,
-            behind=(EntityCount, ExternalWeights),
+        "violation": aggregate(
+            "violation of the stationarity conditions", 0, behind=(EntityCount, ExternalWeights)
         )
     },
 )
@@ -431,9 +415,7 @@ def admm_certify(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
 @step(
     FAMILY,
     "admm_certify",
-    releases={
-        "beta": ArrayDeclaration("aggregate", "coefficients of standardised columns", behind=(EntityCount,))
-    },
+    releases={"beta": aggregate("coefficients of standardised columns", behind=(EntityCount,))},
 )
 def admm_coefficients(data: SiteData, state: State) -> dict[str, Array]:
     """Release the coefficients of standardised columns: (p,)."""
@@ -446,13 +428,13 @@ def admm_coefficients(data: SiteData, state: State) -> dict[str, Array]:
     "admm_move admm_respond admm_set respond_openly",
     takes={
         "eta": TOTAL_PREDICTOR,
-        "blocks": ArrayDeclaration("control", "number of blocks", 0),
+        "blocks": control("number of blocks", 0),
         "rho": RHO,
-        "start": ArrayDeclaration("control", "whether the fit begins", 0),
+        "start": control("whether the fit begins", 0),
     },
     releases={
-        "move": ArrayDeclaration("per entity", "move of the sum of linear predictors"),
-        "sizes": ArrayDeclaration("aggregate", "norms of residuals, mean and dual", behind=(EntityCount,)),
+        "move": per_entity("move of the sum of linear predictors"),
+        "sizes": aggregate("norms of residuals, mean and dual", behind=(EntityCount,)),
     },
 )
 def admm_respond(

@@ -25,7 +25,15 @@ from fedstat.federation.disclosure.facts import (
     SummedColumns,
 )
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import (
+    ArrayDeclaration,
+    Step,
+    aggregate,
+    check_lengths,
+    control,
+    per_entity,
+    presence,
+)
 from fedstat.federation.protocols.product_steps import ProductPart, check_positions, product_steps
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.row_products import column_sums, gram
@@ -314,23 +322,19 @@ def _nothing() -> None:
     """Enter nothing."""
 
 
-SEEN = ArrayDeclaration(
-    "presence", "which columns count as seen, of each entity that takes part", 2, optional=True, dtype="bool"
-)
-CODE = ArrayDeclaration("presence", "fold or missing pattern of each entity", dtype="int64")
-GROUPS = ArrayDeclaration("control", "number of folds or missing patterns", 0)
+SEEN = presence("which columns count as seen, of each entity that takes part", 2, optional=True, dtype="bool")
+CODE = presence("fold or missing pattern of each entity", dtype="int64")
+GROUPS = control("number of folds or missing patterns", 0)
 ENTITY_FACTS = (EntityCount, RowGroups)
-INCLUDED = ArrayDeclaration("presence", "which of the institution's entities take part", dtype="bool")
-ROWS = ArrayDeclaration(
-    "presence", "positions of the block's entities among those of the response", dtype="int64", optional=True
-)
+INCLUDED = presence("which of the institution's entities take part", dtype="bool")
+ROWS = presence("positions of the block's entities among those of the response", dtype="int64", optional=True)
 
 
 def _summed(
     what: str, axes: int, behind: tuple[type, ...] = (*ENTITY_FACTS, GroupSums, ExcludedEntities)
 ) -> ArrayDeclaration:
     """Declare sums over the entities of each fold or pattern."""
-    return ArrayDeclaration("aggregate", f"{what} by fold or pattern", axes, behind=behind)
+    return aggregate(f"{what} by fold or pattern", axes, behind=behind)
 
 
 EXCHANGE_ORDER: Mapping[str, str] = {
@@ -344,15 +348,13 @@ EXCHANGE_ORDER: Mapping[str, str] = {
 
 def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family exchange sums of products."""
-    n = ArrayDeclaration("control", "number of entities, where means fill in", 0, optional=True)
+    n = control("number of entities, where means fill in", 0, optional=True)
     filled = {"rows": ROWS, "n": n} if rules.fills else {}
     what = "means, standard deviations" + (", signed squares" if rules.shapes else "")
-    units = ArrayDeclaration("aggregate", f"{what} of the columns", 2, behind=ENTITY_FACTS)
-    weights = ArrayDeclaration("per entity", "weights of the entities", optional=True, weighs="weights")
+    units = aggregate(f"{what} of the columns", 2, behind=ENTITY_FACTS)
+    weights = per_entity("weights of the entities", optional=True, weighs="weights")
     taken = {"keep": INCLUDED, "seen": SEEN, **({"weights": weights} if rules.weighted else {}), **filled}
-    moments = ArrayDeclaration(
-        "aggregate", "mean and standard deviation of the response, a constant", behind=ENTITY_FACTS
-    )
+    moments = aggregate("mean and standard deviation of the response, a constant", behind=ENTITY_FACTS)
     grouped = {"code": CODE, "groups": GROUPS}
     return {
         "stage_block": Step(partial(stage_block, rules), taken, {"units": units}),
@@ -360,7 +362,7 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
             partial(stage_response, rules),
             {"keep": INCLUDED},
             {"moments": moments},
-            ArrayDeclaration("control", "family of the response"),
+            control("family of the response"),
         ),
         "sum_products": Step(
             partial(sum_products, rules),

@@ -11,7 +11,15 @@ from fedstat.errors import DataWarning, MessageError, ModelError, warn
 from fedstat.federation.design.vertical_design import design_request, response_of
 from fedstat.federation.disclosure.facts import EntityCount, ModelEvaluation
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import (
+    ArrayDeclaration,
+    Step,
+    aggregate,
+    check_lengths,
+    control,
+    per_entity,
+    presence,
+)
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.inference.bins import bin_edges, merge_small_bins, probabilities
@@ -180,21 +188,19 @@ def _from_array(told: Floats) -> Recalibration | None:
 
 
 def _sums_of_errors(what: str, ndim: int = 1) -> ArrayDeclaration:
-    return ArrayDeclaration("aggregate", what, ndim, behind=(EntityCount, ModelEvaluation))
+    return aggregate(what, ndim, behind=(EntityCount, ModelEvaluation))
 
 
 EVALUATION_STEPS: Mapping[str, Step] = {
     "judge_predictions": Step(
         evaluate_at_holder,
         {
-            "predicted": ArrayDeclaration("per entity", "predictions", dtype="float64", weighs="predictions"),
-            "use": ArrayDeclaration("presence", "which entities are compared", dtype="bool"),
-            "code": ArrayDeclaration(
-                "presence", "institutions that have each entity, by number", dtype="int64"
-            ),
-            "groups": ArrayDeclaration("control", "number of sets of institutions", 0, dtype="int64"),
-            "centre": ArrayDeclaration("aggregate", "mean of the linear predictors", 0),
-            "width": ArrayDeclaration("aggregate", "their deviation", 0),
+            "predicted": per_entity("predictions", dtype="float64", weighs="predictions"),
+            "use": presence("which entities are compared", dtype="bool"),
+            "code": presence("institutions that have each entity, by number", dtype="int64"),
+            "groups": control("number of sets of institutions", 0, dtype="int64"),
+            "centre": aggregate("mean of the linear predictors", 0),
+            "width": aggregate("their deviation", 0),
         },
         {
             "bins": _sums_of_errors("entities, sums of response and of predictions by bin", 2),
@@ -202,9 +208,9 @@ EVALUATION_STEPS: Mapping[str, Step] = {
             "spread": _sums_of_errors("squared differences of responses from their mean"),
             "deviance": _sums_of_errors("deviance of predictions, and of a constant"),
             "regression": _sums_of_errors("response regressed on the linear predictor"),
-            "least": ArrayDeclaration("control", "fewest entities of a bin", 0),
+            "least": control("fewest entities of a bin", 0),
         },
-        ArrayDeclaration("control", "family and link"),
+        control("family and link"),
     )
 }
 

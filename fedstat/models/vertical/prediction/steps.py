@@ -8,7 +8,7 @@ import numpy as np
 
 from fedstat.federation.design.vertical_design import block_of
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import ArrayDeclaration, Step, aggregate, check_lengths, per_entity
 from fedstat.kernels.row_products import row_dots
 from fedstat.models.vertical.prediction import evaluation
 from fedstat.typing import Array, Floats
@@ -26,20 +26,18 @@ def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> d
     return {"projection": (block_of(state).X - mu) @ factor}
 
 
-PREDICTOR = ArrayDeclaration(
-    "per entity", "linear predictor x'beta of the institution's block", maskable=True
-)
+PREDICTOR = per_entity("linear predictor x'beta of the institution's block", maskable=True)
 LINEAR_PREDICTOR_STEPS: Mapping[str, Step] = {
     "predict_block": Step(
         predict_block,
-        {"beta": ArrayDeclaration("aggregate", "coefficients", dtype="float64")},
+        {"beta": aggregate("coefficients", dtype="float64")},
         {"linear_predictor": PREDICTOR},
     ),
     "project_block": Step(
         project_block,
         {
-            "mu": ArrayDeclaration("aggregate", "means"),
-            "factor": ArrayDeclaration("aggregate", "factor of the covariance of the estimates", 2),
+            "mu": aggregate("means"),
+            "factor": aggregate("factor of the covariance of the estimates", 2),
         },
         {
             "projection": ArrayDeclaration(

@@ -10,7 +10,7 @@ import numpy as np
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths, control, presence
 from fedstat.kernels.sketch import SKETCHES
 from fedstat.models.vertical.exchange.steps import ColumnSource
 from fedstat.models.vfem.iteration.messages import CROSS_STEPS, FAMILY, declare_sums, declare_weighted_sums
@@ -55,7 +55,7 @@ def seed_of_stage(shared: int, stage: int) -> int:
     )
 
 
-STAGE = ArrayDeclaration("control", "which columns", 0)
+STAGE = control("which columns", 0)
 
 
 @step(
@@ -63,8 +63,8 @@ STAGE = ArrayDeclaration("control", "which columns", 0)
     f"{CROSS_STEPS} sem_constants",
     takes={
         "stage": STAGE,
-        "size": ArrayDeclaration("control", "rows of the sketch", 0),
-        "kind": ArrayDeclaration("control", "kind of the sketch", 0),
+        "size": control("rows of the sketch", 0),
+        "kind": control("kind of the sketch", 0),
     },
     releases={
         "sketch": ArrayDeclaration("sketch", "random projection of the columns", 2, behind=(EntityCount,)),
@@ -108,7 +108,7 @@ def release_columns(data: SiteData, state: State, stage: Array) -> dict[str, Arr
     takes={
         "stage": STAGE,
         "columns": ArrayDeclaration("raw columns", "another institution's columns, centred and weighted", 2),
-        "rows": ArrayDeclaration("presence", "positions of that institution's entities", dtype="int64"),
+        "rows": presence("positions of that institution's entities", dtype="int64"),
     },
     releases={"products": declare_weighted_sums("cross-products of two institutions' columns", 2)},
 )

@@ -16,7 +16,7 @@ from fedstat.federation.crypto.product_checks import MARK, keyed_digest
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_lengths, control, per_entity, presence
 from fedstat.federation.protocols.key_agreement import keys_of
 from fedstat.federation.protocols.product_steps import as_bytes
 from fedstat.federation.protocols.running_sums import SHOWN
@@ -94,7 +94,7 @@ LOCAL: Mapping[str, ArrayDeclaration] = {
     "with_response": declare_sums("products of the scores with those of the response", 2),
 }
 RESPONSE: Mapping[str, ArrayDeclaration] = {"gram": declare_sums("products of the scores of the response", 2)}
-MISSING = ArrayDeclaration("presence", "missing patterns", 2)
+MISSING = presence("missing patterns", 2)
 
 
 @step(FAMILY, "multiply_columns release_columns share_product sketch", releases=LOCAL)
@@ -198,8 +198,8 @@ class ResponseScores:
         return R.T @ R
 
 
-DERIVATIVES = ArrayDeclaration("per entity", "first derivatives of the log-likelihood", 2)
-WHICH = ArrayDeclaration("control", "institutions of the fit, and who is told")
+DERIVATIVES = per_entity("first derivatives of the log-likelihood", 2)
+WHICH = control("institutions of the fit, and who is told")
 
 
 @step(

@@ -12,7 +12,14 @@ from scipy.linalg import cho_factor, eigh
 from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_lengths
+from fedstat.federation.message import (
+    ArrayDeclaration,
+    aggregate,
+    check_lengths,
+    control,
+    per_entity,
+    presence,
+)
 from fedstat.federation.protocols.running_sums import SHOWN, open_sums
 from fedstat.kernels.glm.negative_binomial import BY_MR, BY_RR, BY_VR
 from fedstat.kernels.glm.quadrature import BY_MM, BY_MV
@@ -141,7 +148,7 @@ class WeightedRows:
         return cls(h, others, gram(U, h), by_h, by_cross)
 
 
-OTHER_SITES = ArrayDeclaration("presence", "which institutions have each entity", 2, dtype="bool")
+OTHER_SITES = presence("which institutions have each entity", 2, dtype="bool")
 INFORMATION: Mapping[str, ArrayDeclaration] = {
     "beta": declare_weighted_sums("coefficients"),
     "w": declare_weighted_sums("covariance of the block with its linear predictor"),
@@ -159,11 +166,9 @@ INFORMATION: Mapping[str, ArrayDeclaration] = {
     FAMILY,
     "estimates fitted",
     takes={
-        "inverse_v": ArrayDeclaration(
-            "control", "1/v of the institution's entities, by missing pattern", weighs="weights"
-        ),
+        "inverse_v": control("1/v of the institution's entities, by missing pattern", weighs="weights"),
         "others": OTHER_SITES,
-        "sums": ArrayDeclaration("aggregate", "sums over entities of 1/v and z^2"),
+        "sums": aggregate("sums over entities of 1/v and z^2"),
     },
     releases=INFORMATION,
 )
@@ -183,22 +188,15 @@ def information(
     FAMILY,
     "glm_curvature glm_curvature_openly glm_estimates",
     takes={
-        "h": ArrayDeclaration(
-            "per entity",
-            "curvature of the log-likelihood by the linear predictor",
-            optional=True,
-            weighs="weights",
+        "h": per_entity(
+            "curvature of the log-likelihood by the linear predictor", optional=True, weighs="weights"
         ),
-        "cross": ArrayDeclaration(
-            "per entity", "mixed derivative of the log-likelihood", optional=True, weighs="weights"
-        ),
-        "alone": ArrayDeclaration(
-            "aggregate", "mean curvature of entities that no other has", 0, optional=True
-        ),
+        "cross": per_entity("mixed derivative of the log-likelihood", optional=True, weighs="weights"),
+        "alone": aggregate("mean curvature of entities that no other has", 0, optional=True),
         "shown": replace(SHOWN, optional=True),
-        "lengths": ArrayDeclaration("control", "bytes of each round", dtype="int64", optional=True),
+        "lengths": control("bytes of each round", dtype="int64", optional=True),
         "others": OTHER_SITES,
-        "sums": ArrayDeclaration("aggregate", "sums of derivatives of the log-likelihood"),
+        "sums": aggregate("sums of derivatives of the log-likelihood"),
     },
     releases={
         **INFORMATION,
@@ -329,15 +327,15 @@ def count_response(data: SiteData, state: State) -> GLMResponse:
     return response
 
 
-MIXED_DERIVATIVE = ArrayDeclaration("per entity", "mixed derivative of the log-likelihood", optional=True)
+MIXED_DERIVATIVE = per_entity("mixed derivative of the log-likelihood", optional=True)
 
 
 @step(
     FAMILY,
     "glm_curvature glm_curvature_openly glm_information",
-    takes={"patterns": ArrayDeclaration("control", "number of missing patterns", 0)},
+    takes={"patterns": control("number of missing patterns", 0)},
     releases={"sums": CURVATURES, "cross": MIXED_DERIVATIVE, **SEALED_SUMS},
-    asks=ArrayDeclaration("control", "which institutions learn sums"),
+    asks=control("which institutions learn sums"),
 )
 def glm_scale_curvature(data: SiteData, state: State, text: str, patterns: Array) -> dict[str, Array]:
     """Release ``sums`` (G, 3) of -L_mr, -L_vr and -L_rr by pattern, and seal what shows sites their sums.
@@ -386,7 +384,7 @@ def glm_scale_information(
 @step(
     FAMILY,
     "estimates fitted",
-    takes={"others": ArrayDeclaration("presence", "which institutions have each entity", 2, dtype="bool")},
+    takes={"others": presence("which institutions have each entity", 2, dtype="bool")},
     releases={
         "beta": declare_sums("coefficients of standardised columns"),
         "mu": declare_sums("means of standardised columns"),
@@ -422,13 +420,11 @@ def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
     FAMILY,
     "sem_sums share_product sketch",
     takes={
-        "beta": ArrayDeclaration("aggregate", "coefficients near the estimate"),
-        "mu": ArrayDeclaration("aggregate", "means near the estimate"),
+        "beta": aggregate("coefficients near the estimate"),
+        "mu": aggregate("means near the estimate"),
     },
     releases={
-        "linear_predictor": ArrayDeclaration(
-            "per entity", "linear predictor x'beta of the institution's block", maskable=True
-        )
+        "linear_predictor": per_entity("linear predictor x'beta of the institution's block", maskable=True)
     },
     name="sem_predictor",
 )
@@ -443,14 +439,12 @@ def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[st
     FAMILY,
     "residuals sem_predictor",
     takes={
-        "z": ArrayDeclaration("per entity", "standardised residual of the response", weighs="residuals"),
-        "missing": ArrayDeclaration(
-            "aggregate", "sums of z, z^2 and 1/v over entities the institution lacks"
-        ),
-        "s2": ArrayDeclaration("aggregate", "residual variance", 0),
-        "beta": ArrayDeclaration("aggregate", "coefficients near the estimate"),
-        "mu": ArrayDeclaration("aggregate", "means near the estimate"),
-        "Sigma": ArrayDeclaration("aggregate", "covariance near the estimate", 2),
+        "z": per_entity("standardised residual of the response", weighs="residuals"),
+        "missing": aggregate("sums of z, z^2 and 1/v over entities the institution lacks"),
+        "s2": aggregate("residual variance", 0),
+        "beta": aggregate("coefficients near the estimate"),
+        "mu": aggregate("means near the estimate"),
+        "Sigma": aggregate("covariance near the estimate", 2),
     },
     releases={
         "gradient": declare_weighted_sums("gradient by the coefficients"),

@@ -15,7 +15,15 @@ from fedstat.federation.design.vertical_design import offset_of
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights, GroupSums
 from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
+from fedstat.federation.message import (
+    ArrayDeclaration,
+    aggregate,
+    check_allocation,
+    check_lengths,
+    control,
+    per_entity,
+    presence,
+)
 from fedstat.federation.protocols.product_steps import check_positions
 from fedstat.federation.protocols.running_sums import SHOWN, open_sums, running_steps, seal_sums, taken_of
 from fedstat.kernels.glm.distributions import DistributionSpec
@@ -79,9 +87,9 @@ def rows_of_numbers(state: State) -> Ints:
 
 SEALED_SUMS = {
     "shown": replace(SHOWN, optional=True, behind=(EntityCount, ExternalWeights)),
-    "lengths": ArrayDeclaration("control", "bytes of each sealed message", dtype="int64", optional=True),
+    "lengths": control("bytes of each sealed message", dtype="int64", optional=True),
 }
-CURVATURE = ArrayDeclaration("per entity", "curvature of the log-likelihood by the linear predictor")
+CURVATURE = per_entity("curvature of the log-likelihood by the linear predictor")
 CURVATURES = declare_sums("sums of derivatives of the log-likelihood by pattern", 2)
 
 
@@ -89,10 +97,10 @@ CURVATURES = declare_sums("sums of derivatives of the log-likelihood by pattern"
     FAMILY,
     takes={
         **RESPONSE_OPENING,
-        "estimated": ArrayDeclaration("control", "whether alpha is estimated", 0, optional=True),
+        "estimated": control("whether alpha is estimated", 0, optional=True),
     },
     releases={"null": declare_sums("mean of the response, and its log-likelihood under that mean")},
-    asks=ArrayDeclaration("control", "family and link"),
+    asks=control("family and link"),
 )
 def glm_start_response(
     data: SiteData, state: State, text: str, keep: Bools, code: Ints, estimated: Array | None = None
@@ -121,28 +129,21 @@ def glm_start_response(
         "joint_weights take_columns"
     ),
     takes={
-        "predictor": ArrayDeclaration("per entity", "sum of the institutions' linear predictors", weighs=""),
-        "centre": ArrayDeclaration("control", "means of missing linear predictors, by pattern"),
-        "spread": ArrayDeclaration("control", "variances of missing linear predictors, by pattern"),
-        "lowest": ArrayDeclaration(
-            "control", "likelihood below which nothing else is said", 0, optional=True
-        ),
-        "alpha": ArrayDeclaration("aggregate", "overdispersion of the negative binomial", 0, optional=True),
+        "predictor": per_entity("sum of the institutions' linear predictors", weighs=""),
+        "centre": control("means of missing linear predictors, by pattern"),
+        "spread": control("variances of missing linear predictors, by pattern"),
+        "lowest": control("likelihood below which nothing else is said", 0, optional=True),
+        "alpha": aggregate("overdispersion of the negative binomial", 0, optional=True),
     },
     releases={
-        "inside": ArrayDeclaration("control", "whether the point is admissible", 0),
-        "sums": ArrayDeclaration(
-            "aggregate",
-            "sums of derivatives of the log-likelihood by pattern",
-            2,
-            optional=True,
-        ),
-        "of_alpha": ArrayDeclaration("aggregate", "score of alpha, and its square", optional=True),
-        "log_likelihood": ArrayDeclaration("control", "log-likelihood", 0, optional=True),
+        "inside": control("whether the point is admissible", 0),
+        "sums": aggregate("sums of derivatives of the log-likelihood by pattern", 2, optional=True),
+        "of_alpha": aggregate("score of alpha, and its square", optional=True),
+        "log_likelihood": control("log-likelihood", 0, optional=True),
         **SEALED_SUMS,
     },
     rows_behind=(EntityCount,),
-    asks=ArrayDeclaration("control", "which institutions learn sums"),
+    asks=control("which institutions learn sums"),
 )
 def glm_evaluate(
     data: SiteData,
@@ -221,9 +222,7 @@ def seal_all(boxes: Iterable[Array]) -> dict[str, Array]:
 @step(
     FAMILY,
     "glm_evaluate",
-    releases={
-        "z": ArrayDeclaration("per entity", "derivative of the log-likelihood by the linear predictor")
-    },
+    releases={"z": per_entity("derivative of the log-likelihood by the linear predictor")},
 )
 def glm_residuals(data: SiteData, state: State) -> dict[str, Array]:
     """Release the derivatives L_m of every entity, which tell its response, where nobody can deal."""
@@ -234,11 +233,11 @@ def glm_residuals(data: SiteData, state: State) -> dict[str, Array]:
     FAMILY,
     "glm_estimates glm_fitted glm_pearson",
     takes={
-        "missing": ArrayDeclaration("presence", "which institutions miss in each pattern", 2),
-        "each": ArrayDeclaration("control", "patterns whose curvatures leave one by one", dtype="bool"),
+        "missing": presence("which institutions miss in each pattern", 2),
+        "each": control("patterns whose curvatures leave one by one", dtype="bool"),
     },
     releases={"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
-    asks=ArrayDeclaration("control", "which institutions learn sums"),
+    asks=control("which institutions learn sums"),
 )
 def glm_curvature(data: SiteData, state: State, text: str, missing: Bools, each: Bools) -> dict[str, Array]:
     """Release what the observed information needs of the last evaluation.
@@ -272,10 +271,10 @@ def glm_curvature(data: SiteData, state: State, text: str, missing: Bools, each:
 @step(
     FAMILY,
     "glm_estimates glm_fitted glm_pearson",
-    takes={"patterns": ArrayDeclaration("control", "number of missing patterns", 0)},
+    takes={"patterns": control("number of missing patterns", 0)},
     releases={
         "h": CURVATURE,
-        "cross": ArrayDeclaration("per entity", "mixed derivative of the log-likelihood"),
+        "cross": per_entity("mixed derivative of the log-likelihood"),
         "sums": CURVATURES,
     },
 )
@@ -301,8 +300,8 @@ def sum_curvatures(data: SiteData, response: GLMResponse, patterns: int) -> Floa
     FAMILY,
     "glm_estimates glm_evaluate glm_pearson joint_score joint_weights",
     releases={
-        "fitted": ArrayDeclaration("per entity", "fitted means"),
-        "residuals": ArrayDeclaration("per entity", "residuals"),
+        "fitted": per_entity("fitted means"),
+        "residuals": per_entity("residuals"),
     },
 )
 def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
@@ -316,9 +315,7 @@ def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
     FAMILY,
     "glm_estimates glm_evaluate joint_score joint_weights",
     releases={
-        "pearson": ArrayDeclaration(
-            "aggregate", "Pearson's statistic of the counts", behind=(EntityCount, ExternalWeights)
-        )
+        "pearson": aggregate("Pearson's statistic of the counts", behind=(EntityCount, ExternalWeights))
     },
 )
 def glm_pearson(data: SiteData, state: State) -> dict[str, Array]:
@@ -400,10 +397,10 @@ def glm_block_state_of(state: State) -> GLMBlockState:
 
 
 def _inner(what: str) -> ArrayDeclaration:
-    return ArrayDeclaration("control", what, 2, maskable=True)
+    return control(what, 2, maskable=True)
 
 
-@step(FAMILY, takes={**BLOCK_OPENING, "memory": ArrayDeclaration("control", "steps that are remembered", 0)})
+@step(FAMILY, takes={**BLOCK_OPENING, "memory": control("steps that are remembered", 0)})
 def glm_start(
     data: SiteData, state: State, keep: Bools, rows: Ints, n: Array, filled: Array, memory: Array
 ) -> dict[str, Array]:
@@ -427,16 +424,11 @@ def glm_start(
     FAMILY,
     "glm_evaluate glm_move glm_residuals",
     takes={
-        "missing": ArrayDeclaration(
-            "aggregate", "sums of derivatives over entities that the institution lacks"
-        ),
-        "h": ArrayDeclaration("aggregate", "sum of curvatures over those that it has", 0),
+        "missing": aggregate("sums of derivatives over entities that the institution lacks"),
+        "h": aggregate("sum of curvatures over those that it has", 0),
         "shown": replace(SHOWN, optional=True),
-        "z": ArrayDeclaration(
-            "per entity",
-            "derivative of the log-likelihood by the linear predictor",
-            optional=True,
-            weighs="residuals",
+        "z": per_entity(
+            "derivative of the log-likelihood by the linear predictor", optional=True, weighs="residuals"
         ),
     },
     releases={"sy": _inner("inner products of steps and scores"), "yhy": _inner("inner products of scores")},
@@ -508,22 +500,19 @@ def local_score(block: BlockState, theta: BlockParameters, by_beta: Floats, miss
     FAMILY,
     "deal_sums glm_evaluate glm_score glm_start glm_start_response open_columns take_columns",
     takes={
-        "of_steps": ArrayDeclaration("control", "coefficients of a direction"),
-        "of_scores": ArrayDeclaration("control", "coefficients of a direction"),
-        "length": ArrayDeclaration("control", "step length", 0),
+        "of_steps": control("coefficients of a direction"),
+        "of_scores": control("coefficients of a direction"),
+        "length": control("step length", 0),
     },
     releases={
-        "inside": ArrayDeclaration("control", "whether the point is admissible", 0),
-        "linear_predictor": ArrayDeclaration(
-            "per entity",
-            "linear predictor x'beta of the institution's block",
-            maskable=True,
-            optional=True,
+        "inside": control("whether the point is admissible", 0),
+        "linear_predictor": per_entity(
+            "linear predictor x'beta of the institution's block", maskable=True, optional=True
         ),
-        "centre": ArrayDeclaration("control", "product mu'beta", 0, optional=True),
-        "spread": ArrayDeclaration("control", "product beta'Sigma beta", 0, optional=True),
-        "log_likelihood": ArrayDeclaration("control", "log-likelihood", 0, maskable=True, optional=True),
-        "change": ArrayDeclaration("control", "largest change of a parameter", 0, optional=True),
+        "centre": control("product mu'beta", 0, optional=True),
+        "spread": control("product beta'Sigma beta", 0, optional=True),
+        "log_likelihood": control("log-likelihood", 0, maskable=True, optional=True),
+        "change": control("largest change of a parameter", 0, optional=True),
     },
 )
 def glm_move(

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights
 from fedstat.federation.disclosure.row_checks import count_dominant_rows
-from fedstat.federation.message import ArrayDeclaration, Request
+from fedstat.federation.message import ArrayDeclaration, Request, aggregate
 from fedstat.kernels.row_products import column_sums
 from fedstat.typing import Bools, Floats
 
@@ -39,12 +39,12 @@ def vfem_request(site: str, step: str, session: str, text: str = "", **arrays: o
 
 def declare_sums(what: str, ndim: int = 1) -> ArrayDeclaration:
     """Declare sums over entities."""
-    return ArrayDeclaration("aggregate", what, ndim, behind=(EntityCount,))
+    return aggregate(what, ndim, behind=(EntityCount,))
 
 
 def declare_weighted_sums(what: str, ndim: int = 1) -> ArrayDeclaration:
     """Declare sums over entities with weights that came in, which could single out a row."""
-    return ArrayDeclaration("aggregate", what, ndim, behind=(EntityCount, ExternalWeights))
+    return aggregate(what, ndim, behind=(EntityCount, ExternalWeights))
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from fedstat.errors import EstimationError, MessageError
 from fedstat.federation.design.vertical_design import block_of, response_of
 from fedstat.federation.disclosure.facts import ExternalWeights
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths, control, presence
 from fedstat.federation.protocols.product_steps import check_positions
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.row_products import column_sums, gram
@@ -135,9 +135,9 @@ def block_state_of(state: State) -> BlockState:
 
 BLOCK_OPENING: Mapping[str, ArrayDeclaration] = {
     "keep": INCLUDED,
-    "rows": ArrayDeclaration("presence", "positions of its entities among those of the fit", dtype="int64"),
-    "n": ArrayDeclaration("control", "number of entities", 0),
-    "filled": ArrayDeclaration("control", "whether missing blocks count as their mean", 0),
+    "rows": presence("positions of its entities among those of the fit", dtype="int64"),
+    "n": control("number of entities", 0),
+    "filled": control("whether missing blocks count as their mean", 0),
 }
 """What an institution is told of a fit: which rows of its block take part, and where they stand."""
 
@@ -247,7 +247,7 @@ def normal_response_of(state: State) -> NormalResponse:
 
 RESPONSE_OPENING: Mapping[str, ArrayDeclaration] = {
     "keep": INCLUDED,
-    "code": ArrayDeclaration("presence", "missing pattern of each entity", dtype="int64"),
+    "code": presence("missing pattern of each entity", dtype="int64"),
 }
 """What the response holder is told of a fit."""
 

@@ -10,7 +10,14 @@ from scipy.linalg import cho_factor, cho_solve
 from fedstat.errors import EstimationError
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
+from fedstat.federation.message import (
+    ArrayDeclaration,
+    aggregate,
+    check_allocation,
+    check_lengths,
+    control,
+    per_entity,
+)
 from fedstat.kernels.row_products import column_sums, row_dots, standardized_residuals
 from fedstat.models.vfem.iteration.messages import FAMILY, declare_sums
 from fedstat.models.vfem.iteration.site_state import (
@@ -163,33 +170,29 @@ def move_products(client: BlockState) -> Floats:
 
 
 POINTS: Mapping[str, ArrayDeclaration] = {
-    "linear_predictor": ArrayDeclaration(
-        "per entity", "linear predictor x'beta of the institution's block", maskable=True, optional=True
+    "linear_predictor": per_entity(
+        "linear predictor x'beta of the institution's block", maskable=True, optional=True
     ),
-    "centres": ArrayDeclaration("control", "products mu'beta of the points", 2, optional=True),
-    "spreads": ArrayDeclaration("control", "products beta'Sigma beta of the points", 3, optional=True),
+    "centres": control("products mu'beta of the points", 2, optional=True),
+    "spreads": control("products beta'Sigma beta of the points", 3, optional=True),
 }
 ITERATION: Mapping[str, ArrayDeclaration] = {
-    "inside": ArrayDeclaration("control", "whether the point is admissible", 0),
-    "log_likelihood": ArrayDeclaration(
-        "control", "log-likelihood", 0, maskable=True, optional=True, wide=True
-    ),
-    "score2": ArrayDeclaration("control", "squared score norm", 0, maskable=True, optional=True, wide=True),
-    "change": ArrayDeclaration("control", "largest change of a parameter", 0, optional=True),
-    "products": ArrayDeclaration(
-        "control", "inner products of moves", maskable=True, optional=True, wide=True
-    ),
+    "inside": control("whether the point is admissible", 0),
+    "log_likelihood": control("log-likelihood", 0, maskable=True, optional=True, wide=True),
+    "score2": control("squared score norm", 0, maskable=True, optional=True, wide=True),
+    "change": control("largest change of a parameter", 0, optional=True),
+    "products": control("inner products of moves", maskable=True, optional=True, wide=True),
 }
-RECENTRING = ArrayDeclaration("control", "move of the centred intercept", 0, maskable=True, optional=True)
+RECENTRING = control("move of the centred intercept", 0, maskable=True, optional=True)
 
 
 @step(
     FAMILY,
     takes={
         **BLOCK_OPENING,
-        "memory": ArrayDeclaration("control", "memory of the acceleration", 0),
-        "padded": ArrayDeclaration("control", "whether linear predictors have zeros for missing entities", 0),
-        "beta": ArrayDeclaration("control", "starting coefficients", optional=True),
+        "memory": control("memory of the acceleration", 0),
+        "padded": control("whether linear predictors have zeros for missing entities", 0),
+        "beta": control("starting coefficients", optional=True),
     },
     releases={
         **POINTS,
@@ -247,14 +250,12 @@ def describe_points(client: BlockState) -> dict[str, Array]:
     FAMILY,
     "residuals set_rate shorten start step",
     takes={
-        "weights": ArrayDeclaration("control", "weights of the points"),
-        "z": ArrayDeclaration("per entity", "standardised residual of the response", weighs="residuals"),
-        "missing": ArrayDeclaration(
-            "aggregate", "sums of z, z^2 and 1/v over entities the institution lacks"
-        ),
-        "s2": ArrayDeclaration("aggregate", "residual variance", 0),
-        "omega": ArrayDeclaration("control", "step length", 0),
-        "forget": ArrayDeclaration("control", "whether to forget the previous evaluation", 0),
+        "weights": control("weights of the points"),
+        "z": per_entity("standardised residual of the response", weighs="residuals"),
+        "missing": aggregate("sums of z, z^2 and 1/v over entities the institution lacks"),
+        "s2": aggregate("residual variance", 0),
+        "omega": control("step length", 0),
+        "forget": control("whether to forget the previous evaluation", 0),
     },
     releases={**POINTS, **ITERATION, "recentring": RECENTRING},
     name="step",
@@ -313,8 +314,8 @@ def take_step(
     FAMILY,
     "shorten step",
     takes={
-        "point": ArrayDeclaration("control", "point to return to", 0),
-        "omega": ArrayDeclaration("control", "step length", 0),
+        "point": control("point to return to", 0),
+        "omega": control("step length", 0),
     },
     releases={**POINTS, "recentring": RECENTRING},
 )
@@ -330,7 +331,7 @@ def shorten(data: SiteData, state: State, point: Array, omega: Array) -> dict[st
     return describe_points(client) | {"recentring": recentring(base.at, image)}
 
 
-@step(FAMILY, "start start_response", takes={"eta": ArrayDeclaration("control", "learning rate", 0)})
+@step(FAMILY, "start start_response", takes={"eta": control("learning rate", 0)})
 def set_rate(data: SiteData, state: State, eta: Array) -> dict[str, Array]:
     """Choose the gradient M-step, TWFL (8), with rate eta."""
     block_state_of(state).eta = float(eta)
@@ -381,13 +382,13 @@ def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dic
     FAMILY,
     "deal_product residuals sem_predictor set_rate shorten start_response step",
     takes={
-        "a": ArrayDeclaration("aggregate", "centred intercept", 0),
-        "s2": ArrayDeclaration("aggregate", "residual variance", 0),
-        "eta": ArrayDeclaration("per entity", "sum of the institutions' linear predictors", weighs=""),
-        "t_missing": ArrayDeclaration("control", "variance of missing linear predictors, by pattern"),
+        "a": aggregate("centred intercept", 0),
+        "s2": aggregate("residual variance", 0),
+        "eta": per_entity("sum of the institutions' linear predictors", weighs=""),
+        "t_missing": control("variance of missing linear predictors, by pattern"),
     },
     releases={
-        "z": ArrayDeclaration("per entity", "standardised residual of the response"),
+        "z": per_entity("standardised residual of the response"),
         "z1": declare_sums("sum of z by pattern"),
         "z2": declare_sums("sum of z^2 by pattern"),
     },
@@ -412,8 +413,8 @@ def residuals(
     FAMILY,
     "estimates residuals",
     releases={
-        "fitted": ArrayDeclaration("per entity", "fitted values"),
-        "residuals": ArrayDeclaration("per entity", "residuals"),
+        "fitted": per_entity("fitted values"),
+        "residuals": per_entity("residuals"),
     },
 )
 def fitted(data: SiteData, state: State) -> dict[str, Array]:
