@@ -178,6 +178,28 @@ def test_a_new_source_is_read_by_sites_and_partitions(copy):
     )
 
 
+def test_a_new_family_fits_as_it_is_written(tmp_path):
+    for part in ("fedstat", "docs/api"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    ((command, name),) = re.findall(
+        r"^python -m ([\w.]+) (\w+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    subprocess.run([sys.executable, "-m", command, name, "--root", str(tmp_path)], check=True, timeout=300)
+    run(
+        tmp_path,
+        """
+        import numpy as np, statsmodels.api as sm, statsmodels.formula.api as smf
+        import fedstat as fs
+        table = fs.datasets.make_hospitals()[["hospital", "num", "age"]].dropna()
+        partition = fs.ClientPartition.from_frame(table, by="hospital")
+        fit = fs.PoissonNewton.from_formula("num ~ age", partition).fit()
+        pooled = smf.glm("num ~ age", table, family=sm.families.Poisson()).fit()
+        np.testing.assert_allclose(fit.params, pooled.params, rtol=1e-6)
+        assert isinstance(fit, fs.results.PoissonNewtonResults) and "age" in str(fit.summary())
+        """,
+    )
+
+
 def test_the_picture_is_that_of_the_imports(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     rooms = importlib.import_module("building.rooms")

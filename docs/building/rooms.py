@@ -122,7 +122,7 @@ def rows(links: Graph) -> list[list[str]]:
 
 
 def about(name: str) -> str:
-    """First words of a room's docstring, up to its first colon or comma."""
+    """Return the first line of a room's docstring, without a title of up to three words."""
     if name == FOUNDATION:
         return "errors, types, codec, plots"
     if name == "models.shared":
@@ -130,7 +130,8 @@ def about(name: str) -> str:
     path = PACKAGE.joinpath(*name.replace("fedstat", "").split("."))
     file = next(one for one in (path / "__init__.py", path.with_suffix(".py")) if one.exists())
     first = (ast.get_docstring(parsed(file)) or "").splitlines()[0]
-    text = (first.partition(": ")[2] or first).rstrip(".").replace("`", "")
+    head, _, tail = first.partition(": ")
+    text = (tail if tail and len(head.split()) <= 3 else first).rstrip(".").replace("`", "")
     return text[:1].upper() + text[1:]
 
 
