@@ -12,7 +12,7 @@ from statsmodels.stats.contrast import ContrastResults
 
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.inference.hypotheses import Hypothesis, HypothesisTest, read_constraints
-from fedstat.inference.summary import STATEMENTS, SummaryContent, coefficient_sheet
+from fedstat.inference.summary import STATEMENTS, coefficient_sheet
 from fedstat.inference.tables import SheetSummary
 from fedstat.typing import Floats
 
@@ -96,10 +96,7 @@ class MeanResults:
         columns = (self.params, self.bse, self.tvalues, self.pvalues, limits[0], limits[1])
         frame = pd.DataFrame(dict(zip(STATEMENTS, columns, strict=True))).rename_axis("name").reset_index()
         frame["client"] = ""
-        content = SummaryContent(
-            "", (), (), frame, True, alpha, (), None, (), "", student=True, parts=self._parts()
-        )
-        return SheetSummary([coefficient_sheet(content)], self._notes())
+        return SheetSummary([coefficient_sheet(frame, self._parts(), True, alpha, "t")], self._notes())
 
     def _parts(self) -> dict[str, np.ndarray]:
         return {}

@@ -55,9 +55,22 @@ class Note:
         return self.text.format(**self.values) if self.values else self.text
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryContent:
-    """Everything that a summary prints: estimate `left`, federation `right`, as (label, value).
+def build_summary(
+    *,
+    title: str,
+    left: Pairs,
+    right: Pairs,
+    coefficients: pd.DataFrame,
+    inference: bool,
+    alpha: float,
+    blocks: Sequence[CoefficientBlock],
+    kinds: Mapping[str, Sequence[str]] | None,
+    notes: Sequence[str],
+    alarm: str,
+    student: bool = False,
+    parts: Mapping[str, Floats] | None = None,
+) -> SheetSummary:
+    """Lay out a summary: estimate `left`, federation `right`, coefficients, institutions, notes.
 
     `coefficients` are as `CoefficientResults.tidy`; without `inference` the columns after ``estimate`` are
     not printed, and `student` tells that tests are of Student's t. `kinds` are the kinds of values that left
@@ -65,29 +78,13 @@ class SummaryContent:
     `alarm` is printed as first line and first note. `parts` of standard errors are columns next to these, by
     their headings.
     """
-
-    title: str
-    left: Pairs
-    right: Pairs
-    coefficients: pd.DataFrame
-    inference: bool
-    alpha: float
-    blocks: Sequence[CoefficientBlock]
-    kinds: Mapping[str, Sequence[str]] | None
-    notes: Sequence[str]
-    alarm: str
-    student: bool = False
-    parts: Mapping[str, Floats] = field(default_factory=dict)
-
-
-def build_summary(content: SummaryContent) -> SheetSummary:
-    """Lay out a summary: header, coefficients, institutions, notes."""
-    sheets = [header_sheet(content.title, content.left, content.right), coefficient_sheet(content)]
-    if content.blocks:
-        sheets.append(coefficient_block_sheet(content.blocks, content.kinds))
-    alarm = (content.alarm,) if content.alarm else ()
-    headline = f"*** {content.alarm} ***" if content.alarm else ""
-    return SheetSummary(sheets, (*alarm, *content.notes), headline)
+    sheets = [
+        header_sheet(title, left, right),
+        coefficient_sheet(coefficients, parts or {}, inference, alpha, "t" if student else "z"),
+    ]
+    if blocks:
+        sheets.append(coefficient_block_sheet(blocks, kinds))
+    return SheetSummary(sheets, (alarm, *notes) if alarm else notes, f"*** {alarm} ***" if alarm else "")
 
 
 def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:
@@ -97,19 +94,20 @@ def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:
     return Sheet(("Estimate", "", "Federation", ""), rows, "lrlr", HEADER_WIDTHS, title, gap=2, wrap=True)
 
 
-def coefficient_sheet(content: SummaryContent) -> Sheet:
+def coefficient_sheet(
+    coefficients: pd.DataFrame, parts: Mapping[str, Floats], inference: bool, alpha: float, z: str
+) -> Sheet:
     """List coefficients below the name of their institution."""
     # Stable: within an institution the order of the design stays, and those of no institution come first.
-    frame = content.coefficients.assign(**content.parts)
+    frame = coefficients.assign(**parts)
     frame = frame.sort_values("client", key=_first_appearance, kind="stable")
-    low, high = f"[{content.alpha / 2:.4g}", f"{1 - content.alpha / 2:.4g}]"
-    z = "t" if content.student else "z"
-    labels = ("coef", "std err", *content.parts, z, f"P>|{z}|", low, high)
-    count = len(labels) if content.inference else 1
+    low, high = f"[{alpha / 2:.4g}", f"{1 - alpha / 2:.4g}]"
+    labels = ("coef", "std err", *parts, z, f"P>|{z}|", low, high)
+    count = len(labels) if inference else 1
     all_widths = tuple(NUMBERS.values())
-    widths = (*all_widths[:2], *[PART] * len(content.parts), *all_widths[2:])[:count]
+    widths = (*all_widths[:2], *[PART] * len(parts), *all_widths[2:])[:count]
     rows: list[tuple[str, ...]] = []
-    clients, numbers = list(frame["client"]), frame[[*STATEMENTS, *content.parts]].to_numpy().tolist()
+    clients, numbers = list(frame["client"]), frame[[*STATEMENTS, *parts]].to_numpy().tolist()
     stubs = zip(blank_repeats(clients), clients, frame["name"], numbers, strict=True)
     for heading, client, name, values in stubs:
         if heading:

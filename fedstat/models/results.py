@@ -29,7 +29,7 @@ from fedstat.inference.hypotheses import (
 )
 from fedstat.inference.likelihood import LRTest, check_nested
 from fedstat.inference.plots import link_words, per_deviation, plot_coefficients
-from fedstat.inference.summary import Note, SummaryContent, build_summary
+from fedstat.inference.summary import Note, build_summary
 from fedstat.inference.tables import SheetSummary, human_bytes, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.saved import READERS, SavedLedger
@@ -626,20 +626,18 @@ class CoefficientResults(Results[Any]):
             A statsmodels ``Summary``: ``print`` it, or take ``as_html()``, ``as_latex()``, ``as_csv()``.
         """
         return build_summary(
-            SummaryContent(
-                title=f"{self.model_name} results",
-                left=self._summary_left(),
-                right=self._summary_right(),
-                coefficients=self.tidy(1.0 - alpha),
-                inference=self.estimate.cov is not None,
-                alpha=alpha,
-                blocks=self.estimate.blocks,
-                kinds=self._kinds(),
-                notes=self.notes,
-                alarm=self._alarm(),
-                student=self.use_t,
-                parts=self._error_parts(),
-            )
+            title=f"{self.model_name} results",
+            left=self._summary_left(),
+            right=self._summary_right(),
+            coefficients=self.tidy(1.0 - alpha),
+            inference=self.estimate.cov is not None,
+            alpha=alpha,
+            blocks=self.estimate.blocks,
+            kinds=self._kinds(),
+            notes=self.notes,
+            alarm=self._alarm(),
+            student=self.use_t,
+            parts=self._error_parts(),
         )
 
     def plot_coefficients(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -25,16 +25,27 @@ from fedstat.inference.tables import SheetSummary
 from fedstat.models.checks import check_whole
 from fedstat.models.m2sem.analyses import request_outside_sums, request_scores
 from fedstat.models.m2sem.bootstrap import BootstrapResults, bootstrap
-from fedstat.models.m2sem.plots import ClusterFigures
+from fedstat.models.m2sem.plots import plot_cluster_profiles, plot_profile_heat
 from fedstat.models.m2sem.prediction import predict_clusters
 from fedstat.models.m2sem.protocol import MixtureFit
 from fedstat.models.m2sem.record import FittedClient, M2SEMRecord
 from fedstat.models.m2sem.request import ModalityRequest
 from fedstat.models.m2sem.summary import notes, summarise
-from fedstat.models.m2sem.tables import ClusterTables, with_share_errors
+from fedstat.models.m2sem.tables import (
+    communality_table,
+    contrasts,
+    covariate_effects,
+    tidy_profiles,
+    wald_tests,
+    with_share_errors,
+)
 from fedstat.models.results import Results
 from fedstat.progress_line import shows_progress
 from fedstat.typing import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,8 +57,6 @@ class SessionFit:
 
 
 class M2SEMResults(
-    ClusterTables,
-    ClusterFigures,
     Results[M2SEMRecord],
     saved_as="fedstat m2sem results 3",
     record=M2SEMRecord,
@@ -61,6 +70,25 @@ class M2SEMResults(
     >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
     >>> fs.M2SEM(partition, 2, 1).fit(select=None, n_init=1)
     <M2SEMResults: 2 clusters of 200 entities; see .summary()>
+    >>> data = fs.datasets.make_clusters(300, ["continuous", "ordinal"], p=3, seed=1)
+    >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+    >>> fit = fs.M2SEM(partition, n_clusters=2, n_factors=1).fit(n_init=1, seed=0)
+    >>> fit.n_clusters, fit.nobs, fit.labels.nunique(), fit.posterior.shape, fit.sizes.shape
+    (2, 300, 2, (300, 2), (2, 3))
+    >>> fit.llf < 0.0, fit.bic < fit.icl, fit.df_model > 20, fit.converged, 0.0 < fit.entropy <= 1.0
+    (True, True, True, True, True)
+    >>> fit.history.columns.tolist()[:3], fit.path.columns.tolist()[:3]
+    (['round', 'mixture', 'llf'], ['lam1', 'lam2', 'columns'])
+    >>> len(fit.modalities), len(fit.features), fit.classification.shape
+    (2, 6, (2, 3))
+    >>> len(fit.profiles()), len(fit.tidy()), len(fit.tests()), len(fit.contrasts()), len(fit.communalities())
+    (15, 30, 6, 15, 6)
+    >>> fit.predict(partition).shape, fit.factor_scores("Client 1").shape
+    ((300, 2), (300, 1))
+    >>> bool(fit.plot_heat().has_data()), len(fit.plot_profiles().axes)
+    (True, 2)
+    >>> "clusters" in fit.summary().as_text()
+    True
     """
 
     model_name = "Clusters over institutions"
@@ -102,6 +130,48 @@ class M2SEMResults(
             observed=fit.observed,
         )
         return cls(record, ledger, SessionFit(model, fit))
+
+    # ---- how good ------------------------------------------------------------------------------------
+
+    @property
+    def llf(self) -> float:
+        """Observed log-likelihood."""
+        return self._record.loglik
+
+    @property
+    def df_model(self) -> int:
+        """Number of free parameters."""
+        return self._record.parameters
+
+    @property
+    def nobs(self) -> int:
+        """Number of entities."""
+        return self._record.n
+
+    @property
+    def bic(self) -> float:
+        """Schwarz's criterion; the lower the better."""
+        return self._record.bic
+
+    @property
+    def icl(self) -> float:
+        """BIC and twice the entropy of the posteriors."""
+        return self.bic + 2.0 * self._record.uncertainty
+
+    @property
+    def converged(self) -> bool:
+        """Whether the fit came to an end."""
+        return self._record.converged
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """Penalised log-likelihood of every mixture that was improved, by round."""
+        return pd.DataFrame(list(self._record.history), columns=["round", "mixture", "llf"])
+
+    @property
+    def path(self) -> pd.DataFrame:
+        """What penalties led to which support, and what its refit without penalties is worth."""
+        return self._record.path
 
     # ---- who is where ----------------------------------------------------------------------------
 
@@ -223,6 +293,114 @@ class M2SEMResults(
         """
         return self._record.features
 
+    def tidy(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Profiles in one frame, a row for each cluster and column or level.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            ``estimate`` and, where there are standard errors, ``std_error``, ``conf_low``, ``conf_high``.
+        """
+        return tidy_profiles(self._record, alpha)
+
+    def contrasts(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Differences between every two clusters, by column or level, with tests.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            Index (client, modality, column, level, clusters); ``estimate``, ``std_error``, ``conf_low``,
+            ``conf_high``, ``statistic``, ``p_value``.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no standard errors; says why.
+        """
+        return contrasts(self._record, alpha)
+
+    def tests(self) -> pd.DataFrame:
+        """Wald's test, by column, that all clusters are the same in it.
+
+        Returns
+        -------
+        DataFrame
+            Index (client, modality, column); ``statistic``, ``df``, ``p_value``, nan for columns and
+            modalities that were selected to be the same.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no standard errors; says why.
+        """
+        return wald_tests(self._record)
+
+    def covariate_effects(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Tell what the covariates of ``adjust=`` do to columns, given the cluster and the factors.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            Index (client, modality, column, level, covariate). ``estimate`` for a unit of the covariate: of
+            the mean of a continuous column, in its units; of the logit of higher levels of an ordinal or
+            binary one; of a level of a nominal one against its first, the logarithm of their ratio. With
+            standard errors ``std_error``, ``conf_low``, ``conf_high``, ``statistic`` and ``p_value``.
+
+        Raises
+        ------
+        NotAvailableError
+            No columns are adjusted.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> data = fs.datasets.make_clusters(300, ["continuous", "ordinal"], p=3, seed=1)
+        >>> data.frames["Client 1"]["age"] = 20.0 + data.frames["Client 1"].index % 60
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> model = fs.M2SEM(partition, 2, 1, adjust={"Client 1": "~ age"})
+        >>> len(model.fit(select=None, n_init=1).covariate_effects())
+        3
+        """
+        return covariate_effects(self._record, alpha)
+
+    def communalities(self, alpha: float = 0.05) -> pd.DataFrame:
+        """Share of each column's variance within clusters that its factors make up.
+
+        Of ordinal and binary columns, of the variance of a logistic variable behind them; 0 for nominal ones,
+        nan where columns are too few for it to be known.
+
+        Parameters
+        ----------
+        alpha : float
+            Limits are of level ``1 - alpha``.
+
+        Returns
+        -------
+        DataFrame
+            ``estimate``, ``std_error``, ``conf_low``, ``conf_high``.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no standard errors; says why.
+        """
+        return communality_table(self._record, alpha)
+
     @shows_progress
     def bootstrap(
         self, samples: int = 200, *, alpha: float = 0.05, seed: int = 0, progress: bool | None = None
@@ -318,6 +496,31 @@ class M2SEMResults(
         levels, sums = request_outside_sums(model, holder, variable, clusters, ledger)
         errors = classification_errors(self.posterior.to_numpy())
         return OutsideResults(variable, holder, levels, errors, sums, alpha)
+
+    # ---- pictures --------------------------------------------------------------------------------
+
+    def plot_profiles(self, selected: bool = True) -> Figure:
+        """Draw clusters' means, and mean places of levels, a panel for each modality.
+
+        Parameters
+        ----------
+        selected : bool
+            Whether only columns that tell clusters apart are drawn.
+
+        Returns
+        -------
+        matplotlib Figure
+
+        Raises
+        ------
+        NotAvailableError
+            No column tells clusters apart.
+        """
+        return plot_cluster_profiles(self._record, selected)
+
+    def plot_heat(self, ax: Axes | None = None) -> Axes:
+        """Draw how far each cluster's columns are from their means over clusters, as a heat map."""
+        return plot_profile_heat(self._record, ax)
 
     # ---- printed ---------------------------------------------------------------------------------
 

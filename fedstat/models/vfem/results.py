@@ -25,35 +25,66 @@ from fedstat.models.vfem.base_results import VFEMBaseResults, VFEMRecord
 from fedstat.models.vfem.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.notes import SENSITIVITY_COLUMNS, dispersion_alarm, sensitivity
-from fedstat.models.vfem.outcome import SessionArtifacts, as_between, warn_unless_converged
+from fedstat.models.vfem.outcome import as_between, warn_unless_converged
 from fedstat.models.vfem.prediction_protocol import prediction_rsquared
 from fedstat.models.vfem.prediction_results import GLMPredictionResults, PredictionResults
 from fedstat.models.vfem.submodels import leave_one_out, refit
 
-# ----------------------------------------------------------------------------------------------------
-# Statements of results from the moments that a fit exchanged, at no further message.
 
+class VFEMResults(
+    AssumptionTests,
+    VFEMBaseResults[PredictionResults],
+    saved_as="fedstat vfem results 4",
+    record=VFEMRecord,
+):
+    """Results of :meth:`fedstat.VFEMRegression.fit`, with statsmodels' names and meanings.
 
-class MomentAnalyses(AssumptionTests):
-    """Statements of a fit with ``exchange="moments"``; other fits raise NotAvailableError.
+    ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
+    the institutions' own blocks can take: with nothing missing it is that of ordinary least squares, and
+    differences between nested fits are likelihood ratios. ``rsquared`` is the share of variance
+    explained for a fully observed entity, 1 - s2 / Var(y), with Var(y) = s2 + sum t_k under the model (the
+    variance of the response itself for the methods without missing blocks).
+
+    Attributes are those of :class:`~fedstat.models.vfem.base_results.VFEMBaseResults`.
 
     Examples
     --------
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
     >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI + LP", partition).fit()
+    >>> fit
+    <VFEMResults: NPGR, 4 coefficients, 5,000 entities; see .summary()>
+    >>> fit.rsquared > fit.rsquared_adj, fit.between, fit.correction, fit.init
+    (True, 'free', None, 'zero')
+    >>> fit.refit("NPGR ~ ROA + CI").params.index.tolist()
+    ['Intercept', 'ROA', 'CI']
+    >>> fit.compare_lr_test(fit.refit("NPGR ~ ROA + CI")).df_diff
+    1.0
     >>> fit.leave_one_out().shape, len(fit.sensitivity()), fit.dealers.columns.tolist()
     ((3, 5), 0, ['first', 'second', 'dealer'])
     >>> fit.exchange.smallest > 0
     True
     """
 
-    _held: SessionArtifacts
+    model_name = "VFEM regression"
+    _nested_otherwise = "refit (after exchange='moments') or "
+
+    @property
+    def init(self) -> str:
+        """Where the iteration began."""
+        return self._record.outcome.init
+
+    @property
+    def between(self) -> Between:
+        """Whether columns of two institutions were free to depend, or independent."""
+        return as_between(self._record.outcome)
 
     @property
     def correction(self) -> Correction | None:
-        """What was corrected of maximum likelihood."""
-        raise NotImplementedError
+        """What was corrected of maximum likelihood: "small-sample", "skewness" or None."""
+        return self._record.outcome.correction
+
+    # -- from the moments that the fit exchanged, at no further message ---------------------------
 
     @property
     def exchange(self) -> PatternExchange | None:
@@ -114,60 +145,6 @@ class MomentAnalyses(AssumptionTests):
                 "exchange and files of results do not hold them"
             )
         return self._moments_fit
-
-
-# ----------------------------------------------------------------------------------------------------
-# Statements after a VFEM fit: of a normal response, and of another.
-
-
-class VFEMResults(
-    MomentAnalyses,
-    VFEMBaseResults[PredictionResults],
-    saved_as="fedstat vfem results 4",
-    record=VFEMRecord,
-):
-    """Results of :meth:`fedstat.VFEMRegression.fit`, with statsmodels' names and meanings.
-
-    ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
-    the institutions' own blocks can take: with nothing missing it is that of ordinary least squares, and
-    differences between nested fits are likelihood ratios. ``rsquared`` is the share of variance
-    explained for a fully observed entity, 1 - s2 / Var(y), with Var(y) = s2 + sum t_k under the model (the
-    variance of the response itself for the methods without missing blocks).
-
-    Attributes are those of :class:`~fedstat.models.vfem.base_results.VFEMBaseResults`.
-
-    Examples
-    --------
-    >>> import fedstat as fs
-    >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
-    >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI + LP", partition).fit()
-    >>> fit
-    <VFEMResults: NPGR, 4 coefficients, 5,000 entities; see .summary()>
-    >>> fit.rsquared > fit.rsquared_adj, fit.between, fit.correction, fit.init
-    (True, 'free', None, 'zero')
-    >>> fit.refit("NPGR ~ ROA + CI").params.index.tolist()
-    ['Intercept', 'ROA', 'CI']
-    >>> fit.compare_lr_test(fit.refit("NPGR ~ ROA + CI")).df_diff
-    1.0
-    """
-
-    model_name = "VFEM regression"
-    _nested_otherwise = "refit (after exchange='moments') or "
-
-    @property
-    def init(self) -> str:
-        """Where the iteration began."""
-        return self._record.outcome.init
-
-    @property
-    def between(self) -> Between:
-        """Whether columns of two institutions were free to depend, or independent."""
-        return as_between(self._record.outcome)
-
-    @property
-    def correction(self) -> Correction | None:
-        """What was corrected of maximum likelihood: "small-sample", "skewness" or None."""
-        return self._record.outcome.correction
 
     @property
     def rsquared_adj(self) -> float:

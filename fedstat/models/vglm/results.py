@@ -13,7 +13,7 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.estimate import INTERCEPT, Estimate, LedgerLike
-from fedstat.inference.summary import Note, SummaryContent, build_summary
+from fedstat.inference.summary import Note, build_summary
 from fedstat.inference.tables import SheetSummary, number
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.results import CoefficientResults, EstimateRecord
@@ -459,18 +459,16 @@ class VerticalGLMResults(
         if not own and self.selection.inference == "conditional":
             title += " (refit on the selected columns)"
         return build_summary(
-            SummaryContent(
-                title=title,
-                left=self._summary_left(),
-                right=self._summary_right(),
-                coefficients=frame,
-                inference=self._record.refit is not None or self._record.debiased is not None,
-                alpha=alpha,
-                blocks=self.estimate.blocks,
-                kinds=self._kinds(),
-                notes=self.notes,
-                alarm=self._alarm(),
-            )
+            title=title,
+            left=self._summary_left(),
+            right=self._summary_right(),
+            coefficients=frame,
+            inference=self._record.refit is not None or self._record.debiased is not None,
+            alpha=alpha,
+            blocks=self.estimate.blocks,
+            kinds=self._kinds(),
+            notes=self.notes,
+            alarm=self._alarm(),
         )
 
     def _summary_left(self) -> list[tuple[str, str]]:

@@ -145,7 +145,7 @@ class PrivateBoostResults(
     def steps(self, m: int) -> Self:
         """Results of the same release after at most so many steps."""
         check_whole("m", m, 1)
-        return type(self)(replace(self._record, steps=int(m)), self._ledger)  # type: ignore[arg-type]
+        return type(self)(replace(self._record, steps=int(m)), self._ledger)
 
     # -- what was learned ------------------------------------------------------------------------
 
