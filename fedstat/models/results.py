@@ -64,10 +64,10 @@ class Results(Generic[Record]):
     >>> fit = fs.GLORE.from_formula("num > 0 ~ age + sex", partition).fit()
     >>> fit.ledger.rounds > 1, fit.receipt().sites().index.tolist() == list(partition.clients)
     (True, True)
-    >>> fit.notes[0]
-    'All sites run in this process; no privacy protection applies.'
-    >>> fit.diagnostics().columns.tolist()
-    ['kind', 'severity', 'note']
+    >>> "Notes:" in fit.summary().as_text()
+    True
+    >>> fit.diagnostics().columns.tolist(), fit.diagnostics()["note"].tolist() == fit.notes
+    (['kind', 'severity', 'note'], True)
     """
 
     model_name = "Federated fit"
@@ -263,6 +263,8 @@ class CoefficientResults(Results[Any]):
     >>> bool(fit.plot_coefficients().has_data())
     True
     >>> fit = fs.FederatedOLS.from_formula("num ~ age + sex", partition).fit()
+    >>> fit.estimate.names
+    ('Intercept', 'age', 'sex')
     >>> fit.params.round(3).to_dict()
     {'Intercept': -1.38, 'age': 0.034, 'sex': 0.668}
     >>> bool((fit.tvalues == fit.params / fit.bse).all()), bool((fit.zvalues == fit.tvalues).all())

@@ -55,8 +55,11 @@ def test_notes_are_printed_and_their_kinds_are_a_table(with_offset):
 
 
 def test_a_warning_is_marked():
-    rows = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
-    model = fs.FederatedGLM.from_formula("chol ~ age", rows, family=sm.families.Poisson())
+    rng = np.random.default_rng(6)
+    table = pd.DataFrame({"x": rng.normal(size=600), "site": ["A", "B", "C"] * 200})
+    table["y"] = rng.poisson(5.0 * rng.gamma(1.0, size=600))
+    rows = fs.ClientPartition.from_frame(table, by="site")
+    model = fs.FederatedGLM.from_formula("y ~ x", rows, family=sm.families.Poisson())
     severity = model.fit().diagnostics().set_index("kind")["severity"]
     assert severity["overdispersion"] == "warning" and severity["masking"] == "info"
 

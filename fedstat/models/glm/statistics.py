@@ -114,8 +114,8 @@ class GLMStatements(RowsResults):
     (919.0, None, 0.12)
     >>> fit.trace.columns.tolist(), fit.vif().index.tolist(), fit.site_estimates.shape
     (['deviance', 'step', 'move'], ['age', 'sex'], (4, 3))
-    >>> bool(fit.plot_forest("age").has_data())
-    True
+    >>> bool(fit.plot_forest("age").has_data()), fit.overdispersion
+    (True, None)
     """
 
     _record: GLMRecord

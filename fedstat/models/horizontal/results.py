@@ -127,8 +127,8 @@ class RowsResults(CoefficientResults):
     (3,)
     >>> round(fit.evaluate().auc, 2) == round(fit.auc, 2)
     True
-    >>> fit.absent  # no site was lost
-    ()
+    >>> fit.absent, fit.basis.site_column  # no site was lost
+    ((), 'hospital')
     """
 
     evaluation_ledger: Ledger | None = None

@@ -180,6 +180,8 @@ class VerticalGLMResults(
     >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
     >>> model = fs.VerticalGLM.from_formula("y ~ .", partition)
     >>> fit = model.fit(n_lambdas=8, folds=6, draws=3, inference="debiased")
+    >>> fit.selection.inference
+    'debiased'
     >>> fit.lam > 0.0, fit.path.columns[:3].tolist(), fit.path_params.shape
     (True, ['loss', 'df', 'aic'], (8, 8))
     >>> len(fit.selection_report()), fit.refit.nobs, fit.debiased.nobs, fit.llnull < fit.llf
