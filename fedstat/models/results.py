@@ -57,6 +57,11 @@ class Results(Generic[Record]):
     model : optional
         Reaches the sites of the fit; results that were read from a file have none.
 
+    Attributes
+    ----------
+    model_name : str
+        Name of the model in titles and tables.
+
     Examples
     --------
     >>> import fedstat as fs
