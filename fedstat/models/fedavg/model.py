@@ -20,12 +20,9 @@ from fedstat.kernels.fedavg import sampled_site_count
 from fedstat.models.checks import check_choice, check_masked, check_whole, checks_arguments
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.fedavg.protocol import (
-    Averaging,
     AveragingOptions,
     AveragingRule,
-    FairAveraging,
     FedAvgProtocol,
-    Momentum,
 )
 from fedstat.models.fedavg.results import FedAvgResults
 from fedstat.models.fedavg.steps import FAMILY
@@ -227,7 +224,7 @@ class FedAvg(HorizontalModel):
         UnitsWarning
             Mean or spread of a column at one site is far from those at all others, where sums are in clear.
         """
-        return self._run(locals(), Averaging())
+        return self._run(locals(), AveragingRule())
 
     def _run(self, given: Mapping[str, Any], rule: AveragingRule) -> FedAvgResults:
         """Fit by a rule, with the arguments of a fit."""
@@ -343,7 +340,7 @@ class FedAvgM(FedAvg):
             Errors and warnings are those of :meth:`FedAvg.fit`.
         """
         check_interval("momentum", momentum, "[0, 1)")
-        return self._run(locals(), Momentum(momentum=float(momentum)))
+        return self._run(locals(), AveragingRule(momentum=float(momentum)))
 
 
 class QFedAvg(FedAvg):
@@ -409,7 +406,7 @@ class QFedAvg(FedAvg):
         check_interval("learning_rate", learning_rate, "(0, inf)")
         constant = 1.0 / learning_rate if lipschitz is None else lipschitz
         check_interval("lipschitz", constant, "(0, inf)")
-        return self._run(locals(), FairAveraging(float(q), float(constant)))
+        return self._run(locals(), AveragingRule(fair=(float(q), float(constant))))
 
 
 class FedProx(FedAvg):
@@ -474,4 +471,4 @@ class FedProx(FedAvg):
         """
         check_interval("mu", mu, "[0, inf)")
         check_interval("gamma", gamma, "[0, 1)")
-        return self._run(locals(), Averaging((float(mu), float(gamma))))
+        return self._run(locals(), AveragingRule(proximal=(float(mu), float(gamma))))

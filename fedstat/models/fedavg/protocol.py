@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated
 
 import numpy as np
 
@@ -42,85 +42,54 @@ class FinalSums:
     losses: Annotated[Floats, "K"] | None = None
 
     @property
+    def minimized(self) -> tuple[Vector, Matrix]:
+        """Descent direction and curvature of what the rule minimizes: (p,), (p, p)."""
+        if self.slope is None or self.curvature is None:
+            return self.score, self.information
+        return self.slope, self.curvature
+
+    @property
     def loss(self) -> float:
         """Half the mean deviance over all rows."""
         return float(self.totals[1] / (2.0 * self.rows))
 
 
-@dataclass(slots=True)
-class Averaging:
-    """Average weighted by rows (McMahan et al. 2017, Algorithm 1).
+@dataclass(frozen=True, slots=True)
+class AveragingRule:
+    """What the coordinator makes of the sums of a round; the average weighted by rows unless told otherwise.
 
-    Sites are told `proximal`, the mu and gamma of FedProx, and `fair`, the q and L of q-FedAvg.
+    Parameters
+    ----------
+    momentum : float, optional
+        Share of the move before, of FedAvgM (Hsu et al. 2019, section 4.3).
+    proximal : tuple of two floats, optional
+        mu and gamma of FedProx, by which the sites descend (Li et al. 2020, Algorithm 2).
+    fair : tuple of two floats, optional
+        q and L of q-FedAvg (Li et al. 2020, Algorithm 2), which minimizes the sum over sites of
+        F_k^(q+1) / (q+1).
     """
 
+    momentum: float | None = None
     proximal: tuple[float, float] | None = None
-    fair: ClassVar[tuple[float, float] | None] = None
+    fair: tuple[float, float] | None = None
 
     @property
     def options(self) -> Mapping[str, float]:
         """Options of the rule, by name."""
-        return {} if self.proximal is None else dict(zip(("mu", "gamma"), self.proximal, strict=True))
+        values = (self.momentum, *(self.proximal or (None, None)), *(self.fair or (None, None)))
+        names = ("momentum", "mu", "gamma", "q", "lipschitz")
+        return {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
-    def combine(self, beta: Floats, moved: Floats, weight: float) -> Floats:
-        """Return the coefficients of the next round from the sums that ``run_epochs`` released."""
-        return moved / weight
+    def combine(self, beta: Floats, velocity: Floats, moved: Floats, weight: float) -> tuple[Floats, Floats]:
+        """Return the coefficients of the next round and the move, from the sums that ``run_epochs`` released.
 
-    def slope(self, sums: FinalSums) -> tuple[Floats, Floats]:
-        """Descent direction and curvature of what the rule minimises: (p,), (p, p)."""
-        return sums.score, sums.information
-
-
-@dataclass(slots=True)
-class Momentum(Averaging):
-    """The same with momentum at the coordinator (Hsu et al. 2019, section 4.3)."""
-
-    momentum: float = 0.9
-    velocity: Floats | None = field(default=None, init=False)
-
-    @property
-    def options(self) -> Mapping[str, float]:
-        """Share of the move before."""
-        return {"momentum": self.momentum}
-
-    def combine(self, beta: Floats, moved: Floats, weight: float) -> Floats:
-        """Add a share of the move before to the averaged update."""
-        velocity = np.zeros_like(beta) if self.velocity is None else self.velocity
-        averaged = moved / weight
-        beta, self.velocity = momentum_step(beta, averaged, velocity, self.momentum)
-        return beta
-
-
-@dataclass(slots=True)
-class FairAveraging:
-    """q-FedAvg (Li et al. 2020, Algorithm 2); minimises the sum over sites of F_k^(q+1) / (q+1)."""
-
-    q: float
-    lipschitz: float
-    proximal: ClassVar[tuple[float, float] | None] = None
-
-    @property
-    def options(self) -> Mapping[str, float]:
-        """Fairness, and the estimate of the gradients' Lipschitz constant."""
-        return {"q": self.q, "lipschitz": self.lipschitz}
-
-    @property
-    def fair(self) -> tuple[float, float] | None:
-        """The same, in the order in which sites are told."""
-        return self.q, self.lipschitz
-
-    def combine(self, beta: Floats, moved: Floats, weight: float) -> Floats:
-        """Take the sum of the sites' Delta_k over that of their h_k from the coefficients."""
-        return beta - moved / weight
-
-    def slope(self, sums: FinalSums) -> tuple[Floats, Floats]:
-        """Descent direction and curvature of the fair loss, both over one power of a loss."""
-        assert sums.slope is not None and sums.curvature is not None
-        return sums.slope, sums.curvature
-
-
-AveragingRule: TypeAlias = Averaging | Momentum | FairAveraging
-"""What the coordinator does with the coefficients that sites return."""
+        `velocity` is the move before.
+        """
+        if self.fair is not None:
+            return beta - moved / weight, velocity
+        if self.momentum is None:
+            return moved / weight, velocity
+        return momentum_step(beta, moved / weight, velocity, self.momentum)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -193,6 +162,7 @@ class FedAvgProtocol:
     own: Floats | None = field(init=False)
     back: Floats = field(init=False)
     rows: Floats = field(init=False)
+    velocity: Floats = field(init=False)
     trace: list[RoundTrace] = field(default_factory=list)
 
     @property
@@ -218,6 +188,7 @@ class FedAvgProtocol:
             shift, scale = standardization(design.mean, design.spread, design.intercept)
         self.back = translation(zeros, ones, shift, scale)
         beta = self._first()
+        self.velocity = np.zeros_like(beta)
         # Descent is not invariant: its path depends on the columns, so that sites must agree on them first.
         arrays, text = {"shift": shift, "scale": scale}, self.distribution.to_json()
         replies = yield self.session.ask_all("start", arrays, text)
@@ -260,7 +231,9 @@ class FedAvgProtocol:
         replies = yield [self.session.ask(site, "run_epochs", arrays, codec.to_json(drawn)) for site in asked]
         loss, rows = add(replies, "loss").tolist()
         self.trace.append(RoundTrace(number, loss / rows, len(drawn)))
-        return self.rule.combine(beta, add(replies, "beta"), float(add(replies, "weight")))
+        moved, weight = add(replies, "beta"), float(add(replies, "weight"))
+        beta, self.velocity = self.rule.combine(beta, self.velocity, moved, weight)
+        return beta
 
     def _rule_arrays(self) -> dict[str, Array]:
         """Constants of q-FedAvg, and the last mean loss, if it is positive, as the unit of its powers."""
@@ -290,8 +263,8 @@ class FedAvgProtocol:
             params=self.back @ beta,
             design=self.design,
             distribution=self.distribution,
-            distance=in_standard_errors(Averaging().slope(sums), sums, dispersion, self.back),
-            to_go=in_standard_errors(self.rule.slope(sums), sums, dispersion, self.back),
+            distance=in_standard_errors((sums.score, sums.information), sums, dispersion, self.back),
+            to_go=in_standard_errors(sums.minimized, sums, dispersion, self.back),
             sums=sums,
             dispersion=dispersion,
             llf=float(add(replies, "llf")) if defined else np.nan,

@@ -14,7 +14,7 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.inference.plots import plot_loss
 from fedstat.inference.summary import Note
 from fedstat.inference.tables import number
-from fedstat.models.fedavg.protocol import FairAveraging, FedAvgFit
+from fedstat.models.fedavg.protocol import FedAvgFit
 from fedstat.models.horizontal.model import HorizontalModel
 from fedstat.models.horizontal.results import MASKED, RowsBasis, RowsRecord, RowsResults, rows_estimate
 from fedstat.models.results import CoefficientResults
@@ -52,7 +52,7 @@ class FedAvgRecord(RowsRecord):
             raise ModelError("coefficients, sites, columns and sums are not of one fit")
 
 
-class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 3", record=FedAvgRecord):
+class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=FedAvgRecord):
     """Results of :meth:`fedstat.FedAvg.fit` and its relatives: coefficients without standard errors.
 
     A fixed number of rounds has no tolerance to reach. Score and information of all sites at the last
@@ -226,7 +226,7 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 3", record=Fed
 def _convergence(fit: FedAvgFit) -> tuple[bool, str]:
     """Whether the estimate is near enough to where its algorithm leads, and what to say of it."""
     worst = float(np.abs(fit.to_go).max())
-    fair = isinstance(fit.rule, FairAveraging)
+    fair = fit.rule.fair is not None
     goal = "the minimum of its own criterion" if fair else "the maximum-likelihood estimate"
     rounds = fit.options.rounds
     after = f"after {rounds:,} round{'s' if rounds > 1 else ''}"
@@ -262,7 +262,7 @@ def _distance_notes(name: str, fit: FedAvgFit) -> Iterator[Note]:
             f"Distance to the maximum-likelihood estimate, by Newton's step from all sites' score: about "
             f"{_size(distance.max())} standard errors in '{worst}', the largest.",
         )
-    if isinstance(fit.rule, FairAveraging):
+    if fit.rule.fair is not None:
         yield Note(
             "fair_criterion",
             f"{name} minimises the sum over sites of F^(q+1) / (q+1), F a site's mean loss: sites count "
