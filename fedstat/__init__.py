@@ -36,8 +36,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not read INSTALLED;
     from fedstat.models.laser.model import LASER as LASER
     from fedstat.models.m2sem.model import M2SEM as M2SEM
     from fedstat.models.saved import load as load
+    from fedstat.models.vfem.iteration.state import Iteration as Iteration
     from fedstat.models.vfem.model import VFEMGLM as VFEMGLM
-    from fedstat.models.vfem.model import Iteration as Iteration
     from fedstat.models.vfem.model import VFEMRegression as VFEMRegression
     from fedstat.models.vglm.model import VerticalGLM as VerticalGLM
 

@@ -124,6 +124,7 @@ def test_later_fits_of_the_model_go_on_among_the_rest():
         first = model.fit()
     asked = door.asked
     np.testing.assert_array_equal(model.fit().params, first.params)
+    assert model.explain().passes  # a dry run asks nobody, also where later fits go on among the rest
     assert door.asked == asked and first.evaluate().n.shape[0] == 9
 
 
