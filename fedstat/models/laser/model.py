@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from fedstat.models.laser.protocol import Trainer
 from fedstat.models.laser.request import FAMILY, MOST_EPSILON, Outcome, OutcomeRequest
 from fedstat.models.laser.results import LASERResults
 from fedstat.models.laser.torch_modules import check_module, register_module
-from fedstat.models.laser.training import HeadLayout, Method, TrainingOptions, assemble
+from fedstat.models.laser.training import METHODS, HeadLayout, Method, TrainingOptions, assemble
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.layout import Layout, lay_out
 from fedstat.models.vertical.model import VerticalModel
@@ -92,7 +93,8 @@ BATCHES, SMALLEST_BATCH = 8, 32
 """How many batches an epoch has at least, by default, unless they were smaller than this."""
 
 
-class Schedule(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Schedule:
     """How long and how fast to learn."""
 
     epochs: int
@@ -100,6 +102,18 @@ class Schedule(NamedTuple):
     rate: float
     decay: float
     balanced: bool
+
+    def __post_init__(self) -> None:
+        """Refuse numbers without meaning."""
+        check_whole("epochs", self.epochs, 1)
+        check_whole("batch_size", self.batch_size, 2)
+        check_positive("rate", self.rate)
+        if not self.decay >= 0.0:
+            raise ModelError(f"decay: expected a penalty of zero or more, received {self.decay!r}")
+
+    def chosen(self, **given: Any) -> Self:
+        """Return the schedule with the values that are given."""
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
 
 DEFAULTS = Schedule(12, 1024, 5e-3, 1e-4, False)
@@ -329,20 +343,45 @@ class LASER(VerticalModel):
         <LASERResults: standard, 600 entities; see .summary()>
         """
         call = Call.of(self.fit, locals())
-        K = len(self.layout.clients)
         check_choice("method", method, get_args(Method))
-        masked = self._masked(method, exchange, K)
-        plain = PUBLISHED if paper else DEFAULTS
-        epochs = plain.epochs if epochs is None else epochs
-        rate, decay = plain.rate if rate is None else rate, plain.decay if decay is None else decay
-        balanced = plain.balanced and self.outcome != "normal" if balanced is None else balanced
-        check_whole("epochs", epochs, 1)
-        if batch_size is not None:
-            check_whole("batch_size", batch_size, 2)
-        check_positive("rate", rate)
+        masked = self._masked(method, exchange)
+        schedule = (PUBLISHED if paper else DEFAULTS).chosen(
+            epochs=epochs, batch_size=batch_size, rate=rate, decay=decay, balanced=balanced
+        )
         check_whole("seed", seed, 0)
         for name, share in (("validation", validation), ("calibration", calibration)):
             check_share(name, share)
+        # A response without classes has none to weigh; balanced=True for one is refused where it is held.
+        weighed = schedule.balanced and (self.outcome != "normal" or balanced is not None)
+        asked = self._outcome_request(label_epsilon, weighed)
+        rng = np.random.default_rng(seed)
+        learned, held, calibrated = self._divide(method, validation, calibration, rng)
+        if batch_size is None:
+            most = min(schedule.batch_size, max(SMALLEST_BATCH, len(learned) // BATCHES))
+            schedule = schedule.chosen(batch_size=most)
+        self._register_modules(method)
+        training = TrainingOptions(
+            self.hidden,
+            self.width,
+            self.head_hidden,
+            int(schedule.batch_size),
+            int(schedule.epochs),
+            Optimizer(float(schedule.rate), float(schedule.decay)),
+            int(seed),
+            masked,
+            learned,
+            held,
+            calibrated,
+            METHODS[method].vote,
+            not standardise,
+            METHODS[method].transfer,
+            self._modules,
+        )
+        kept = None if checkpoint is None else Path(checkpoint)
+        return run_fit(self, call, LASER._train, method, training, asked, rng, kept)
+
+    def _outcome_request(self, label_epsilon: float | None, balanced: bool) -> OutcomeRequest:
+        """Describe the response to its holder, with the epsilon of its randomised labels."""
         if label_epsilon is not None:
             check_positive("label_epsilon", label_epsilon)
             if self.outcome == "normal" or label_epsilon >= MOST_EPSILON:
@@ -350,46 +389,24 @@ class LASER(VerticalModel):
                     f"label_epsilon: expected classes, and a number below {MOST_EPSILON:g}; received "
                     f"{label_epsilon!r} for a {self.outcome} response"
                 )
-        if not decay >= 0.0:
-            raise ModelError(f"decay: expected a penalty of zero or more, received {decay!r}")
-        rng = np.random.default_rng(seed)
-        learned, held, calibrated = self._divide(method, validation, calibration, rng)
-        if batch_size is None:
-            batch_size = min(plain.batch_size, max(SMALLEST_BATCH, len(learned) // BATCHES))
-        if self._begun and method in ("combinatorial", "vfedtrans"):
+        return OutcomeRequest(
+            self.outcome, float(label_epsilon or 0.0), bool(balanced), self.formula.response
+        )
+
+    def _register_modules(self, method: Method) -> None:
+        """Give each institution with a module of its own a copy, for this fit."""
+        how, columns = METHODS[method], dict(zip(self.layout.clients, self.layout.sizes, strict=True))
+        if self._begun and not how.modules:
             raise ModelError(
                 "representations: an institution has one module, of its own columns; use another method "
                 f"than {method!r}"
             )
-        if method == "vfedtrans" and K < 2:
-            raise ModelError("method='vfedtrans' is of two institutions or more; use method='local'")
-        columns = dict(zip(self.layout.clients, self.layout.sizes, strict=True))
+        if len(columns) < how.least:
+            raise ModelError(f"method={method!r} is of two institutions or more; use method='local'")
         for k, name in self._modules.items():
             check_module(k, self._begun[k], int(columns[k]), self.width)
             # Each fit begins with the parameters that the module had.
             register_module(name, deepcopy(self._begun[k]))
-        training = TrainingOptions(
-            self.hidden,
-            self.width,
-            self.head_hidden,
-            int(batch_size),
-            int(epochs),
-            Optimizer(float(rate), float(decay)),
-            int(seed),
-            masked,
-            learned,
-            held,
-            calibrated,
-            method == "ensemble",
-            not standardise,
-            method == "vfedtrans",
-            self._modules,
-        )
-        asked = OutcomeRequest(
-            self.outcome, float(label_epsilon or 0.0), bool(balanced), self.formula.response
-        )
-        kept = None if checkpoint is None else Path(checkpoint)
-        return run_fit(self, call, LASER._train, method, training, asked, rng, kept)
 
     def _train(
         self,
@@ -418,12 +435,13 @@ class LASER(VerticalModel):
             lines.close()
         return LASERResults._of(self, method, training, trained, asked.label_epsilon, attempt.ledger)
 
-    def _masked(self, method: str, exchange: str | None, K: int) -> bool:
+    def _masked(self, method: Method, exchange: str | None) -> bool:
         """Whether outputs are added up under masks."""
+        K, sums = len(self.layout.clients), METHODS[method].sums
         if exchange is None:
-            return hides(K) and method in ("laser", "standard")
+            return hides(K) and sums
         check_choice("exchange", exchange, ("masked", "clear"))
-        if exchange == "masked" and (K < 2 or method not in ("laser", "standard")):
+        if exchange == "masked" and (K < 2 or not sums):
             raise ModelError(
                 "exchange='masked' adds up one network of each of several institutions, and has "
                 f"method='laser' or 'standard'; received {K} institutions and method={method!r}. Use "
@@ -432,14 +450,14 @@ class LASER(VerticalModel):
         return exchange == "masked"
 
     def _divide(
-        self, method: str, validation: float, calibration: float, rng: np.random.Generator
+        self, method: Method, validation: float, calibration: float, rng: np.random.Generator
     ) -> tuple[Ints, Ints, Ints]:
         """Divide the entities at random in those to learn from, to choose by, and to calibrate by."""
         layout = self.layout
         order = rng.permutation(layout.n)
         cut = [round(calibration * layout.n), round((calibration + validation) * layout.n)]
         calibrated, held, learned = np.split(order, cut)
-        if method == "standard":
+        if METHODS[method].complete:
             complete = np.logical_not(layout.missing.any(axis=1))[layout.code]
             calibrated, held, learned = (part[complete[part]] for part in (calibrated, held, learned))
         if len(learned) < 2:

@@ -22,6 +22,7 @@ from fedstat.models.laser.request import FAMILY, Outcome
 from fedstat.models.laser.response_steps import average
 from fedstat.models.laser.scoring import ScoreCounts, score_edges, scores_of
 from fedstat.models.laser.training import (
+    METHODS,
     HeadLayout,
     Method,
     NetworkAssembly,
@@ -100,7 +101,7 @@ class FittedNetworks:
     @property
     def one_each(self) -> bool:
         """Whether predictions need the sum of one network of each institution, and no more."""
-        return self.method in ("laser", "standard")
+        return METHODS[self.method].sums
 
     def analysis(self, call: str, partition: ClientPartition) -> PostFitAnalysis:
         """Say what a prediction is, for owners who are asked."""

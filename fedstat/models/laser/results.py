@@ -450,7 +450,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         r, fitted = self._record, self._record.fitted
         learned, held, calibrated = r.parts
         left = [
-            ("Method", METHODS[self.method]),
+            ("Method", METHODS[self.method].words),
             ("Response", f"{r.response.text} ({fitted.kind})"),
             ("Networks", " - ".join(map(str, (*fitted.hidden, fitted.width)))),
             ("Epochs", f"{fitted.trained.epoch + 1} of {len(fitted.trained.history)} taken"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from fedstat.errors import ModelError
 from fedstat.kernels.split_networks import subsets_within
+from fedstat.models.checks import check_choice
 from fedstat.models.laser.networks import Optimizer
 from fedstat.models.laser.request import OutcomeReply
 from fedstat.models.laser.scoring import ScoreCounts
@@ -20,14 +21,6 @@ from fedstat.typing import Bools, Floats, Ints
 
 Method: TypeAlias = Literal["laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"]
 HeadLayout: TypeAlias = Literal["one", "client"]
-METHODS: Mapping[str, str] = {
-    "laser": "one network an institution, heads over all sets of institutions",
-    "local": "each institution by itself",
-    "standard": "one network over all institutions; an entity that one lacks is guessed",
-    "ensemble": "each institution by itself, and a vote",
-    "combinatorial": "a network for every set of institutions",
-    "vfedtrans": "each institution by itself, with a joint representation that it learned",
-}
 MOST_COMBINED = 8
 """Institutions of which every set has networks of its own."""
 
@@ -89,34 +82,91 @@ def moved(clients: int, to: Sequence[int]) -> int:
     return sum(1 << to[k] for k in members_of(clients))
 
 
-def assemble(method: Method, K: int, heads: HeadLayout) -> NetworkAssembly:
-    """Say which networks and heads a method has for K institutions; a ModelError where it has none."""
-    every, one_each = (1 << K) - 1, tuple(range(K))
-    match method:
-        case "laser" if heads == "one":
-            tasks = [Task(0, tuple(members_of(s)), s) for s in subsets_within(every)]
-            return NetworkAssembly(one_each, 1, tuple(tasks))
-        case "laser":
-            tasks = [Task(k, tuple(members_of(s)), s) for s in subsets_within(every) for k in members_of(s)]
-            return NetworkAssembly(one_each, K, tuple(tasks))
-        case "standard":
-            return NetworkAssembly(one_each, 1, (Task(0, one_each, every),))
-        case "combinatorial":
-            if K > MOST_COMBINED:
-                raise ModelError(
-                    f"method='combinatorial' trains a network for each of {every:,} sets of institutions; "
-                    f"expected {MOST_COMBINED} institutions at most. Use method='laser'"
-                )
-            networks: list[int] = []
-            tasks = []
-            for head, s in enumerate(subsets_within(every)):
-                own = members_of(s)
-                tasks.append(Task(head, tuple(range(len(networks), len(networks) + len(own))), s))
-                networks += own
-            return NetworkAssembly(tuple(networks), len(tasks), tuple(tasks))
-        case "local" | "ensemble" | "vfedtrans":
-            return NetworkAssembly(one_each, K, tuple(Task(k, (k,), 1 << k) for k in range(K)))
-    raise ModelError(f"method: expected one of {', '.join(map(repr, get_args(Method)))}, received {method!r}")
+def networks_of_all_sets(K: int, heads: HeadLayout) -> NetworkAssembly:
+    """One network a site, and heads over all sets of sites: one for all, or one of each site."""
+    sets = list(subsets_within((1 << K) - 1))
+    if heads == "one":
+        tasks = [Task(0, tuple(members_of(s)), s) for s in sets]
+    else:
+        tasks = [Task(k, tuple(members_of(s)), s) for s in sets for k in members_of(s)]
+    return NetworkAssembly(tuple(range(K)), 1 if heads == "one" else K, tuple(tasks))
+
+
+def networks_of_one_set(K: int, heads: HeadLayout) -> NetworkAssembly:
+    """One network a site, and one head over all of them."""
+    every = tuple(range(K))
+    return NetworkAssembly(every, 1, (Task(0, every, (1 << K) - 1),))
+
+
+def networks_alone(K: int, heads: HeadLayout) -> NetworkAssembly:
+    """One network and one head a site."""
+    return NetworkAssembly(tuple(range(K)), K, tuple(Task(k, (k,), 1 << k) for k in range(K)))
+
+
+def networks_by_set(K: int, heads: HeadLayout) -> NetworkAssembly:
+    """Networks and a head for each set of sites; a ModelError where these are too many."""
+    if K > MOST_COMBINED:
+        raise ModelError(
+            f"method='combinatorial' trains a network for each of {(1 << K) - 1:,} sets of institutions; "
+            f"expected {MOST_COMBINED} institutions at most. Use method='laser'"
+        )
+    networks: list[int] = []
+    tasks = []
+    for head, s in enumerate(subsets_within((1 << K) - 1)):
+        own = members_of(s)
+        tasks.append(Task(head, tuple(range(len(networks), len(networks) + len(own))), s))
+        networks += own
+    return NetworkAssembly(tuple(networks), len(tasks), tuple(tasks))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMethod:
+    """A way to train: its description, its networks, and what it does differently.
+
+    `sums`: the outputs of one network of each site are added up, so that masks can hide them. `complete`:
+    only complete entities are learned from. `vote`: predictions are votes. `transfer`: sites learn a joint
+    representation first. `modules`: a site may bring its own network. `least` is the number of sites.
+    """
+
+    words: str
+    networks: Callable[[int, HeadLayout], NetworkAssembly]
+    sums: bool = False
+    complete: bool = False
+    vote: bool = False
+    transfer: bool = False
+    modules: bool = True
+    least: int = 1
+
+
+METHODS: Mapping[str, TrainingMethod] = {
+    "laser": TrainingMethod(
+        "one network an institution, heads over all sets of institutions", networks_of_all_sets, sums=True
+    ),
+    "local": TrainingMethod("each institution by itself", networks_alone),
+    "standard": TrainingMethod(
+        "one network over all institutions; an entity that one lacks is guessed",
+        networks_of_one_set,
+        sums=True,
+        complete=True,
+    ),
+    "ensemble": TrainingMethod("each institution by itself, and a vote", networks_alone, vote=True),
+    "combinatorial": TrainingMethod(
+        "a network for every set of institutions", networks_by_set, modules=False
+    ),
+    "vfedtrans": TrainingMethod(
+        "each institution by itself, with a joint representation that it learned",
+        networks_alone,
+        transfer=True,
+        modules=False,
+        least=2,
+    ),
+}
+
+
+def assemble(method: str, K: int, heads: HeadLayout) -> NetworkAssembly:
+    """Return the networks and heads of a method for K sites; a ModelError where it has none."""
+    check_choice("method", method, tuple(METHODS))
+    return METHODS[method].networks(K, heads)
 
 
 def table_of_weights(
