@@ -20,12 +20,10 @@ from fedstat.inference.pooling import CombinedResults as CombinedResults
 from fedstat.inference.pooling import PooledResults as PooledResults
 from fedstat.inference.recalibration import Recalibration as Recalibration
 from fedstat.inference.tables import SheetSummary as SheetSummary
-from fedstat.models.boost.private.results import PrivateBoostResults as PrivateBoostResults
 from fedstat.models.boost.report.refit import BoostPrediction as BoostPrediction
 from fedstat.models.boost.report.refit import SurfaceFit as SurfaceFit
 from fedstat.models.boost.results import BoostResults as BoostResults
 from fedstat.models.boost.results import LocalBoosts as LocalBoosts
-from fedstat.models.boost.vertical_results import VerticalBoostResults as VerticalBoostResults
 from fedstat.models.copula.audit import AuditResults as AuditResults
 from fedstat.models.copula.published import PublishedSynthesis as PublishedSynthesis
 from fedstat.models.copula.results import CopulaResults as CopulaResults

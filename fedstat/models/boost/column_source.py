@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from fedstat.errors import DataWarning, warn
+from fedstat.federation.design.coding import BlockSpec
+from fedstat.federation.design.horizontal_design import RowsAgreement, SiteRowCounts
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.design.vertical_design import Design, MissingRule
 from fedstat.federation.disclosure.policy import Policy
@@ -18,6 +20,7 @@ from fedstat.federation.dry_run.synthetic_rows import synthetic_generator
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.inference.summary import Note
 from fedstat.models.boost.arguments import FOLDS, refuse_few_rows
 from fedstat.models.boost.explain import tracing_sentence
 from fedstat.models.boost.learning.boosting import Boosting
@@ -26,15 +29,17 @@ from fedstat.models.boost.learning.learners import (
     parse_boost_formula,
 )
 from fedstat.models.boost.learning.prepared_learners import PenaltyKind
+from fedstat.models.boost.report.record import BlocksBasis
+from fedstat.models.boost.results import BoostResults
 from fedstat.models.boost.source import BoostOptions, MomentSource
 from fedstat.models.boost.vertical.protocol import AgreedDesign, agree_columns, exchange_moments
 from fedstat.models.boost.vertical.steps import FAMILY, POINTS, WIDTH, curves_by_owner, find_owners
-from fedstat.models.boost.vertical_results import VerticalBoostResults
 from fedstat.models.checks import check_whole
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.run import FitAttempt
+from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, sums_note
 from fedstat.models.vertical.exchange.patterns import reuse_patterns
-from fedstat.models.vertical.layout import Layout, complete_at, lay_out
+from fedstat.models.vertical.layout import Layout, client_blocks, complete_at, lay_out
 from fedstat.models.vertical.model import VerticalModel
 
 
@@ -102,7 +107,7 @@ class ColumnSource(MomentSource, VerticalModel):
             )
         return [("Coordinator", f"could trace: {tracing_sentence(self._n_columns, n)}.")], notes
 
-    def boosted(self, attempt: FitAttempt, options: BoostOptions) -> VerticalBoostResults:
+    def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults:
         """Exchange the sums by fold, once, and follow the path."""
         steps, nu = self.checked(options)
         folds = np.arange(self.layout.n) % self._n_folds(options)
@@ -112,11 +117,24 @@ class ColumnSource(MomentSource, VerticalModel):
             exchange_moments(self.apart, self.learners, self.widths, self.layout, code, asking)
         )
         boosting = Boosting(found.moments, self._design, self._basis, nu)
-        return VerticalBoostResults._of_exchange(self, boosting, found, steps, options.select, attempt.ledger)
+        basis = BlocksBasis(
+            self.model_name,
+            "",
+            pooled_agreement(self.question, found.specs, self.layout.n, self.partition.n_entities),
+            "",
+            client_blocks(self.layout),
+            tuple(exchange_notes(self.layout, found.dealers)),
+        )
+        return BoostResults._of(self, basis, boosting, steps, options.select, ledger=attempt.ledger)
 
     @staticmethod
     def _n_folds(options: BoostOptions) -> Any:
         return (FOLDS if options.select else 1) if options.folds is None else options.folds
+
+    @property
+    def read_curves(self) -> Sequence[str]:
+        """Curves of the formula, the response among them."""
+        return self.question.read_curves
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -187,3 +205,24 @@ class ColumnSource(MomentSource, VerticalModel):
         kept[self.apart.holder][POINTS] = points
         rows, session = self.partition.rows, self._session
         return synthetic_column_sites(self.design, rows, policies, self.distribution, session, kept)
+
+
+def exchange_notes(layout: Layout, dealers: Mapping[tuple[str, str], str]) -> Iterator[Note]:
+    """Say what was exchanged, who dealt, and whose columns were dithered."""
+    yield sums_note("", layout.n)
+    yield from dither_notes(layout)
+    yield from dealer_notes(dealers, bystanders=layout.bystanders)
+
+
+def pooled_agreement(
+    question: RowsRequest, specs: tuple[BlockSpec, ...], n: int, n_entities: int
+) -> RowsAgreement:
+    """Put the codings of institutions together, as those of one table: new rows are coded by it."""
+    spec = BlockSpec(
+        terms=question.terms,
+        columns=question.columns,
+        kinds={name: kind for one in specs for name, kind in one.kinds.items()},
+        levels={name: levels for one in specs for name, levels in one.levels.items()},
+        state={name: state for one in specs for name, state in one.state.items()},
+    )
+    return RowsAgreement(question, spec, (SiteRowCounts("", n_entities, n),))

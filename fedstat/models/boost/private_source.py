@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self, TypeAlias
 
+import numpy as np
+
 from fedstat.errors import FormulaError, ModelError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.syntax_tree import TREATMENT, Category, Column
@@ -14,12 +16,16 @@ from fedstat.federation.design.formula.terms import parse_terms, term_columns
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine
 from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.inference.summary import CoefficientBlock
 from fedstat.models.boost.learning.learners import BoostFormula, Learner, parse_boost_formula
-from fedstat.models.boost.private.explain import budget_notes, tracing_statement
-from fedstat.models.boost.private.protocol import ReleasedCurves, release_curves, sort_sums
+from fedstat.models.boost.learning.moments import CurveMoments
+from fedstat.models.boost.learning.prepared_learners import BoostDesign
+from fedstat.models.boost.private.explain import budget_notes, release_notes, tracing_statement
+from fedstat.models.boost.private.protocol import NoisyBoosting, ReleasedCurves, release_curves, sort_sums
 from fedstat.models.boost.private.public_curves import DEPTH, PublicCurve, PublicPart
-from fedstat.models.boost.private.results import PrivateBoostResults
 from fedstat.models.boost.private.steps import DRY_RUN_STEPS, FAMILY, CurvesPlan
+from fedstat.models.boost.report.record import PublicBasis
+from fedstat.models.boost.results import BoostResults
 from fedstat.models.boost.source import BoostOptions, MomentSource
 from fedstat.models.boost.vertical.steps import curves_by_owner, find_owners
 from fedstat.models.copula.bounds import Bounds, IntoBound
@@ -46,6 +52,7 @@ class PrivateSource(MomentSource, PrivateRelease):
     """
 
     where = "where institutions hold different columns, with epsilon,"
+    model_name = "Private functional boosting"
     settings = ("epsilon", "public", "delta", "coordinator")
     options = ("steps", "nu")
     default_steps, default_nu = 80, 0.2
@@ -123,7 +130,7 @@ class PrivateSource(MomentSource, PrivateRelease):
         learned = [*costs, ("Coordinator", f"could trace: {tracing_statement(plan, n)}.")]
         return learned, [*budget_notes(plan, n, self.epsilon, self.delta), *self._budget_shares()]
 
-    def boosted(self, attempt: FitAttempt, options: BoostOptions) -> PrivateBoostResults:
+    def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults:
         """Ask the institutions once, under their budgets, and boost."""
         steps, nu = self.checked(options)
         # A dry run has an engine of its own and must send the requests.
@@ -131,7 +138,30 @@ class PrivateSource(MomentSource, PrivateRelease):
             self._released = (self._release(attempt), attempt.ledger, self.engine)
         released, ledger, _ = self._released
         sums = sort_sums(released, self.apart.owners, [1, *(part.width for part in self.parts[:-1])])
-        return PrivateBoostResults._of(self, released, sums, steps, nu, ledger)
+        along = PublicBasis.response_at(self.parts[-1], self._points)
+        no_squares = np.zeros((1, sums.T.shape[1], sums.T.shape[1]))  # none of the response are needed
+        boosting = NoisyBoosting(
+            moments=CurveMoments(sums.S[None], sums.T[None], no_squares, along[0][None], np.array([sums.yy])),
+            design=BoostDesign(self.boost.learners, sums.starts, None, self.penalty),
+            basis=along[1].T,
+            nu=nu,
+            given=along[0],
+            sd=sums.sd,
+            sd_response=sums.sd_response,
+            owners=sums.owners,
+        )
+        blocks = tuple(
+            CoefficientBlock(client, released.plan.width(client), released.n, 1.0 - released.n / len(rows))
+            for client, rows in self._rows.items()
+        )
+        notes = tuple(release_notes(released, self.delta))
+        basis = PublicBasis(self.model_name, self.parts, self.epsilon, self.delta, blocks, notes)
+        return BoostResults._of(self, basis, boosting, steps, ledger=ledger)
+
+    @property
+    def read_curves(self) -> list[str]:
+        """Curves of the formula, the response among them."""
+        return [part.name for part in self.parts if part.curve is not None]
 
     def _release(self, attempt: FitAttempt) -> ReleasedCurves:
         self._check_budgets()

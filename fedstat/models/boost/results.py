@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import numpy as np
 import pandas as pd
 
 from fedstat.errors import ModelError, NotAvailableError
-from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.tables.curves import Curve
 from fedstat.inference.estimate import Estimate, LedgerLike
 from fedstat.inference.summary import CoefficientBlock, Note, coefficient_block_sheet, header_sheet
 from fedstat.inference.tables import SheetSummary
 from fedstat.models.boost.explain import masking_sentence, traced_columns, tracing_sentence
-from fedstat.models.boost.learning.baselines import SiteBoosting
 from fedstat.models.boost.learning.boosting import (
     NO_SQUARES,
     UNEVEN,
@@ -27,7 +24,6 @@ from fedstat.models.boost.learning.boosting import (
     explained,
     first_steps,
 )
-from fedstat.models.boost.learning.learners import BoostFormula
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.prepared_learners import PreparedLearners
 from fedstat.models.boost.learning.selection import (
@@ -38,34 +34,104 @@ from fedstat.models.boost.learning.selection import (
     selection_frequencies,
 )
 from fedstat.models.boost.learning.varying import coefficients_along, varying_of
+from fedstat.models.boost.private.protocol import NoisyBoosting, run_noisy_path
 from fedstat.models.boost.report.effects import as_functions, effect_frame, learner_sheet, loss_rows
-from fedstat.models.boost.report.plots import BoostPictures
-from fedstat.models.boost.report.prediction import predict_boosted, scores
+from fedstat.models.boost.report.plots import (
+    draw_curves,
+    draw_cv,
+    draw_effects,
+    draw_importance,
+    draw_path,
+    draw_scatter,
+    draw_surface,
+)
+from fedstat.models.boost.report.prediction import compared, predict_boosted, scores
+from fedstat.models.boost.report.record import BlocksBasis, BoostRecord, PublicBasis
 from fedstat.models.boost.report.refit import GIVEN, HALVES, SELECTED, SurfaceFit, fit_surfaces
 from fedstat.models.checks import check_choice, check_whole
 from fedstat.models.horizontal.results import RowsBasis
 from fedstat.models.results import CoefficientResults
+from fedstat.privacy.zcdp import rho_of_budget
 from fedstat.progress_line import shows_progress
-from fedstat.typing import Bools, Floats
+from fedstat.typing import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # ----------------------------------------------------------------------------------------------------
-# What can be said beyond the path, from the sums of one round.
+# Reasons why a fit has no such statement, and words of the summary.
 
 BASELINE = (
     "aggregation='{}' is a baseline without inference; aggregation='exact' has refits with intervals, tests "
     "and selection frequencies"
 )
+NO_ERROR = (
+    "a boosted surface is shrunken, and no interval around it covers as often as it says; refit() has "
+    "surfaces with intervals, and tests"
+)
+NO_RSQUARED = "the loss is no square; the summary has the share of the loss that is explained"
+NO_LIKELIHOOD = "boosting minimises squares, and stops before their minimum"
+AVERAGED = {
+    "lsa": "sites' fits, averaged by LSA",
+    "average": "sites' fits, averaged by rows",
+    "local": "one site's rows alone",
+}
+"""Baselines, for the summary."""
 
 
-class BoostStatements:
-    """Refits with intervals, halves that select and estimate, selection frequencies, tests of entry.
+NO_NOISY_ERROR = (
+    "intervals would have to count the noise of the release, and the shrinkage of boosting; neither is done"
+)
+NO_NOISY_LIKELIHOOD = "sums with noise were released and no likelihood"
+NO_STEP = (
+    "NOISE IS TOO LARGE: no learner gains more than noise alone lets one in one of twenty releases; no step "
+    "was taken, and predictions are the public mean. Take a larger epsilon, more entities, or fewer "
+    "functions of each curve"
+)
+PUBLIC = (
+    "Public, and never taken from the data: means, functions and deviations of curves, bounds and levels of "
+    "columns, to which rows are cut; numbers of entities, who has a record where. Noise is discrete Gaussian "
+    "from the operating system's randomness; each institution adds its own before anything leaves, and "
+    "nobody, dealer included, holds a sum without."
+)
+EPSILONS = (0.5, 1.0, 3.0, 10.0)
+DRAWS = 10
+Picture: TypeAlias = Literal["surface", "effects", "path", "cv", "importance", "fitted"]
+PICTURES = ("surface", "effects", "path", "cv", "importance", "fitted")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Surfaces, the path, predictions, refits: all of it from the sums of one exchange.
+
+
+class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", record=BoostRecord):
+    """Results of :meth:`fedstat.FedFunctionBoost.fit`.
+
+    Attributes
+    ----------
+    params : Series
+        Coefficients of every learner's basis; of a private fit, of scores on scores of the response.
+    mstop : int
+        Steps of the path that were taken; by `select`, or all. Of a private fit those before the first that
+        gains less than 1.5 times what noise alone is expected to; none where noise is large.
+    epsilon, delta : float or None
+        Of a private fit; steps, their number and refits cost nothing more.
 
     Examples
     --------
     >>> import fedstat as fs
-    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
+    >>> table = fs.datasets.make_hospitals()
+    >>> partition = fs.ClientPartition.from_frame(table, by="hospital")
     >>> model = fs.FedFunctionBoost.from_formula("num ~ age + sex", partition)
-    >>> fit = model.fit(steps=20, folds=6)
+    >>> fit = model.fit(steps=20, select="cv", folds=6)
+    >>> fit.coef.shape, fit.offset.shape, round(fit.rsquared, 1), len(fit.effects) == len(fit.importance)
+    ((5, 1), (1,), 0.1, False)
+    >>> len(fit.learners), len(fit.path) <= 20, len(fit.cv) > 0, len(fit.aicc) > 0
+    (3, True, True, True)
+    >>> fit.predict(table.head(2)).shape, sorted(fit.score(table)), fit.steps(5).mstop
+    ((2,), ['mape', 'rsquared'], 5)
+    >>> len(fit.surface(fit.importance.index[0])) > 0, bool(fit.plot("importance").has_data())
+    (True, True)
     >>> type(fit.refit()).__name__, len(fit.entry_test(draws=19)), type(fit.split()).__name__
     ('SurfaceFit', 2, 'SurfaceFit')
     >>> shares, falsely = fit.stability(1, draws=4)
@@ -75,11 +141,59 @@ class BoostStatements:
     ...     objects = fit.to_skfda()
     ... except (ImportError, fs.errors.FedstatError):  # of curves, with fedstat[skfda]
     ...     objects = {}
+
+    A private fit, over institutions that hold different columns:
+
+    >>> table = table[["age", "sex", "chol"]].dropna()
+    >>> held = {"Registry": ["age", "sex"], "Laboratory": ["chol"]}
+    >>> budget = fs.Policy(privacy=fs.Budget(epsilon=50.0, delta=1e-6))
+    >>> partition = fs.ClientPartition.from_frame(table, columns=held, policy=budget)
+    >>> public = {"age": (20, 80), "sex": [0, 1], "chol": (80, 600)}
+    >>> model = fs.FedFunctionBoost.from_formula("chol ~ age + sex", partition, epsilon=30.0, public=public)
+    >>> fit = model.fit(steps=20)
+    >>> fit.epsilon, fit.delta, len(fit.learners), len(fit.by_epsilon) > 0, fit.mstop <= 20
+    (30.0, 1e-06, 3, True, True)
     """
 
-    _record: Any
-    mstop: int
-    _all_folds: Bools
+    model_name = "Federated functional boosting"
+
+    _record: BoostRecord
+
+    def __init__(self, record: BoostRecord, ledger: LedgerLike | None = None) -> None:
+        super().__init__(record, ledger)
+        self.model_name = record.basis.model_name
+        self._noisy = record.boosting if isinstance(record.boosting, NoisyBoosting) else None
+        public = record.basis if isinstance(record.basis, PublicBasis) else None
+        self.epsilon = None if public is None else public.epsilon
+        self.delta = None if public is None else public.delta
+        self._all_folds = np.ones(record.boosting.moments.folds, dtype=bool)
+        self.mstop = record.steps
+        if record.select is not None:
+            criterion = self._cv.mean(axis=0) if record.select == "cv" else self.aicc["aicc"].to_numpy()
+            self.mstop = int(np.nanargmin(criterion)) + 1
+        if self._noisy is not None:
+            self.mstop = len(self._followed[1].selected)  # noise may end the path before
+
+    @classmethod
+    def _of(
+        cls,
+        source: Any,
+        basis: BlocksBasis | PublicBasis | RowsBasis,
+        boosting: Boosting,
+        steps: int,
+        select: str | None = None,
+        *,
+        masked: bool = False,
+        ledger: LedgerLike,
+    ) -> Self:
+        """Make results of a fit; `source` is the provider of the moments."""
+        held = {name: source.curves[name] for name in source.read_curves}
+        declared = {name: curve.declared for name, curve in held.items()}
+        grids = {name: curve.shown for name, curve in held.items()}
+        t = source._points
+        return cls(
+            BoostRecord(basis, source.boost, boosting, t, declared, grids, steps, select, masked), ledger
+        )
 
     @property
     def _boosting(self) -> Boosting:
@@ -95,13 +209,175 @@ class BoostStatements:
     def _followed(self) -> tuple[PreparedLearners, BoostPath]:
         return self._boosting.over(self._all_folds, self.mstop)
 
-    def _place(self, learner: str) -> int:
-        raise NotImplementedError
+    # -- the path --------------------------------------------------------------------------------
+
+    @cached_property
+    def _cv(self) -> Floats:
+        return self._boosting.cross_validate(self._record.steps)
 
     @property
     def offset(self) -> Floats:
         """Curve from which boosting starts, at each point of the response: (G,)."""
-        raise NotImplementedError
+        return self._boosting.offset(self._boosting.moments.total)
+
+    @property
+    def coef(self) -> Floats:
+        """Coefficients (K, L) of all learners' columns in the basis along the response."""
+        return self._followed[1].coef
+
+    @property
+    def learners(self) -> pd.DataFrame:
+        """Degrees of freedom, first step, and shares of steps and of what is explained, by learner."""
+        ready, path = self._followed
+        P, start = len(self._boosting.design.learners), self._boosting.start_risk()
+        return pd.DataFrame(
+            {
+                "df": ready.df,
+                "first_step": first_steps(path.selected, P),
+                "steps": np.bincount(path.selected, minlength=P) / max(len(path.selected), 1),
+                "explained": explained(path.selected, path.risk, start, P),
+            },
+            index=pd.Index([one.label for one in self._boosting.design.learners], name="learner"),
+        )
+
+    @property
+    def path(self) -> pd.DataFrame:
+        """The learner of every step, and ``rsquared`` after it; index ``step``.
+
+        Of a loss that is no square it is ``loss``, the mean over rows and points; what is told at exchanges
+        is shared among the steps between.
+        """
+        path = self._followed[1]
+        labels = [one.label for one in self._boosting.design.learners]
+        fit = {"rsquared": 1.0 - path.risk / self._boosting.total_squares}
+        if self._loss is not None:
+            fit = {"loss": path.risk / self._boosting.moments.total.cells}
+        return pd.DataFrame(
+            {"learner": [labels[p] for p in path.selected], **fit},
+            index=pd.RangeIndex(1, self.mstop + 1, name="step"),
+        )
+
+    @property
+    def cv(self) -> pd.DataFrame:
+        """Mean loss of the folds that were left out after every step, with its standard error.
+
+        Raises
+        ------
+        NotAvailableError
+            There are no folds.
+        """
+        F = self._need_folds()
+        return pd.DataFrame(
+            {"loss": self._cv.mean(axis=0), "se": self._cv.std(axis=0, ddof=1) / np.sqrt(F)},
+            index=pd.RangeIndex(1, self._cv.shape[1] + 1, name="step"),
+        ).dropna()
+
+    @cached_property
+    def aicc(self) -> pd.DataFrame:
+        """Degrees of freedom ``df`` and corrected criterion of Akaike ``aicc`` after every step.
+
+        The trace of the boosting operator, and mboost's criterion; points of a curve count as independent,
+        and the offset has no degrees of freedom.
+        """
+        self._need_exact()
+        sums = self._boosting.moments.total
+        ready, path = self._boosting.over(self._all_folds, self._record.steps)
+        df = path_df(ready, sums, path.selected, self._boosting.nu)
+        aicc = corrected_aic(df, path.risk, sums.cells)
+        index = pd.RangeIndex(1, len(df) + 1, name="step")
+        return pd.DataFrame({"df": df, "aicc": aicc}, index=index)
+
+    def steps(self, m: int) -> BoostResults:
+        """Results of the same sums after another number of steps."""
+        check_whole("m", m, 1)
+        return type(self)(replace(self._record, steps=int(m), select=None), self._ledger)
+
+    # -- surfaces and predictions ----------------------------------------------------------------
+
+    def surface(self, learner: str) -> pd.DataFrame:
+        """Effect of a learner.
+
+        Parameters
+        ----------
+        learner : str
+            Its label, such as ``"bsignal(rcst)"``, or what it is of.
+
+        Returns
+        -------
+        DataFrame
+            ``s`` (of a curve), ``x`` (of a smooth effect) or ``column`` (of a linear one), ``t`` where the
+            response is a curve, and ``estimate``: of a curve the weight in its integral.
+        """
+        return effect_frame(self._record, self._place(learner), self._followed[1])
+
+    def predict(
+        self,
+        new: pd.DataFrame,
+        which: Literal["mean", "linear"] = "mean",
+        interval: float | None = None,
+    ) -> pd.DataFrame | pd.Series:
+        """Predict the response of rows that you hold, with columns as the sites have them.
+
+        Parameters
+        ----------
+        new : DataFrame
+        which : {"mean", "linear"}
+            Of a family the mean, or the predictor on the scale of its link; else both are the same.
+        interval : float, optional
+            Level of intervals, such as .95. A boosted fit has none: they are those of :meth:`refit` to the
+            selected learners, conditional on the selection, whose prediction they surround.
+
+        Returns
+        -------
+        DataFrame (m, G) with the points of the response as columns, or Series (m,) for a number; NaN where
+        something is missing. With `interval` a DataFrame as of ``refit().get_prediction(new)``:
+        ``mean``, its interval, and ``obs_ci_lower`` and ``obs_ci_upper`` of the response, by row and ``t``.
+        """
+        if interval is not None:
+            if not 0.0 < interval < 1.0:
+                raise ModelError(f"interval: expected a level between 0 and 1, received {interval!r}")
+            return self.refit().get_prediction(new).summary_frame(alpha=1.0 - interval)
+        check_choice("which", which, ("mean", "linear"))
+        linear = predict_boosted(self._record, self._followed[1], self.offset, new)
+        return linear if self._loss is None or which == "linear" else linear.map(self._loss.entry.mean)
+
+    def score(self, new: pd.DataFrame) -> dict[str, float]:
+        """R-squared about the mean of the fit, and mean absolute percentage error, of rows with responses.
+
+        Of a loss that is no square: its mean ``loss``, and the share ``explained`` of that at the offset.
+        """
+        return scores(self._record, self._loss, self.offset, new, self.predict(new, "linear"))
+
+    def _place(self, learner: str) -> int:
+        place = self._boosting.design.place(learner)
+        if place < 0:
+            labels = ", ".join(repr(one.label) for one in self._boosting.design.learners)
+            raise ModelError(f"learner: expected one of {labels}, received {learner!r}")
+        return place
+
+    @cached_property
+    def by_epsilon(self) -> pd.Series:
+        """R-squared of fits of noisy sums by epsilon, if this fit were the truth: simulated, free of charge.
+
+        The last row, ``inf``, is that without noise: what any fit could reach then.
+        """
+        if self._noisy is None or self.epsilon is None or self.delta is None:
+            raise NotAvailableError("by_epsilon: the sums of this fit have no noise; fit with epsilon=...")
+        sums, random, nu = self._noisy.sums, np.random.default_rng(1), self._noisy.nu
+        here = float(rho_of_budget(self.epsilon, self.delta))
+        found = {}
+        for epsilon in sorted({*EPSILONS, self.epsilon}):
+            times = float(np.sqrt(here / float(rho_of_budget(epsilon, self.delta))))
+            each = []
+            for _ in range(DRAWS):
+                truth, noisy = sums.drawn(self.coef, times, random)
+                each.append(truth.rsquared(run_noisy_path(noisy, self._record.steps, nu).coef))
+            found[epsilon] = float(np.mean(each))
+        truth, _ = sums.drawn(self.coef, 0.0, random)
+        found[np.inf] = truth.rsquared(self.coef)
+        return pd.Series(found, name="rsquared").rename_axis("epsilon")
+
+    # -- refits, selection, tests ----------------------------------------------------------------
 
     def to_skfda(self) -> dict[str, Any]:
         """Effects as objects of scikit-fda, for its pictures and methods.
@@ -231,6 +507,8 @@ class BoostStatements:
         return sorted({*self._followed[1].selected.tolist()} - {0})
 
     def _need_exact(self) -> None:
+        if self._noisy is not None:
+            raise NotAvailableError(NO_NOISY_ERROR)
         if self._boosting.aggregation != "exact":
             raise NotAvailableError(BASELINE.format(self._boosting.aggregation))
         if self._loss is not None:
@@ -238,248 +516,82 @@ class BoostStatements:
 
     def _need_folds(self, least: int = 2) -> int:
         F = self._boosting.moments.folds
+        if self._noisy is not None:
+            raise NotAvailableError(NO_NOISY_ERROR)
         if least > F:
             raise NotAvailableError(f"it needs sums of {least} folds or more: fit(folds=10)")
         return F
 
-
-# ----------------------------------------------------------------------------------------------------
-# Results of functional boosting: surfaces, the path, predictions; all of it from the sums of one round.
-
-NO_ERROR = (
-    "a boosted surface is shrunken, and no interval around it covers as often as it says; refit() has "
-    "surfaces with intervals, and tests"
-)
-NO_RSQUARED = "the loss is no square; the summary has the share of the loss that is explained"
-NO_LIKELIHOOD = "boosting minimises squares, and stops before their minimum"
-AVERAGED = {
-    "lsa": "sites' fits, averaged by LSA",
-    "average": "sites' fits, averaged by rows",
-    "local": "one site's rows alone",
-}
-"""Baselines, for the summary."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BoostRecord:
-    """What a file of results holds: the sums over all sites, from which the rest follows."""
-
-    basis: RowsBasis
-    formula: BoostFormula
-    boosting: ScoredBoosting | SiteBoosting | Boosting
-    t: Annotated[Floats, "g"]
-    curves: Mapping[str, Curve]
-    grids: Mapping[str, Floats]
-    steps: int
-    select: str | None
-    masked: bool
-
-
-class BoostResults(
-    BoostStatements,
-    BoostPictures,
-    CoefficientResults,
-    saved_as="fedstat boost results 2",
-    record=BoostRecord,
-):
-    """Results of :meth:`fedstat.FedFunctionBoost.fit`.
-
-    Attributes
-    ----------
-    params : Series
-        Coefficients of every learner's basis.
-    mstop : int
-        Steps of the path that were taken; by `select`, or all.
-
-    Examples
-    --------
-    >>> import fedstat as fs
-    >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
-    >>> fs.FedFunctionBoost.from_formula("num ~ age + sex", partition).fit(steps=20).mstop
-    20
-    """
-
-    model_name = "Federated functional boosting"
-
-    _record: BoostRecord
-
-    def __init__(self, record: BoostRecord, ledger: LedgerLike | None = None) -> None:
-        super().__init__(record, ledger)
-        self._all_folds = np.ones(record.boosting.moments.folds, dtype=bool)
-        self.mstop = record.steps
-        if record.select is not None:
-            criterion = self._cv.mean(axis=0) if record.select == "cv" else self.aicc["aicc"].to_numpy()
-            self.mstop = int(np.nanargmin(criterion)) + 1
-
-    @classmethod
-    def _of(
-        cls, model: Any, boosting: Boosting, steps: int, select: str | None, masked: bool, ledger: Ledger
-    ) -> BoostResults:
-        """Make results of a fit."""
-        held = {name: model.curves[name] for name in model.question.read_curves}
-        record = BoostRecord(
-            RowsBasis.of(model),
-            model.boost,
-            boosting,
-            model._points,
-            {name: curve.declared for name, curve in held.items()},
-            {name: curve.shown for name, curve in held.items()},
-            steps,
-            select,
-            masked,
-        )
-        return cls(record, ledger)
-
-    # -- the path --------------------------------------------------------------------------------
-
-    @cached_property
-    def _cv(self) -> Floats:
-        return self._boosting.cross_validate(self._record.steps)
+    # -- plots -----------------------------------------------------------------------------------
 
     @property
-    def offset(self) -> Floats:
-        """Curve from which boosting starts, at each point of the response: (G,)."""
-        return self._boosting.offset(self._boosting.moments.total)
+    def importance(self) -> pd.Series:
+        """Share of each learner in what is explained, the largest first."""
+        return self.learners["explained"].sort_values(ascending=False).rename("importance")
 
     @property
-    def coef(self) -> Floats:
-        """Coefficients (K, L) of all learners' columns in the basis along the response."""
-        return self._followed[1].coef
+    def effects(self) -> Mapping[str, pd.DataFrame]:
+        """Effects of all learners that were taken, by label, as :meth:`surface`; the largest first."""
+        taken = self.learners["first_step"] > 0
+        return {str(label): self.surface(str(label)) for label in self.importance.index if taken[label]}
 
-    @property
-    def learners(self) -> pd.DataFrame:
-        """Degrees of freedom, first step, and shares of steps and of what is explained, by learner."""
-        ready, path = self._followed
-        P, start = len(self._boosting.design.learners), self._boosting.start_risk()
-        return pd.DataFrame(
-            {
-                "df": ready.df,
-                "first_step": first_steps(path.selected, P),
-                "steps": np.bincount(path.selected, minlength=P) / len(path.selected),
-                "explained": explained(path.selected, path.risk, start, P),
-            },
-            index=pd.Index([one.label for one in self._boosting.design.learners], name="learner"),
-        )
-
-    @property
-    def path(self) -> pd.DataFrame:
-        """The learner of every step, and ``rsquared`` after it; index ``step``.
-
-        Of a loss that is no square it is ``loss``, the mean over rows and points; what is told at exchanges
-        is shared among the steps between.
-        """
-        path = self._followed[1]
-        labels = [one.label for one in self._boosting.design.learners]
-        fit = {"rsquared": 1.0 - path.risk / self._total_squares}
-        if self._loss is not None:
-            fit = {"loss": path.risk / self._boosting.moments.total.cells}
-        return pd.DataFrame(
-            {"learner": [labels[p] for p in path.selected], **fit},
-            index=pd.RangeIndex(1, self.mstop + 1, name="step"),
-        )
-
-    @property
-    def cv(self) -> pd.DataFrame:
-        """Mean loss of the folds that were left out after every step, with its standard error.
-
-        Raises
-        ------
-        NotAvailableError
-            There are no folds.
-        """
-        F = self._need_folds()
-        return pd.DataFrame(
-            {"loss": self._cv.mean(axis=0), "se": self._cv.std(axis=0, ddof=1) / np.sqrt(F)},
-            index=pd.RangeIndex(1, self._cv.shape[1] + 1, name="step"),
-        ).dropna()
-
-    @cached_property
-    def aicc(self) -> pd.DataFrame:
-        """Degrees of freedom ``df`` and corrected criterion of Akaike ``aicc`` after every step.
-
-        The trace of the boosting operator, and mboost's criterion; points of a curve count as independent,
-        and the offset has no degrees of freedom.
-        """
-        self._need_exact()
-        sums = self._boosting.moments.total
-        ready, path = self._boosting.over(self._all_folds, self._record.steps)
-        df = path_df(ready, sums, path.selected, self._boosting.nu)
-        aicc = corrected_aic(df, path.risk, sums.cells)
-        index = pd.RangeIndex(1, len(df) + 1, name="step")
-        return pd.DataFrame({"df": df, "aicc": aicc}, index=index)
-
-    def steps(self, m: int) -> BoostResults:
-        """Results of the same sums after another number of steps."""
-        check_whole("m", m, 1)
-        return type(self)(replace(self._record, steps=int(m), select=None), self._ledger)
-
-    @property
-    def _total_squares(self) -> float:
-        total = self._boosting.moments.total
-        return total.about(total.mean, self._boosting.basis).yy
-
-    # -- surfaces and predictions ----------------------------------------------------------------
-
-    def surface(self, learner: str) -> pd.DataFrame:
-        """Effect of a learner.
-
-        Parameters
-        ----------
-        learner : str
-            Its label, such as ``"bsignal(rcst)"``, or what it is of.
-
-        Returns
-        -------
-        DataFrame
-            ``s`` (of a curve), ``x`` (of a smooth effect) or ``column`` (of a linear one), ``t`` where the
-            response is a curve, and ``estimate``: of a curve the weight in its integral.
-        """
-        return effect_frame(self._record, self._place(learner), self._followed[1])
-
-    def predict(
+    def plot(
         self,
-        new: pd.DataFrame,
-        which: Literal["mean", "linear"] = "mean",
-        interval: float | None = None,
-    ) -> pd.DataFrame | pd.Series:
-        """Predict the response of rows that you hold, with columns as the sites have them.
+        what: Picture = "surface",
+        learner: str | None = None,
+        ax: Axes | None = None,
+        new: pd.DataFrame | None = None,
+    ) -> Any:
+        """Draw a picture.
 
         Parameters
         ----------
+        what : {"surface", "effects", "path", "cv", "importance", "fitted"}
+            The effect of a learner; those of all that were taken; R-squared or loss along the path; the loss
+            of left-out folds; shares in what is explained; responses of `new` rows beside what is fitted.
+        learner : str, optional
+            For "surface"; by default the one that explains most.
+        ax : matplotlib Axes, optional
+            Not for "effects", which takes a figure.
         new : DataFrame
-        which : {"mean", "linear"}
-            Of a family the mean, or the predictor on the scale of its link; else both are the same.
-        interval : float, optional
-            Level of intervals, such as .95. A boosted fit has none: they are those of :meth:`refit` to the
-            selected learners, conditional on the selection, whose prediction they surround.
+            For "fitted": rows that you hold, with responses; of curves the first six are drawn.
 
         Returns
         -------
-        DataFrame (m, G) with the points of the response as columns, or Series (m,) for a number; NaN where
-        something is missing. With `interval` a DataFrame as of ``refit().get_prediction(new)``:
-        ``mean``, its interval, and ``obs_ci_lower`` and ``obs_ci_upper`` of the response, by row and ``t``.
+        matplotlib Axes; for "effects" an array of them.
         """
-        if interval is not None:
-            if not 0.0 < interval < 1.0:
-                raise ModelError(f"interval: expected a level between 0 and 1, received {interval!r}")
-            return self.refit().get_prediction(new).summary_frame(alpha=1.0 - interval)
-        check_choice("which", which, ("mean", "linear"))
-        linear = predict_boosted(self._record, self._followed[1], self.offset, new)
-        return linear if self._loss is None or which == "linear" else linear.map(self._loss.entry.mean)
+        check_choice("what", what, PICTURES)
+        if what == "path":
+            return draw_path(self.path, ax)
+        if what == "cv":
+            return draw_cv(self.cv, self.mstop, ax)
+        if what == "importance":
+            return draw_importance(self.learners, ax)
+        if what == "fitted":
+            return self._draw_fitted(new, ax)
+        response = self.estimate.response
+        if what == "effects":
+            if ax is not None:
+                raise ModelError("ax: the effects of all learners take a figure of their own")
+            return draw_effects(self.effects, response)
+        best = str(self.importance.drop("1").index[0]) if learner is None else learner
+        return draw_surface(self.surface(best), best, response, ax)
 
-    def score(self, new: pd.DataFrame) -> dict[str, float]:
-        """R-squared about the mean of the fit, and mean absolute percentage error, of rows with responses.
-
-        Of a loss that is no square: its mean ``loss``, and the share ``explained`` of that at the offset.
-        """
-        return scores(self._record, self._loss, self.offset, new, self.predict(new, "linear"))
-
-    def _place(self, learner: str) -> int:
-        place = self._boosting.design.place(learner)
-        if place < 0:
-            labels = ", ".join(repr(one.label) for one in self._boosting.design.learners)
-            raise ModelError(f"learner: expected one of {labels}, received {learner!r}")
-        return place
+    def _draw_fitted(self, new: pd.DataFrame | None, ax: Axes | None) -> Axes:
+        if new is None:
+            raise ModelError(
+                "new: responses beside what is fitted need rows that you hold: plot(..., new=rows)"
+            )
+        held = self._record
+        functional = held.formula.functional
+        rows = new.iloc[:6] if functional else new
+        y, found, _ = compared(held, self.offset, rows, self.predict(rows))
+        if not functional:
+            return draw_scatter(found.ravel(), y.ravel(), self.estimate.response, ax)
+        if y.ndim == 1:
+            raise ModelError("new: curves are drawn beside fits at the same points, and these have others")
+        names = [str(name) for name in rows.index]
+        return draw_curves(np.asarray(held.t), y, found, names, self.estimate.response, ax)
 
     # -- summary ---------------------------------------------------------------------------------
 
@@ -497,14 +609,23 @@ class BoostResults(
         none = {"Log-Likelihood", "AIC", "BIC", "Covariance Type", "Converged", "Df Model"}
         dropped = none | (set() if self._loss is None else {"R-squared"})
         rows = [row for row in super()._summary_left() if row[0] not in dropped]
+        taken = ("Steps", f"{self.mstop:,} of {self._record.steps:,}")
+        length = ("Step length", f"{self._boosting.nu:g}")
+        if self._noisy is not None:
+            return [
+                *rows,
+                taken,
+                ("Stopped by", "noise" if self.mstop < self._record.steps else "given"),
+                length,
+            ]
         how_sites = AVERAGED.get(self._boosting.aggregation)
         moments = self._boosting.moments
         how = {"cv": f"cross-validation, {moments.folds} folds", "aicc": "AICc"}
         return [
             *rows,
-            ("Steps", f"{self.mstop:,} of {self._record.steps:,}"),
+            taken,
             ("Steps by", how.get(str(self._record.select), "given")),
-            ("Step length", f"{self._boosting.nu:g}"),
+            length,
             *([("Response points", f"{moments.total.cells:,.0f}")] if moments.weighted else []),
             ("Penalty", self._boosting.design.penalty),
             *loss_rows(self._boosting, float(self._followed[1].risk[-1])),
@@ -513,7 +634,11 @@ class BoostResults(
 
     def _summary_right(self) -> list[tuple[str, str]]:
         rows = super()._summary_right()
+        if self._noisy is not None:
+            return rows
         masked = f"masked over {len(self.estimate.blocks)} sites" if self._record.masked else "in clear"
+        if isinstance(self._record.basis, BlocksBasis):
+            masked = "in shares"
         return [*rows[:-1], ("Sums", masked), rows[-1]]
 
     def _summary_notes(self) -> Iterator[Note]:
@@ -523,6 +648,10 @@ class BoostResults(
         columns = traced_columns(moments.T.shape[1], moments.T.shape[2], *told)
         if setting:
             yield Note("setting", setting)
+        basis = self._record.basis
+        if isinstance(basis, PublicBasis):
+            yield from self._noisy_notes(basis)
+            return
         yield Note("no_covariance", f"No standard errors, tests and intervals: {self._no_error}.")
         if self._record.select == "cv" and self.mstop == self._record.steps:
             yield Note(
@@ -537,12 +666,33 @@ class BoostResults(
         if self._record.masked:
             yield Note("masking", masking_sentence(len(self.estimate.blocks), moments.weighted))
         yield Note("tracing", f"Tracing: {tracing_sentence(columns, moments.total.n, moments.weighted)}.")
-        if left_out := self._record.basis.left_out:
-            yield Note("left_out", f"{left_out:,} rows that lack what the model reads were left out.")
+        if left_out := basis.left_out:
+            who = "rows that lack what the model reads were"
+            if isinstance(basis, BlocksBasis):
+                who = "entities without a response, or that an institution lacks, were"
+            yield Note("left_out", f"{left_out:,} {who} left out.")
+        if isinstance(basis, BlocksBasis):
+            yield from basis.notes
+
+    def _noisy_notes(self, basis: PublicBasis) -> Iterator[Note]:
+        if not self.mstop:
+            yield Note("no_step", f"{NO_STEP}.", "warning")
+        yield Note("no_covariance", f"No standard errors, tests and intervals: {NO_NOISY_ERROR}.")
+        yield from basis.notes
+        if self.mstop:
+            table = ", ".join(f"{value:.2f} at {epsilon:g}" for epsilon, value in self.by_epsilon.items())
+            yield Note(
+                "rsquared_by_epsilon",
+                f"R-squared by epsilon, simulated as if this fit were the truth ({DRAWS} draws each; inf is "
+                f"without noise): {table}. Above, it is by the noisy sums.",
+            )
+        yield Note("public", PUBLIC)
 
     @property
     def _no_error(self) -> str:
         how = self._boosting.aggregation
+        if self._noisy is not None:
+            return NO_NOISY_ERROR
         if self._loss is not None or varying_of(self._boosting.design.learners):
             return NO_ERROR.split(";", maxsplit=1)[0]  # there is no refit
         if how == "exact" and getattr(self._boosting.moments, "weighted", False):
@@ -553,19 +703,28 @@ class BoostResults(
     def estimate(self) -> Estimate:
         """Coefficients of the path."""
         record, design = self._record, self._boosting.design
-        K, L = self.coef.shape
+        L = self.coef.shape[1]
         names, terms = [], []
+        noisy = self._noisy
+        by_column = design.time is not None or noisy is not None
         for p, one in enumerate(design.learners):
             label, k = one.label, design.starts[p + 1] - design.starts[p]
             for i in range(k):
-                names += [f"{label}[{i},{j}]" if design.time else f"{label}[{i}]" for j in range(L)]
+                names += [f"{label}[{i},{j}]" if by_column else f"{label}[{i}]" for j in range(L)]
             terms += [label] * (k * L)
         for one in varying_of(design.learners):
             names += [f"{one.label}[{i}]" for i in range(one.coefficients)]
             terms += [one.label] * one.coefficients
         params = np.concatenate([self.coef.ravel(), self._followed[1].varying])
-        of = self._boosting.site
-        rows = [row for row in record.basis.agreement.sites if of in ("", row.site)]
+        rsquared = (
+            None
+            if self._loss or noisy
+            else 1.0 - float(self._followed[1].risk[-1]) / self._boosting.total_squares
+        )
+        privacy, no_likelihood = "none (no noise is added)", NO_LIKELIHOOD
+        if noisy is not None:
+            rsquared, no_likelihood = noisy.sums.rsquared(self.coef), NO_NOISY_LIKELIHOOD
+            privacy = f"epsilon {self.epsilon:g}, delta {self.delta:g}"
         return Estimate(
             params=params,
             cov=None,
@@ -576,15 +735,25 @@ class BoostResults(
             nobs=int(self._boosting.moments.total.n),
             df_model=float(len(params)),
             converged=True,
-            rsquared=None if self._loss else 1.0 - float(self._followed[1].risk[-1]) / self._total_squares,
-            privacy="none (no noise is added)",
-            blocks=tuple(CoefficientBlock(row.site, K, row.n, 1.0 - row.n / row.n_rows) for row in rows),
-            reasons={"rsquared": NO_RSQUARED, "cov_params": self._no_error, "llf": NO_LIKELIHOOD},
+            rsquared=rsquared,
+            privacy=privacy,
+            blocks=self._blocks,
+            reasons={"rsquared": NO_RSQUARED, "cov_params": self._no_error, "llf": no_likelihood},
         )
 
+    @property
+    def _blocks(self) -> tuple[CoefficientBlock, ...]:
+        basis, of = self._record.basis, self._boosting.site
+        if not isinstance(basis, RowsBasis) or isinstance(basis, BlocksBasis):
+            return basis.blocks
+        rows = [row for row in basis.agreement.sites if of in ("", row.site)]
+        K = len(self.coef)
+        return tuple(CoefficientBlock(row.site, K, row.n, 1.0 - row.n / row.n_rows) for row in rows)
+
     def __repr__(self) -> str:
+        privacy = "" if self.epsilon is None else f"epsilon {self.epsilon:g}, "
         return (
-            f"<{type(self).__name__}: {self.estimate.response}, {self.mstop:,} steps, "
+            f"<{type(self).__name__}: {self.estimate.response}, {privacy}{self.mstop:,} steps, "
             f"{self.estimate.nobs:,} entities; see .summary()>"
         )
 

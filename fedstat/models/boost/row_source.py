@@ -73,6 +73,7 @@ from fedstat.models.checks import (
 )
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.horizontal.model import HorizontalModel
+from fedstat.models.horizontal.results import RowsBasis
 from fedstat.models.horizontal.session import UNTOLD
 from fedstat.models.run import FitAttempt
 from fedstat.progress_line import open_line
@@ -183,13 +184,13 @@ class RowSource(MomentSource, HorizontalModel):
         self._check_size(starts[-1] + 1 + coefficients_along(self.learners), int(own_folds), masked)
         if self.loss:
             self._check_size(starts[-1] + 1, 1, masked, plan.n_scores * self._n_along)
-        session = self._open_session(FAMILY, masked)
+        session, rows = self._open_session(FAMILY, masked), RowsBasis.of(self)
         if self.loss:
             empty = Boosting(CurveMoments.none(), design, basis, nu, smooth_offset=smooth, given=given)
             with open_line("step", plan.steps) as line:
                 rounds = ScoreRounds(session, asked, self.loss, plan, empty, line)
                 scored = attempt.run(rounds.run(), session.masked_sites)
-            return BoostResults._of(self, scored, steps, select, masked, attempt.ledger)
+            return BoostResults._of(self, rows, scored, steps, select, masked=masked, ledger=attempt.ledger)
         if exact:
             taking: FitProtocol[tuple[Moments, VaryingMoments | None]]
             if varying_of(self.learners):
@@ -202,10 +203,12 @@ class RowSource(MomentSource, HorizontalModel):
             boosting = Boosting(
                 moments, design, basis, nu, smooth_offset=smooth, given=given, varying=varying
             )
-            return BoostResults._of(self, boosting, steps, select, masked, attempt.ledger)
+            return BoostResults._of(self, rows, boosting, steps, select, masked=masked, ledger=attempt.ledger)
         own = attempt.run(take_own_moments(session, asked), session.masked_sites)
         found = site_boostings(own, design, basis, nu, aggregation, self.sites)
-        fits = {one.site: BoostResults._of(self, one, steps, select, masked, attempt.ledger) for one in found}
+        fits = {
+            one.site: BoostResults._of(self, rows, one, steps, select, ledger=attempt.ledger) for one in found
+        }
         return LocalBoosts(fits) if aggregation == "local" else fits[""]
 
     @property
@@ -222,6 +225,11 @@ class RowSource(MomentSource, HorizontalModel):
 
     def _has_levels(self, term: str) -> bool:
         return any(name in self.agreement.spec.levels for name in term_columns(parse_terms(term).terms[0]))
+
+    @property
+    def read_curves(self) -> Sequence[str]:
+        """Curves of the formula, the response among them."""
+        return self.question.read_curves
 
     @property
     def starts(self) -> tuple[int, ...]:

@@ -23,14 +23,13 @@ from fedstat.models.boost.learning.learners import (
 )
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.prepared_learners import PENALTIES, BoostDesign, PenaltyKind
-from fedstat.models.boost.private.results import PrivateBoostResults
 from fedstat.models.boost.results import BoostResults, LocalBoosts
 from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.explain import Explainable
 from fedstat.models.run import FitAttempt, is_same
 from fedstat.typing import Floats
 
-AnyBoost: TypeAlias = BoostResults | LocalBoosts | PrivateBoostResults
+AnyBoost: TypeAlias = BoostResults | LocalBoosts
 Select: TypeAlias = Literal["cv", "aicc"] | None
 
 
@@ -144,6 +143,11 @@ class MomentSource(Explainable):
     def _points(self) -> Floats:
         """Points of the response, (G,); one for a number."""
         return self.curves[self.boost.response].grid if self.boost.functional else np.zeros(1)
+
+    @property
+    def read_curves(self) -> Sequence[str]:
+        """Curves of the formula, the response among them."""
+        raise NotImplementedError
 
     @property
     def _design(self) -> BoostDesign:

@@ -232,3 +232,10 @@ def test_a_model_of_columns_alone_is_explained():
     told = model.explain(steps=20)
     assert told.passes and "FedFunctionBoost.fit(steps=20)" in str(told)
     assert repr(model).startswith("<FedFunctionBoost: num ~ age + sex")
+
+
+def test_a_fit_without_noise_has_no_table_by_epsilon():
+    found = fitted(steps=5)
+    assert found.epsilon is None and found.delta is None
+    with pytest.raises(NotAvailableError, match="the sums of this fit have no noise"):
+        found.by_epsilon  # noqa: B018

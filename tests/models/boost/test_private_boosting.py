@@ -383,3 +383,12 @@ def test_rsquared_by_epsilon_is_that_of_the_prototype_and_that_of_less_noise_is_
     assert (np.abs(mean - np.array(PAGE[case])) < 3.0 * se + 0.01).all()
     assert (found["release"].mean() > mean - 3.0 * se).all()
     assert (found["steps"].mean()[:3.0] < found["release"].mean()[:3.0]).all()
+
+
+def test_statements_about_errors_are_refused_under_noise(result):
+    for name in ("refit", "split", "entry_test"):
+        with pytest.raises(NotAvailableError, match="intervals would have to count the noise"):
+            getattr(result, name)()
+    with pytest.raises(NotAvailableError, match="intervals would have to count the noise"):
+        result.cv  # noqa: B018
+    assert type(result) is fs.results.BoostResults and result.epsilon == 3.0

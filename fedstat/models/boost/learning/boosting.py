@@ -157,6 +157,12 @@ class Boosting:
         """How many products of the columns with slopes of a loss that is no square were told."""
         return 0
 
+    @property
+    def total_squares(self) -> float:
+        """Squares of the response about its mean."""
+        total = self.moments.total
+        return float(total.about(total.mean, self.basis).yy)
+
     def start_risk(self) -> float:
         """Loss at the offset: squares."""
         total = self.moments.total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from scipy.linalg import block_diag
@@ -15,7 +15,7 @@ from fedstat.codec import to_json
 from fedstat.errors import EstimationError
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
-from fedstat.models.boost.learning.boosting import BoostPath, run_path
+from fedstat.models.boost.learning.boosting import Boosting, BoostPath, run_path
 from fedstat.models.boost.learning.moments import CurveSums
 from fedstat.models.boost.learning.prepared_learners import PreparedLearners
 from fedstat.models.boost.private.steps import CurvesPlan
@@ -140,11 +140,8 @@ def lift(S: Floats, least: float) -> Floats:
     return np.asarray((U * np.maximum(values, least)) @ U.T)
 
 
-def run_noisy_path(sums: NoisySums, steps: int, nu: float) -> BoostPath:
-    """Take at most so many steps, none after the first that gains less than 1.5 times what noise would.
-
-    And none at all where no learner gains more than noise alone lets any in one of twenty releases.
-    """
+def prepare_noisy(sums: NoisySums) -> PreparedLearners:
+    """Prepare learners, each with a ridge, for a path on noisy sums."""
     S = sums.lifted
     turns, shrunk = [], []
     for (lo, hi), ridge in zip(pairwise(sums.starts), sums.ridges, strict=True):
@@ -152,7 +149,16 @@ def run_noisy_path(sums: NoisySums, steps: int, nu: float) -> BoostPath:
         turns.append(U / np.sqrt(values))
         shrunk.append(np.repeat((values / (values + ridge))[:, None], sums.T.shape[1], axis=1))
     H, starts = np.concatenate(shrunk), np.array(sums.starts, dtype=np.int64)
-    ready = PreparedLearners(block_diag(*turns), np.eye(sums.T.shape[1]), starts, (H,), (), full=False)
+    df = tuple(sums.df.tolist())
+    return PreparedLearners(block_diag(*turns), np.eye(sums.T.shape[1]), starts, (H,), df, full=False)
+
+
+def run_noisy_path(sums: NoisySums, steps: int, nu: float) -> BoostPath:
+    """Take at most so many steps, none after the first that gains less than 1.5 times what noise would.
+
+    And none at all where no learner gains more than noise alone lets any in one of twenty releases.
+    """
+    S, ready = sums.lifted, prepare_noisy(sums)
     moments = CurveSums(S, sums.T, np.zeros((0, 0)), np.zeros(0), sums.yy)
     path = run_path(ready, moments, steps, nu)
     m = _steps_above(ready, S, sums, path.selected.tolist(), nu)
@@ -181,6 +187,46 @@ def _steps_above(
             return m
         T = T - nu * S[:, own] @ (T[own] * H[own])
     return len(selected)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class NoisyBoosting(Boosting):
+    """Boosting of sums of products of scores with noise; the offset is the public mean of the response.
+
+    `sd`, `sd_response` (P,) and `owners` (P,) are those of :class:`NoisySums`.
+    """
+
+    sd: float
+    sd_response: Annotated[Floats, "p"]
+    owners: tuple[int, ...]
+
+    @property
+    def sums(self) -> NoisySums:
+        """The sums with their noise."""
+        total = self.even.total
+        return NoisySums(
+            n=round(total.n),
+            S=total.S,
+            T=total.T,
+            yy=float(total.yy),
+            sd=self.sd,
+            sd_response=self.sd_response,
+            starts=self.design.starts,
+            owners=self.owners,
+        )
+
+    @property
+    def total_squares(self) -> float:
+        """Squares of the response's scores, with noise."""
+        return self.sums.yy
+
+    def start_risk(self) -> float:
+        """Loss at the public mean."""
+        return self.sums.yy
+
+    def over(self, folds: Any, steps: int, test: Any = None) -> tuple[PreparedLearners, BoostPath]:
+        """Follow the path up to the step that noise may explain."""
+        return prepare_noisy(self.sums), run_noisy_path(self.sums, steps, self.nu)
 
 
 # ----------------------------------------------------------------------------------------------------

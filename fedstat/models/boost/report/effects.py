@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,8 +12,9 @@ from fedstat.federation.dry_run.synthetic_rows import coded_names
 from fedstat.inference.tables import Sheet
 from fedstat.kernels.curves import spline_basis
 from fedstat.models.boost.learning.boosting import Boosting, BoostPath, ScoredBoosting
-from fedstat.models.boost.learning.learners import INTERCEPT, BoostFormula
+from fedstat.models.boost.learning.learners import INTERCEPT
 from fedstat.models.boost.learning.varying import basis_along
+from fedstat.models.boost.report.record import BoostRecord, PublicBasis
 from fedstat.models.horizontal.results import RowsBasis
 from fedstat.typing import Floats
 
@@ -25,33 +25,11 @@ POINTS = 40
 """Of a smooth effect of a column."""
 
 
-class SurfaceRecord(Protocol):
-    """What surfaces need of a record of results."""
-
-    @property
-    def basis(self) -> RowsBasis:
-        """Agreed columns."""
-
-    @property
-    def boosting(self) -> Boosting:
-        """Learners and sums."""
-
-    @property
-    def formula(self) -> BoostFormula:
-        """Learners as they were asked for."""
-
-    @property
-    def t(self) -> Floats:
-        """Points of the response."""
-
-    @property
-    def grids(self) -> Mapping[str, Floats]:
-        """Points of the curves."""
-
-
-def learner_points(held: SurfaceRecord, p: int) -> tuple[str, list[Any], Floats]:
+def learner_points(held: BoostRecord, p: int) -> tuple[str, list[Any], Floats]:
     """Name of a learner's argument, its points, and the columns of the learner at these: (m, k)."""
-    learner = held.boosting.design.learners[p]
+    learner, basis_of = held.boosting.design.learners[p], held.basis
+    if isinstance(basis_of, PublicBasis):
+        return basis_of.points(p)
     if learner.kind == INTERCEPT:
         return "column", [INTERCEPT], np.ones((1, 1))
     if learner.of_curve or learner.smooth:
@@ -60,24 +38,24 @@ def learner_points(held: SurfaceRecord, p: int) -> tuple[str, list[Any], Floats]
         if learner.kind == "bfpc":  # its first column is the constant by which curves are centred
             basis = np.column_stack([np.zeros(len(x)), basis])
         return ("s" if learner.of_curve else "x"), x.tolist(), basis
-    coded = coded_names(held.basis.agreement)
+    coded = coded_names(basis_of.agreement)
     names = [n for n, term in zip(coded.names, coded.term_names, strict=True) if term == learner.of]
     if learner.kind == "brandom":
-        return "column", [_reference(held, learner.of, names), *names], np.eye(len(names) + 1)
+        return "column", [_reference(basis_of, learner.of, names), *names], np.eye(len(names) + 1)
     if learner.by:
         return "column", [learner.by, *names], np.eye(len(names) + 1)
     # The first column is the constant by which effects are centred; the others are effects beside it.
     return "column", list(names), np.eye(len(names) + 1)[1:]
 
 
-def _reference(held: SurfaceRecord, term: str, names: list[str]) -> str:
+def _reference(basis: RowsBasis, term: str, names: list[str]) -> str:
     """Name of the column of the level that is not among `names`, as these are written."""
     (column,) = term_columns(parse_terms(term).terms[0])
-    levels = [f"{term}[T.{level}]" for level in held.basis.agreement.spec.levels[column]]
+    levels = [f"{term}[T.{level}]" for level in basis.agreement.spec.levels[column]]
     return next((name for name in levels if name not in names), term)
 
 
-def effect_frame(held: SurfaceRecord, p: int, path: BoostPath) -> pd.DataFrame:
+def effect_frame(held: BoostRecord, p: int, path: BoostPath) -> pd.DataFrame:
     """Effect of a learner after a path, in long form; integrals up to t have none beyond."""
     design = held.boosting.design
     learner, t = design.learners[p], held.t
@@ -93,13 +71,13 @@ def effect_frame(held: SurfaceRecord, p: int, path: BoostPath) -> pd.DataFrame:
     return pd.DataFrame(out).query("s <= t").reset_index(drop=True)
 
 
-def learner_frame(held: SurfaceRecord, p: int, coef: Floats, **more: Floats) -> pd.DataFrame:
+def learner_frame(held: BoostRecord, p: int, coef: Floats, **more: Floats) -> pd.DataFrame:
     """Effect of a learner, and what `more` there is of it, (m, G) each, in long form."""
     name, points, at = learner_points(held, p)
     surface = at @ coef[held.boosting.design.columns(p)] @ held.boosting.basis.T
     m, G = surface.shape
     out: dict[str, Any] = {name: np.repeat(np.array(points, dtype=object if name == "column" else float), G)}
-    if held.boosting.design.time is not None:
+    if held.formula.functional:
         out["t"] = np.tile(held.t, m)
     return pd.DataFrame(out | {"estimate": surface.ravel()} | {n: array.ravel() for n, array in more.items()})
 
@@ -111,7 +89,7 @@ NO_SKFDA = "objects of scikit-fda are made by scikit-fda: pip install scikit-fda
 ARGUMENTS = ("s", "x", "t")
 
 
-def as_functions(held: SurfaceRecord, path: BoostPath, offset: Floats) -> dict[str, Any]:
+def as_functions(held: BoostRecord, path: BoostPath, offset: Floats) -> dict[str, Any]:
     """Offset and effects of all learners as FDataGrid, by label: functions of s, x and t."""
     try:
         from skfda import FDataGrid  # noqa: PLC0415
@@ -119,7 +97,7 @@ def as_functions(held: SurfaceRecord, path: BoostPath, offset: Floats) -> dict[s
         raise ImportError(NO_SKFDA) from error
     t, name = np.asarray(held.t, dtype=np.float64), held.formula.response
     out: dict[str, Any] = {}
-    if held.boosting.design.time is not None:
+    if held.formula.functional:
         out["offset"] = FDataGrid([offset], t, argument_names=("t",), coordinate_names=(name,))
     for p, learner in enumerate(held.boosting.design.learners):
         frame = effect_frame(held, p, path)

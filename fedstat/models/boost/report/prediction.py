@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -13,27 +11,19 @@ from fedstat.federation.design.block import apply_block
 from fedstat.federation.design.coding import build_response
 from fedstat.federation.dry_run.synthetic_rows import coded_names
 from fedstat.federation.tables.curve_columns import with_curves
-from fedstat.federation.tables.curves import Curve, curves_of, same_grid
+from fedstat.federation.tables.curves import curves_of, same_grid
 from fedstat.kernels.curves import row_tensor
 from fedstat.models.boost.learning.boosting import BoostPath
 from fedstat.models.boost.learning.columns import all_columns, time_basis
 from fedstat.models.boost.learning.losses import LossSpec
 from fedstat.models.boost.learning.varying import basis_along, columns_along, varying_of
-from fedstat.models.boost.report.effects import SurfaceRecord
+from fedstat.models.boost.report.record import BoostRecord, PublicBasis
 from fedstat.models.checks import check_frame
 from fedstat.typing import Bools, Floats
 
 
-class BoostPredictionRecord(SurfaceRecord, Protocol):
-    """What predictions need of a record of results."""
-
-    @property
-    def curves(self) -> Mapping[str, Curve]:
-        """How a table holds the curves."""
-
-
 def predict_boosted(
-    held: BoostPredictionRecord, path: BoostPath, offset: Floats, new: pd.DataFrame
+    held: BoostRecord, path: BoostPath, offset: Floats, new: pd.DataFrame
 ) -> pd.DataFrame | pd.Series:
     """Offset plus the effects of all learners at the coefficients of a path."""
     whole, frame, Z = new_columns(held, new)
@@ -48,23 +38,27 @@ def predict_boosted(
             d = columns_along(one, curves_of(frame[one.of])[whole], points, lengths)
             E = row_tensor(d, basis_along(one, points))
             out[whole] += (E @ path.varying[design.own(p)]).reshape(n, -1)
-    if design.time is None:
+    if not held.formula.functional:
         return pd.Series(out[:, 0], index=new.index, name=held.formula.response)
     return pd.DataFrame(out, index=new.index, columns=pd.Index(held.t, name="t"))
 
 
-def new_columns(held: BoostPredictionRecord, new: pd.DataFrame) -> tuple[Bools, pd.DataFrame, Floats]:
+def new_columns(held: BoostRecord, new: pd.DataFrame) -> tuple[Bools, pd.DataFrame, Floats]:
     """Which of the rows lack nothing, all rows with their curves, and columns of learners of those."""
     check_frame("predict", new, "rows that stay at the sites are asked for nothing by it")
-    question = held.basis.agreement.question
+    basis = held.basis
+    if isinstance(basis, PublicBasis):
+        whole, Z = basis.new_columns(new, held.curves)
+        return whole, new, Z
+    question = basis.agreement.question
     curves = {name: held.curves[name] for name in held.formula.curves}
     frame = with_curves("the new rows", new, curves) if curves else new
     seen, coded = np.ones(len(frame), dtype=bool), np.empty((len(frame), 0))
     names: tuple[str, ...] = ()
     if question.terms:
-        columns = coded_names(held.basis.agreement)
+        columns = coded_names(basis.agreement)
         names = columns.term_names
-        spec = replace(held.basis.agreement.spec, names=columns.names, term_names=names)
+        spec = replace(basis.agreement.spec, names=columns.names, term_names=names)
         block = apply_block(frame, spec)
         seen, coded = block.seen, block.X
     whole = seen & ~np.any([curves_of(frame[name]).gappy() for name in curves], axis=0) if curves else seen
@@ -73,19 +67,23 @@ def new_columns(held: BoostPredictionRecord, new: pd.DataFrame) -> tuple[Bools, 
 
 
 def compared(
-    held: BoostPredictionRecord, offset: Floats, new: pd.DataFrame, predicted: pd.DataFrame | pd.Series
+    held: BoostRecord, offset: Floats, new: pd.DataFrame, predicted: pd.DataFrame | pd.Series
 ) -> tuple[Floats, Floats, Floats]:
     """Responses of rows that the caller holds, what is predicted for them, and the offset at their points.
 
     Each (m, G), or (N,) over all points of the curves where these are not those at which predictions are.
     """
-    question, name = held.basis.agreement.question, held.formula.response
+    basis, name = held.basis, held.formula.response
     found = np.asarray(predicted, dtype=np.float64).reshape(len(new), -1)
-    if held.boosting.design.time is None:
-        y = build_response(new, question.response, question.response_columns, "")[:, None]
+    if not held.formula.functional:
+        if isinstance(basis, PublicBasis):
+            y = new[name].to_numpy(dtype=np.float64)[:, None]
+        else:
+            question = basis.agreement.question
+            y = build_response(new, question.response, question.response_columns, "")[:, None]
         return y, found, np.broadcast_to(offset, y.shape)
     curves = curves_of(with_curves("the new rows", new, {name: held.curves[name]})[name])
-    if same_grid(curves.grid, held.t):
+    if same_grid(curves.grid, held.t) or isinstance(basis, PublicBasis):
         return curves.values, found, np.broadcast_to(offset, found.shape)
     points, y, lengths = curves.flat()
     start = np.interp(points, held.t, offset)
@@ -95,7 +93,7 @@ def compared(
 
 
 def scores(
-    held: BoostPredictionRecord,
+    held: BoostRecord,
     loss: LossSpec | None,
     offset: Floats,
     new: pd.DataFrame,

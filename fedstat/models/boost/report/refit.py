@@ -21,7 +21,8 @@ from fedstat.models.boost.learning.moments import CurveSums
 from fedstat.models.boost.learning.prepared_learners import BoostDesign
 from fedstat.models.boost.report.effects import learner_points
 from fedstat.models.boost.report.plots import draw_surface
-from fedstat.models.boost.report.prediction import BoostPredictionRecord, new_columns
+from fedstat.models.boost.report.prediction import new_columns
+from fedstat.models.boost.report.record import BoostRecord
 from fedstat.typing import Bools, Floats, Ints
 
 if TYPE_CHECKING:
@@ -483,7 +484,7 @@ class SurfaceFit:
 
     def __init__(
         self,
-        held: BoostPredictionRecord,
+        held: BoostRecord,
         fitted: RefitSolution,
         start: Floats,
         conditions: str,
@@ -612,7 +613,7 @@ class SurfaceFit:
 
 
 def fit_surfaces(
-    held: BoostPredictionRecord, folds: Bools, learners: Sequence[int], conditions: str, random_state: int
+    held: BoostRecord, folds: Bools, learners: Sequence[int], conditions: str, random_state: int
 ) -> SurfaceFit:
     """Fit learners to the sums of some folds, (F,)."""
     boosting = held.boosting
