@@ -58,7 +58,9 @@ def test_one_round_gives_the_loop_of_local_least_squares(how):
     result = fitted(aggregation=how)
     labels = list(result.learners.index)
     assert [labels.index(name) for name in result.path["learner"]] == chosen
-    np.testing.assert_allclose((1 - result.path["rsquared"]) * result._total_squares, loss, rtol=1e-8)
+    np.testing.assert_allclose(
+        (1 - result.path["rsquared"]) * result._boosting.total_squares, loss, rtol=1e-8
+    )
 
 
 @pytest.mark.parametrize("text", [TEXT, "y(t) ~ x1 + x2 + bols(g) + age"])

@@ -31,7 +31,7 @@ def scans():
 def check(result, chosen, left):
     labels = list(result.learners.index)
     assert [labels.index(name) for name in result.path["learner"]] == chosen
-    assert (1 - result.rsquared) * result._total_squares == pytest.approx(left, rel=1e-8)
+    assert (1 - result.rsquared) * result._boosting.total_squares == pytest.approx(left, rel=1e-8)
 
 
 def test_one_tract_on_the_other_and_the_group():

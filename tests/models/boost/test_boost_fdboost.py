@@ -19,7 +19,7 @@ def check_equal(result, frame, known):
     """Hold a path against FDboost's: learners taken, loss, and fitted values."""
     labels = list(result.learners.index)
     assert [labels.index(name) + 1 for name in result.path["learner"]] == known["xselect"]
-    left = (1 - result.path["rsquared"].iloc[-1]) * result._total_squares
+    left = (1 - result.path["rsquared"].iloc[-1]) * result._boosting.total_squares
     assert left == pytest.approx(known["risk"], rel=1e-7)
     fitted = result.predict(frame).to_numpy().ravel(order="F")
     np.testing.assert_allclose(fitted, known["fitted"], atol=1e-6)
@@ -110,7 +110,7 @@ def test_sums_give_what_boosting_row_by_row_gives():
     result = model.fit(steps=40)
     labels = list(result.learners.index)
     assert [labels.index(name) for name in result.path["learner"]] == chosen
-    found = (1 - result.path["rsquared"].iloc[-1]) * result._total_squares
+    found = (1 - result.path["rsquared"].iloc[-1]) * result._boosting.total_squares
     assert found == pytest.approx(left, rel=1e-6)
 
 

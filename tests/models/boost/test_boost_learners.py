@@ -67,7 +67,7 @@ def test_learners_of_columns_are_those_of_boosting_row_by_row():
     result = fitted("y(t) ~ " + " + ".join(LEARNERS), 60)
     assert len(set(chosen)) > 2
     assert taken(result) == chosen
-    assert (1 - result.rsquared) * result._total_squares == pytest.approx(left, rel=1e-8)
+    assert (1 - result.rsquared) * result._boosting.total_squares == pytest.approx(left, rel=1e-8)
     np.testing.assert_allclose(result.predict(FRAME), fit, atol=1e-7)
 
 
@@ -78,7 +78,7 @@ def test_a_smooth_effect_is_multiplied_by_a_column():
     chosen, left, _ = boost([INTERCEPT, (along(Z, B), both(Q.T @ K1 @ Q, K2), 9.0)], Y, 40)
     result = fitted(f"y(t) ~ bbs({ends('age, knots=4, by=w, df=3')})")
     assert taken(result) == chosen
-    assert (1 - result.rsquared) * result._total_squares == pytest.approx(left, rel=1e-8)
+    assert (1 - result.rsquared) * result._boosting.total_squares == pytest.approx(left, rel=1e-8)
     assert list(result.surface("bbs(age, by=w)").columns) == ["x", "t", "estimate"]
 
 
@@ -104,7 +104,7 @@ def test_a_constant_effect_is_that_of_boosting_row_by_row():
     result = fitted("y(t) ~ const(brandom(ward, df=1)) + bsignal(x1, knots=4, df=3)", 60)
     assert len(set(chosen)) > 1
     assert taken(result) == chosen
-    assert (1 - result.rsquared) * result._total_squares == pytest.approx(left, rel=1e-8)
+    assert (1 - result.rsquared) * result._boosting.total_squares == pytest.approx(left, rel=1e-8)
 
 
 def test_principal_components_are_those_of_the_curves():
@@ -134,7 +134,7 @@ def test_all_variance_of_the_curves_spans_what_their_integrals_do():
     least = Z @ np.linalg.lstsq(Z, y, rcond=None)[0]
     left = ((y - least) ** 2).sum()
     result = fitted(text, 20000)
-    assert (1 - result.rsquared) * result._total_squares == pytest.approx(left, rel=1e-3)
+    assert (1 - result.rsquared) * result._boosting.total_squares == pytest.approx(left, rel=1e-3)
 
 
 def test_the_gram_of_splines_is_their_integral():

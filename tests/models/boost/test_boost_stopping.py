@@ -59,7 +59,7 @@ def test_without_smoothing_the_trace_goes_to_the_number_of_columns():
     assert result.aicc["df"].iloc[-1] == pytest.approx(4.0, abs=1e-6)
     n, risk = 240, 1.0 - result.path["rsquared"].iloc[-1]
     last = result.aicc.iloc[result.mstop - 1]
-    risk *= result._total_squares
+    risk *= result._boosting.total_squares
     known = np.log(risk / n) + (1 + last["df"] / n) / (1 - (last["df"] + 2) / n)
     assert last["aicc"] == pytest.approx(known)
 

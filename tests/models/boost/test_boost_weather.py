@@ -49,7 +49,7 @@ def test_the_path_over_three_services_is_that_of_all_stations_row_by_row(weather
     result = model_of(weather, text, penalty="fdboost").fit(steps=60)
     labels = list(result.learners.index)
     assert [labels.index(name) for name in result.path["learner"]] == chosen and len(set(chosen)) > 1
-    assert (1.0 - result.rsquared) * result._total_squares == pytest.approx(left, rel=1e-6)
+    assert (1.0 - result.rsquared) * result._boosting.total_squares == pytest.approx(left, rel=1e-6)
     np.testing.assert_allclose(result.predict(weather).to_numpy(), fit, atol=1e-6)
 
 
