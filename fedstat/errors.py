@@ -240,7 +240,7 @@ class PolicyError(DoorError):
     ...     fs.FederatedGLM.from_formula("num ~ age", partition).fit()
     ... except fs.errors.PolicyError as error:
     ...     print(type(error).__name__, error.rule, error.site, sep=", ")
-    PolicyError, refused kinds, Budapest
+    PolicyError, refused kinds, Cleveland
     """
 
     def __init__(self, message: str = "", *, rule: str = "", site: str = "", array: str = "") -> None:
@@ -324,9 +324,10 @@ class PinError(SecurityError):
     Examples
     --------
     >>> import fedstat as fs
-    >>> from fedstat.federation.crypto.keys import Identity, pin
+    >>> from fedstat.federation.crypto.keys import Identity, check_fingerprints
+    >>> pinned, shown = Identity.generate().public, Identity.generate().public
     >>> try:
-    ...     pin({"North": Identity.generate().public.fingerprint}, {"North": Identity.generate().public})
+    ...     check_fingerprints({"North": pinned.fingerprint}, {"North": shown})
     ... except fs.errors.PinError as error:
     ...     print(str(error)[:18])
     not the pinned key
