@@ -13,7 +13,8 @@ from fedstat.template.__main__ import class_name, family_files, insert_line, sor
 
 ROOT = Path(__file__).parents[1]
 NAME = "poisson_newton"
-TREE = ("fedstat", "docs", "data", "vignettes", "pyproject.toml", "setup.cfg", "README.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "LICENSE")
+TREE = ("fedstat", "docs", "data", "vignettes", "pyproject.toml", "setup.cfg", *DOCUMENTS)
 TESTS = (
     "conftest.py",
     "public_api.py",
