@@ -14,11 +14,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
-CHANGE = re.compile(r"In `([\w/.]+)`, (above|into) `(\w+)`:\n\n```python\n(.*?)```", re.DOTALL)
+CHANGE = re.compile(
+    r"In `([\w/.]+)`, (above|into) `(\w+)`(?: before `(\w+)`)?:\n\n```python\n(.*?)```", re.DOTALL
+)
 
 
 def recipe(title):
-    """Changes of a recipe: file, above or into, name, and code."""
+    """Changes of a recipe: file, above or into, name, an entry after the new one, and code."""
     text = PAGE.read_text(encoding="utf-8")
     (section,) = [part for part in re.split(r"^## ", text, flags=re.MULTILINE) if part.startswith(title)]
     return CHANGE.findall(section)
@@ -35,13 +37,19 @@ def assignment(source, name):
     raise AssertionError(f"no assignment to {name}")
 
 
-def changed(source, how, name, code):
-    """Put code above an assignment, or into the collection that it assigns."""
+def changed(source, how, name, entry, code):
+    """Put code above an assignment, or into the collection that it assigns: before an entry, or last."""
     lines, node = source.splitlines(keepends=True), assignment(source, name)
     if how == "above":
         place = node.lineno - 1
         block = textwrap.indent(code, " " * node.col_offset)
         return "".join([*lines[:place], block, "\n", *lines[place:]])
+    if entry:
+        place = next(i for i in range(node.lineno, node.end_lineno) if lines[i].strip() == f"{entry},")
+        while lines[place - 1].strip().startswith("#"):
+            place -= 1
+        block = textwrap.indent(f"{code.rstrip()},\n", " " * 4)
+        return "".join([*lines[:place], block, *lines[place:]])
     value = node.value.args[0] if isinstance(node.value, ast.Call) else node.value
     at = sum(map(len, lines[: value.end_lineno - 1])) + value.end_col_offset - 1
     before = source[:at].rstrip()
@@ -59,9 +67,10 @@ def copy(tmp_path_factory):
     for title in titles:
         changes = recipe(title)
         assert changes, title
-        for file, how, name, code in changes:
+        for file, how, name, entry, code in changes:
             path = place / file
-            path.write_text(changed(path.read_text(encoding="utf-8"), how, name, code), encoding="utf-8")
+            text = changed(path.read_text(encoding="utf-8"), how, name, entry, code)
+            path.write_text(text, encoding="utf-8")
     return place
 
 
@@ -121,10 +130,12 @@ def test_a_new_rule_is_in_the_file_the_comparison_the_table_and_the_checks(copy)
     run(
         copy,
         """
+        import numpy as np, pandas as pd
         import fedstat as fs
-        from fedstat.federation.disclosure.request_checks import refusals
-        from fedstat.federation.disclosure.site import FAMILIES
-        from fedstat.federation.message import Request
+        from fedstat.federation.disclosure.checks import AFTER
+        from fedstat.federation.disclosure.facts import EntityCount
+        from fedstat.federation.disclosure.site import FAMILIES, Site
+        from fedstat.federation.message import ArrayDeclaration, Request, Step, pack_request, unpack_reply
         policy = fs.Policy(max_arrays=1)
         assert "# Most arrays in one reply.\\nmax_arrays = 1" in policy.to_toml()
         assert fs.Policy.strict().max_arrays == 40
@@ -137,17 +148,21 @@ def test_a_new_rule_is_in_the_file_the_comparison_the_table_and_the_checks(copy)
             assert "max_arrays" in str(error)
         else:
             raise AssertionError
-        import fedstat.models.glm
-        family, name, step = next(
-            (family, name, step)
-            for family, steps in FAMILIES.items()
-            for name, step in steps.items()
-            if len(step.given) == 2
-        )
-        def rules(most):
-            request = Request("A", family, name, {}, "session", "{}")
-            return {one.rule for one in refusals("A", fs.Policy(max_arrays=most), request, step)}
-        assert "maximum arrays" in rules(1) and "maximum arrays" not in rules(2)
+        def three(data, state):
+            state.tell(EntityCount(20))
+            return {name: np.array(1.0) for name in "abc"}
+        gives = {name: ArrayDeclaration("aggregate", "sum", 0, behind=(EntityCount,)) for name in "abc"}
+        FAMILIES["toy"] = {"three": Step(three, {}, gives)}
+        request, table = pack_request(Request("A", "toy", "three", {}, "s")), pd.DataFrame({"x": range(20)})
+        assert len(unpack_reply(Site("A", table, fs.Policy(max_arrays=3)).answer(request)).arrays) == 3
+        try:
+            Site("A", table, fs.Policy(max_arrays=2)).answer(request)
+        except fs.errors.PolicyError as error:
+            assert (error.rule, error.site) == ("maximum arrays", "A")
+        else:
+            raise AssertionError
+        order = [check.__name__ for check in AFTER]
+        assert order.index("check_array_count") == order.index("charge_noise") - 1
         """,
     )
 
