@@ -181,10 +181,14 @@ def test_what_masked_sums_do_not_say_is_named():
 NAMES = ["a", "b", "c"]
 
 
-def test_nothing_is_lost_of_nothing():
+def test_the_share_that_is_lost_has_no_units_and_is_zero_of_nothing():
     assert symmetrize(np.zeros((2, 2)))[1] == 0.0
     assert symmetrize(np.array([[0.0, 1.0], [-1.0, 0.0]]))[1] == 1.0
     assert nearest_psd(np.zeros((2, 2)))[1] == 0.0
+    lopsided = np.array([[1.0, 1.0], [0.0, 1.0]])
+    for unit in (1e-9, 1.0, 1e9):
+        assert symmetrize(unit * lopsided)[1] == pytest.approx(np.sqrt(0.5 / 3.0))
+        assert nearest_psd(unit * np.diag([3.0, -4.0]))[1] == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
