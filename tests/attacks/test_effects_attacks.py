@@ -10,6 +10,7 @@ import statsmodels.api as sm
 import fedstat as fs
 from fedstat.errors import PolicyError
 from fedstat.models.horizontal.session import add
+from fedstat.models.run import FitAttempt
 
 N = 600
 PUBLISHED = {
@@ -51,7 +52,7 @@ def told(policy, points, log=False, together=True):
             found += add(replies, "changes").tolist()
         return np.array(found)
 
-    return model._run(session, protocol())[0]
+    return FitAttempt(model, model._new_ledger()).run(protocol(), session.masked_sites)
 
 
 def cuts(steep):

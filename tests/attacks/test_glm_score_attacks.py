@@ -17,6 +17,7 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, mean_vectors, times_means
 from fedstat.models.horizontal.rows import answered_at
 from fedstat.models.horizontal.session import add
+from fedstat.models.run import FitAttempt
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 N = 600
@@ -65,7 +66,7 @@ def asked(policy, betas, family="glm"):
             told.append({name: add(replies, name) for name in replies[0].arrays})
         return told
 
-    return model._run(session, protocol())[0]
+    return FitAttempt(model, model._new_ledger()).run(protocol(), session.masked_sites)
 
 
 def cuts():

@@ -11,6 +11,7 @@ from pooled import fit_pooled, partition, table
 import fedstat as fs
 from fedstat.errors import EstimationError, FedstatError, ModelError
 from fedstat.models.horizontal.session import add
+from fedstat.models.run import FitAttempt
 
 FRAME = table()
 F, L = sm.families, sm.families.links
@@ -99,7 +100,7 @@ def answer(inverse):
         replies = yield session.ask_all("sum_leveraged", units | asked)
         return add(replies, "meat")
 
-    return model._run(session, protocol())[0]
+    return FitAttempt(model, model._new_ledger()).run(protocol(), session.masked_sites)
 
 
 def test_an_inverse_that_singles_a_row_out_is_no_inverse_of_theirs():
