@@ -85,6 +85,19 @@ def estimated(n):
     return tuple(facts.WeightedEstimates((1.0 + weights(k))[:, None], each) for k in (0, n))
 
 
+def leaving(n):
+    """Two groups and ten rows in none, and the same after `n` rows have left the second group."""
+    code = np.repeat([0, 1, -1], [27, 27, 10])
+    every = np.arange(N_ROWS)
+    return tuple(facts.RowGroups("folds", np.where(rows(k, 30), -1, code), every) for k in (0, n))
+
+
+def doubled(n):
+    """Estimates under equal weights, and under twice these but for `n` rows."""
+    each = np.arange(N_ROWS)
+    return tuple(facts.WeightedEstimates(one[:, None], each) for one in (weights(0, 1.0), 2.0 + weights(n)))
+
+
 @dataclass(frozen=True)
 class Count:
     """A minimum count: which facts hold a count n, the minimum, and the counts below it that pass."""
@@ -193,6 +206,14 @@ COUNTS = {
     "entities between two divisions of a session": Count("minimum count", divided, 5),
     "entities between two divisions of all sessions": Count(
         "differencing", divided, 5, policy={"remember": "all"}
+    ),
+    "entities that leave a group of a session": Count("minimum count", leaving, 5),
+    "estimates under multiples of weights": Count("differencing", doubled, 5),
+    "entities between two divisions of some rows": Count(
+        "differencing",
+        lambda n: tuple(replace(one, code=one.code[4:], rows=one.rows[4:]) for one in divided(n)),
+        5,
+        policy={"remember": "all"},
     ),
     "rows that make up a column": Count("minimum rows per level", spiked, 3),
     "rows of a cell of two factors": Count("minimum rows per level", cell, 3),
@@ -418,6 +439,12 @@ def test_another_reply_leaves_where_nearly_all_weight_is_on_few_rows():
     assert int(ask(site_of(), "report").arrays["reported"]) == -1
 
 
+@pytest.mark.parametrize(("n", "many"), [(1, False), (10, False), (11, True)])
+def test_a_column_of_many_rare_levels_looks_like_an_identifier(n, many):
+    error = refusal_of(site_of(), facts.LevelRowCounts("g", [50] + [2] * n))
+    assert error.rule == "minimum rows per level" and ("looks like an identifier" in str(error)) == many
+
+
 @pytest.mark.parametrize("share", [0.0099, 0.0101])
 def test_a_hundredth_of_a_columns_variation_lies_outside_the_two_furthest_rows(share):
     n = 1000
@@ -594,6 +621,89 @@ def test_means_of_other_rows_are_not_held_against_these():
     rule_against(site, mean_sums(known, "first"))
     assert rule_against(site, mean_sums(known, "second", "another design")) == ""
     assert rule_against(site, mean_sums(known, "first", "another design")) == "largest share"
+
+
+def test_a_vector_of_zeros_is_no_direction():
+    known = {
+        "none": np.zeros(N_ROWS),
+        "first": means(1, N_ROWS)["first"],
+        "second": means(1, N_ROWS)["second"],
+    }
+    site = site_of(**STRICT_SHARE)
+    assert rule_against(site, mean_sums(known, "none")) == ""
+    assert rule_against(site, mean_sums(known, "first")) == ""
+    assert rule_against(site, mean_sums(known, "second")) == "largest share"
+
+
+def test_a_row_outside_all_samples_is_seen():
+    """Three samples have every fifth of 6,000 rows: row 3 is in none, and holds the vector nearly alone."""
+    known = {"only": 1e-8 * means(0, 6000)["first"]}
+    known["only"][3] = 1.0
+    assert rule_against(site_of(**STRICT_SHARE), mean_sums(known, "only")) == "largest share"
+    known = {"only": 1e-3 * means(0, 6000)["first"]}
+    known["only"][3] = 1.0
+    assert rule_against(site_of(**STRICT_SHARE), mean_sums(known, "only")) == ""
+
+
+def test_a_pair_of_rows_is_found_next_to_a_row_of_higher_leverage():
+    rng = np.random.default_rng(2)
+    x, far = rng.normal(size=(2, 200))
+    other = x.copy()
+    other[[17, 40]] += 1.0
+    far[60] = 45.0
+    X = np.column_stack([x, other, far])
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+
+    def design(X):
+        return facts.DesignDirections(lambda: [X], len(X), ["x", "other", "far"])
+
+    assert rule_against(site_of(), design(X)) == "minimum rows per level"
+    assert rule_against(site_of(min_level_count=2), design(X)) == ""
+    assert rule_against(site_of(), design(X[:, [0, 2]])) == ""
+
+
+# ---- what is remembered of estimates, groups and levels -----------------------------------------------
+
+
+@pytest.mark.parametrize(("remember", "rule"), [("rows", ""), ("all", "differencing")])
+def test_estimates_of_another_session_count_where_the_owner_says_so(remember, rule):
+    site, (first, second) = site_of(remember=remember), estimated(1)
+    assert rule_against(site, first, session="one") == ""
+    assert rule_against(site, second, session="two") == rule
+    assert rule_against(site, second, session="one") == "differencing"
+    assert rule_against(site, first, session="three") == ""
+
+
+@pytest.mark.parametrize(("share", "passes"), [(0.7, True), (0.8, False)])
+def test_one_row_has_three_quarters_of_the_weights_of_estimates_at_most(share, passes):
+    """Shares of the sum of squared weights, of 4,000 rows."""
+    table = pd.DataFrame({"x": np.zeros(4000)})
+    each = np.sqrt((1.0 - share) / share / 3999.0)
+    fact = facts.WeightedEstimates(weights(1, each, 4000)[:, None], np.arange(4000))
+    assert rule_against(site_of(table, **STRICT_SHARE), fact) == ("" if passes else "differencing")
+    assert rule_against(site_of(table), fact) == ""
+
+
+def test_a_small_group_that_stays_as_it_was_is_another_rules():
+    code = np.repeat([0, 1], [62, 2])
+    first, second = (
+        facts.RowGroups("folds", np.where(rows(k), -1, code), np.arange(N_ROWS)) for k in (0, 10)
+    )
+    assert rule_against(site_of(), first, second) == ""
+
+
+def test_levels_over_a_union_of_groups_are_remembered():
+    """The union is no group of its own, since it follows from the two."""
+    half, union = rows(32), ~rows(0)
+    table = tables().assign(g=np.where(np.arange(N_ROWS) % 2, "a", "b"))
+    site = site_of(table, remember="all")
+    levels = {"g": ["a", "b"]}
+    assert rule_against(site, facts.RowsUsed(half), facts.RowsUsed(~half)) == ""
+    assert rule_against(site, facts.RowsUsed(union), facts.LevelsRequested(union, levels)) == ""
+    without = union.copy()
+    without[[1, *range(0, 22, 2)]] = False  # one row of the one level, and eleven of the other
+    assert rule_against(site, facts.RowsUsed(without)) == ""
+    assert rule_against(site, facts.LevelsRequested(without, levels)) == "differencing"
 
 
 # ---- consents, levels of rows that are gone -----------------------------------------------------------
