@@ -228,28 +228,21 @@ class FedAvg(HorizontalModel):
 
     def _run(self, given: Mapping[str, Any], rule: AveragingRule) -> FedAvgResults:
         """Fit by a rule, with the arguments of a fit."""
-        first = None if given["init"] is None else read_init(given["init"])
-        call, options = Call.of(self.fit, given), read_options(given)
-        return run_fit(self, call, FedAvg._estimate, options, rule, first, given["masked"])
+        first, options = None if given["init"] is None else read_init(given["init"]), read_options(given)
 
-    def _estimate(
-        self,
-        attempt: FitAttempt,
-        options: AveragingOptions,
-        rule: AveragingRule,
-        first: Floats | None,
-        masked: object,
-    ) -> FedAvgResults:
-        session = self._open_session(
-            FAMILY, check_drawn(masked, options.fraction, len(self.sites), self._masks_wanted)
-        )
-        federation = FedAvgProtocol(session, self.distribution, options, rule, first)
-        fit = attempt.run(federation.run(), session.masked_sites)
-        warn_of_far_sites(self.agreement, federation.design.names, federation.own)
-        result = FedAvgResults._of(self, fit, attempt.ledger)
-        if not result.converged:
-            warn(f"{self.model_name} did not converge: {result.estimate.convergence}", ConvergenceWarning)
-        return result
+        def estimate(model: FedAvg, attempt: FitAttempt) -> FedAvgResults:
+            hidden = check_drawn(given["masked"], options.fraction, len(model.sites), model._masks_wanted)
+            session = model._open_session(FAMILY, hidden)
+            federation = FedAvgProtocol(session, model.distribution, options, rule, first)
+            fit = attempt.run(federation.run(), session.masked_sites)
+            warn_of_far_sites(model.agreement, federation.design.names, federation.own)
+            result = FedAvgResults._of(model, fit, attempt.ledger)
+            if not result.converged:
+                reason = result.estimate.convergence
+                warn(f"{model.model_name} did not converge: {reason}", ConvergenceWarning)
+            return result
+
+        return run_fit(self, Call.of(self.fit, given), estimate)
 
     def _question(self, offset: str | None, labels: Sequence[str], complete: Sequence[str]) -> RowsRequest:
         if "var_weights" in self.weights:

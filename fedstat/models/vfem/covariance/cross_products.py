@@ -22,7 +22,7 @@ from fedstat.models.vfem.covariance.cross_product_steps import SKETCH_KINDS, STA
 from fedstat.models.vfem.iteration.messages import FAMILY, vfem_request
 from fedstat.typing import Floats
 
-ALTERNATIVES = ", or exchange='iterative' with cov_type='expected' or cross_products='sketch'"
+ALTERNATIVES = ", or exchange='iterative' with cov_type='expected' or fs.Iteration(cross_products='sketch')"
 
 
 @dataclass(frozen=True, slots=True)
