@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedstat.inference.homogeneity_tests import JointTest, SiteScores, SiteWelch
 from fedstat.inference.meta_analysis import (
     USUAL,
     FactorCombination,
+    RandomEffectsFit,
     RandomEffectsOptions,
     combine_factor,
     combine_sites,
@@ -632,8 +634,10 @@ def _combined(
 ) -> pd.DataFrame:
     """Random effects of each coefficient from sites' own estimates (sites, coefficients)."""
     own = zip(estimates.to_numpy().T, std_errors.to_numpy().T, strict=True)
-    rows = [asdict(combine_sites(b, se**2, alpha, how)) for b, se in own]
-    return pd.DataFrame(rows, index=pd.Index(estimates.columns, name="coefficient"))
+    names = [part.name for part in fields(RandomEffectsFit)]
+    values = attrgetter(*names)
+    rows = [values(combine_sites(b, se**2, alpha, how)) for b, se in own]
+    return pd.DataFrame(rows, columns=names, index=pd.Index(estimates.columns, name="coefficient"))
 
 
 def _table(table: pd.DataFrame, beta: Floats, errors: Floats) -> pd.DataFrame:

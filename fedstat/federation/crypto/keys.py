@@ -69,11 +69,22 @@ def keystream(key: bytes, nonce: bytes, count: int, start: int = 0) -> Ints:
     the first. One nonce serves one purpose: whoever sees two values under the same words has their
     difference.
     """
-    block, skip = divmod(start * WORD_BYTES, CIPHER_BLOCK)
-    cipher = Cipher(algorithms.ChaCha20(key, block.to_bytes(4, "little") + nonce), mode=None).encryptor()
-    stream = np.empty(skip // WORD_BYTES + count, "<i8")
-    cipher.update_into(bytes(stream.nbytes), stream.view(np.uint8).data)
-    return stream[skip // WORD_BYTES :].astype(np.int64, copy=False)
+    return KeyStream(key).words(nonce, count, start)
+
+
+class KeyStream:
+    """The key stream under one key, which is read at one place at a time; see :func:`keystream`."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def words(self, nonce: bytes, count: int, start: int = 0) -> Ints:
+        """Return words of 64 bits of the stream under a nonce of 12 bytes: (count,)."""
+        block, skip = divmod(start * WORD_BYTES, CIPHER_BLOCK)
+        self._cipher.reset_nonce(block.to_bytes(4, "little") + nonce)
+        stream = np.empty(skip // WORD_BYTES + count, "<i8")
+        self._cipher.update_into(bytes(stream.nbytes), stream.view(np.uint8).data)
+        return stream[skip // WORD_BYTES :].astype(np.int64, copy=False)
 
 
 def random_bytes(key: bytes) -> Callable[[int], bytes]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -17,11 +18,11 @@ from fedstat.federation.crypto.keys import (
     KEY_BYTES,
     Identity,
     KeyAgreement,
+    KeyStream,
     PairKeys,
     PublicIdentity,
     check_fingerprints,
     encode_parts,
-    keystream,
     normalize_fingerprint,
 )
 from fedstat.kernels.fixed_point import Words, add_words, encode_floats, subtract_words
@@ -337,11 +338,18 @@ class Masker:
     Keys that have a masker already are a SecurityError: masks would serve twice.
     """
 
+    MADE_AGAIN: ClassVar = ("_streams",)
+
     def __init__(self, keys: PairKeys) -> None:
         self.site, self.sites = keys.site, keys.sites
         self._keys = {peer: keys.secret(peer, "masks") for peer in keys.peers}
+        self.make_again()
         self._used: set[bytes] = set()
         self._lock = Lock()
+
+    def make_again(self) -> None:
+        """Open the key streams of all pairs."""
+        self._streams = {peer: KeyStream(key) for peer, key in self._keys.items()}
 
     def mask(
         self, name: str, values: Array, round_number: int, encoding: Encoding | None = None, bound: str = ""
@@ -362,10 +370,11 @@ class Masker:
             )
         words = encode_values(name, values, len(self.sites), encoding)
         nonce = self._claim(name, round_number, bound)
-        for peer, key in self._keys.items():
-            masks = keystream(key, nonce, words.size).view(np.uint64).reshape(words.shape)
-            # Both sites draw the same words: by the order of names one adds and the other subtracts them.
-            (add_words if self.site < peer else subtract_words)(words, masks)
+        with self._lock:  # a stream is read at one place at a time
+            for peer, stream in self._streams.items():
+                masks = stream.words(nonce, words.size).view(np.uint64).reshape(words.shape)
+                # Both sites draw the same words: by the order of names one adds and the other subtracts them.
+                (add_words if self.site < peer else subtract_words)(words, masks)
         return words.view(np.int64).reshape(encoding.limbs, *values.shape)
 
     def _claim(self, name: str, round_number: int, bound: str) -> bytes:

@@ -321,16 +321,11 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     question = RowsRequest.from_json(text)
     state.tell(*question.asked())
     terms = question.read_terms()
-    survey = ColumnSurvey(data.name, listed=declared_levels(terms, data.published))
-    n, n_rows = 0, data.table.n_rows
-    used: list[Bools] = []
-    for rows in find_complete_rows(data, question):
-        n, n_rows = n + len(rows.frame), n_rows - rows.weightless
-        used.append(rows.whole)
-        if len(rows.frame):
-            survey.add(rows.frame, question.columns, terms)
+    listed = declared_levels(terms, data.published)
+    found, n, n_rows, used = keep_result(data.table, text, partial(_survey, data, question, terms))
+    survey = replace(found, declared=dict(found.declared), listed=listed)
     state.rest_on(n)
-    behind = RowsUsed(np.concatenate(used) if used else np.zeros(0, dtype=bool))
+    behind = RowsUsed(used)
     if n:  # too few rows are called so, and no difference
         state.tell(RowCount(n))
     state.tell(*(LevelRowCounts(name, list(total.values())) for name, total in survey.counts.items()))
@@ -338,6 +333,20 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     if n:
         state.tell(behind, LevelsRequested(behind.used, {name: told.levels for name, told in levels.items()}))
     return {}, codec.to_json(SiteColumns(n_rows, n, survey.kinds, levels))
+
+
+def _survey(
+    data: SiteData, question: RowsRequest, terms: Sequence[Term]
+) -> tuple[ColumnSurvey, int, int, Bools]:
+    """Survey the columns, count complete rows and rows with a weight, and mark the complete ones."""
+    survey, n, n_rows = ColumnSurvey(data.name), 0, data.table.n_rows
+    used = [np.zeros(0, dtype=bool)]
+    for rows in find_complete_rows(data, question):
+        n, n_rows = n + len(rows.frame), n_rows - rows.weightless
+        used.append(rows.whole)
+        if len(rows.frame):
+            survey.add(rows.frame, question.columns, terms)
+    return survey, n, n_rows, np.concatenate(used)
 
 
 def varying(mean: Floats, spread: Floats, intercept: bool) -> Bools:

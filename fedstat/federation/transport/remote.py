@@ -128,7 +128,7 @@ class SiteServer:
         try:
             ask = unpack_request(request)
         except MessageError:
-            return self._ask_site(request, asker)  # the site says why, and enters it
+            return self._ask_site(request, asker, None)  # the site says why, and records it
         if self._sessions is not None and ask.session not in self._last:
             self._last.update(self._sessions.take_up(ask.session))
         kept = self._last.get(ask.session, {}).get(digest)
@@ -139,7 +139,7 @@ class SiteServer:
         before = self.site.account.rounds(ask.session)
         if ask.turn is None and before:
             return refusal(self.site.name, MessageError(f"{self.site.name}: {UNNUMBERED}"))
-        answer = self._ask_site(request, asker)
+        answer = self._ask_site(request, asker, ask)
         if self.site.account.rounds(ask.session) > before:
             self._keep(ask.session, digest, answer, begun)
         return answer
@@ -153,9 +153,9 @@ class SiteServer:
         begun.add(session)
         self._last[session] = {**earlier, digest: answer}
 
-    def _ask_site(self, request: bytes, asker: str) -> BundledReply:
+    def _ask_site(self, request: bytes, asker: str, ask: Request | None) -> BundledReply:
         try:
-            return BundledReply(self.site.answer(request, asker))
+            return BundledReply(self.site.answer(request, asker, ask))
         except FedstatError as error:
             return refusal(self.site.name, error)
         except Exception as error:
