@@ -204,22 +204,8 @@ class _Reader:
     sizes: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def read(self, kind: Any, plain: Any, place: str) -> Any:
-        origin = get_origin(kind)
-        if origin in _BY_ORIGIN:
-            return _BY_ORIGIN[origin](self, get_args(kind), plain, place)
-        if kind is Any:
-            return self._any(plain, place)
-        if kind in SCALARS:
-            return self._scalar(kind, plain, place)
-        if kind is bytes:
-            return self._bytes(plain, place)
-        if kind is Fraction:
-            return Fraction(self._scalar(str, plain, place))
-        if dataclasses.is_dataclass(kind):
-            return self._record(kind, plain, place)
-        if hasattr(kind, "_fields"):
-            return self._row(kind, plain, place)
-        raise NotImplementedError(f"{place}: no reader of {kind}")
+        method, argument = _method(kind)
+        return method(self, argument, plain, place)
 
     def _record(self, kind: Any, plain: Any, place: str) -> Any:
         fields = _fields(kind)
@@ -254,20 +240,25 @@ class _Reader:
             raise _decode_error(WORDS[kind], plain, place)
         return plain
 
-    def _bytes(self, plain: Any, place: str) -> bytes:
+    def _fraction(self, _: Any, plain: Any, place: str) -> Fraction:
+        return Fraction(self._scalar(str, plain, place))
+
+    def _bytes(self, _: Any, plain: Any, place: str) -> bytes:
         try:
             return bytes.fromhex(plain)
         except (TypeError, ValueError):
             raise _decode_error(WORDS[bytes], plain, place) from None
 
-    def _any(self, plain: Any, place: str, depth: int = 0) -> Any:
+    def _any(self, _: Any, plain: Any, place: str, depth: int = 0) -> Any:
         """Require finite numbers, texts and truth values in lists and tables, as they are."""
         if depth > MAX_DEPTH:
             raise _DecodeError(f"{_place(place)}more than {MAX_DEPTH} levels deep")
         if isinstance(plain, dict):
-            return {self._scalar(str, k, place): self._any(v, place, depth + 1) for k, v in plain.items()}
+            return {
+                self._scalar(str, k, place): self._any(Any, v, place, depth + 1) for k, v in plain.items()
+            }
         if isinstance(plain, list):
-            return [self._any(value, place, depth + 1) for value in plain]
+            return [self._any(Any, value, place, depth + 1) for value in plain]
         if type(plain) not in SCALARS:
             raise _decode_error("plain values", plain, place)
         return self._scalar(type(plain), plain, place)
@@ -392,3 +383,21 @@ def _inside(place: str, name: str) -> str:
 
 def _place(place: str) -> str:
     return f"'{place}': " if place else ""
+
+
+@cache
+def _method(kind: Any) -> tuple[Callable[[_Reader, Any, Any, str], Any], Any]:
+    """Return the method of a reader that reads a type, and its first argument."""
+    if (origin := get_origin(kind)) in _BY_ORIGIN:
+        return _BY_ORIGIN[origin], get_args(kind)
+    if kind is Any or kind is bytes:
+        return (_Reader._any if kind is Any else _Reader._bytes), kind
+    if kind in SCALARS:
+        return _Reader._scalar, kind
+    if kind is Fraction:
+        return _Reader._fraction, kind
+    if dataclasses.is_dataclass(kind):
+        return _Reader._record, kind
+    if hasattr(kind, "_fields"):
+        return _Reader._row, kind
+    raise NotImplementedError(f"no reader of {kind}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal
 
+import numpy as np
 import pandas as pd
 
 from fedstat.inference.tables import Sheet, SheetSummary, number
@@ -98,17 +99,20 @@ def coefficient_sheet(
     coefficients: pd.DataFrame, parts: Mapping[str, Floats], inference: bool, alpha: float, z: str
 ) -> Sheet:
     """List coefficients below the name of their institution."""
+    given = coefficients["client"].tolist()
     # Stable: within an institution the order of the design stays, and those of no institution come first.
-    frame = coefficients.assign(**parts)
-    frame = frame.sort_values("client", key=_first_appearance, kind="stable")
+    places = {client: place for place, client in enumerate(dict.fromkeys(["", *given]))}
+    order = sorted(range(len(given)), key=lambda row: places[given[row]])
+    table = np.column_stack([coefficients[list(STATEMENTS)].to_numpy(), *parts.values()])[order].tolist()
     low, high = f"[{alpha / 2:.4g}", f"{1 - alpha / 2:.4g}]"
     labels = ("coef", "std err", *parts, z, f"P>|{z}|", low, high)
     count = len(labels) if inference else 1
     all_widths = tuple(NUMBERS.values())
     widths = (*all_widths[:2], *[PART] * len(parts), *all_widths[2:])[:count]
     rows: list[tuple[str, ...]] = []
-    clients, numbers = list(frame["client"]), frame[[*STATEMENTS, *parts]].to_numpy().tolist()
-    stubs = zip(blank_repeats(clients), clients, frame["name"], numbers, strict=True)
+    names = coefficients["name"].tolist()
+    clients, names = [given[row] for row in order], [names[row] for row in order]
+    stubs = zip(blank_repeats(clients), clients, names, table, strict=True)
     for heading, client, name, values in stubs:
         if heading:
             rows.append((heading, *[""] * count))
@@ -145,11 +149,6 @@ def blank_repeats(labels: Sequence[str] | pd.Series) -> list[str]:
     """Labels with the repetitions of the one above left blank."""
     values = list(labels)
     return [now if i == 0 or now != values[i - 1] else "" for i, now in enumerate(values)]
-
-
-def _first_appearance(clients: pd.Series) -> pd.Series:
-    order = {client: i for i, client in enumerate(dict.fromkeys(["", *clients]))}
-    return clients.map(order)
 
 
 def _label(text: str) -> str:

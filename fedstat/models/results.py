@@ -588,16 +588,18 @@ class CoefficientResults(Results[Any]):
         2        sex      4.41      3.06       6.38
         """
         est = self.estimate
-        frame = pd.DataFrame({"client": est.clients, "name": est.names, "term": est.terms}, dtype=object)
-        frame["estimate"] = est.params
+        names = {"client": est.clients, "name": est.names, "term": est.terms}
+        columns: dict[str, Any] = {name: pd.Series(list(one), dtype=object) for name, one in names.items()}
+        columns["estimate"] = est.params
         if est.cov is None:
+            frame = pd.DataFrame(columns)
             frame[["std_error", "statistic", "p_value", "conf_low", "conf_high"]] = np.nan
             frame.attrs["note"] = self._reason("cov_params")
             return _exponentials(frame) if exponentiate else frame
-        columns = {"std_error": self.bse, "statistic": self.tvalues, "p_value": self.pvalues}
         limits = self.conf_int(1.0 - conf_level)
-        columns |= {"conf_low": limits[0], "conf_high": limits[1]}
-        frame = frame.assign(**{name: column.to_numpy() for name, column in columns.items()})
+        found = {"std_error": self.bse, "statistic": self.tvalues, "p_value": self.pvalues}
+        found |= {"conf_low": limits[0], "conf_high": limits[1]}
+        frame = pd.DataFrame(columns | {name: column.to_numpy() for name, column in found.items()})
         return _exponentials(frame) if exponentiate else frame
 
     def glance(self) -> pd.DataFrame:

@@ -120,6 +120,8 @@ def random_bytes(key: bytes) -> Callable[[int], bytes]:
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 LONGEST_FILE = 4096
+MOST_SECRETS = 32
+"""Secrets of an identity that are derived once."""
 TWO_KEYS: Mapping[str, int] = {"signing": KEY_BYTES, "agreement": KEY_BYTES}
 ANNOUNCED: Mapping[str, int] = {"sites": KEY_BYTES, "key": KEY_BYTES, "signature": SIGNATURE_BYTES}
 
@@ -176,6 +178,7 @@ class Identity:
     signing: Ed25519PrivateKey
     agreement: X25519PrivateKey
     public: PublicIdentity = field(init=False)
+    _secrets: dict[str, bytes] = field(init=False, default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Identity({self.public.fingerprint})"
@@ -191,9 +194,13 @@ class Identity:
 
     def secret(self, purpose: str) -> bytes:
         """Derive 32 bytes that nobody else knows, the same for a purpose as long as the keys last."""
-        return hmac.digest(
-            self.signing.private_bytes_raw(), encode_parts("fedstat secret 1", purpose), "sha256"
-        )
+        secret = self._secrets.get(purpose)
+        if secret is None:
+            message = encode_parts("fedstat secret 1", purpose)
+            secret = hmac.digest(self.signing.private_bytes_raw(), message, "sha256")
+            if len(self._secrets) < MOST_SECRETS:
+                self._secrets[purpose] = secret
+        return secret
 
     def save(self, path: str | Path) -> None:
         """Write the keys to a new file that its owner alone may read (mode 0600).

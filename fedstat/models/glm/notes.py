@@ -228,11 +228,8 @@ def _in_clear(result: GLMStatements) -> str:
     told = []
     if any(own.problem != NOT_REQUESTED for own in result._fit.local):
         told.append("the own fits")
-    left = None if result._ledger is None else result._ledger.to_frame()
-    if (
-        left is not None
-        and ((left["step"] == "transform_sums") & (left["array"] == "sums") & ~left["masked"]).any()
-    ):
+    left = getattr(result._ledger, "events", ())
+    if any((one.step, one.array, one.masked) == ("transform_sums", "sums", False) for _, one in left):
         told.append("the sums that transforms such as center() need")
     return f", but for {' and '.join(told)}" if told else ""
 
