@@ -5,15 +5,19 @@ one place: statsmodels' GLM and glum, each given the design as an array, so that
 
     python tests/benchmarks/bench_glm.py                    all, and writes results/glm.md
     python tests/benchmarks/bench_glm.py million stream     some, and prints them
+    FEDSTAT_EARLIER=/its/bin/python python tests/benchmarks/bench_glm.py small    next to another version
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
+import statistics
 import sys
 import tempfile
 from datetime import date
+from math import nan
 from pathlib import Path
 
 from clock import Clock, in_a_process, peak
@@ -22,6 +26,7 @@ ROWS, COLUMNS = 1_000_000, 30
 REPEATS = 3
 STREAM_ROWS, STREAM_COLUMNS = 20_000_000, 10
 CHUNK = 1_000_000
+SMALL_FITS, ROUNDS = 10, 3
 RESULTS = Path(__file__).parent / "results" / "glm.md"
 
 
@@ -130,6 +135,25 @@ def streamed(folder):
     }
 
 
+def hospitals(rules, fits):
+    """CPU seconds of formula, fit and printed summary over four sites of about 230 rows, after three fits."""
+    import time
+    import warnings
+
+    import fedstat as fs
+
+    warnings.simplefilter("ignore")
+    frame = fs.datasets.make_hospitals()
+    policies = {name: fs.Policy.strict() for name in frame["hospital"].unique()} if rules == "strict" else {}
+    partition = fs.ClientPartition.from_frame(frame, by="hospital", policies=policies)
+    seconds = []
+    for _ in range(3 + int(fits)):
+        begun = time.process_time()
+        str(fs.GLORE.from_formula("num > 0 ~ age + sex + C(cp) + trestbps", partition).fit().summary())
+        seconds.append(time.process_time() - begun)
+    return {"cpu": seconds[3:]}
+
+
 def truth(p):
     import numpy as np
 
@@ -234,7 +258,30 @@ def stream(folder):
     ]
 
 
-PARTS = {"million": million, "sites": sites, "stream": stream}
+def small_fits(rules, python=sys.executable, fits=SMALL_FITS):
+    """Median CPU seconds of small fits in one process."""
+    return statistics.median(in_a_process(__file__, "hospitals", rules, fits, python=python)["cpu"])
+
+
+def small(folder):
+    """Small fits, next to those of an earlier version whose Python is named by FEDSTAT_EARLIER."""
+    earlier = os.environ.get("FEDSTAT_EARLIER", "")
+    lines = [
+        "## Four sites of about 230 rows, logistic: formula, fit and summary, warm, CPU milliseconds",
+        "",
+        "| rules | now | earlier | ratio |",
+        "| --- | --- | --- | --- |",
+    ]
+    for rules in ("default", "strict"):
+        # In turn, so that other load of the machine counts for both.
+        runs = [(small_fits(rules), small_fits(rules, earlier) if earlier else nan) for _ in range(ROUNDS)]
+        now, then = (statistics.median(column) for column in zip(*runs, strict=True))
+        ratio = statistics.median(a / b for a, b in runs)
+        lines.append(f"| {rules} | {1e3 * now:.0f} | {1e3 * then:.0f} | {ratio:.2f} |".replace("nan", "-"))
+    return lines
+
+
+PARTS = {"million": million, "sites": sites, "stream": stream, "small": small}
 
 
 def main(names):

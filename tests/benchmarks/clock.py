@@ -29,9 +29,9 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
-def in_a_process(script, task, *arguments):
+def in_a_process(script, task, *arguments, python=sys.executable):
     """Run one task of a script in a process of its own; it prints a line of JSON last."""
-    command = [sys.executable, str(script), "task", task, *map(str, arguments)]
+    command = [python, str(script), "task", task, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{task} failed:\n{done.stderr[-2000:]}")
