@@ -22,7 +22,6 @@ from fedstat.operator import (
     service,
     site_commands,
 )
-from fedstat.operator import federation_commands as federation_status
 
 # ----------------------------------------------------------------------------------------------------
 # The words of a command: what each does, the function that does it, and its arguments.
@@ -50,28 +49,24 @@ class Command:
     is_new: bool = False
 
 
-def parse_seconds(text: str) -> float:
-    """Read a duration."""
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise ValueError("seconds")
-    return value
+def number_type(
+    name: str, convert: Callable[[str], float], least: float, most: float
+) -> Callable[[str], float]:
+    """Return the type of an argument that is a number between two bounds; its name stands in errors."""
+
+    def parse(text: str) -> float:
+        if not least <= (value := convert(text)) <= most:
+            raise ValueError(name)
+        return value
+
+    parse.__name__ = name
+    return parse
 
 
-def parse_megabytes(text: str) -> float:
-    """Read a size."""
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise ValueError("megabytes")
-    return value
-
-
-def parse_port(text: str) -> int:
-    """Read a port of this machine; 0 for any."""
-    value = int(text)
-    if not 0 <= value < 2**16:
-        raise ValueError("port")
-    return value
+parse_seconds = number_type("seconds", float, 1e-6, 1e6)
+parse_megabytes = number_type("megabytes", float, 1e-6, 1e6)
+parse_port = number_type("port", int, 0, 2**16 - 1)
+parse_count = number_type("count", int, 0, 1000)
 
 
 def parse_mode(text: str) -> int:
@@ -79,14 +74,6 @@ def parse_mode(text: str) -> int:
     value = int(text, 8)
     if not 0o400 <= value <= 0o777 or value & 0o022:
         raise ValueError("mode")
-    return value
-
-
-def parse_count(text: str) -> int:
-    """Read a number of files."""
-    value = int(text)
-    if not 0 <= value <= 1000:
-        raise ValueError("count")
     return value
 
 
@@ -418,7 +405,7 @@ FEDERATION = (
         "status",
         "Show sites and what waits for them; of NVIDIA FLARE also server, certificates and analysis (exit "
         "code 0 where all is there).",
-        federation_status.show_federation_status,
+        federation_commands.show_federation_status,
         (JSON,),
     ),
     *SERVER,
