@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -13,19 +13,14 @@ from fedstat.errors import ModelError, NotAvailableError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.inference.estimate import INTERCEPT, LedgerLike
-from fedstat.inference.evaluation import Evaluation
 from fedstat.inference.likelihood import LRTest
 from fedstat.inference.plots import plot_convergence
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.margins import MarginalEffects
 from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.models.vertical.layout import Layout, complete_at
 from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vertical.prediction.marginal_effects import (
-    FittedMean,
-    ProjectedEntities,
-    effects_over_columns,
-)
+from fedstat.models.vertical.prediction.marginal_effects import FittedMean
+from fedstat.models.vertical.prediction.predictor import VerticalPredictions
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
 from fedstat.models.vfem.iteration.distributions import NORMAL
 from fedstat.models.vfem.notes import fit_notes, role_notes
@@ -39,12 +34,9 @@ from fedstat.models.vfem.outcome import (
 from fedstat.models.vfem.prediction_protocol import (
     LinearPredictors,
     VFEMPredictor,
-    evaluate_fit,
     predict_linear,
-    project_entities,
 )
 from fedstat.models.vfem.prediction_results import MeanPredictions
-from fedstat.typing import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +65,7 @@ class VFEMRecord(EstimateRecord):
     specs: Mapping[str, str] = field(default_factory=dict)
 
 
-class VFEMBaseResults(CoefficientResults, Generic[Predictions]):
+class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
     """Results of VFEM, whatever the distribution of the response.
 
     Attributes
@@ -277,65 +269,12 @@ class VFEMBaseResults(CoefficientResults, Generic[Predictions]):
         """
         return self._prediction(partition, mean_only=False)
 
-    def get_margeff(
-        self,
-        at: Literal["overall", "mean", "zero"] = "overall",
-        method: Literal["dydx", "eyex", "dyex", "eydx"] = "dydx",
-        atexog: Mapping[int | str, float] | None = None,
-        dummy: bool = False,
-        count: bool = False,
-    ) -> MarginalEffects:
-        """Marginal effects on the mean of the response, with errors by the delta method, as in statsmodels.
-
-        ``at="mean"`` asks nothing further. ``at="overall"`` averages over the entities of the fit that every
-        institution has: as for :meth:`get_prediction`, linear predictors of these and projections of their
-        columns on the covariance of the estimates go to the coordinator, and disclose the columns.
-
-        Parameters
-        ----------
-        at : {"overall", "mean", "zero"}
-            Average over entities, or at one row: the means of the columns, or zeros.
-        method : {"dydx", "eyex", "dyex", "eydx"}
-            Derivative, elasticity, or a semi-elasticity; of averages only "dydx" and "eydx".
-        atexog, dummy, count
-            Not available: they need values of one column beside those of all others.
-
-        Returns
-        -------
-        MarginalEffects
-            ``margeff``, ``margeff_se``, ``summary_frame()``, ``summary()``.
-
-        Raises
-        ------
-        NotAvailableError
-            No covariance, values of single entities, an average beside weights or an offset, or one of
-            results that were read from a file.
-        PolicyError
-            A site refuses its columns; ``at="mean"`` does without.
-
-        Examples
-        --------
-        >>> import fedstat as fs, statsmodels.api as sm
-        >>> data = fs.datasets.make_sme_risk(1_000)
-        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
-        >>> binomial = sm.families.Binomial()
-        >>> model = fs.VFEMGLM.from_formula("RISK ~ PL1 + CA1", partition, family=binomial)
-        >>> effects = model.fit().get_margeff(at="mean")
-        >>> effects.margeff.index.tolist(), effects.margeff_options["at"]
-        (['PL1', 'CA1'], 'mean')
-        """
-        partition = None if self._model is None else self._model.partition
+    def _fitted_mean(self) -> FittedMean:
         beside = {} if self._model is None else dict(self._model._roles)
         if self._record.has_offset:
             beside.setdefault("offset", "")
-
-        def project(factor: Floats) -> ProjectedEntities:
-            if partition is None:
-                raise NotAvailableError("get_margeff: results from a file have no entities; use at='mean'")
-            return project_entities(self._predictor(), self.estimate.clients[1:], partition, factor)
-
         fit = self._fit
-        of = FittedMean(
+        return FittedMean(
             names=self.estimate.names,
             params=self.estimate.params,
             cov=self._cov(),
@@ -346,50 +285,10 @@ class VFEMBaseResults(CoefficientResults, Generic[Predictions]):
             law=self._law,
             student=self.use_t,
         )
-        others = {"atexog": atexog, "dummy": dummy, "count": count}
-        return effects_over_columns(of, at, method, project, others=others)
 
-    def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
-        """How well predictions agree with the response, counted at the institution that holds it.
-
-        Every institution is asked for the linear predictors of the partition's entities, as by
-        :meth:`predict`; the holder of the response is handed the predictions, and counts. One that answers a
-        single evaluation averages them over a few entities first, which moves figures little unless a
-        few predictions are far from all others.
-
-        Parameters
-        ----------
-        partition : ClientPartition, optional
-            With the response, at the institution that had it in the fit; by default that of the fit, on which
-            the figures flatter.
-
-        Returns
-        -------
-        Evaluation
-            By set of institutions that entities have, and of all: ``recalibration``, ``calibration()``,
-            ``plot_calibration()``; of a binary response AUC, ``roc()``, ``confusion(threshold)``, ``brier``;
-            of others ``accuracy`` with R-squared, root mean squared error and deviance.
-
-        Raises
-        ------
-        ModelError
-            The partition lacks the response, or all institutions.
-        NotAvailableError
-            There is no partition: the results were read from a file; or the fit has an offset, which
-            predictions leave out.
-
-        Examples
-        --------
-        >>> import fedstat as fs
-        >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
-        >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
-        >>> fit.evaluate().to_frame()[["n", "rmse", "rsquared"]].iloc[-1].round(2).tolist()
-        [5000.0, 5.2, 0.0]
-        """
+    def _response_source(self) -> ResponseSource:
         self._check_no_offset("evaluate")
-        if partition is None:
-            partition = self._need_model("evaluate without a partition").partition
-        return evaluate_fit(self._predictor(), partition)
+        return self.response
 
     def _prediction(self, partition: ClientPartition | None, *, mean_only: bool) -> Predictions:
         """Predict for the entities of a partition, by default that of the fit."""
@@ -446,14 +345,6 @@ class VFEMBaseResults(CoefficientResults, Generic[Predictions]):
                 f"{call}: predictions are those at an offset of zero; predict(partition), and add the offset "
                 "where it is held"
             )
-
-    def _need_model(self, what: str) -> VerticalModel:
-        """Return the model of this session, or say that a file has none."""
-        if self._model is None:
-            raise NotAvailableError(
-                f"{what}: this result was read from a file and has no partition; give one"
-            )
-        return self._model
 
     def _per_entity(self, what: str) -> pd.Series:
         """Label what the response holder computed, one value per entity of the fit, where it is at hand."""

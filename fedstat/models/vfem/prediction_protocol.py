@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -14,12 +15,11 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.vertical_design import design_request
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
-from fedstat.inference.evaluation import Evaluation
+from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.quadrature import marginal_mean
-from fedstat.models.run import PostFitAnalysis, run_analysis
+from fedstat.models.run import run_analysis
 from fedstat.models.vertical.moments import number_patterns
-from fedstat.models.vertical.prediction.evaluation import evaluate_predictions
-from fedstat.models.vertical.prediction.marginal_effects import ProjectedEntities
+from fedstat.models.vertical.prediction.predictor import VerticalPredictor, covariance_factor
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
     OpenedBlocks,
@@ -28,9 +28,7 @@ from fedstat.models.vertical.prediction.protocol import (
     new_ledger,
     open_blocks,
     predict_blocks,
-    prediction_analysis,
     present_clients,
-    project_blocks,
 )
 from fedstat.models.vfem.covariance.information import ParameterLayout
 from fedstat.models.vfem.iteration.distributions import NORMAL, kernel_of
@@ -186,13 +184,14 @@ def column_order(psi: Floats, fit: VFEMFit, clients: tuple[str, ...]) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class VFEMPredictor:
+class VFEMPredictor(VerticalPredictor):
     """What prediction needs of a fit.
 
     `psi` is the covariance of (a, s2, beta_1, mu_1, ...), (2 + 2p, 2 + 2p); where the response is not normal
     t_1, ..., t_K follow. `specs` say how each institution's columns are coded.
     """
 
+    steps: ClassVar[str] = FAMILY
     fit: VFEMFit
     clients: tuple[str, ...]
     psi: Floats | None
@@ -206,9 +205,30 @@ class VFEMPredictor:
         means = {k: float(mu[k] @ beta[k]) for k in self.clients}
         return FittedBlocks(self.clients, self.specs, beta, self.fit.a, means)
 
-    def analysis(self, call: str, partition: ClientPartition) -> PostFitAnalysis:
-        """Say what a prediction is, for owners who are asked."""
-        return prediction_analysis(call, self.blocks, self.response.text, self.fit.distribution, partition)
+    @property
+    def distribution(self) -> DistributionSpec:
+        """Of the response, with its link."""
+        return self.fit.distribution
+
+    @property
+    def response_at(self) -> tuple[str, str]:
+        """The response as it is written, and the institution that holds it."""
+        return self.response.text, self.response.client
+
+    def asked(self, partition: ClientPartition) -> tuple[str, ...]:
+        """Institutions of the fit that the partition has; a ModelError where it has none."""
+        present = present_clients(self.clients, partition)
+        if not present:
+            raise ModelError(
+                f"predict: expected at least one of the institutions {', '.join(self.clients)}; the "
+                f"partition has {', '.join(partition.clients)}"
+            )
+        return present
+
+    def predicted_means(self, partition: ClientPartition) -> Callable[[], FitProtocol[tuple[Floats, str]]]:
+        """Return the protocol of predicted means (n,), and of the session that found them."""
+        asking = _prediction_protocol(self, partition, mean_only=True)
+        return partial(_means, asking, self.distribution)
 
     @property
     def places(self) -> ParameterLayout:
@@ -249,10 +269,9 @@ def predict_linear(
 
     Raises ModelError where the partition is horizontal, or shares no institution with the fit.
     """
-    ledger, by_mean = new_ledger(partition, predictor.response.client), mean_only or predictor.psi is None
-    asking = _prediction_protocol(predictor, partition, mean_only=by_mean)
-    analysis = predictor.analysis("predict()" if mean_only else "get_prediction()", partition)
-    found, opened = run_analysis(analysis, asking, ledger)
+    asking = _prediction_protocol(predictor, partition, mean_only=mean_only or predictor.psi is None)
+    call = "predict()" if mean_only else "get_prediction()"
+    (found, opened), ledger = predictor.run(call, partition, asking)
     index, missing = partition.entities, opened.missing
     return LinearPredictors(
         mean=pd.Series(found.mean, index=index),
@@ -263,54 +282,21 @@ def predict_linear(
     )
 
 
-def evaluate_fit(predictor: VFEMPredictor, partition: ClientPartition) -> Evaluation:
-    """Hold predicted means of the entities of a partition against its response, where that is.
-
-    Raises ModelError as :func:`predict_linear`, and where the partition lacks the response.
-    """
-    asking = _prediction_protocol(predictor, partition, mean_only=True)
-    distribution = predictor.fit.distribution
-
-    def predicted() -> FitProtocol[tuple[Floats, str]]:
-        found, opened = yield from asking()
-        if distribution == NORMAL:
-            return found.mean, opened.session
-        return marginal_mean(kernel_of(distribution), found.mean, found.variance)[0], opened.session
-
-    analysis = predictor.analysis("evaluate()", partition)
-    return evaluate_predictions(
-        FAMILY, predictor.response, distribution, predictor.clients, predicted, analysis
-    )
-
-
-def project_entities(
-    predictor: VFEMPredictor, of: Sequence[str], partition: ClientPartition, factor: Floats
-) -> ProjectedEntities:
-    """Ask for linear predictors of entities, and projections of their columns on a factor (p + 1, r).
-
-    `of` (p,) names the institution of each column. Raises ModelError where the partition lacks one.
-    """
-    clients = predictor.clients
-
-    def asking() -> FitProtocol[tuple[PredictedBlocks, Floats]]:
-        return project_blocks(predictor.blocks, clients, partition, FAMILY, factor, of)
-
-    ledger = new_ledger(partition, predictor.response.client)
-    found, rows = run_analysis(predictor.analysis("get_margeff()", partition), asking, ledger)
-    return ProjectedEntities(found.linear, rows, np.asarray(~found.missing.any(axis=1)))
+def _means(
+    asking: Callable[[], FitProtocol[tuple[PredictedDistribution, OpenedBlocks]]],
+    distribution: DistributionSpec,
+) -> FitProtocol[tuple[Floats, str]]:
+    found, opened = yield from asking()
+    if distribution == NORMAL:
+        return found.mean, opened.session
+    return marginal_mean(kernel_of(distribution), found.mean, found.variance)[0], opened.session
 
 
 def _prediction_protocol(
     predictor: VFEMPredictor, partition: ClientPartition, *, mean_only: bool
 ) -> Callable[[], FitProtocol[tuple[PredictedDistribution, OpenedBlocks]]]:
-    present = present_clients(predictor.clients, partition)
-    if not present:
-        raise ModelError(
-            f"predict: expected at least one of the institutions {', '.join(predictor.clients)}; the "
-            f"partition has {', '.join(partition.clients)}"
-        )
     how = _by_block if predictor.fit.law is None else _by_pattern
-    return partial(how, predictor, partition, present, mean_only)
+    return partial(how, predictor, partition, predictor.asked(partition), mean_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +332,8 @@ def _by_pattern(
 def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> FitProtocol[PredictorGradients]:
     """Project the derivatives of every linear predictor by the parameters on the covariance of these."""
     fit, places, number = predictor.fit, predictor.places, predictor.clients.index
-    factor = covariance_factor(predictor)
+    assert predictor.psi is not None
+    factor = covariance_factor(predictor.psi)
     replies = yield [
         vfem_request(
             k, "project_block", found.opened.session, mu=fit.mu[k], factor=factor[places.beta(number(k))]
@@ -360,13 +347,6 @@ def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> FitProtoco
     of_t = factor[places.total :]
     by_variance = found.missing @ of_t if len(of_t) else np.zeros_like(by_mean)
     return PredictorGradients(by_mean, by_variance)
-
-
-def covariance_factor(predictor: VFEMPredictor) -> Floats:
-    """R with R R' the covariance of psi."""
-    assert predictor.psi is not None
-    values, vectors = np.linalg.eigh(predictor.psi)
-    return np.asarray(vectors * np.sqrt(values.clip(min=0.0)))
 
 
 def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) -> float:

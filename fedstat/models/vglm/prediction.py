@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -14,26 +14,18 @@ from fedstat.errors import DataWarning, ModelError, NotAvailableError, warn
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.inference.estimate import Estimate
-from fedstat.inference.evaluation import Evaluation
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.prediction import GLMPrediction
-from fedstat.models.margins import MarginalEffects
-from fedstat.models.results import CoefficientResults
-from fedstat.models.run import run_analysis
-from fedstat.models.vertical.model import VerticalModel
-from fedstat.models.vertical.prediction.evaluation import evaluate_predictions
-from fedstat.models.vertical.prediction.marginal_effects import (
-    FittedMean,
-    ProjectedEntities,
-    effects_over_columns,
+from fedstat.models.vertical.prediction.marginal_effects import FittedMean
+from fedstat.models.vertical.prediction.predictor import (
+    VerticalPredictions,
+    VerticalPredictor,
+    covariance_factor,
 )
 from fedstat.models.vertical.prediction.protocol import (
     FittedBlocks,
-    PredictedBlocks,
     ResponseSource,
-    new_ledger,
     predict_blocks,
-    prediction_analysis,
     present_clients,
     project_blocks,
     released_specs,
@@ -47,7 +39,7 @@ from fedstat.typing import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Predictor:
+class Predictor(VerticalPredictor):
     """What prediction needs of a fit.
 
     `specs` tell how each institution's columns are coded, and are empty before the sites were asked; `holder`
@@ -55,6 +47,7 @@ class Predictor:
     of each institution's block, for entities that lack it, and `column_means` those of its columns.
     """
 
+    steps: ClassVar[str] = "vglm"
     estimate: Estimate
     clients: tuple[str, ...]
     family: DistributionSpec
@@ -74,6 +67,41 @@ class Predictor:
         mean = float(self.estimate.params[0]) + sum(self.means.values())
         return FittedBlocks(self.clients, self.specs, beta, mean, self.means)
 
+    @property
+    def distribution(self) -> DistributionSpec:
+        """Of the response, with its link."""
+        return self.family
+
+    @property
+    def response_at(self) -> tuple[str, str]:
+        """The response as it is written, and the institution that holds it."""
+        return self.estimate.response, self.holder
+
+    @property
+    def counted(self) -> Sequence[str]:
+        """Institutions of which some coefficient is not zero."""
+        return [k for k in self.clients if self.beta(k).any()]
+
+    def asked(self, partition: ClientPartition) -> tuple[str, ...]:
+        """Institutions to ask; a ModelError where one that a prediction needs is not there."""
+        # A block without effect is not asked for: its institution need not be there, and learns nothing.
+        needed = present_clients(self.counted, partition)
+        lacking = [k for k in self.counted if k not in needed]
+        if lacking and not self.means:
+            raise ModelError(f"predict: the partition lacks the institution {', '.join(lacking)} of the fit")
+        return needed
+
+    def predicted_means(self, partition: ClientPartition) -> Callable[[], FitProtocol[tuple[Floats, str]]]:
+        """Return the protocol of predicted means (n,), nan for none, and of the session that found them."""
+        needed = self.asked(partition)
+
+        def predicted() -> FitProtocol[tuple[Floats, str]]:
+            found = yield from predict_blocks(self.blocks, needed, partition, self.steps)
+            eta = _where_known(self, found.linear, found.missing, needed)
+            return means_of(self.family, eta), found.opened.session
+
+        return predicted
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectionLinearPrediction:
@@ -90,8 +118,8 @@ def predict_linear(
 
     Coefficients without a variance are taken as known. Errors are those of :func:`predict_means`.
     """
-    needed = _needed(predictor, partition)
-    factor = None if cov is None else _factor(cov)
+    needed = predictor.asked(partition)
+    factor = None if cov is None else covariance_factor(cov)
 
     def asking() -> FitProtocol[tuple[Floats, Bools, Floats | None]]:
         if factor is None:
@@ -106,71 +134,15 @@ def predict_linear(
             out += found.missing[:, [predictor.clients.index(k)]] * (predictor.column_means[k] @ of_client)
         return found.linear, found.missing, out
 
-    response, call = predictor.estimate.response, "predict()" if cov is None else "get_prediction()"
-    analysis = prediction_analysis(call, predictor.blocks, response, predictor.family, partition)
-    linear, missing, projection = run_analysis(analysis, asking, new_ledger(partition, predictor.holder))
+    call = "predict()" if cov is None else "get_prediction()"
+    (linear, missing, projection), _ = predictor.run(call, partition, asking)
     return SelectionLinearPrediction(_where_known(predictor, linear, missing, needed), projection)
-
-
-def _needed(predictor: Predictor, partition: ClientPartition) -> tuple[str, ...]:
-    """Institutions to ask; a ModelError where one that a prediction needs is not there."""
-    # A block without effect is not asked for: its institution need not be there, and learns nothing of it.
-    wanted = with_effect(predictor)
-    needed = present_clients(wanted, partition)
-    lacking = [k for k in wanted if k not in needed]
-    if lacking and not predictor.means:
-        raise ModelError(f"predict: the partition lacks the institution {', '.join(lacking)} of the fit")
-    return needed
-
-
-def with_effect(predictor: Predictor) -> list[str]:
-    """Institutions of which some coefficient is not zero."""
-    return [k for k in predictor.clients if predictor.beta(k).any()]
 
 
 def _where_known(predictor: Predictor, linear: Floats, missing: Bools, needed: Sequence[str]) -> Floats:
     """Put nan where an institution lacks an entity, and no mean stands for it: (n,)."""
     counts = (~missing).sum(axis=1)
     return np.where((counts == len(needed)) | bool(predictor.means), linear, np.nan)
-
-
-def project_entities(predictor: Predictor, partition: ClientPartition, factor: Floats) -> ProjectedEntities:
-    """Ask for linear predictors, and projections on a factor of the covariance; errors as before."""
-    needed = _needed(predictor, partition)
-    of = predictor.estimate.clients[1:]
-
-    def asking() -> FitProtocol[tuple[PredictedBlocks, Floats]]:
-        return project_blocks(predictor.blocks, needed, partition, "vglm", factor, of)
-
-    response = predictor.estimate.response
-    analysis = prediction_analysis("get_margeff()", predictor.blocks, response, predictor.family, partition)
-    found, rows = run_analysis(analysis, asking, new_ledger(partition, predictor.holder))
-    whole = (~found.missing).sum(axis=1) == len(needed)
-    return ProjectedEntities(found.linear, rows, whole)
-
-
-def evaluate_fit(predictor: Predictor, response: ResponseSource, partition: ClientPartition) -> Evaluation:
-    """Hold predicted means against the response, where that is; errors as of :func:`predict_means`."""
-    needed = _needed(predictor, partition)
-
-    def predicted() -> FitProtocol[tuple[Floats, str]]:
-        found = yield from predict_blocks(predictor.blocks, needed, partition, "vglm")
-        eta = _where_known(predictor, found.linear, found.missing, needed)
-        return means_of(predictor.family, eta), found.opened.session
-
-    analysis = prediction_analysis("evaluate()", predictor.blocks, response.text, predictor.family, partition)
-    return evaluate_predictions(
-        "vglm", response, predictor.family, with_effect(predictor), predicted, analysis
-    )
-
-
-def _factor(cov: Floats) -> Floats:
-    """R (p + 1, r) with R R' the covariance; rows of coefficients without a variance are zero."""
-    known = np.flatnonzero(np.isfinite(np.diag(cov)))
-    values, vectors = np.linalg.eigh(cov[np.ix_(known, known)])
-    out = np.zeros((len(cov), len(known)))
-    out[known] = vectors * np.sqrt(values.clip(min=0.0))
-    return out
 
 
 def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series:
@@ -196,10 +168,9 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
 # Predictions of a selecting fit, with errors, and how well they agree with the response.
 
 
-class SelectionPredictions(CoefficientResults):
+class SelectionPredictions(VerticalPredictions):
     """What results of a vertical generalised linear model say of entities."""
 
-    _model: VerticalModel | None
     _centres: Floats | None = None
     """Means of the columns; of a fit in this session."""
 
@@ -254,64 +225,15 @@ class SelectionPredictions(CoefficientResults):
         eta, se = (pd.Series(values, index=given.entities) for values in (rows.eta, errors))
         return GLMPrediction(eta, se, predictor.family.make(), stats.norm)
 
-    def get_margeff(
-        self,
-        at: Literal["overall", "mean", "zero"] = "overall",
-        method: Literal["dydx", "eyex", "dyex", "eydx"] = "dydx",
-        atexog: Mapping[int | str, float] | None = None,
-        dummy: bool = False,
-        count: bool = False,
-    ) -> MarginalEffects:
-        """Marginal effects on the mean of the response, with errors by the delta method, as in statsmodels.
+    def _predictor(self) -> Predictor:
+        return self._with_specs()
 
-        ``at="mean"`` asks nothing further. ``at="overall"`` averages over the entities of the fit that every
-        institution has: as for :meth:`get_prediction`, linear predictors of these and projections of their
-        columns on the covariance of the estimates go to the coordinator, and disclose the columns.
-        After a lasso or an elastic net they are those of :attr:`refit`.
+    def _margin_predictor(self) -> Predictor:
+        return self._with_errors()[0]
 
-        Parameters
-        ----------
-        at : {"overall", "mean", "zero"}
-            Average over entities, or at one row: the means of the columns, or zeros.
-        method : {"dydx", "eyex", "dyex", "eydx"}
-            Derivative, elasticity, or a semi-elasticity; of averages only "dydx" and "eydx".
-        atexog, dummy, count
-            Not available: they need values of one column beside those of all others.
-
-        Returns
-        -------
-        MarginalEffects
-            ``margeff``, ``margeff_se``, ``summary_frame()``, ``summary()``.
-
-        Raises
-        ------
-        NotAvailableError
-            No covariance, values of single entities, an average beside weights or an offset, or one of
-            results that were read from a file.
-        PolicyError
-            A site refuses its columns; ``at="mean"`` does without.
-
-        Examples
-        --------
-        >>> import fedstat as fs, statsmodels.api as sm
-        >>> data = fs.datasets.make_sme_risk(1_000)
-        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
-        >>> model = fs.VerticalGLM.from_formula(
-        ...     "RISK ~ PL1 + PL2", partition, family=sm.families.Binomial(), missing="drop"
-        ... )
-        >>> model.fit(lam=0.0).get_margeff(at="mean").margeff.index.tolist()
-        ['PL1', 'PL2']
-        """
-        predictor, cov = self._with_errors(ask=at == "overall")
-
-        def project(factor: Floats) -> ProjectedEntities:
-            if self._model is None:
-                raise NotAvailableError(
-                    "get_margeff: results from a file have no entities; fit the model again"
-                )
-            return project_entities(predictor, self._model.partition, factor)
-
-        of = FittedMean(
+    def _fitted_mean(self) -> FittedMean:
+        predictor, cov = self._with_errors(ask=False)
+        return FittedMean(
             names=self.estimate.names,
             params=predictor.estimate.params,
             cov=cov,
@@ -322,41 +244,12 @@ class SelectionPredictions(CoefficientResults):
             law=self._law,
             student=self.use_t,
         )
-        others = {"atexog": atexog, "dummy": dummy, "count": count}
-        return effects_over_columns(of, at, method, project, others=others)
 
-    def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
-        """How well predictions agree with the response, counted at the institution that holds it.
-
-        Of the predictions of :meth:`predict`, which the holder of the response is handed. One that answers a
-        single evaluation averages them over a few entities first, which moves figures little unless a
-        few predictions are far from all others.
-
-        Parameters
-        ----------
-        partition : ClientPartition, optional
-            With the response, at the institution that had it in the fit; by default that of the fit, on which
-            the figures flatter, the more so after a selection.
-
-        Returns
-        -------
-        Evaluation
-            By set of institutions that entities have, and of all: ``recalibration``, ``calibration()``,
-            ``plot_calibration()``; of a binary response AUC, ``roc()``, ``confusion(threshold)``, ``brier``;
-            of others ``accuracy`` with R-squared, root mean squared error and deviance.
-
-        Raises
-        ------
-        ModelError
-            The partition lacks the response, or an institution of the fit.
-        NotAvailableError
-            The results were read from a file, which does not tell of what columns the response is made.
-        """
+    def _response_source(self) -> ResponseSource:
         if self._model is None:
             raise NotAvailableError("evaluate: results from a file do not tell the response's columns")
-        predictor, formula = self._with_specs(), self._model.formula
-        response = ResponseSource(predictor.holder, formula.response, formula.response_columns)
-        return evaluate_fit(predictor, response, self._of_fit(partition, "evaluate"))
+        formula = self._model.formula
+        return ResponseSource(self._record.predictor.holder, formula.response, formula.response_columns)
 
     def _of_fit(self, partition: ClientPartition | None, call: str) -> ClientPartition:
         if partition is not None:

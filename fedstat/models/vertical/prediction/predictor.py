@@ -1,0 +1,244 @@
+"""What fits over columns of several sites share: requests for predictions, marginal effects, evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+
+from fedstat.errors import NotAvailableError
+from fedstat.federation.audit.ledger import Ledger
+from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.engine import FitProtocol
+from fedstat.inference.evaluation import Evaluation
+from fedstat.kernels.glm.distributions import DistributionSpec
+from fedstat.models.margins import MarginalEffects
+from fedstat.models.results import CoefficientResults
+from fedstat.models.run import PostFitAnalysis, run_analysis
+from fedstat.models.vertical.model import VerticalModel
+from fedstat.models.vertical.prediction.evaluation import evaluate_predictions
+from fedstat.models.vertical.prediction.marginal_effects import (
+    FittedMean,
+    ProjectedEntities,
+    effects_over_columns,
+)
+from fedstat.models.vertical.prediction.protocol import (
+    FittedBlocks,
+    PredictedBlocks,
+    ResponseSource,
+    new_ledger,
+    prediction_analysis,
+    project_blocks,
+)
+from fedstat.typing import Floats
+
+Found = TypeVar("Found")
+
+
+class VerticalPredictor:
+    """What prediction needs of a fit, and how it asks the institutions; `steps` is the family of these.
+
+    A subclass has the blocks of its fit, the mean response, and the institutions that it asks.
+    """
+
+    __slots__ = ()
+    steps: ClassVar[str]
+
+    @property
+    def blocks(self) -> FittedBlocks:
+        """Coefficients by institution."""
+        raise NotImplementedError
+
+    @property
+    def distribution(self) -> DistributionSpec:
+        """Of the response, with its link."""
+        raise NotImplementedError
+
+    @property
+    def response_at(self) -> tuple[str, str]:
+        """The response as it is written, and the institution that holds it."""
+        raise NotImplementedError
+
+    @property
+    def counted(self) -> Sequence[str]:
+        """Institutions by which an evaluation sorts entities."""
+        return self.blocks.clients
+
+    def asked(self, partition: ClientPartition) -> tuple[str, ...]:
+        """Institutions to ask; a ModelError where the partition lacks one that a prediction needs."""
+        raise NotImplementedError
+
+    def predicted_means(self, partition: ClientPartition) -> Callable[[], FitProtocol[tuple[Floats, str]]]:
+        """Return the protocol of predicted means (n,), nan for none, and of the session that found them."""
+        raise NotImplementedError
+
+    def analysis(self, call: str, partition: ClientPartition) -> PostFitAnalysis:
+        """Say what a prediction is, for owners who are asked."""
+        return prediction_analysis(call, self.blocks, self.response_at[0], self.distribution, partition)
+
+    def run(
+        self, call: str, partition: ClientPartition, asking: Callable[[], FitProtocol[Found]]
+    ) -> tuple[Found, Ledger]:
+        """Run requests to the institutions of a partition, with a ledger of their own."""
+        ledger = new_ledger(partition, self.response_at[1])
+        return run_analysis(self.analysis(call, partition), asking, ledger), ledger
+
+    def project(self, of: Sequence[str], partition: ClientPartition, factor: Floats) -> ProjectedEntities:
+        """Ask for linear predictors, and projections of columns on a factor (p + 1, r) of the covariance.
+
+        `of` (p,) names the institution of each column.
+        """
+        asked = self.asked(partition)
+
+        def asking() -> FitProtocol[tuple[PredictedBlocks, Floats]]:
+            return project_blocks(self.blocks, asked, partition, self.steps, factor, of)
+
+        (found, rows), _ = self.run("get_margeff()", partition, asking)
+        return ProjectedEntities(found.linear, rows, (~found.missing).sum(axis=1) == len(asked))
+
+    def evaluate(self, response: ResponseSource, partition: ClientPartition) -> Evaluation:
+        """Hold predicted means of the entities of a partition against its response, where that is."""
+        means, analysis = self.predicted_means(partition), self.analysis("evaluate()", partition)
+        return evaluate_predictions(self.steps, response, self.distribution, self.counted, means, analysis)
+
+
+def covariance_factor(cov: Floats) -> Floats:
+    """Return R with R R' a covariance; rows of parameters without a variance are zero."""
+    known = np.flatnonzero(np.isfinite(np.diag(cov)))
+    values, vectors = np.linalg.eigh(cov[np.ix_(known, known)])
+    out = np.zeros((len(cov), len(known)))
+    out[known] = vectors * np.sqrt(values.clip(min=0.0))
+    return out
+
+
+class VerticalPredictions(CoefficientResults):
+    """Marginal effects and evaluation of results over columns of several sites."""
+
+    _model: VerticalModel | None
+
+    def _predictor(self) -> VerticalPredictor:
+        """Return what prediction needs; ask the sites how they coded columns where that is not known."""
+        raise NotImplementedError
+
+    def _margin_predictor(self) -> VerticalPredictor:
+        """Return it for the estimates of :meth:`_fitted_mean`."""
+        return self._predictor()
+
+    def _fitted_mean(self) -> FittedMean:
+        """Estimates with their covariance, for marginal effects."""
+        raise NotImplementedError
+
+    def _response_source(self) -> ResponseSource:
+        """Where the response is that predictions are held against."""
+        raise NotImplementedError
+
+    def _need_model(self, what: str) -> VerticalModel:
+        """Return the model of this session, or say that a file has none."""
+        if self._model is None:
+            raise NotAvailableError(
+                f"{what}: this result was read from a file and has no partition; give one"
+            )
+        return self._model
+
+    def get_margeff(
+        self,
+        at: Literal["overall", "mean", "zero"] = "overall",
+        method: Literal["dydx", "eyex", "dyex", "eydx"] = "dydx",
+        atexog: Mapping[int | str, float] | None = None,
+        dummy: bool = False,
+        count: bool = False,
+    ) -> MarginalEffects:
+        """Marginal effects on the mean of the response, with errors by the delta method, as in statsmodels.
+
+        ``at="mean"`` asks nothing further. ``at="overall"`` averages over the entities of the fit that every
+        institution has: as for :meth:`get_prediction`, linear predictors of these and projections of their
+        columns on the covariance of the estimates go to the coordinator, and disclose the columns.
+        After a lasso or an elastic net of VerticalGLM they are those of its ``refit``.
+
+        Parameters
+        ----------
+        at : {"overall", "mean", "zero"}
+            Average over entities, or at one row: the means of the columns, or zeros.
+        method : {"dydx", "eyex", "dyex", "eydx"}
+            Derivative, elasticity, or a semi-elasticity; of averages only "dydx" and "eydx".
+        atexog, dummy, count
+            Not available: they need values of one column beside those of all others.
+
+        Returns
+        -------
+        MarginalEffects
+            ``margeff``, ``margeff_se``, ``summary_frame()``, ``summary()``.
+
+        Raises
+        ------
+        NotAvailableError
+            No covariance, values of single entities, an average beside weights or an offset, or one of
+            results that were read from a file.
+        PolicyError
+            A site refuses its columns; ``at="mean"`` does without.
+
+        Examples
+        --------
+        >>> import fedstat as fs, statsmodels.api as sm
+        >>> data = fs.datasets.make_sme_risk(1_000)
+        >>> partition = fs.ClientPartition.from_frames(data.frames, on=data.key)
+        >>> binomial = sm.families.Binomial()
+        >>> model = fs.VFEMGLM.from_formula("RISK ~ PL1 + CA1", partition, family=binomial)
+        >>> effects = model.fit().get_margeff(at="mean")
+        >>> effects.margeff.index.tolist(), effects.margeff_options["at"]
+        (['PL1', 'CA1'], 'mean')
+        """
+        mean = self._fitted_mean()
+
+        def project(factor: Floats) -> ProjectedEntities:
+            if self._model is None:
+                remedy = "fit the model again" if mean.means is None else "use at='mean'"
+                raise NotAvailableError(f"get_margeff: results from a file have no entities; {remedy}")
+            of = self.estimate.clients[1:]
+            return self._margin_predictor().project(of, self._model.partition, factor)
+
+        others: dict[str, Any] = {"atexog": atexog, "dummy": dummy, "count": count}
+        return effects_over_columns(mean, at, method, project, others=others)
+
+    def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
+        """How well predictions agree with the response, counted at the institution that holds it.
+
+        Every institution is asked for the linear predictors of the partition's entities, as by
+        :meth:`predict`; the holder of the response is handed the predictions, and counts. One that answers a
+        single evaluation averages them over a few entities first, which moves figures little unless a
+        few predictions are far from all others.
+
+        Parameters
+        ----------
+        partition : ClientPartition, optional
+            With the response, at the institution that had it in the fit; by default that of the fit, on which
+            the figures flatter, the more so after a selection.
+
+        Returns
+        -------
+        Evaluation
+            By set of institutions that entities have, and of all: ``recalibration``, ``calibration()``,
+            ``plot_calibration()``; of a binary response AUC, ``roc()``, ``confusion(threshold)``, ``brier``;
+            of others ``accuracy`` with R-squared, root mean squared error and deviance.
+
+        Raises
+        ------
+        ModelError
+            The partition lacks the response, or institutions that predictions need.
+        NotAvailableError
+            There is no partition: the results were read from a file; or the fit has an offset, which
+            predictions leave out.
+
+        Examples
+        --------
+        >>> import fedstat as fs
+        >>> partition = fs.ClientPartition.from_frames(fs.datasets.load_sme(), on="enterprise_id")
+        >>> fit = fs.VFEMRegression.from_formula("NPGR ~ ROA + CI", partition).fit()
+        >>> fit.evaluate().to_frame()[["n", "rmse", "rsquared"]].iloc[-1].round(2).tolist()
+        [5000.0, 5.2, 0.0]
+        """
+        response = self._response_source()
+        if partition is None:
+            partition = self._need_model("evaluate without a partition").partition
+        return self._predictor().evaluate(response, partition)
