@@ -253,7 +253,7 @@ def test_the_site_insists_though_the_coordinator_asks(monkeypatch):
         )
         with monkeypatch.context() as careless:
             for rule in (pattern_merge, row_checks):
-                careless.setattr(rule, "ENTITIES_PER_EQUATION", 0)
+                careless.setattr(rule, "MIN_ENTITIES_PER_EQUATION", 0)
             ask = find_ask(fitted, step)
         with pytest.raises(PolicyError, match="1 Gram matrix of"):
             fitted.partition.sites[ask.site].answer(pack_request(ask))
