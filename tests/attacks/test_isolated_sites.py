@@ -13,6 +13,7 @@ from fedstat.errors import DescriptionError, SecurityError
 from fedstat.federation.crypto.masks import unmask_sum
 from fedstat.federation.disclosure import checks
 from fedstat.federation.disclosure import site as door
+from fedstat.federation.disclosure.facts import SampledSites
 from fedstat.federation.message import pack_request, unpack_reply
 from fedstat.federation.protocols.engine import LocalEngine
 
@@ -109,5 +110,5 @@ def test_a_part_is_not_hidden_by_fewer_than_three_sites(monkeypatch):
     with pytest.raises(DescriptionError, match=r"S1: a masked sum over 4 sites .* 1 of them would add"):
         attack(*case)
     monkeypatch.setattr(door, "bind_common", lambda *told: "")
-    monkeypatch.setattr(checks, "check_sampled_sites", lambda *told: None)
+    monkeypatch.setitem(checks.FACT_CHECKS, SampledSites, lambda *told: None)
     assert attack(*case) < 1e-6

@@ -9,6 +9,7 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, DoorError, PolicyError
+from fedstat.federation.disclosure.facts import ExternalWeights
 from fedstat.federation.disclosure.protocol_order import in_order
 from fedstat.federation.disclosure.row_checks import check_external_weights, working_weights_spread
 from fedstat.federation.disclosure.site import FAMILIES, load_families
@@ -98,9 +99,9 @@ def test_no_row_has_more_than_its_share_of_a_weighted_sum():
         name: SiteData("S", FrameTable(pd.DataFrame()), None, getattr(fs.Policy, name)())
         for name in ("open", "strict")
     }
-    check_external_weights(judged["open"], weights, "weights")
+    check_external_weights(judged["open"], None, ExternalWeights(weights))
     with pytest.raises(PolicyError, match=r"max_share = 0\.2"):
-        check_external_weights(judged["strict"], weights, "weights")
+        check_external_weights(judged["strict"], None, ExternalWeights(weights))
     totals = np.array([[weights.sum(), weights @ weights]])
     spread = {
         name: working_weights_spread(data, lambda: weights[None], totals) for name, data in judged.items()

@@ -191,17 +191,10 @@ def check_working_weights(data: SiteData, state: State, fact: facts.WorkingWeigh
 
 def check_group_sums(data: SiteData, state: State, fact: facts.GroupSums) -> None:
     """Require groups that are large enough, also for columns of few values, and no large share of a row."""
-    row_checks.check_groups(data, fact.code, fact.columns, fact.times, fact.weights)
+    row_checks.check_groups(data, state, fact)
     row_checks.check_cardinality(data, fact)
     if fact.summed is not None:
-        check_group_shares(data, fact.summed)
-
-
-def check_divisions(data: SiteData, state: State, fact: facts.RowGroups) -> None:
-    """Compare groups of rows with those of all releases, and with earlier ones of the session."""
-    differencing.check_row_groups(data, fact.code, fact.rows)
-    if fact.place:
-        differencing.check_session_difference(data, state, fact.place, fact.code)
+        check_group_shares(data, state, fact.summed)
 
 
 def check_level_counts(data: SiteData, state: State, fact: facts.LevelRowCounts) -> None:
@@ -211,44 +204,30 @@ def check_level_counts(data: SiteData, state: State, fact: facts.LevelRowCounts)
 
 
 FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
-    facts.KeyAlignmentRequest: lambda data, state, fact: row_checks.check_alignment(data, fact),
-    facts.ExternalKeyList: lambda data, state, fact: row_checks.check_key_list(data, fact),
-    facts.FactorsRequested: lambda data, state, fact: check_factors(data, fact),
-    facts.ModelEvaluation: lambda data, state, fact: check_evaluation(data, fact),
-    facts.ProductDealer: lambda data, state, fact: check_dealer(data, fact),
-    facts.SampledSites: lambda data, state, fact: check_sampled_sites(
-        data.name, fact.names, state.hidden_among
-    ),
+    facts.KeyAlignmentRequest: row_checks.check_alignment,
+    facts.ExternalKeyList: row_checks.check_key_list,
+    facts.FactorsRequested: check_factors,
+    facts.ModelEvaluation: check_evaluation,
+    facts.ProductDealer: check_dealer,
+    facts.SampledSites: check_sampled_sites,
     NoiseRequired: lambda data, state, fact: state.check_noise(),
-    facts.EntityCount: lambda data, state, fact: row_checks.check_entities(data, fact.n),
-    facts.RowCount: lambda data, state, fact: row_checks.check_rows(data, fact.n, fact.parameters),
-    facts.UnequalWeights: lambda data, state, fact: row_checks.check_unequal_weights(
-        data, fact.n, fact.columns, fact.times
-    ),
-    facts.RowsUsed: lambda data, state, fact: differencing.check_row_difference(data, fact.used, fact.events),
-    facts.LevelsRequested: lambda data, state, fact: differencing.check_level_difference(
-        data, fact.used, fact.levels
-    ),
-    facts.RowGroups: check_divisions,
+    facts.EntityCount: row_checks.check_entities,
+    facts.RowCount: row_checks.check_rows,
+    facts.UnequalWeights: row_checks.check_unequal_weights,
+    facts.RowsUsed: differencing.check_row_difference,
+    facts.LevelsRequested: differencing.check_level_difference,
+    facts.RowGroups: differencing.check_divisions,
     facts.GroupSums: check_group_sums,
-    facts.SummedColumns: lambda data, state, fact: check_group_shares(data, fact),
-    facts.ExcludedEntities: lambda data, state, fact: row_checks.check_excluded_entities(data, fact.n),
-    facts.ClusterRowCounts: lambda data, state, fact: row_checks.check_clusters(data, fact.rows),
-    facts.OutcomeCounts: lambda data, state, fact: row_checks.check_events(data, fact.counts, fact.response),
+    facts.SummedColumns: check_group_shares,
+    facts.ExcludedEntities: row_checks.check_excluded_entities,
+    facts.ClusterRowCounts: row_checks.check_clusters,
+    facts.OutcomeCounts: row_checks.check_events,
     facts.LevelRowCounts: check_level_counts,
-    facts.IndicatorCounts: lambda data, state, fact: row_checks.check_indicators(
-        data, fact.ones, fact.n, fact.names
-    ),
-    facts.ColumnVariation: lambda data, state, fact: row_checks.check_variation(
-        data, fact.extremes, fact.n, fact.squares, fact.what
-    ),
-    facts.DesignDirections: lambda data, state, fact: check_leverage(data, fact.chunks, fact.n, fact.names),
-    facts.CaseWeights: lambda data, state, fact: row_checks.check_case_weights(
-        data, fact.total, fact.squares, fact.columns
-    ),
-    facts.ExternalWeights: lambda data, state, fact: row_checks.check_external_weights(
-        data, fact.values, fact.what
-    ),
+    facts.IndicatorCounts: row_checks.check_indicators,
+    facts.ColumnVariation: row_checks.check_variation,
+    facts.DesignDirections: check_leverage,
+    facts.CaseWeights: row_checks.check_case_weights,
+    facts.ExternalWeights: row_checks.check_external_weights,
     facts.WeightedEstimates: differencing.check_weighted_estimates,
     facts.WorkingWeights: check_working_weights,
     facts.FittedMeanSums: check_fitted_means,

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pandas as pd
 
 from fedstat.errors import DescriptionError, PolicyError
-from fedstat.federation.disclosure.facts import WeightedEstimates
+from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.leverage import find_isolating_direction, max_row_share
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.release_history import ReleasedGroups
 from fedstat.federation.disclosure.request_checks import check_mask
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.tables.columns import LevelValue
 from fedstat.typing import Bools, Floats, Ints
 
 SAME_ROWS_REMEDY = (
@@ -31,16 +30,8 @@ COMBINATION_TOLERANCE = 1e-12
 """Of a combination of weights, relative to the largest, below which there is none."""
 
 
-def check_row_difference(data: SiteData, used: Bools, events: Bools | None = None) -> None:
+def check_row_difference(data: SiteData, state: State, fact: facts.RowsUsed) -> None:
     """Refuse rows that differ by a few from those of earlier answers; otherwise remember them.
-
-    Parameters
-    ----------
-    used : (n_rows,) array of bool
-        Rows of the table behind the answer.
-    events : (n_rows,) array of bool, optional
-        Those of them for which a comparison holds that the formula makes; they may not differ by a few
-        either.
 
     Raises
     ------
@@ -49,14 +40,14 @@ def check_row_difference(data: SiteData, used: Bools, events: Bools | None = Non
     """
     if data.policy.remember == "nothing":
         return
-    _check_and_remember(data, np.where(used, 0, -1), "rows", SAME_ROWS_REMEDY)
-    if events is not None:
+    _check_and_remember(data, np.where(fact.used, 0, -1), "rows", SAME_ROWS_REMEDY)
+    if fact.events is not None:
         _check_and_remember(
-            data, np.where(events & used, 0, -1), "outcomes of a comparison", SAME_OUTCOMES_REMEDY
+            data, np.where(fact.events & fact.used, 0, -1), "outcomes of a comparison", SAME_OUTCOMES_REMEDY
         )
 
 
-def check_level_difference(data: SiteData, used: Bools, levels: Mapping[str, Sequence[LevelValue]]) -> None:
+def check_level_difference(data: SiteData, state: State, fact: facts.LevelsRequested) -> None:
     """Refuse sums by level over rows that differ by a few rows of one level; otherwise remember them.
 
     A level within rows is a group. Columns are judged one by one: of two, the rows that share a level of each
@@ -70,11 +61,11 @@ def check_level_difference(data: SiteData, used: Bools, levels: Mapping[str, Seq
     released = data.memory.released
     if data.policy.remember != "all" or released is None:
         return
-    n_gone = len(released.cells) - len(used)
-    for name, values in levels.items():
+    n_gone = len(released.cells) - len(fact.used)
+    for name, values in fact.levels.items():
         once = f"levels of {name} "
         before = {text for text in data.account.spent if text.startswith(once)}
-        if once + _row_digest(used) in before:
+        if once + _row_digest(fact.used) in before:
             continue
         if before and n_gone:
             raise PolicyError.of_rule(
@@ -87,7 +78,7 @@ def check_level_difference(data: SiteData, used: Bools, levels: Mapping[str, Seq
         chunks = (chunk[name].to_numpy(dtype=object) for chunk in data.table.chunks([name]))
         code = np.concatenate([index.get_indexer(pd.Index(part, dtype=object)) for part in chunks])
         after = released
-        for rows in (used, *_rows_with_levels(released, once, before)):
+        for rows in (fact.used, *_rows_with_levels(released, once, before)):
             after = after.with_groups(np.where(rows[: len(code)], code, -1))
         if after.fewest_isolated(min(data.policy.min_level_count, data.min_count)):
             raise PolicyError.of_rule(
@@ -97,7 +88,7 @@ def check_level_difference(data: SiteData, used: Bools, levels: Mapping[str, Seq
                 f"column '{name}' from those of earlier answers; the difference would disclose them. "
                 f"{SAME_ROWS_REMEDY}",
             )
-        data.account.spend(once + _row_digest(used))
+        data.account.spend(once + _row_digest(fact.used))
 
 
 def _rows_with_levels(released: ReleasedGroups, once: str, before: set[str]) -> list[Bools]:
@@ -111,7 +102,7 @@ def _row_digest(rows: Bools) -> str:
     return hashlib.sha256(np.packbits(rows).tobytes()).hexdigest()
 
 
-def check_row_groups(data: SiteData, code: Ints, rows: Ints) -> None:
+def check_row_groups(data: SiteData, state: State, fact: facts.RowGroups) -> None:
     """Refuse groups that tell of few entities together with all earlier ones of the site; else remember them.
 
     Parameters
@@ -129,8 +120,15 @@ def check_row_groups(data: SiteData, code: Ints, rows: Ints) -> None:
     if data.policy.remember != "all":
         return
     among_all = np.full(data.table.n_rows, -1, dtype=np.int64)
-    among_all[rows] = code
+    among_all[fact.rows] = fact.code
     _check_and_remember(data, among_all, "groups of entities", SAME_GROUPS_REMEDY)
+
+
+def check_divisions(data: SiteData, state: State, fact: facts.RowGroups) -> None:
+    """Compare groups of rows with those of all releases, and with earlier ones of the session."""
+    check_row_groups(data, state, fact)
+    if fact.place:
+        check_session_difference(data, state, fact.place, fact.code)
 
 
 def _check_and_remember(data: SiteData, code: Ints, what: str, remedy: str) -> None:
@@ -199,7 +197,7 @@ def count_differing_entities(a: Ints, b: Ints) -> float:
     return float(apart[apart > 0].min(initial=len(a) + 1))
 
 
-def check_weighted_estimates(data: SiteData, state: State, fact: WeightedEstimates) -> None:
+def check_weighted_estimates(data: SiteData, state: State, fact: facts.WeightedEstimates) -> None:
     """Refuse weights that with earlier ones leave a combination to few rows; else remember them.
 
     An estimate is a function of sums that rows enter with their weights: two under weights that differ in one

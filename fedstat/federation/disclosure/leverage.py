@@ -12,7 +12,7 @@ but for sqrt(1 - h_i), h_i the leverage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from scipy.stats import beta
 
 from fedstat.errors import PolicyError
-from fedstat.federation.disclosure.facts import FittedMeanSums, RowBlock, SummedColumns
+from fedstat.federation.disclosure.facts import DesignDirections, FittedMeanSums, RowBlock, SummedColumns
 from fedstat.federation.disclosure.row_checks import (
     MIN_REMAINING_VARIATION,
     check_concentration,
@@ -55,21 +55,11 @@ CHANCE_PROBABILITY = 1e-4
 """How often a group of normal rows may have more; of some ten rows one has most of a column by chance."""
 
 
-def check_leverage(
-    data: SiteData, chunks: Callable[[], Iterable[Floats]], n: int, names: Sequence[str]
-) -> None:
+def check_leverage(data: SiteData, state: State, fact: DesignDirections) -> None:
     """Require that no direction of the design belongs to a few rows.
 
     Few are fewer than the owner wants of a level. An owner who allows as many coefficients as rows allows
     this as well.
-
-    Parameters
-    ----------
-    chunks : callable
-        Returns the standardised design, (m, p) arrays, the same ones each time.
-    n : int
-        Rows in all.
-    names : sequence of str, (p,)
 
     Raises
     ------
@@ -77,30 +67,32 @@ def check_leverage(
         Names the columns.
     """
     few = data.policy.min_level_count - 1
-    if few < 1 or n <= few or data.policy.max_parameters >= 1.0:
+    if few < 1 or fact.n <= few or data.policy.max_parameters >= 1.0:
         return
-    gram: Floats = np.asarray(sum(X.T @ X for X in _with_constant(chunks)))
+    gram: Floats = np.asarray(sum(X.T @ X for X in _with_constant(fact.chunks)))
     values, vectors = np.linalg.eigh(gram)
     kept = values > RANK_DEFICIENCY * values[-1]
     basis = vectors[:, kept] / np.sqrt(values[kept])
-    high = _high_leverage(_with_constant(chunks), basis, LEVERAGE_TO_EXAMINE / few, float(values[kept][0]))
-    mean = gram[0] / n
-    squares = np.diag(gram) - n * mean**2
+    high = _high_leverage(
+        _with_constant(fact.chunks), basis, LEVERAGE_TO_EXAMINE / few, float(values[kept][0])
+    )
+    mean = gram[0] / fact.n
+    squares = np.diag(gram) - fact.n * mean**2
     deviations = high - mean
     furthest = np.max(deviations**2, axis=0, initial=0.0)
     # No few rows have more, so that of most columns nothing else needs to be found.
-    most = few * furthest * (1.0 + few / (n - few))
+    most = few * furthest * (1.0 + few / (fact.n - few))
     close = (most > (1.0 - MIN_REMAINING_VARIATION) * squares) | (furthest > MAX_ROW_SHARE / 2.0 * squares)
     close |= ~np.isfinite(squares)
-    for j in np.flatnonzero(close & (squares > RANK_DEFICIENCY * n)).tolist():
+    for j in np.flatnonzero(close & (squares > RANK_DEFICIENCY * fact.n)).tolist():
         if j:
-            rest = remaining_variation(deviations[:, j], n, squares[j], few)
-            check_concentration(data, rest, f"design column '{names[j - 1]}'")
-            check_row_share(data, deviations[:, j], n, float(squares[j]))
+            rest = remaining_variation(deviations[:, j], fact.n, squares[j], few)
+            check_concentration(data, rest, f"design column '{fact.names[j - 1]}'")
+            check_row_share(data, deviations[:, j], fact.n, float(squares[j]))
     direction = find_isolating_direction(high, basis, few)
     if direction is not None:
         size = np.abs(direction[1:])
-        found = [f"'{names[j]}'" for j in np.flatnonzero(size > 0.1 * size.max()).tolist()]
+        found = [f"'{fact.names[j]}'" for j in np.flatnonzero(size > 0.1 * size.max()).tolist()]
         involved = list(dict.fromkeys(found))
         raise PolicyError.of_rule(
             "minimum rows per level",
@@ -129,7 +121,7 @@ def largest_share_error(data: SiteData, n: int, p: int, share: float) -> PolicyE
     )
 
 
-def check_group_shares(data: SiteData, fact: SummedColumns) -> None:
+def check_group_shares(data: SiteData, state: State, fact: SummedColumns) -> None:
     """Require that no row of a group is nearly all of a column, or of a combination of columns.
 
     An owner who lets one row have all weight of a sum allows this as well.

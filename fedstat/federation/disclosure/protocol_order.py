@@ -70,7 +70,7 @@ def check_order(site: str, policy: Policy, ask: Request, step: Step, last: Mappi
     )
 
 
-def check_dealer(data: SiteData, fact: facts.ProductDealer) -> None:
+def check_dealer(data: SiteData, state: State, fact: facts.ProductDealer) -> None:
     """Require a dealer that is no party to the product, and where the owner says so not the coordinator.
 
     Raises
@@ -96,7 +96,7 @@ def check_dealer(data: SiteData, fact: facts.ProductDealer) -> None:
         )
 
 
-def check_sampled_sites(site: str, drawn: tuple[str, ...], masked: tuple[str, ...]) -> None:
+def check_sampled_sites(data: SiteData, state: State, fact: facts.SampledSites) -> None:
     """Require that of the sites that mask a sum all add to it, or so many that their sum hides each.
 
     Raises
@@ -104,12 +104,13 @@ def check_sampled_sites(site: str, drawn: tuple[str, ...], masked: tuple[str, ..
     DescriptionError
         They are fewer, or others; nothing is to be hidden where nobody masks.
     """
+    drawn, masked = fact.names, state.hidden_among
     adding = set(drawn) & set(masked)
     few = adding != set(masked) and not hides(len(adding))
     if masked and (few or adding != set(drawn)):
         raise DescriptionError(
-            f"{site}: a masked sum over {len(masked)} sites is asked for, to which {len(adding)} of them "
-            "would add: their parts are hidden where all add, or three or more. Let more sites be drawn"
+            f"{data.name}: a masked sum over {len(masked)} sites is asked for, to which {len(adding)} of "
+            "them would add: their parts are hidden where all add, or three or more. Let more sites be drawn"
         )
 
 

@@ -16,7 +16,7 @@ from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.rules import toml_line
-from fedstat.federation.disclosure.state import SiteData
+from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import COUNTED, ArrayDeclaration, ArrayKind, Request, Step
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.typing import Array
@@ -308,7 +308,7 @@ EVALUATION_KEY = "evaluation "
 ALLOW_ANY_HINT = 'The owner may allow it by the line  formulas = "any"  in policy.toml'
 
 
-def check_factors(data: SiteData, fact: facts.FactorsRequested) -> None:
+def check_factors(data: SiteData, state: State, fact: facts.FactorsRequested) -> None:
     """Require that every factor and term is simple, and defined on all that the site has published.
 
     Raises
@@ -327,7 +327,7 @@ def check_factors(data: SiteData, fact: facts.FactorsRequested) -> None:
             )
 
 
-def check_evaluation(data: SiteData, fact: facts.ModelEvaluation) -> None:
+def check_evaluation(data: SiteData, state: State, fact: facts.ModelEvaluation) -> None:
     """Let one model be evaluated at a site: between the cuts of two evaluations single rows lie.
 
     Of another response as well, since coefficients, and with them the cuts, are the asker's. What has left

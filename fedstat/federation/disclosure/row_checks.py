@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedstat.errors import ConsentError, DescriptionError, PolicyError
-from fedstat.federation.disclosure.facts import ExternalKeyList, GroupSums, KeyAlignmentRequest
-from fedstat.federation.disclosure.state import SiteData
+from fedstat.federation.disclosure import facts
+from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.tables.cardinality import ColumnCardinality, min_group_size
 from fedstat.federation.tables.columns import MAX_SHOWN
-from fedstat.typing import Floats, Ints
+from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
 # Weights that leave a sum to a few rows: what the owner wants of them, wherever they come from.
@@ -23,15 +23,8 @@ It is small because fits of heavy-tailed links and of nearly separated outcomes 
 """
 
 
-def check_case_weights(data: SiteData, total: float, squares: float, columns: Sequence[str]) -> None:
+def check_case_weights(data: SiteData, state: State, fact: facts.CaseWeights) -> None:
     """Require that weights spread over enough rows: (sum w)^2 / sum w^2 is the number that they amount to.
-
-    Parameters
-    ----------
-    total, squares : float
-        Sum of the weights of the rows, and of their squares.
-    columns : sequence of str
-        What the weights are made of.
 
     Raises
     ------
@@ -39,12 +32,12 @@ def check_case_weights(data: SiteData, total: float, squares: float, columns: Se
         Names the rule, the site and a remedy.
     """
     least = data.policy.min_count
-    if total**2 < least * squares * (1.0 - 1e-9) or not total > 0.0:
+    if fact.total**2 < least * fact.squares * (1.0 - 1e-9) or not fact.total > 0.0:
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"wants at least {least} rows that count; the weights of {', '.join(map(repr, columns))} leave "
-            "nearly all weight to fewer. Use other weights, or leave the site out",
+            f"wants at least {least} rows that count; the weights of {', '.join(map(repr, fact.columns))} "
+            "leave nearly all weight to fewer. Use other weights, or leave the site out",
         )
 
 
@@ -76,27 +69,20 @@ def is_weight_spread(data: SiteData, weights: Floats) -> bool:
     return bool(rest >= MIN_REMAINING_WEIGHT * scaled.sum())
 
 
-def check_external_weights(data: SiteData, weights: Floats, what: str) -> None:
+def check_external_weights(data: SiteData, state: State, fact: facts.ExternalWeights) -> None:
     """Refuse weights, of any sign, that came from outside and leave nearly all weight to a few entities.
-
-    Parameters
-    ----------
-    weights : (n,) or (n, q) array
-        One vector of weights or several, each of which is to spread.
-    what : str
-        What they are, in words.
 
     Raises
     ------
     PolicyError
         Names the rule, the site and a remedy.
     """
-    if not all(is_weight_spread(data, np.abs(one)) for one in np.atleast_2d(weights.T)):
+    if not all(is_weight_spread(data, np.abs(one)) for one in np.atleast_2d(fact.values.T)):
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"wants at least {data.min_count} entities behind a sum; nearly all of these {what} belong to "
-            f"fewer{_max_share_text(data)}, as where columns separate the response. Use fewer columns or, "
+            f"wants at least {data.min_count} entities behind a sum; nearly all of these {fact.what} belong "
+            f"to fewer{_max_share_text(data)}, as where columns separate the response. Use fewer columns or, "
             "where there is a penalty, a larger lambda",
         )
 
@@ -164,7 +150,7 @@ MIN_REMAINING_VARIATION = 0.01
 """Share of a column's variation that the rows besides the few largest must have."""
 
 
-def check_entities(data: SiteData, n: int) -> None:
+def check_entities(data: SiteData, state: State, fact: facts.EntityCount) -> None:
     """Require enough entities.
 
     Raises
@@ -172,16 +158,16 @@ def check_entities(data: SiteData, n: int) -> None:
     PolicyError
         Names the rule, the site and what its owner may change.
     """
-    if n < data.policy.min_count:
+    if fact.n < data.policy.min_count:
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"wants at least {data.policy.min_count} entities behind a sum, and {n} take part here. Use more "
-            "entities, or leave the site out",
+            f"wants at least {data.policy.min_count} entities behind a sum, and {fact.n} take part here. Use "
+            "more entities, or leave the site out",
         )
 
 
-def check_rows(data: SiteData, n: int, n_parameters: int = 0) -> None:
+def check_rows(data: SiteData, state: State, fact: facts.RowCount) -> None:
     """Require enough rows, also for the number of parameters.
 
     Raises
@@ -190,23 +176,23 @@ def check_rows(data: SiteData, n: int, n_parameters: int = 0) -> None:
         Names the rule, the site and what its owner may change.
     """
     policy = data.policy
-    if n < policy.min_count:
+    if fact.n < policy.min_count:
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"wants at least {policy.min_count} whole rows; there are {n}. Leave the site out, or use fewer "
-            "columns with missing values",
+            f"wants at least {policy.min_count} whole rows; there are {fact.n}. Leave the site out, or use "
+            "fewer columns with missing values",
         )
-    if n_parameters > policy.max_parameters * n:
+    if fact.parameters > policy.max_parameters * fact.n:
         raise PolicyError.of_rule(
             "maximum parameters per row",
             data.name,
-            f"allows {policy.max_parameters:g} coefficients per row; the model has {n_parameters:,} for "
-            f"{n:,} rows. Use fewer terms, or leave the site out",
+            f"allows {policy.max_parameters:g} coefficients per row; the model has {fact.parameters:,} for "
+            f"{fact.n:,} rows. Use fewer terms, or leave the site out",
         )
 
 
-def check_unequal_weights(data: SiteData, n: int, columns: int, times: int) -> None:
+def check_unequal_weights(data: SiteData, state: State, fact: facts.UnequalWeights) -> None:
     """Require enough rows that weigh differently in several sums of products over the same rows.
 
     Who knows the weights has `times` equations for each product, and so counts columns as often. An owner who
@@ -220,25 +206,20 @@ def check_unequal_weights(data: SiteData, n: int, columns: int, times: int) -> N
     policy = data.policy
     least = policy.min_count
     if policy.max_share < 1.0:
-        least = max(least, int(np.ceil(columns * times / policy.max_parameters)))
-    if 0 < n < least:
+        least = max(least, int(np.ceil(fact.columns * fact.times / policy.max_parameters)))
+    if 0 < fact.n < least:
         raise PolicyError.of_rule(
             "maximum parameters per row",
             data.name,
             f"wants no curves of the response with missing points or points of their own, or {least:,} of "
-            f"them in every fold, for {times} weighted sums of products of {columns} columns; there are "
-            f"{n:,}. Leave them out by Curve(..., max_gap=0), use fewer knots, or put the response on one "
-            "grid; the owner may allow it by the line  max_share = 1.0  in policy.toml",
+            f"them in every fold, for {fact.times} weighted sums of products of {fact.columns} columns; "
+            f"there are {fact.n:,}. Leave them out by Curve(..., max_gap=0), use fewer knots, or put the "
+            "response on one grid; the owner may allow it by the line  max_share = 1.0  in policy.toml",
         )
 
 
-def check_events(data: SiteData, counts: tuple[int, int], response: str) -> None:
+def check_events(data: SiteData, state: State, fact: facts.OutcomeCounts) -> None:
     """Require enough rows of either outcome of a binary response.
-
-    Parameters
-    ----------
-    counts : (int, int)
-        Rows without and with the event; rows of binomial counts may be either.
 
     Raises
     ------
@@ -247,13 +228,13 @@ def check_events(data: SiteData, counts: tuple[int, int], response: str) -> None
     """
     least = data.policy.min_events
     outcomes = ("rows without the event", "events")
-    few = [what for what, count in zip(outcomes, counts, strict=True) if 0 < count < least]
+    few = [what for what, count in zip(outcomes, fact.counts, strict=True) if 0 < count < least]
     if few:
         raise PolicyError.of_rule(
             "minimum events",
             data.name,
-            f"wants none or at least {least} rows of either outcome of '{response}'; it has fewer {few[-1]}. "
-            "Leave the site out",
+            f"wants none or at least {least} rows of either outcome of '{fact.response}'; it has fewer "
+            f"{few[-1]}. Leave the site out",
         )
 
 
@@ -301,13 +282,8 @@ def check_unknown_levels(data: SiteData, column: str, counts: Sequence[int]) -> 
         )
 
 
-def check_indicators(data: SiteData, ones: Ints, n: int, names: Sequence[str]) -> None:
+def check_indicators(data: SiteData, state: State, fact: facts.IndicatorCounts) -> None:
     """Require enough rows on either side of every design column of zeros and ones.
-
-    Parameters
-    ----------
-    ones : (p,) int
-        Rows that are one; -1 for a column that holds other values.
 
     Raises
     ------
@@ -315,8 +291,8 @@ def check_indicators(data: SiteData, ones: Ints, n: int, names: Sequence[str]) -
         As :func:`check_rows`.
     """
     least = data.policy.min_level_count
-    for name, count in zip(names, ones.tolist(), strict=True):
-        if 0 < count < least or (count >= 0 and 0 < n - count < least):
+    for name, count in zip(fact.names, fact.ones.tolist(), strict=True):
+        if 0 < count < least or (count >= 0 and 0 < fact.n - count < least):
             raise PolicyError.of_rule(
                 "minimum rows per level",
                 data.name,
@@ -325,7 +301,7 @@ def check_indicators(data: SiteData, ones: Ints, n: int, names: Sequence[str]) -
             )
 
 
-def check_cardinality(data: SiteData, fact: GroupSums) -> None:
+def check_cardinality(data: SiteData, fact: facts.GroupSums) -> None:
     """Require so many entities of every group that columns of few values are not determined by its sums.
 
     Raises
@@ -351,27 +327,23 @@ def check_cardinality(data: SiteData, fact: GroupSums) -> None:
         )
 
 
-def check_groups(
-    data: SiteData, code: Ints, columns: int | None = None, times: int = 1, weights: Floats | None = None
-) -> None:
+def check_groups(data: SiteData, state: State, fact: facts.GroupSums) -> None:
     """Require enough entities of every group that has any, and weights that spread over them.
 
     Of products of p columns, those who know all columns but one hold p + 1 equations in that column's values
-    for every matrix; see :mod:`fedstat.models.vertical.pattern_merging`. Arguments as for
-    :class:`~fedstat.federation.disclosure.facts.GroupSums`.
+    for every matrix; see :mod:`fedstat.models.vertical.pattern_merging`.
 
     Raises
     ------
     PolicyError
         As :func:`check_rows`.
     """
-    counts = np.unique(code[code >= 0], return_counts=True)[1]
-    equations = 0 if columns is None else times * (columns + 1)
+    counts = np.unique(fact.code[fact.code >= 0], return_counts=True)[1]
+    equations = 0 if fact.columns is None else fact.times * (fact.columns + 1)
     least = max(data.min_count, MIN_ENTITIES_PER_EQUATION * equations)
     if len(counts) and counts.min() < least:
-        grams = (
-            f", and {times} Gram matri{'x' if times == 1 else 'ces'} of {columns} columns at least {least}"
-        )
+        matrices = f"{fact.times} Gram matri{'x' if fact.times == 1 else 'ces'} of {fact.columns} columns"
+        grams = f", and {matrices} at least {least}"
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
@@ -379,12 +351,12 @@ def check_groups(
             f"pattern{grams if equations else ''}; there are {counts.min()}. Use fewer columns, folds or "
             "Newton steps, or raise min_count",
         )
-    if weights is not None:
-        for group in np.unique(code[code >= 0]):
-            check_external_weights(data, weights[code == group], "weights")
+    if fact.weights is not None:
+        for group in np.unique(fact.code[fact.code >= 0]):
+            check_external_weights(data, state, facts.ExternalWeights(fact.weights[fact.code == group]))
 
 
-def check_excluded_entities(data: SiteData, n: int) -> None:
+def check_excluded_entities(data: SiteData, state: State, fact: facts.ExcludedEntities) -> None:
     """Refuse sums without a few entities: the means are over all that take part, and would tell of these.
 
     Raises
@@ -392,16 +364,16 @@ def check_excluded_entities(data: SiteData, n: int) -> None:
     PolicyError
         As :func:`check_rows`.
     """
-    if 0 < n < data.min_count:
+    if 0 < fact.n < data.min_count:
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
-            f"wants at least {data.min_count} entities behind a sum, and {n} of those that take part are in "
-            "no pattern: leave them out from the start",
+            f"wants at least {data.min_count} entities behind a sum, and {fact.n} of those that take part "
+            "are in no pattern: leave them out from the start",
         )
 
 
-def check_clusters(data: SiteData, rows: Sequence[int]) -> None:
+def check_clusters(data: SiteData, state: State, fact: facts.ClusterRowCounts) -> None:
     """Require enough rows of every cluster and stratum whose score leaves by itself.
 
     Raises
@@ -409,7 +381,7 @@ def check_clusters(data: SiteData, rows: Sequence[int]) -> None:
     PolicyError
         As :func:`check_rows`.
     """
-    if any(0 < count < data.min_count for count in rows):
+    if any(0 < count < data.min_count for count in fact.rows):
         raise PolicyError.of_rule(
             "minimum count",
             data.name,
@@ -456,14 +428,14 @@ def check_concentration(data: SiteData, rest: float, what: str) -> None:
         )
 
 
-def check_variation(data: SiteData, extremes: Floats, n: float, squares: float, what: str) -> None:
+def check_variation(data: SiteData, state: State, fact: facts.ColumnVariation) -> None:
     """As :func:`check_concentration`, from a column's extremes.
 
     An owner who allows as many coefficients as rows allows this as well.
     """
     few = data.policy.min_level_count - 1
     if few > 0 and data.policy.max_parameters < 1.0:
-        check_concentration(data, remaining_variation(extremes, n, squares, few), what)
+        check_concentration(data, remaining_variation(fact.extremes, fact.n, fact.squares, few), fact.what)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -477,7 +449,7 @@ MAX_KEYS_PER_OWN_KEY = 2
 """Keys that another site may enter for each of one's own, where the owner names no number."""
 
 
-def check_alignment(data: SiteData, fact: KeyAlignmentRequest) -> None:
+def check_alignment(data: SiteData, state: State, fact: facts.KeyAlignmentRequest) -> None:
     """Require that the owner has consented to an alignment with all others; a consent serves once.
 
     Raises
@@ -501,7 +473,7 @@ def check_alignment(data: SiteData, fact: KeyAlignmentRequest) -> None:
         data.account.spend(consent)
 
 
-def check_key_list(data: SiteData, fact: ExternalKeyList) -> None:
+def check_key_list(data: SiteData, state: State, fact: facts.ExternalKeyList) -> None:
     """Require that a list of keys from elsewhere is not longer than the owner allows.
 
     Raises

@@ -8,9 +8,8 @@ import pytest
 
 from fedstat.errors import PolicyError
 from fedstat.federation.design.transform_states import ColumnExtremes
-from fedstat.federation.disclosure import differencing, leverage
+from fedstat.federation.disclosure import checks, facts
 from fedstat.federation.disclosure import row_checks as disclosure
-from fedstat.federation.disclosure import row_checks as weight_rules
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.table import FrameTable
@@ -18,6 +17,10 @@ from fedstat.federation.tables.table import FrameTable
 
 def site(**policy):
     return SiteData("Kiel", FrameTable(pd.DataFrame({"x": np.ones(64)})), 1, Policy(**policy))
+
+
+def examine(data, fact):
+    checks.FACT_CHECKS[type(fact)](data, None, fact)
 
 
 def refusal(rule, *arguments):
@@ -28,26 +31,26 @@ def refusal(rule, *arguments):
 
 def test_rows_and_parameters():
     kiel = site(min_count=5, max_parameters=0.5)
-    disclosure.check_rows(kiel, 5)
-    disclosure.check_rows(kiel, 10, 5)
-    assert refusal(disclosure.check_rows, kiel, 4).startswith(
+    examine(kiel, facts.RowCount(5))
+    examine(kiel, facts.RowCount(10, 5))
+    assert refusal(examine, kiel, facts.RowCount(4)).startswith(
         "Kiel: its policy (minimum count) wants at least 5 whole rows; there are 4."
     )
-    assert refusal(disclosure.check_rows, kiel, 10, 6).startswith(
+    assert refusal(examine, kiel, facts.RowCount(10, 6)).startswith(
         "Kiel: its policy (maximum parameters per row) allows 0.5 coefficients per row; the model has 6"
     )
 
 
 @pytest.mark.parametrize("counts", [(0, 50), (50, 0), (3, 50), (50, 3)])
 def test_no_events_or_enough(counts):
-    disclosure.check_events(site(min_events=3), counts, "died")
+    examine(site(min_events=3), facts.OutcomeCounts(counts, "died"))
 
 
 @pytest.mark.parametrize(
     ("counts", "few"), [((50, 2), "fewer events"), ((1, 50), "fewer rows without the event")]
 )
 def test_few_events(counts, few):
-    message = refusal(disclosure.check_events, site(min_events=3), counts, "died")
+    message = refusal(examine, site(min_events=3), facts.OutcomeCounts(counts, "died"))
     assert "(minimum events)" in message and "'died'" in message and few in message
 
 
@@ -56,10 +59,10 @@ def test_levels_and_indicators():
     disclosure.check_levels(kiel, "g", [3, 9, 0])
     assert "1 of the 3 levels of column 'g'" in refusal(disclosure.check_levels, kiel, "g", [3, 9, 2])
     assert "looks like an identifier" in refusal(disclosure.check_levels, kiel, "g", [1] * 40)
-    disclosure.check_indicators(kiel, np.array([0, 20, 3, 17, -1]), 20, list("abcde"))
+    examine(kiel, facts.IndicatorCounts(np.array([0, 20, 3, 17, -1]), 20, list("abcde")))
     for ones in (2, 18):
         assert "design column 'c'" in refusal(
-            disclosure.check_indicators, kiel, np.array([0, 20, ones]), 20, list("abc")
+            examine, kiel, facts.IndicatorCounts(np.array([0, 20, ones]), 20, list("abc"))
         )
 
 
@@ -74,9 +77,9 @@ def test_levels_that_few_rows_have_are_not_named():
 def test_weights_count_as_the_rows_that_they_amount_to():
     kiel = site(min_count=5)
     for weights in (np.ones(5), np.arange(1.0, 20.0), np.repeat([1.0, 1e-9], [5, 95])):
-        weight_rules.check_case_weights(kiel, weights.sum(), weights @ weights, ["w"])
+        examine(kiel, facts.CaseWeights(weights.sum(), weights @ weights, ["w"]))
     for weights in (np.ones(4), np.repeat([1e9, 1.0], [1, 999]), np.repeat([1.0, 0.0], [4, 96]), np.zeros(9)):
-        message = refusal(weight_rules.check_case_weights, kiel, weights.sum(), weights @ weights, ["w"])
+        message = refusal(examine, kiel, facts.CaseWeights(weights.sum(), weights @ weights, ["w"]))
         assert "(minimum count) wants at least 5 rows that count; the weights of 'w'" in message
 
 
@@ -125,54 +128,50 @@ def rows(*left_out, n=64):
 
 def test_rows_that_differ_by_a_few_are_refused_and_leave_no_trace():
     kiel = site(min_count=5)
-    differencing.check_row_difference(kiel, rows())
+    examine(kiel, facts.RowsUsed(rows()))
     for few in ([7], [1, 2, 3, 4]):
-        assert "(differencing) refuses rows" in refusal(differencing.check_row_difference, kiel, rows(*few))
+        assert "(differencing) refuses rows" in refusal(examine, kiel, facts.RowsUsed(rows(*few)))
         assert len(kiel.memory.released.basis) == 1
-    differencing.check_row_difference(kiel, rows())
+    examine(kiel, facts.RowsUsed(rows()))
     assert len(kiel.memory.released.basis) == 1
-    differencing.check_row_difference(kiel, rows(1, 2, 3, 4, 5))
+    examine(kiel, facts.RowsUsed(rows(1, 2, 3, 4, 5)))
     assert len(kiel.memory.released.basis) == 2
-    refusal(differencing.check_row_difference, kiel, rows(1, 2, 3, 4, 6))
-    refusal(differencing.check_row_difference, kiel, rows(1, 2, 3, 4, 5, 6))
+    refusal(examine, kiel, facts.RowsUsed(rows(1, 2, 3, 4, 6)))
+    refusal(examine, kiel, facts.RowsUsed(rows(1, 2, 3, 4, 5, 6)))
 
 
 def test_outcomes_of_a_comparison_that_differ_by_a_few_are_refused():
     kiel = site(min_count=5)
     age = np.arange(64.0)
-    differencing.check_row_difference(kiel, rows(), age > 30)
-    assert "refuses outcomes of a comparison" in refusal(
-        differencing.check_row_difference, kiel, rows(), age > 31
-    )
-    differencing.check_row_difference(kiel, rows(), age > 30)
-    differencing.check_row_difference(kiel, rows(), age > 35)
-    differencing.check_row_difference(kiel, rows())
+    examine(kiel, facts.RowsUsed(rows(), age > 30))
+    assert "refuses outcomes of a comparison" in refusal(examine, kiel, facts.RowsUsed(rows(), age > 31))
+    examine(kiel, facts.RowsUsed(rows(), age > 30))
+    examine(kiel, facts.RowsUsed(rows(), age > 35))
+    examine(kiel, facts.RowsUsed(rows()))
     assert len(kiel.memory.released.basis) == 3
     fewer = rows(*range(10))
     # The sums of those above 30 and above 32 differ by two rows, whatever other rows either rests on.
-    assert "refuses outcomes" in refusal(differencing.check_row_difference, kiel, fewer, (age > 32) & fewer)
+    assert "refuses outcomes" in refusal(examine, kiel, facts.RowsUsed(fewer, (age > 32) & fewer))
 
 
 def test_nothing_is_forgotten_however_much_is_asked():
     kiel = site(min_count=5)
     for block in range(10, 50):
-        differencing.check_row_difference(kiel, rows(*range(block)) if block % 10 == 0 else rows())
-    refusal(differencing.check_row_difference, kiel, rows(*range(11)))
+        examine(kiel, facts.RowsUsed(rows(*range(block)) if block % 10 == 0 else rows()))
+    refusal(examine, kiel, facts.RowsUsed(rows(*range(11))))
     forgetful = site(min_count=5, remember="nothing")
-    differencing.check_row_difference(forgetful, rows())
-    differencing.check_row_difference(forgetful, rows(1))
+    examine(forgetful, facts.RowsUsed(rows()))
+    examine(forgetful, facts.RowsUsed(rows(1)))
     assert forgetful.memory.released is None
 
 
 def test_four_sums_of_which_no_two_differ_by_few_may_not_tell_of_one_row():
     kiel = site(min_count=5)
-    differencing.check_row_difference(kiel, rows())
-    differencing.check_row_difference(kiel, rows(*range(12)))
-    differencing.check_row_difference(kiel, rows(*range(11, 22)))
+    examine(kiel, facts.RowsUsed(rows()))
+    examine(kiel, facts.RowsUsed(rows(*range(12))))
+    examine(kiel, facts.RowsUsed(rows(*range(11, 22))))
     # all - (without the first twelve) - (without the eleventh to the 21st) + (without either) is row 11
-    assert "or from what these add up to" in refusal(
-        differencing.check_row_difference, kiel, rows(*range(22))
-    )
+    assert "or from what these add up to" in refusal(examine, kiel, facts.RowsUsed(rows(*range(22))))
 
 
 # -- directions of the design --------------------------------------------------------------------------
@@ -183,7 +182,7 @@ def check(X, names=None, **policy):
     spread = X.std(axis=0)
     X = (X - X.mean(axis=0)) / np.where(spread > 0.0, spread, 1.0)
     names = names or [f"x{j}" for j in range(X.shape[1])]
-    leverage.check_leverage(site(**policy), lambda: np.array_split(X, 3), len(X), names)
+    examine(site(**policy), facts.DesignDirections(lambda: np.array_split(X, 3), len(X), names))
 
 
 def factors(cell):

@@ -7,6 +7,7 @@ import pytest
 import fedstat as fs
 from fedstat.errors import PolicyError
 from fedstat.federation.disclosure.differencing import check_row_groups
+from fedstat.federation.disclosure.facts import RowGroups
 from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.aligned_table import AlignedTable
@@ -40,7 +41,7 @@ def ask(data, keys):
     if table._order is not None:
         held = held.iloc[table._order]
     rows = np.flatnonzero(held["k"].isin(list(keys)))
-    check_row_groups(data, np.zeros(len(rows), dtype=np.int64), rows)
+    check_row_groups(data, None, RowGroups("", np.zeros(len(rows), dtype=np.int64), rows))
 
 
 def later(data, table):
