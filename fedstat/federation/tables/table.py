@@ -72,7 +72,7 @@ class FrameTable:
         self._entities = entities
         self._kept: dict[Hashable, Any] = {}
 
-    def keep(self, key: Hashable, compute: Callable[[], ResultT]) -> ResultT:
+    def kept_result(self, key: Hashable, compute: Callable[[], ResultT]) -> ResultT:
         """Return what was computed of the records under this key before, or compute it."""
         if self.n_rows * len(self.columns) > MOST_NUMBERS_KEPT:
             return compute()
@@ -178,9 +178,9 @@ class LabelledTable:
 
 
 def keep_result(table: Table, key: Hashable, compute: Callable[[], ResultT]) -> ResultT:
-    """Return a result that a table in memory keeps, see :meth:`FrameTable.keep`, or compute it."""
+    """Return a result that a table in memory keeps, see :meth:`FrameTable.kept_result`, or compute it."""
     held = table.table if isinstance(table, LabelledTable) else table
-    return held.keep(key, compute) if isinstance(held, FrameTable) else compute()
+    return held.kept_result(key, compute) if isinstance(held, FrameTable) else compute()
 
 
 def in_memory(table: Table) -> bool:
