@@ -191,9 +191,11 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         declared = {name: curve.declared for name, curve in held.items()}
         grids = {name: curve.shown for name, curve in held.items()}
         t = source._points
-        return cls(
-            BoostRecord(basis, source.boost, boosting, t, declared, grids, steps, select, masked), ledger
-        )
+        record = BoostRecord(basis, source.boost, boosting, t, declared, grids, steps, select, masked)
+        result = cls(record, ledger)
+        # A response that does not vary is an error of the fit, not of the first look at its results.
+        _ = result._followed
+        return result
 
     @property
     def _boosting(self) -> Boosting:

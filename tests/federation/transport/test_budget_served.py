@@ -15,8 +15,9 @@ from operating import make_federation, serve, serving, wait
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, EngineError, PolicyError, SecurityError
+from fedstat.federation.audit.event_log import SiteLedger
 from fedstat.federation.audit.ledger import Ledger
-from fedstat.federation.audit.ledger_file import LedgerFile, read_ledger
+from fedstat.federation.audit.ledger_file import read_ledger
 from fedstat.federation.crypto.keys import random_bytes
 from fedstat.federation.disclosure.policy import Budget, Policy
 from fedstat.federation.protocols.margins import BinsRequest, request_margins
@@ -161,13 +162,13 @@ def test_linked_records_are_aligned_and_counted_under_a_budget(tmp_path, running
 
 def serve_and_die(folder):
     """Serve until the first charge is on disk, and end there as by kill -9."""
-    charged = LedgerFile.charged
+    charged = SiteLedger.keep_charges
 
     def last(self, charges):
         charged(self, charges)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    LedgerFile.charged = last
+    SiteLedger.keep_charges = last
     return main(list(serving(folder)))
 
 

@@ -15,7 +15,8 @@ from test_connect_vertical import numbers_at
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, EngineError
-from fedstat.federation.audit.ledger_file import LedgerFile, read_ledger
+from fedstat.federation.audit.event_log import SiteLedger
+from fedstat.federation.audit.ledger_file import read_ledger
 from fedstat.federation.disclosure import privacy_budget
 from fedstat.federation.transport.site_folder import load_identity
 from fedstat.operator.command_line import main
@@ -53,14 +54,14 @@ def serve_same_noise(folder):
 
 def serve_and_die(folder):
     """Serve until products are charged, on disk, and end there as by kill -9."""
-    charged = LedgerFile.charged
+    charged = SiteLedger.keep_charges
 
     def last(self, charges):
         charged(self, charges)
         if any("release_gram" in charge.what for charge in charges):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    LedgerFile.charged = last
+    SiteLedger.keep_charges = last
     return main(list(serving(folder)))
 
 
