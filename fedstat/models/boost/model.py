@@ -18,8 +18,9 @@ from fedstat.models.boost.column_source import ColumnSource
 from fedstat.models.boost.learning.boosting import Aggregation
 from fedstat.models.boost.private.public_curves import PublicCurve
 from fedstat.models.boost.private_source import PrivateSource
+from fedstat.models.boost.results import BoostResults, LocalBoosts
 from fedstat.models.boost.row_source import RowSource
-from fedstat.models.boost.source import AnyBoost, BoostOptions, MomentSource, Select
+from fedstat.models.boost.source import BoostOptions, MomentSource, Select
 from fedstat.models.checks import check_arguments, check_layout, checks_arguments
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.run import Call, FitAttempt, run_fit
@@ -74,6 +75,8 @@ class FedFunctionBoost(Explainable):
         `layout` and `widths` of columns apart; `epsilon`, `delta`, `bounds` and `parts` under privacy.
     learners : tuple of Learner
         Base learners, the intercept first.
+    model_name : str
+        Title of the summary.
 
     References
     ----------
@@ -86,7 +89,10 @@ class FedFunctionBoost(Explainable):
     --------
     >>> import fedstat as fs
     >>> partition = fs.ClientPartition.from_frame(fs.datasets.make_hospitals(), by="hospital")
-    >>> fs.FedFunctionBoost.from_formula("num ~ age + sex", partition).fit(steps=20)
+    >>> model = fs.FedFunctionBoost.from_formula("num ~ age + sex", partition)
+    >>> type(model.engine).__name__, len(model.learners), model.model_name
+    ('LocalEngine', 3, 'Federated functional boosting')
+    >>> model.fit(steps=20)
     <BoostResults: num, 20 steps, 920 entities; see .summary()>
     """
 
@@ -190,7 +196,7 @@ class FedFunctionBoost(Explainable):
         masked: bool | None = None,
         random_state: int | None = None,
         progress: bool | None = None,
-    ) -> AnyBoost:
+    ) -> BoostResults | LocalBoosts:
         """Follow the path of boosting.
 
         Parameters
@@ -252,7 +258,7 @@ class FedFunctionBoost(Explainable):
         options = BoostOptions(steps, nu, select, folds, offset, every, aggregation, masked, random_state)
         return run_fit(self, call, FedFunctionBoost._boosted, options)
 
-    def _boosted(self, attempt: FitAttempt, options: BoostOptions) -> AnyBoost:
+    def _boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults | LocalBoosts:
         return self.source.boosted(attempt, options)
 
     # -- what the provider knows -----------------------------------------------------------------

@@ -29,7 +29,6 @@ from fedstat.models.explain import Explainable
 from fedstat.models.run import FitAttempt, is_same
 from fedstat.typing import Floats
 
-AnyBoost: TypeAlias = BoostResults | LocalBoosts
 Select: TypeAlias = Literal["cv", "aicc"] | None
 
 
@@ -98,7 +97,7 @@ class MomentSource(Explainable):
         check_aggregation(options.aggregation, options.masked, self.penalty)
         return int(steps), float(nu)
 
-    def boosted(self, attempt: FitAttempt, options: BoostOptions) -> AnyBoost:
+    def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults | LocalBoosts:
         """Obtain the moments from the sites, and follow the path."""
         raise NotImplementedError
 
