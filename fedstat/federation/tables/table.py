@@ -70,19 +70,22 @@ class FrameTable:
         self.columns: tuple[str, ...] = tuple(frame.columns)
         self.n_rows = len(frame)
         self._entities = entities
-        self._kept: dict[Hashable, Any] = {}
+        self._results: tuple[pd.DataFrame, dict[Hashable, Any]] = frame, {}
 
     def kept_result(self, key: Hashable, compute: Callable[[], ResultT]) -> ResultT:
         """Return what was computed of the records under this key before, or compute it."""
         if self.n_rows * len(self.columns) > MOST_NUMBERS_KEPT:
             return compute()
-        if key not in self._kept:
+        if self._results[0] is not self.frame:  # its records came into another order
+            self._results = self.frame, {}
+        results = self._results[1]
+        if key not in results:
             result = compute()
-            while len(self._kept) >= MOST_KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = result
-        kept: ResultT = self._kept[key]
-        return kept
+            while len(results) >= MOST_KEPT:
+                del results[next(iter(results))]
+            results[key] = result
+        found: ResultT = results[key]
+        return found
 
     @property
     def entities(self) -> Array:

@@ -17,7 +17,14 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.site import FAMILIES, Site
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.message import ArrayDeclaration, Request, Step, pack_request, unpack_reply
-from fedstat.federation.tables.table import FrameTable, LabelledTable, ParquetTable
+from fedstat.federation.tables.table import (
+    MOST_KEPT,
+    MOST_NUMBERS_KEPT,
+    FrameTable,
+    LabelledTable,
+    ParquetTable,
+    keep_result,
+)
 
 N = 1000
 
@@ -248,3 +255,22 @@ def test_a_family_that_needs_the_whole_table_says_so(path, frame):
 def test_a_step_reads_the_rules_of_its_site(frame):
     data = SiteData("Bank", FrameTable(frame), 0, Policy(min_count=12))
     assert data.min_count == data.policy.min_count == 12
+
+
+def test_a_small_table_in_memory_computes_a_result_once():
+    frame, calls = pd.DataFrame({"x": np.arange(3.0)}), []
+    held = FrameTable(frame)
+    labelled = LabelledTable(held, "site", "A")
+    for key in ("one", "one", "two", "one"):
+        assert keep_result(labelled, key, lambda key=key: calls.append(key) or key) == key
+    assert calls == ["one", "two"]
+    for number in range(MOST_KEPT):
+        keep_result(held, number, lambda: calls.append("more"))
+    assert keep_result(held, "one", lambda: "again") == "again"  # the oldest results are dropped
+    held.frame = frame[::-1].reset_index(drop=True)
+    assert keep_result(held, "one", lambda: "another order") == "another order"
+
+
+def test_a_large_table_computes_every_time():
+    held = FrameTable(pd.DataFrame({"x": np.zeros(MOST_NUMBERS_KEPT + 1)}))
+    assert [keep_result(held, "one", lambda number=number: number) for number in range(2)] == [0, 1]
