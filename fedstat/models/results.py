@@ -72,7 +72,7 @@ class Results(Generic[Record]):
     >>> "Notes:" in fit.summary().as_text()
     True
     >>> fit.diagnostics().columns.tolist(), fit.diagnostics()["note"].tolist() == fit.notes
-    (['kind', 'severity', 'note'], True)
+    (['kind', 'severity', 'note', 'values'], True)
     """
 
     model_name = "Federated fit"
@@ -148,10 +148,11 @@ class Results(Generic[Record]):
         Returns
         -------
         DataFrame
-            One row per note: its ``kind``, ``severity`` ("info" or "warning") and text, ``note``.
+            One row per note: its ``kind``, ``severity`` ("info" or "warning"), text, ``note``, and the
+            ``values`` in it by name.
         """
-        rows = [(note.kind, note.severity, str(note)) for note in self._summary_notes()]
-        return pd.DataFrame(rows, columns=["kind", "severity", "note"])
+        rows = [(note.kind, note.severity, str(note), dict(note.values)) for note in self._summary_notes()]
+        return pd.DataFrame(rows, columns=["kind", "severity", "note", "values"])
 
     def _summary_notes(self) -> Iterator[Note]:
         yield from getattr(self._record, "notes", ())
@@ -230,9 +231,6 @@ class EstimateRecord:
 
     estimate: Estimate
     notes: tuple[Note, ...] = ()
-
-
-EstimateRecordT = TypeVar("EstimateRecordT", bound=EstimateRecord)
 
 
 class CoefficientResults(Results[Any]):

@@ -14,6 +14,7 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import NotAvailableError
+from fedstat.inference.summary import Note
 from fedstat.models import INSTALLED
 from fedstat.models.results import CoefficientResults, Results
 from fedstat.models.saved import READERS
@@ -52,6 +53,13 @@ def test_notes_are_printed_and_their_kinds_are_a_table(with_offset):
     assert table["note"].tolist() == with_offset.notes == list(with_offset.summary().notes)
     assert {"setting", "no_covariance", "offset", "assumptions", "sums"} <= set(table["kind"])
     assert set(table["severity"]) <= {"info", "warning"}
+    assert table.set_index("kind").loc["offset", "values"] == {"name": "o"}
+
+
+def test_the_text_of_a_note_is_made_of_its_values():
+    note = Note("left_out", "{n:,} rows at {site}", values={"n": 1_200, "site": "{n}"})
+    assert str(note) == "1,200 rows at {n}"
+    assert str(Note("plain", "a set {1, 2}")) == "a set {1, 2}"
 
 
 def test_a_warning_is_marked():

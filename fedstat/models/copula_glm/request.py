@@ -280,12 +280,6 @@ class ScoreNoise:
         """Return what an institution is charged, against all others together."""
         return Fraction(self.terms.squared(site), 2 * self.variances[site])
 
-    @property
-    def whole_cost(self) -> Fraction:
-        """Return what a whole record costs against the coordinator, who knows nobody's noise."""
-        whole = _in_units(self.terms.sensitivity.whole, self.terms.sum_places)
-        return Fraction(whole, 2 * sum(self.variances.values()))
-
 
 def _in_units(squared: float, places: int) -> int:
     scaled: Fraction = Fraction(squared) * 4**places

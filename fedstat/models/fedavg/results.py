@@ -220,7 +220,8 @@ class FedAvgResults(RowsResults, saved_as="fedstat fedavg results 4", record=Fed
                 "The log-likelihood is that of these coefficients, not a maximum: no AIC, no BIC.",
             )
         if left_out := self.basis.left_out:
-            yield Note("left_out", f"{left_out:,} rows that lack one of the model's columns were left out.")
+            text = "{n:,} rows that lack one of the model's columns were left out."
+            yield Note("left_out", text, values={"n": left_out})
 
 
 def _convergence(fit: FedAvgFit) -> tuple[bool, str]:

@@ -199,11 +199,6 @@ def soft(labels: Ints, clusters: int, certain: float = 0.8) -> Floats:
     return r
 
 
-def best_of(courses: Sequence[MixtureState]) -> MixtureState:
-    """Return the one with the largest penalised log-likelihood."""
-    return max(courses, key=lambda one: one.penalised)
-
-
 # ----------------------------------------------------------------------------------------------------
 # Rounds of a mixture: posteriors go down, differences of log densities come up and are added.
 

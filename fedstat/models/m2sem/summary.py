@@ -181,9 +181,10 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
     if r.entropy < OVERLAP and len(r.shares) > 1:
         yield Note(
             "overlap",
-            f"Clusters overlap (entropy {r.entropy:.2f}): labels of many entities are uncertain, and "
+            "Clusters overlap (entropy {entropy:.2f}): labels of many entities are uncertain, and "
             "standard errors may be too small. Take posteriors, and compare with bootstrap().",
             "warning",
+            {"entropy": r.entropy},
         )
     if r.emptied:
         yield Note(
@@ -205,9 +206,10 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
     if r.coarse > COARSE:
         yield Note(
             "coarse",
-            f"Posteriors differ by up to {r.coarse:.2f} between the nodes of the search and those of the "
+            "Posteriors differ by up to {largest:.2f} between the nodes of the search and those of the "
             "last fit: the comparison of supports is coarse.",
             "warning",
+            {"largest": r.coarse},
         )
     yield from disclosed(r)
 

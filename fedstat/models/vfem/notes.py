@@ -328,8 +328,9 @@ def role_notes(roles: Mapping[str, str]) -> Iterator[Note]:
         if role == "offset":
             yield Note(
                 "offset",
-                f"The offset '{name}' is in the linear predictor with coefficient one, and is taken as "
+                "The offset '{name}' is in the linear predictor with coefficient one, and is taken as "
                 "independent of columns that are missing; predictions are those at an offset of zero.",
+                values={"name": name},
             )
             continue
         meaning = (
@@ -402,10 +403,14 @@ def is_normal(outcome: VFEMOutcome) -> bool:
 def count_notes(method: str, counts: EntityCounts, *, conditioned: bool = False) -> Iterator[Note]:
     """Say which entities a fit left out, or took as missing."""
     if counts.dropped:
-        yield Note("no_response", f"{counts.dropped:,} entities without a response were left out.")
+        yield Note(
+            "no_response", "{n:,} entities without a response were left out.", values={"n": counts.dropped}
+        )
     if counts.unused:
         yield Note(
-            "unused", f"{counts.unused:,} entities with a response were left out by method='{method}'."
+            "unused",
+            "{n:,} entities with a response were left out by method='{method}'.",
+            values={"n": counts.unused, "method": method},
         )
     if counts.partial:
         listed = ", ".join(f"{n:,} at {client}" for client, n in counts.partial.items())
@@ -421,9 +426,10 @@ def _small_sample(layout: Layout, outcome: VFEMOutcome) -> Iterator[Note]:
     if inflation > SMALL_SAMPLE and outcome.covariance is not None:
         yield Note(
             "small_sample",
-            f"The residual variance is that of maximum likelihood: with {layout.n:,} entities for {used} "
-            "coefficients, ordinary least squares would report standard errors that are "
-            f"{100 * inflation:.0f} % larger.",
+            "The residual variance is that of maximum likelihood: with {n:,} entities for {coefficients} "
+            "coefficients, ordinary least squares would report standard errors that are {percent:.0f} % "
+            "larger.",
+            values={"n": layout.n, "coefficients": used, "percent": float(100 * inflation)},
         )
 
 

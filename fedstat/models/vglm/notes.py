@@ -169,7 +169,8 @@ def _debiased(layout: Layout, found: DebiasedFit | None) -> Iterator[Note]:
     if found is not None:
         yield Note(
             "debiased",
-            f"Debiased from the lasso at lambda = {found.lam:.4g}. The inverse of the information is relaxed "
-            f"for {found.relaxed} of {layout.p} columns, whose standard errors it would have raised by more "
+            "Debiased from the lasso at lambda = {lam:.4g}. The inverse of the information is relaxed "
+            "for {relaxed} of {columns} columns, whose standard errors it would have raised by more "
             "than a quarter; the others have no bias of the first order.",
+            values={"lam": float(found.lam), "relaxed": int(found.relaxed), "columns": layout.p},
         )

@@ -81,8 +81,9 @@ def sums_note(how: str, smallest: int, more: str = "") -> Note:
     """Say that nothing but sums left, `how` divided (", by fold"), and over how many entities at least."""
     return Note(
         "sums",
-        f"Sums of the columns and of their products were exchanged once{how}; no value per entity left an "
-        f"institution. At least {smallest:,} entities stand behind every sum.{more}",
+        "Sums of the columns and of their products were exchanged once{how}; no value per entity left an "
+        "institution. At least {smallest:,} entities stand behind every sum.{more}",
+        values={"how": how, "smallest": int(smallest), "more": more},
     )
 
 
@@ -138,11 +139,11 @@ def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[st
     held, unknown, numbers = so_far * MANTISSA_BITS, columns * MANTISSA_BITS, so_far
     yield Note(
         "solvable",
-        f"What the coordinator and the response holder could solve for: {numbers:,} numbers for every "
-        f"entity{earlier} are {held:,} bits, against at most {unknown:,} of the {columns} columns "
+        "What the coordinator and the response holder could solve for: {numbers:,} numbers for every "
+        f"entity{earlier} are {held:,} bits, against at most {unknown:,} of the {{columns}} columns "
         f"({MANTISSA_BITS} a number, 1 where a column has two values). {_verdict(numbers, columns)} Masks "
-        "hide an "
-        "institution's part of one round and not of many.",
+        "hide an institution's part of one round and not of many.",
+        values={"numbers": int(numbers), "columns": columns},
     )
 
 
