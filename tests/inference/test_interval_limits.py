@@ -7,14 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import fedstat as fs
-from fedstat.errors import ModelError, NotAvailableError
+from fedstat.errors import EstimationError, ModelError, NotAvailableError
 from fedstat.inference.conformal import merge_upwards, threshold_bins
 from fedstat.inference.covariance import gvif, nearest_psd, symmetrize
 from fedstat.inference.heterogeneity import MaskedSiteSums, adjust_holm, heterogeneity
+from fedstat.inference.homogeneity_tests import SiteWelchTerms
 from fedstat.inference.hypotheses import read_constraints, t_test, wald_test
-from fedstat.inference.meta_analysis import RandomEffectsOptions, combine_sites, i2_interval
+from fedstat.inference.meta_analysis import RandomEffectsOptions, combine_factor, combine_sites, i2_interval
 
 # ---- conformal prediction ----------------------------------------------------------------------------
 
@@ -242,3 +244,62 @@ def test_a_matrix_has_a_column_for_each_coefficient_and_no_row_of_zeros(wrong):
         read_constraints(wrong, NAMES)
     with pytest.raises(ModelError, match=r"one value per constraint \(1\), received 2"):
         read_constraints(([[1, 0, 0]], [0.0, 1.0]), NAMES)
+
+
+# ---- several coefficients together --------------------------------------------------------------------
+
+
+def factor(m, **options):
+    """Combine two coefficients, of which `m` of six sites determine the second."""
+    estimates = np.column_stack([np.linspace(0.0, 1.0, 6), np.where(np.arange(6) < m, 2.0, np.nan)])
+    return combine_factor(("a", "b"), estimates, np.array([0.1 * np.eye(2)] * 6), **options)
+
+
+@pytest.mark.parametrize("m", [0, 1])
+def test_a_coefficient_of_fewer_than_two_sites_is_not_combined(m):
+    with pytest.raises(EstimationError, match="fewer than two sites determine b"):
+        factor(m)
+    assert factor(2).Q_df == 6 + 2 - 2
+
+
+@pytest.mark.parametrize(("test", "law"), [("z", "chi2"), ("knha", "f"), ("adhoc", "f")])
+def test_the_law_of_several_coefficients_is_that_of_the_test(test, law):
+    found = factor(6, test=test, alpha=0.1)
+    W = float(found.estimate @ np.linalg.solve(found.cov, found.estimate))
+    expected = stats.chi2.sf(W, 2) if law == "chi2" else stats.f.sf(W / 2.0, 2, 10)
+    assert found.pvalue == pytest.approx(expected) and found.statistic == pytest.approx(W / 2.0)
+    assert found.df_denom == (np.inf if law == "chi2" else 10)
+    quantile = stats.norm.isf(0.05) if law == "chi2" else stats.t.isf(0.05, 10)
+    table = found.to_frame()
+    np.testing.assert_allclose(table["conf_high"] - table["estimate"], quantile * table["std_error"])
+    np.testing.assert_allclose(table["estimate"] - table["conf_low"], quantile * table["std_error"])
+    with pytest.raises(ModelError, match="expected test to be one of 'adhoc', 'knha', 'z', received 't'"):
+        factor(6, test="t")
+
+
+def test_nothing_has_no_random_effects():
+    for wanted in ([], ["y"], ["x", "y"]):
+        with pytest.raises(ModelError, match="no term and no coefficient; there are: x"):
+            compared(2).random_effects_of(wanted)
+
+
+@pytest.mark.parametrize(("with_own", "own_dispersions"), [(0, False), (2, False), (3, True)])
+def test_each_site_has_its_own_dispersion_where_all_have_fits_of_their_own(with_own, own_dispersions):
+    term = SiteWelchTerms(np.zeros(1), np.eye(1), 50)
+    sites = [
+        SimpleNamespace(
+            site=f"S{k}",
+            n=100,
+            beta=np.zeros(1),
+            cov=np.eye(1),
+            problem="",
+            score=np.zeros(1),
+            information=np.eye(1),
+            own=term if k < with_own else None,
+        )
+        for k in range(3)
+    ]
+    for estimated in (False, True):
+        found = heterogeneity(("x",), np.zeros(1), 1.0, sites, estimated=estimated)
+        assert found.joint.own_dispersions == (estimated and own_dispersions)
+        assert found.one_dispersion == (estimated and not own_dispersions)
