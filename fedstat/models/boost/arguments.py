@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 
 from fedstat.errors import DesignError, ModelError
 from fedstat.federation.crypto.masks import hides
-from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_pooled_formula
-from fedstat.federation.design.formula.terms import parse_terms, term_columns, term_text
+from fedstat.federation.design.formula.parse import Formula, SiteTerms, formula_of_terms
+from fedstat.federation.design.formula.terms import parse_term, right_side_of, term_columns, term_text
 from fedstat.federation.design.horizontal_design import SiteRowCounts
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.partition.partition import ClientPartition
@@ -29,13 +29,12 @@ from fedstat.typing import Floats
 
 def plain_formula(parsed: BoostFormula, partition: ClientPartition) -> Formula:
     """Read those columns of a formula that are no curves as other models do."""
-    columns, right = partition.pooled_columns, " + ".join(("1", *parsed.terms))
+    terms = [parse_term(text) for text in parsed.terms]
     if not parsed.functional:
-        return replace(
-            parse_pooled_formula(f"{parsed.response} ~ {right}", columns, (partition.site_column,)),
-            text=parsed.text,
-        )
-    terms = parse_terms(right).terms
+        site = partition.site_column
+        own = {"": [name for name in partition.pooled_columns if name != site]}
+        return formula_of_terms(parsed.text, parsed.response, terms, own, pooled=True, extra=(site,))
+    terms = list(right_side_of(terms).terms)
     names = tuple(dict.fromkeys(name for term in terms for name in term_columns(term)))
     own = SiteTerms("", tuple(map(term_text, terms)), names)
     return Formula(parsed.text, f"{parsed.response}(t)", None, (), True, (own,))

@@ -12,7 +12,7 @@ import numpy as np
 from fedstat.errors import FormulaError, ModelError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.design.formula.syntax_tree import TREATMENT, Category, Column
-from fedstat.federation.design.formula.terms import parse_terms, term_columns
+from fedstat.federation.design.formula.terms import parse_term, term_columns
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine
 from fedstat.federation.protocols.secure_products import SecureProductSession
@@ -189,7 +189,7 @@ def _column_of(learner: Learner) -> str:
     if learner.kind == "bsignal" and not learner.by and not learner.constant:
         return learner.of
     if learner.kind == "bols" and not learner.by and not learner.constant:
-        (term,) = parse_terms(learner.of).terms
+        term = parse_term(learner.of)
         tree = term[0].tree
         dummies = isinstance(tree, Category) and tree.coding == TREATMENT
         plain = len(term) == 1 and (isinstance(tree, Column) or dummies)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedstat.errors import FormulaError, ModelError
-from fedstat.federation.design.formula.terms import parse_terms, term_columns
+from fedstat.federation.design.formula.terms import parse_term, term_columns
 from fedstat.federation.design.site_rows import RowsRequest
 from fedstat.federation.design.vertical_design import MissingRule
 from fedstat.federation.disclosure.policy import Policy
@@ -224,7 +224,7 @@ class RowSource(MomentSource, HorizontalModel):
         )
 
     def _has_levels(self, term: str) -> bool:
-        return any(name in self.agreement.spec.levels for name in term_columns(parse_terms(term).terms[0]))
+        return any(name in self.agreement.spec.levels for name in term_columns(parse_term(term)))
 
     @property
     def read_curves(self) -> Sequence[str]:

@@ -14,7 +14,13 @@ from formulaic.errors import FactorEvaluationError
 
 from fedstat.errors import FormulaError
 from fedstat.federation.design.coding import read_terms
-from fedstat.federation.design.formula.parse import SiteTerms, parse_formula, parse_pooled_formula
+from fedstat.federation.design.formula.parse import (
+    SiteTerms,
+    formula_of_terms,
+    parse_formula,
+    parse_pooled_formula,
+)
+from fedstat.federation.design.formula.terms import parse_term
 
 COLUMNS = {
     "Interview": ["y", "Age", "Sex", "Income"],
@@ -478,3 +484,17 @@ def test_many_columns_are_read_quickly() -> None:
     names = [f"column_{i}" for i in range(2000)]
     assert len(parse_pooled_formula("y ~ .", ["y", *names]).clients[0].terms) == 2000
     assert len(parse_pooled_formula("y ~ " + " + ".join(names), ["y", *names]).clients[0].terms) == 2000
+
+
+def test_terms_read_one_by_one_make_the_formula_of_the_whole_text():
+    text = "y ~ a:b + log(c) + b:a + C(g) + c"
+    terms = [parse_term(part) for part in ("a:b", "log(c)", "b:a", "C(g)", "c")]
+    columns = ["y", "a", "b", "c", "g"]
+    made = formula_of_terms(text, "y", terms, {"": columns}, pooled=True)
+    assert made == parse_pooled_formula(text, columns)
+    apart = {"A": ["y", "a", "b"], "B": ["c", "g"]}
+    assert formula_of_terms(text, "y", terms, apart, pooled=False) == parse_formula(text, apart)
+    alone = formula_of_terms("y ~ 1", "y", [], {"": columns}, pooled=True)
+    assert alone == parse_pooled_formula("y ~ 1", columns)
+    with pytest.raises(FormulaError, match="expected one term"):
+        parse_term("a + b")

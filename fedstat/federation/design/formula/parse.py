@@ -13,6 +13,7 @@ from fedstat.federation.design.formula.terms import (
     RightSide,
     Term,
     parse_terms,
+    right_side_of,
     split_sides,
     term_columns,
     term_text,
@@ -97,6 +98,25 @@ def parse_pooled_formula(text: str, columns: Sequence[str], extra: Sequence[str]
     return _parse(text, _Holdings.of({"": [*own, *extra]}), pooled=True, extra=extra)
 
 
+def formula_of_terms(
+    text: str,
+    response: str,
+    terms: Sequence[Term],
+    columns: Mapping[str, Sequence[str]],
+    *,
+    pooled: bool,
+    extra: Sequence[str] = (),
+) -> Formula:
+    """Make a formula of terms that were read one by one; `text` is how it was written.
+
+    Otherwise as :func:`parse_formula` (`columns` by institution), or with `pooled` as
+    :func:`parse_pooled_formula` (those of the institution "").
+    """
+    holdings = _Holdings.of({client: [*names, *extra] for client, names in columns.items()})
+    left = parse_expression(response, response=True)
+    return _assemble(text, left, right_side_of(terms), holdings, pooled=pooled)
+
+
 @dataclass(frozen=True, slots=True)
 class _Holdings:
     """Who holds which column."""
@@ -147,11 +167,18 @@ class _Holdings:
 def _parse(text: str, holdings: _Holdings, *, pooled: bool, extra: Sequence[str] = ()) -> Formula:
     left, right = split_sides(text)
     response = parse_expression(left, response=True)
-    if isinstance(response.tree, Counts) and not pooled:
-        raise refuse_formula("cbind(...)", left, "the response of this model is one column")
-    response_client = _response_client(response, holdings)
+    holdings.require(response.columns)
     dot = [name for name in holdings.owner if name not in response.columns and name not in extra]
-    right_side = parse_terms(right, dot, offsets=pooled)
+    return _assemble(text, response, parse_terms(right, dot, offsets=pooled), holdings, pooled=pooled)
+
+
+def _assemble(
+    text: str, response: Expression, right_side: RightSide, holdings: _Holdings, *, pooled: bool
+) -> Formula:
+    """Check who holds the response and the terms, and make the formula."""
+    if isinstance(response.tree, Counts) and not pooled:
+        raise refuse_formula("cbind(...)", response.text, "the response of this model is one column")
+    response_client = _response_client(response, holdings)
     _require_terms(right_side, pooled)
     _require_centred(right_side)
     offset_columns = tuple(dict.fromkeys(name for offset in right_side.offsets for name in offset.columns))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
@@ -68,6 +69,23 @@ def parse_terms(text: str, dot: Sequence[str] = (), *, offsets: bool = False) ->
         if token.kind == "offset" and not offsets:
             raise refuse_formula("an offset", token.text, "this model has none")
     return _TermsReader(text, tokens, dot).read()
+
+
+@lru_cache(maxsize=1024)
+def parse_term(text: str) -> Term:
+    """Read a text that is one term; a FormulaError where it is several. Repeated texts are read once."""
+    terms = parse_terms(text).terms
+    if len(terms) != 1:
+        raise FormulaError(f"formula: expected one term, received {text[:80]!r}")
+    return terms[0]
+
+
+def right_side_of(terms: Sequence[Term]) -> RightSide:
+    """Put terms that were read one by one beside an intercept, in the order of :class:`RightSide`."""
+    distinct: TermSet = {}
+    for term in terms:
+        distinct.setdefault(_key(term), term)
+    return RightSide(True, tuple(sorted(distinct.values(), key=len)), (), not terms)
 
 
 def term_text(term: Term) -> str:

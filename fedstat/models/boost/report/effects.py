@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstat.federation.design.formula.terms import parse_terms, term_columns
+from fedstat.federation.design.formula.terms import parse_term, term_columns
 from fedstat.federation.dry_run.synthetic_rows import coded_names
 from fedstat.inference.tables import Sheet
 from fedstat.kernels.curves import spline_basis
@@ -50,7 +50,7 @@ def learner_points(held: BoostRecord, p: int) -> tuple[str, list[Any], Floats]:
 
 def _reference(basis: RowsBasis, term: str, names: list[str]) -> str:
     """Name of the column of the level that is not among `names`, as these are written."""
-    (column,) = term_columns(parse_terms(term).terms[0])
+    (column,) = term_columns(parse_term(term))
     levels = [f"{term}[T.{level}]" for level in basis.agreement.spec.levels[column]]
     return next((name for name in levels if name not in names), term)
 

@@ -13,7 +13,7 @@ from fedstat.errors import DesignError
 from fedstat.federation.design.block import Partial
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.expression import name_expression
-from fedstat.federation.design.formula.terms import parse_terms, term_columns
+from fedstat.federation.design.formula.terms import parse_term, term_columns
 from fedstat.federation.design.vertical_design import (
     BlockDesign,
     BlockRequest,
@@ -102,7 +102,7 @@ def agree_columns(
     check_coded(
         learners,
         counts,
-        lambda term: any(name in levels for name in term_columns(parse_terms(term).terms[0])),
+        lambda term: any(name in levels for name in term_columns(parse_term(term))),
     )
     widths = tuple(_width(one, coded.get(k)) for one, k in zip(learners, apart.owners, strict=True))
     columns = sum(widths) + 1

@@ -15,8 +15,8 @@ from fedstat.federation.design.block import CodedBlock
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.formula.expression import name_expression
 from fedstat.federation.design.formula.facts import column_facts, response_facts, term_facts
-from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_formula
-from fedstat.federation.design.formula.terms import parse_terms, term_columns
+from fedstat.federation.design.formula.parse import Formula, SiteTerms, formula_of_terms
+from fedstat.federation.design.formula.terms import parse_term, term_columns
 from fedstat.federation.design.vertical_design import block_of, columns_cardinality, response_of
 from fedstat.federation.disclosure.facts import (
     DesignDirections,
@@ -109,7 +109,7 @@ class VerticalLearners:
         (own,) = (terms for terms in self.formula.clients if terms.client == client)
         written = {name_expression(name).text for name in self.curves(client)}
         terms = tuple(text for text in own.terms if text not in written)
-        names = dict.fromkeys(name for text in terms for name in term_columns(parse_terms(text).terms[0]))
+        names = dict.fromkeys(name for text in terms for name in term_columns(parse_term(text)))
         return SiteTerms(client, terms, tuple(names))
 
     def made(
@@ -147,7 +147,8 @@ def find_owners(
     wanted = [name_expression(name).text for name in boost.curves]
     left = name_expression(boost.response).text if boost.functional else boost.response
     # A curve is a column of its institution here: who holds what is the same question.
-    parsed = parse_formula(f"{left} ~ {' + '.join((*boost.terms, *wanted))}", held)
+    terms = [parse_term(text) for text in (*boost.terms, *wanted)]
+    parsed = formula_of_terms(boost.text, left, terms, held, pooled=False)
     owner = {term: terms.client for terms in parsed.clients for term in terms.terms}
     owners = []
     for one in boost.learners:
@@ -162,9 +163,7 @@ def find_owners(
     at = {terms.client: terms for terms in parsed.clients}
     clients = (at.get(k, SiteTerms(k, (), ())) for k in columns if k in at or k == parsed.response_client)
     response = f"{boost.response}(t)" if boost.functional else parsed.response
-    return VerticalLearners(
-        boost, replace(parsed, text=boost.text, response=response, clients=tuple(clients)), tuple(owners)
-    )
+    return VerticalLearners(boost, replace(parsed, response=response, clients=tuple(clients)), tuple(owners))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -249,7 +248,7 @@ def _detail(
         return None
     factors: list[Sequence[FormulaFactor]] = []
     for one, width in zip(asked.learners, widths, strict=False):
-        read = [factor for term in one.terms for factor in term_facts(parse_terms(term).terms).factors]
+        read = [factor for term in one.terms for factor in term_facts([parse_term(term)]).factors]
         factors += [read] * width
     if asked.response:
         factors += [response_facts(asked.response).factors if asked.number else []] * widths[-1]
