@@ -32,8 +32,8 @@ def plain_formula(parsed: BoostFormula, partition: ClientPartition) -> Formula:
     terms = [parse_term(text) for text in parsed.terms]
     if not parsed.functional:
         site = partition.site_column
-        own = {"": [name for name in partition.pooled_columns if name != site]}
-        return formula_of_terms(parsed.text, parsed.response, terms, own, pooled=True, extra=(site,))
+        columns = {"": [name for name in partition.pooled_columns if name != site]}
+        return formula_of_terms(parsed.text, parsed.response, terms, columns, pooled=True, extra=(site,))
     terms = list(right_side_of(terms).terms)
     names = tuple(dict.fromkeys(name for term in terms for name in term_columns(term)))
     own = SiteTerms("", tuple(map(term_text, terms)), names)
