@@ -117,7 +117,7 @@ import copy, json, sys
 sys.path.insert(0, {folder!r})
 from dataclasses import replace
 import numpy as np
-from oracle import simulate
+from oracle import packed, simulate
 from fedstat.errors import FedstatError
 from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.federation.protocols.product_steps import OpenProduct
