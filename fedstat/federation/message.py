@@ -54,7 +54,7 @@ RUNS = f"fedstat {VERSION}"
 MESSAGES = 1
 """What questions and answers mean: raised when two versions of fedstat no longer understand each other."""
 HEADER = "fedstat"
-DTYPES = {
+DTYPES: dict[np.dtype[Any], str] = {
     np.dtype(np.int64): "I64",
     np.dtype(np.float64): "F64",
     np.dtype(np.uint8): "U8",
@@ -262,9 +262,10 @@ def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
 def unpack(data: bytes) -> tuple[dict[str, str], dict[str, Array]]:
     """Read header and arrays that :func:`pack` wrote; a MessageError where the bytes are no such message."""
     try:
+        tensors: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         arrays = {
             name: np.frombuffer(tensor["data"], _TYPES[tensor["dtype"]]).reshape(tensor["shape"])
-            for name, tensor in safetensors.deserialize(data)
+            for name, tensor in tensors
         }
         length = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][HEADER])

@@ -495,7 +495,7 @@ class SessionChain:
     def refusal(self, ask: Request, error: Exception) -> None:
         """Record that nothing left, and the rule."""
         refused = refusal_entry(ask, error, self.round)
-        self._add(SiteEntry(self.round, *_fields_after_round(refused), self._time), "")
+        self._add(SiteEntry(*(self.round, *_fields_after_round(refused), self._time)), "")
         self._keep()
 
     def restore(self, entry: SiteEntry, mark: str) -> None:
