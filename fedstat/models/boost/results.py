@@ -171,8 +171,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         if record.select is not None:
             criterion = self._cv.mean(axis=0) if record.select == "cv" else self.aicc["aicc"].to_numpy()
             self.mstop = int(np.nanargmin(criterion)) + 1
-        if self._noisy is not None:
-            self.mstop = len(self._followed[1].selected)  # noise may end the path before
+        # Follow the path at once: it may be refused, and noise may end it earlier.
+        self.mstop = len(self._followed[1].selected)
 
     @classmethod
     def _of(
