@@ -29,7 +29,7 @@ import fedstat as fs
 from fedstat.errors import ConvergenceWarning
 from fedstat.federation.crypto import secure_product as secure
 from fedstat.kernels.sketch import SKETCHES
-from fedstat.models.vfem.covariance.cross_product_steps import SKETCH_KINDS, STAGES, seed_of_stage
+from fedstat.models.vfem.covariance.cross_products import SKETCH_KINDS, STAGES, seed_of_stage
 
 N = 240
 KNOWN = np.arange(8)

@@ -13,7 +13,7 @@ from fedstat.errors import DescriptionError, PolicyError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.message import Request
-from fedstat.inference.bins import bin_edges
+from fedstat.inference.evaluation import bin_edges
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.evaluation import _evaluation_protocol, evaluate_rows, place_of_bins
 

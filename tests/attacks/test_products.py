@@ -16,7 +16,7 @@ from fedstat.errors import DescriptionError, PolicyError, SecurityError
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto import secure_product as secure
 from fedstat.federation.crypto.envelopes import SealedChannel
-from fedstat.federation.crypto.product_checks import RowFingerprints, opened_bytes
+from fedstat.federation.crypto.secure_product import RowFingerprints, opened_bytes
 from fedstat.federation.disclosure import checks
 from fedstat.federation.disclosure.facts import ProductDealer
 from fedstat.federation.disclosure.site import load_families

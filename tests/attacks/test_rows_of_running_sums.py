@@ -9,7 +9,7 @@ import statsmodels.api as sm
 
 import fedstat as fs
 from fedstat.errors import EstimationError, SecurityError
-from fedstat.federation.crypto.product_checks import RowFingerprints
+from fedstat.federation.crypto.secure_product import RowFingerprints
 from fedstat.federation.protocols import running_sums
 from fedstat.federation.protocols.running_sums import ColumnOpening
 from fedstat.models.vfem.iteration import glm_protocol, glm_steps

@@ -7,7 +7,7 @@ import fedstat as fs
 from fedstat.errors import PartitionError
 from fedstat.federation.transport.site_folder import open_site, read_description
 from fedstat.models.glm.steps import hash_labels
-from fedstat.models.vfem.covariance.cross_product_steps import seed_of_stage
+from fedstat.models.vfem.covariance.cross_products import seed_of_stage
 from fedstat.operator.command_line import main
 
 LABELS = [f"NHS{number:07d}" for number in range(40)]

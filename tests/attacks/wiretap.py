@@ -11,7 +11,7 @@ import pytest
 
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.envelopes import SealedChannel
-from fedstat.federation.crypto.product_checks import opened_bytes
+from fedstat.federation.crypto.secure_product import opened_bytes
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.typing import Array

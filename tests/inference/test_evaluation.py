@@ -11,9 +11,8 @@ from pictures import JOURNAL, faults, page
 from scipy import stats
 
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.inference.bins import merge_small_bins
 from fedstat.inference.discrimination import discrimination
-from fedstat.inference.evaluation import ALL, Evaluation
+from fedstat.inference.evaluation import ALL, Evaluation, merge_small_bins
 from fedstat.inference.likelihood import cox_snell, mcfadden
 from fedstat.inference.plots import STRIP, join_bins
 

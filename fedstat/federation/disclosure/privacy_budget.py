@@ -59,7 +59,7 @@ from fedstat.federation.audit.event_log import SiteLedger, content_digest
 from fedstat.federation.crypto.keys import Identity, encode_parts, random_bytes
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.message import Request, Step
-from fedstat.federation.tables.row_fingerprints import content_fingerprint
+from fedstat.federation.tables.aligned_table import content_fingerprint
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.privacy.discrete_gaussian import LARGEST, VERSION, discrete_gaussian
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_noise, round_to_grid

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.linalg import qr
 
-from fedstat.federation.tables.row_fingerprints import MARK_BYTES, order_of, places_of, row_fingerprints
+from fedstat.federation.tables.aligned_table import MARK_BYTES, order_of, places_of, row_fingerprints
 from fedstat.federation.tables.table import Table
 from fedstat.typing import Array, Bools, Floats, Ints
 

@@ -24,7 +24,7 @@ from fedstat.errors import MessageError, SecurityError
 from fedstat.federation.crypto import secure_product as secure
 from fedstat.federation.crypto.envelopes import SealedChannel
 from fedstat.federation.crypto.keys import PairKeys
-from fedstat.federation.crypto.product_checks import ChecksumOperand, RowFingerprints, deal_checksum
+from fedstat.federation.crypto.secure_product import ChecksumOperand, RowFingerprints, deal_checksum
 from fedstat.federation.disclosure.facts import EntityCount, GroupSums, ProductDealer, RowGroups
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
 from fedstat.federation.disclosure.state import SiteData, State

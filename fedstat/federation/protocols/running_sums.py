@@ -15,7 +15,7 @@ from fedstat.federation.crypto import secure_product as running
 from fedstat.federation.crypto import secure_product as secure
 from fedstat.federation.crypto.envelopes import SealedChannel
 from fedstat.federation.crypto.keys import PairKeys
-from fedstat.federation.crypto.product_checks import read_own_rows
+from fedstat.federation.crypto.secure_product import read_own_rows
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights, ProductDealer
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import (

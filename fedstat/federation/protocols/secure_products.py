@@ -16,7 +16,7 @@ import numpy as np
 from fedstat.codec import to_json
 from fedstat.errors import ModelError
 from fedstat.federation.crypto import secure_product as secure
-from fedstat.federation.crypto.product_checks import check_product
+from fedstat.federation.crypto.secure_product import check_product
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import agree_keys

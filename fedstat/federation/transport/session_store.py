@@ -36,7 +36,7 @@ from fedstat.federation.disclosure.site import Site
 from fedstat.federation.disclosure.state import MAX_SESSIONS, State
 from fedstat.federation.files import check_folder, read_private
 from fedstat.federation.message import VERSION, BundledReply
-from fedstat.federation.tables.row_fingerprints import order_fingerprint
+from fedstat.federation.tables.aligned_table import order_fingerprint
 from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.typing import Array
 

@@ -35,9 +35,14 @@ from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.disclosure.site import Site, load_families
 from fedstat.federation.disclosure.state import SiteTrust
 from fedstat.federation.files import is_open_to_others, read_private, write_atomic
-from fedstat.federation.tables.aligned_table import ALIGNMENT, AlignedTable
+from fedstat.federation.tables.aligned_table import (
+    ALIGNMENT,
+    AlignedTable,
+    order_fingerprint,
+    places_of,
+    row_fingerprints,
+)
 from fedstat.federation.tables.published import Published, description_problems, read_published
-from fedstat.federation.tables.row_fingerprints import order_fingerprint, places_of, row_fingerprints
 from fedstat.federation.tables.sources import Source, open_source, read_source
 from fedstat.federation.tables.table import FrameTable, Table, read_at
 from fedstat.federation.transport.mailbox import is_bucket, resolve_exchange

@@ -37,8 +37,7 @@ from fedstat.models.boost.vertical.steps import FAMILY, POINTS, WIDTH, curves_by
 from fedstat.models.checks import check_whole
 from fedstat.models.explain import ForecastPlan
 from fedstat.models.run import FitAttempt
-from fedstat.models.vertical.exchange.notes import dealer_notes, dither_notes, sums_note
-from fedstat.models.vertical.exchange.patterns import reuse_patterns
+from fedstat.models.vertical.exchange.patterns import dealer_notes, dither_notes, reuse_patterns, sums_note
 from fedstat.models.vertical.layout import Layout, client_blocks, complete_at, lay_out
 from fedstat.models.vertical.model import VerticalModel
 

@@ -26,8 +26,7 @@ from fedstat.federation.message import Request, aggregate, check_lengths, contro
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol
-from fedstat.inference.bins import bin_edges, merge_small_bins, probabilities
-from fedstat.inference.evaluation import Evaluation
+from fedstat.inference.evaluation import Evaluation, bin_edges, merge_small_bins, probabilities
 from fedstat.inference.recalibration import MAX_STEPS, Recalibration, RecalibrationState
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows, evaluate, linear_predictor

@@ -18,9 +18,8 @@ from fedstat.federation.design.vertical_design import design_request
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
-from fedstat.inference.bins import probabilities
 from fedstat.inference.discrimination import discrimination
-from fedstat.inference.evaluation import Evaluation
+from fedstat.inference.evaluation import Evaluation, probabilities
 from fedstat.inference.recalibration import recalibrate_bins
 from fedstat.inference.tables import Sheet, SheetSummary
 from fedstat.kernels.glm.distributions import DistributionSpec

@@ -1,31 +1,281 @@
-"""Maximum likelihood of independent blocks from moments, and the covariance of the estimates."""
+"""Maximum likelihood with blocks that are independent between sites, from moments."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
 from fedstat.errors import EstimationError, ModelError
 from fedstat.inference.covariance import delta_method, invert_information
-from fedstat.models.vertical.likelihood import (
-    LikelihoodDerivatives,
-    LikelihoodPoint,
-    StandardizedMoments,
-    block_covariance,
-    evaluate,
-    log_likelihood,
-    residuals,
-)
-from fedstat.models.vertical.moments import PatternMoments
+from fedstat.models.vertical.moments import COLLINEAR, PatternMoments
 from fedstat.models.vertical.newton import NewtonAscent, NewtonFit, TraceRow, step_by
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
+# The observed-data log-likelihood of independent blocks, with the block covariances profiled out.
+#
+# Sigma_k enters the likelihood of y through t_k = beta_k'Sigma_k beta_k alone. Given beta_k, mu_k and t_k,
+# the likelihood of the block splits into that of c = x'beta_k ~ N(m_k, t_k), m_k = mu_k'beta_k, and a
+# regression of x on c that is free; its maximum over Sigma_k is in closed form. With columns centred at the
+# means of their own institutions, S_k their covariance, q_k = beta_k'(S_k + mu_k mu_k')beta_k and t_k =
+# exp(lambda_k) q_k,
+#
+#     l(b, s2, beta, mu, lambda) = sum_g [ -n_g log(2 pi v_g)/2 - SS_g / (2 v_g) ]
+#         - sum_k n_k/2 [ log(1 + mu_k'S_k^-1 mu_k) + lambda_k + exp(-lambda_k) - 1 ]
+#     r_i = y_i - b - sum_{k seen} x_i'beta_k - sum_{k missing} m_k
+#     SS_g = sum of r_i^2,    v_g = s2 + sum_{k missing} t_k
+#
+# less the largest value that the blocks' own likelihood can take. It is smooth everywhere, beta_k = 0
+# included, and its inverse information is that of the full likelihood for all that is left in it.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LikelihoodPoint:
+    """Parameters of standardised columns: b, log s2, beta (P,), mu (P,), lambda (K,)."""
+
+    b: float
+    log_s2: float
+    beta: Floats
+    mu: Floats
+    lam: Floats
+
+    def pack(self) -> Floats:
+        """(b, log s2, beta, mu, lambda)."""
+        return np.concatenate([[self.b, self.log_s2], self.beta, self.mu, self.lam])
+
+    @staticmethod
+    def unpack(phi: Floats, P: int) -> LikelihoodPoint:
+        """Read :meth:`pack`."""
+        return LikelihoodPoint(
+            float(phi[0]), float(phi[1]), phi[2 : 2 + P], phi[2 + P : 2 + 2 * P], phi[2 + 2 * P :]
+        )
+
+
+class StandardizedMoments:
+    """Standardised moments, with what the likelihood needs of them once.
+
+    They are given in any units; the likelihood of this module is that of moments which are `whole`. An
+    EstimationError where an institution has fewer than two entities, or its columns are constant or
+    collinear.
+    """
+
+    def __init__(self, moments: PatternMoments) -> None:
+        self.moments = moments.standardised()
+        self.missing: Floats = (~self.moments.patterns).astype(float)
+        owner = self.moments.owner
+        self.member: Floats = (owner[:, None] == np.arange(len(moments.sizes))).astype(float)
+        self.within: Floats = self.member @ self.member.T
+        self.count: Floats = self.moments.n_seen[self.moments.unit]
+        total = self.moments.grams[:, 1:-1, 1:-1].sum(axis=0)
+        # Of columns that different entities have, at the geometric mean of the two: positive semi-definite.
+        self.S: Floats = total * self.within / np.sqrt(np.outer(self.count, self.count))
+        self._check_rank()
+        self.precision: Floats = np.linalg.inv(self.S) * self.within
+
+    @property
+    def P(self) -> int:  # noqa: N802
+        """Columns."""
+        return len(self.member)
+
+    @cached_property
+    def places(self) -> tuple[slice, slice, slice]:
+        """Where beta, mu and lambda stand in :meth:`LikelihoodPoint.pack`."""
+        P = self.P
+        return slice(2, 2 + P), slice(2 + P, 2 + 2 * P), slice(2 + 2 * P, 2 + 2 * P + self.member.shape[1])
+
+    def start(self) -> LikelihoodPoint:
+        """No effects, and every block at its own moments."""
+        return LikelihoodPoint(0.0, 0.0, np.zeros(self.P), np.zeros(self.P), np.zeros(self.member.shape[1]))
+
+    def _check_rank(self) -> None:
+        for k, client in enumerate(self.moments.clients):
+            here = self.moments.places(k)
+            values, vectors = np.linalg.eigh(self.S[here, here])
+            if values[0] < COLLINEAR * values[-1]:
+                loading = zip(self.moments.names[here], vectors[:, 0], strict=True)
+                names = ", ".join(c for c, v in loading if abs(v) > 1e-4)
+                raise EstimationError(
+                    f"{client}: collinear among the {int(self.count[here].min())} entities of this fit: "
+                    f"{names}; drop one of them"
+                )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residuals:
+    """What the likelihood needs at a point: w = (S + mu mu')beta by site (P,); m, q and t (K,); v (G,).
+
+    `sums` (G, P + 2) are those of (1, x, y) r by pattern, `squares` (G,) those of r^2.
+    """
+
+    w: Floats
+    m: Floats
+    q: Floats
+    t: Floats
+    v: Floats
+    sums: Floats
+    squares: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LikelihoodDerivatives:
+    """The log-likelihood at a point, in the units of the data, and its derivatives, (d,) and (d, d).
+
+    In the order of :meth:`LikelihoodPoint.pack`. The information is the negative Hessian; `expected` is
+    without terms of expectation zero under MCAR, and positive definite.
+    """
+
+    log_likelihood: float
+    score: Floats
+    information: Floats
+    expected: Floats
+
+
+def residuals(standard: StandardizedMoments, point: LikelihoodPoint) -> Residuals:
+    """Take the residuals' sums at a point."""
+    moments = standard.moments
+    m = (point.mu * point.beta) @ standard.member
+    w = standard.S @ point.beta + point.mu * (standard.member @ m)
+    q = (point.beta * w) @ standard.member
+    t = np.exp(point.lam) * q
+    v = np.exp(point.log_s2) + standard.missing @ t
+    # r = weights'(1, x, y) for every entity of a pattern: one product with its Gram is the sum of r times the
+    # row, and another that of r^2. Columns that are not seen are zero in the Gram.
+    weights = np.empty((len(v), standard.P + 2))
+    weights[:, 0] = -point.b - standard.missing @ m
+    weights[:, 1:-1] = -point.beta
+    weights[:, -1] = 1.0
+    sums = np.matmul(moments.grams, weights[:, :, None])[:, :, 0]
+    return Residuals(w, m, q, t, v, sums, np.sum(weights * sums, axis=1))
+
+
+def log_likelihood(
+    standard: StandardizedMoments, point: LikelihoodPoint, at: Residuals | None = None
+) -> float:
+    """Profile log-likelihood in the units of the data, less the blocks' own maximum."""
+    at = at or residuals(standard, point)
+    moments = standard.moments
+    response = np.sum(moments.n * np.log(2.0 * np.pi * at.v) + at.squares / at.v)
+    distance = (point.mu * (standard.precision @ point.mu)) @ standard.member
+    blocks = moments.n_seen @ (np.log1p(distance) + point.lam + np.expm1(-point.lam))
+    return float(-0.5 * (response + blocks) - moments.nobs * np.log(moments.scale[-1]))
+
+
+def evaluate(standard: StandardizedMoments, point: LikelihoodPoint) -> LikelihoodDerivatives:
+    """Log-likelihood, score and information at a point.
+
+    By the chain rule through z = (b, beta, m, s2, t), in which r and v are linear.
+    """
+    at = residuals(standard, point)
+    score_z, information_z, expected_z = by_linear_parameters(standard, at)
+    J = jacobian(standard, point, at)
+    score, information, expected = block_terms(standard, point)
+    score += score_z @ J
+    information += J.T @ information_z @ J - curvature(standard, point, at, score_z)
+    expected += J.T @ expected_z @ J
+    return LikelihoodDerivatives(log_likelihood(standard, point, at), score, information, expected)
+
+
+def by_linear_parameters(standard: StandardizedMoments, at: Residuals) -> tuple[Floats, Floats, Floats]:
+    """Score, information and expected information of z = (b, beta, m, s2, t)."""
+    moments, missing, v = standard.moments, standard.missing, at.v
+    n, grams = moments.n, moments.grams
+    P, K = standard.P, missing.shape[1]
+    mean, var = slice(0, 1 + P + K), slice(1 + P + K, 2 + P + 2 * K)
+    D = np.column_stack([at.sums[:, :-1], missing * at.sums[:, :1]])  # sums of r times the row of the design
+    A = np.column_stack([np.ones(len(v)), missing])  # of v by (s2, t)
+    score = np.concatenate([(1.0 / v) @ D, (0.5 * (at.squares / v - n) / v) @ A])
+    expected = np.zeros((len(score), len(score)))
+    expected[: 1 + P, : 1 + P] = np.tensordot(1.0 / v, grams[:, :-1, :-1], 1)
+    by_missing = (missing / v[:, None]).T @ grams[:, 0, :-1]
+    expected[1 + P : 1 + P + K, : 1 + P] = by_missing
+    expected[: 1 + P, 1 + P : 1 + P + K] = by_missing.T
+    expected[1 + P : 1 + P + K, 1 + P : 1 + P + K] = (missing * (n / v)[:, None]).T @ missing
+    information = expected.copy()
+    expected[var, var] = (A * (0.5 * n / v**2)[:, None]).T @ A
+    information[var, var] = (A * (at.squares / v**3 - 0.5 * n / v**2)[:, None]).T @ A
+    # Sums of r alone, of expectation zero: the expected information has no such block.
+    information[mean, var] = (D / v[:, None] ** 2).T @ A
+    information[var, mean] = information[mean, var].T
+    return score, information, expected
+
+
+def jacobian(standard: StandardizedMoments, point: LikelihoodPoint, at: Residuals) -> Floats:
+    """Differentiate z = (b, beta, m, s2, t) by the parameters."""
+    P, K = standard.member.shape
+    beta, mu, lam = standard.places
+    m, t = slice(1 + P, 1 + P + K), slice(2 + P + K, 2 + P + 2 * K)
+    growth = np.exp(point.lam)
+    J = np.zeros((2 + P + 2 * K, 2 + 2 * P + K))
+    J[0, 0] = 1.0
+    J[1 : 1 + P, beta] = np.eye(P)
+    J[m, beta], J[m, mu] = (standard.member.T * point.mu), (standard.member.T * point.beta)
+    J[1 + P + K, 1] = np.exp(point.log_s2)
+    J[t, beta] = 2.0 * growth[:, None] * (standard.member.T * at.w)
+    J[t, mu] = 2.0 * (growth * at.m)[:, None] * (standard.member.T * point.beta)
+    J[t, lam] = np.diag(at.t)
+    return J
+
+
+def curvature(
+    standard: StandardizedMoments, point: LikelihoodPoint, at: Residuals, score_z: Floats
+) -> Floats:
+    """Sum of the scores of z times the second derivatives of z."""
+    P, K = standard.member.shape
+    beta, mu, lam = standard.places
+    # m, s2 and t are not linear in the parameters: their scores times their second derivatives.
+    by_m, by_s2, by_t = score_z[1 + P : 1 + P + K], score_z[1 + P + K], score_z[2 + P + K :]
+    member = standard.member
+    weight = 2.0 * by_t * np.exp(point.lam)
+    each = (member @ weight)[:, None] * standard.within
+    out = np.zeros((2 + 2 * P + K, 2 + 2 * P + K))
+    out[1, 1] = by_s2 * np.exp(point.log_s2)
+    out[beta, beta] = each * (standard.S + np.outer(point.mu, point.mu))
+    out[mu, mu] = each * np.outer(point.beta, point.beta)
+    out[beta, mu] = each * np.outer(point.mu, point.beta) + np.diag(member @ (by_m + weight * at.m))
+    out[beta, lam] = member * at.w[:, None] * weight
+    out[mu, lam] = member * point.beta[:, None] * (weight * at.m)
+    out[lam, lam] = np.diag(by_t * at.t)
+    upper = np.triu(out, 1)
+    return np.asarray(upper + upper.T + np.diag(np.diag(out)))
+
+
+def block_terms(standard: StandardizedMoments, point: LikelihoodPoint) -> tuple[Floats, Floats, Floats]:
+    """Score and informations of the blocks' own likelihood."""
+    _, mu, lam = standard.places
+    member, n_seen = standard.member, standard.moments.n_seen
+    # n_k/2 log(1 + mu'S^-1 mu) of each institution; the expected information leaves out what may be negative.
+    u = standard.precision @ point.mu
+    spread = 1.0 + member @ ((point.mu * u) @ member)
+    size = 2 + 2 * standard.P + len(n_seen)
+    score, information, expected = np.zeros(size), np.zeros((size, size)), np.zeros((size, size))
+    score[mu] = -standard.count * u / spread
+    score[lam] = 0.5 * n_seen * np.expm1(-point.lam)
+    expected[mu, mu] = (standard.count / spread)[:, None] * standard.precision
+    expected[lam, lam] = np.diag(0.5 * n_seen)
+    information[mu, mu] = expected[mu, mu] - standard.within * (
+        (2.0 * standard.count / spread**2)[:, None] * np.outer(u, u)
+    )
+    information[lam, lam] = np.diag(0.5 * n_seen * np.exp(-point.lam))
+    return score, information, expected
+
+
+def block_covariance(standard: StandardizedMoments, point: LikelihoodPoint, at: Residuals) -> Floats:
+    """Sigma_1..Sigma_K at which the likelihood is largest, as one block diagonal matrix (P, P)."""
+    # Along w = S beta alone does t differ from q; where beta_k = 0 there is no such direction.
+    factor = np.divide(np.expm1(point.lam), at.q, out=np.zeros_like(at.q), where=at.q > 0.0)
+    around = standard.S + standard.within * np.outer(point.mu, point.mu)
+    return np.asarray(around + standard.within * np.outer(at.w * (standard.member @ factor), at.w))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Maximum likelihood of independent blocks from moments, and the covariance of the estimates.
+
+# ----------------------------------------------------------------------------------------------------
 # Maximum likelihood from moments: Newton's method on the profile log-likelihood.
 #
-# The parameters of :mod:`fedstat.models.vertical.likelihood` are few and its derivatives exact, so that
+# The parameters of :mod:`fedstat.models.vertical.fit` are few and its derivatives exact, so that
 # some ten steps reach the stationary point which the iterative exchange approaches in hundreds of rounds.
 # Where the information is not positive definite the step is Fisher's scoring; either is halved until the
 # log-likelihood rises.
@@ -183,7 +433,7 @@ def estimates_in_units(standard: StandardizedMoments, climbed: NewtonFit[Likelih
 # ----------------------------------------------------------------------------------------------------
 # Covariance of (a, s2, beta, mu) from pattern moments: inverse observed or expected information.
 #
-# The profile likelihood of :mod:`fedstat.models.vertical.likelihood` has Sigma_1..Sigma_K maximised out, so
+# The profile likelihood of :mod:`fedstat.models.vertical.fit` has Sigma_1..Sigma_K maximised out, so
 # the inverse of its information is the covariance with every nuisance parameter accounted for.
 
 

@@ -22,15 +22,14 @@ from fedstat.models.vertical.exchange.patterns import (
     remember_patterns,
     reuse_patterns,
 )
-from fedstat.models.vertical.joint_normal.sparse_pairs import Between
+from fedstat.models.vertical.joint_normal.fit import Between
 from fedstat.models.vertical.layout import Layout, complete_at, lay_out
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vfem.base_results import VFEMBaseResults
 from fedstat.models.vfem.covariance.cross_products import CrossProductOptions
 from fedstat.models.vfem.covariance.from_moments import CovType
 from fedstat.models.vfem.covariance.protocol import CovarianceOptions
-from fedstat.models.vfem.iteration.messages import FAMILY
-from fedstat.models.vfem.iteration.state import InitialValues, Iteration, IterationOptions, Progress
+from fedstat.models.vfem.iteration.state import FAMILY, InitialValues, Iteration, IterationOptions, Progress
 from fedstat.models.vfem.outcome import SessionArtifacts, VFEMOutcome, warn_of_merges, warn_unless_converged
 from fedstat.models.vfem.protocol import IterativeResult
 

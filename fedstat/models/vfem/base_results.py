@@ -22,7 +22,7 @@ from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.prediction.marginal_effects import FittedMean
 from fedstat.models.vertical.prediction.predictor import VerticalPredictions
 from fedstat.models.vertical.prediction.protocol import ResponseSource, released_specs
-from fedstat.models.vfem.iteration.distributions import NORMAL
+from fedstat.models.vfem.iteration.site_state import NORMAL
 from fedstat.models.vfem.notes import fit_notes, role_notes
 from fedstat.models.vfem.outcome import (
     EntityCounts,

@@ -14,9 +14,14 @@ from fedstat.inference.likelihood import format_pvalue
 from fedstat.inference.summary import Note
 from fedstat.models.checks import check_choice
 from fedstat.models.vertical.fit import MomentsFit
+from fedstat.models.vertical.joint_normal.corrections import (
+    bias_corrected,
+    first_order_bias,
+    simulated_covariance,
+    skewness_of,
+    without_skewness,
+)
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit
-from fedstat.models.vertical.joint_normal.skewness import simulated_covariance, skewness_of, without_skewness
-from fedstat.models.vertical.joint_normal.small_sample_bias import bias_corrected, first_order_bias
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance.information import PsiCovariance
 

@@ -14,7 +14,7 @@ A move of (beta, Q) has delta = dbeta - dQ h, and
 
 So the likelihood of the response has its score from the sums of L_m (1, x) and of L_v by pattern, and its
 information from those of second derivatives with (1, x)(1, x)'. The columns' own log-likelihood is that of
-:mod:`fedstat.models.vertical.joint_normal.likelihood`, and parameters stand in the order of a law there, (a,
+:mod:`fedstat.models.vertical.joint_normal.fit`, and parameters stand in the order of a law there, (a,
 s2, beta, mu, Q); there is no residual variance, whose place is zero.
 """
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedstat.models.vertical.joint_normal.likelihood import (
+from fedstat.models.vertical.joint_normal.fit import (
     FreeParameters,
     JointNormalDerivatives,
     JointNormalPoint,

@@ -19,29 +19,25 @@ from fedstat.federation.protocols.secure_products import ProductOperand
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.exchange.protocol import dealing_sites
 from fedstat.models.vertical.joint_normal.fit import (
+    FreeParameters,
     JointNormalFit,
+    JointNormalPoint,
     all_effects,
+    edges_between,
     fit_joint_normal,
     inverse_information,
+    joint_normal_covariance,
     not_determined,
 )
-from fedstat.models.vertical.joint_normal.likelihood import (
-    FreeParameters,
-    JointNormalPoint,
-    joint_normal_covariance,
-)
-from fedstat.models.vertical.joint_normal.sparse_pairs import edges_between
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vertical.pattern_merging import min_entities
-from fedstat.models.vfem.covariance.cross_product_steps import STAGES
-from fedstat.models.vfem.covariance.cross_products import product_session
+from fedstat.models.vfem.covariance.cross_products import STAGES, product_session
 from fedstat.models.vfem.covariance.from_moments import FROM_MOMENTS
 from fedstat.models.vfem.covariance.information import PsiCovariance
 from fedstat.models.vfem.iteration.glm_protocol import GLMPoint, QuasiNewtonIteration, split_by_site
 from fedstat.models.vfem.iteration.glm_steps import seal_all
-from fedstat.models.vfem.iteration.messages import BLOCK, SQUARES
 from fedstat.models.vfem.iteration.quasi_newton import QuasiNewtonMemory, quasi_newton
-from fedstat.models.vfem.iteration.state import NormalModel, VFEMFit
+from fedstat.models.vfem.iteration.state import BLOCK, SQUARES, NormalModel, VFEMFit
 from fedstat.models.vfem.joint_likelihood import (
     MissingModel,
     ResponseSums,

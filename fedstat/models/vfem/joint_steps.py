@@ -31,8 +31,8 @@ from fedstat.models.vfem.iteration.glm_steps import (
     seal_of,
     sum_curvatures,
 )
-from fedstat.models.vfem.iteration.messages import FAMILY, SQUARES
 from fedstat.models.vfem.iteration.site_state import BlockState
+from fedstat.models.vfem.iteration.state import FAMILY, SQUARES
 from fedstat.typing import Array, Bools, Floats, Ints
 
 WEIGHTED_FACTS = (EntityCount, ExternalWeights, GroupSums)

@@ -36,11 +36,11 @@ from fedstat.models.vfem.covariance.from_moments import (
     estimate_from_moments,
 )
 from fedstat.models.vfem.explain import VFEMGLMPlan, VFEMPlan
-from fedstat.models.vfem.iteration.distributions import NORMAL, kernel_of
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration
-from fedstat.models.vfem.iteration.messages import FAMILY
 from fedstat.models.vfem.iteration.protocol import EMIteration
+from fedstat.models.vfem.iteration.site_state import NORMAL, kernel_of
 from fedstat.models.vfem.iteration.state import (
+    FAMILY,
     SMALLEST_MEMORY,
     CrossSource,
     InitialValues,

@@ -11,17 +11,15 @@ import numpy as np
 from fedstat.errors import ConvergenceWarning, DataWarning, warn
 from fedstat.inference.covariance import delta_method
 from fedstat.inference.estimate import INTERCEPT, Estimate
-from fedstat.models.vertical.exchange.notes import noise_added, values_left_out
-from fedstat.models.vertical.exchange.patterns import PatternExchange
+from fedstat.models.vertical.exchange.patterns import PatternExchange, noise_added, values_left_out
 from fedstat.models.vertical.fit import MomentsFit
-from fedstat.models.vertical.joint_normal.fit import JointNormalFit
-from fedstat.models.vertical.joint_normal.sparse_pairs import Between
+from fedstat.models.vertical.joint_normal.fit import Between, JointNormalFit
 from fedstat.models.vertical.layout import Layout, client_blocks
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.pattern_merging import LARGEST_SHARE
 from fedstat.models.vfem.corrections import SIMULATED, Correction
 from fedstat.models.vfem.covariance.information import ParameterLayout, PsiCovariance
-from fedstat.models.vfem.iteration.distributions import NORMAL
+from fedstat.models.vfem.iteration.site_state import NORMAL
 from fedstat.models.vfem.iteration.state import IterationOptions, VFEMFit
 from fedstat.typing import Array, Floats
 

@@ -31,9 +31,8 @@ from fedstat.models.vertical.prediction.protocol import (
     present_clients,
 )
 from fedstat.models.vfem.covariance.information import ParameterLayout
-from fedstat.models.vfem.iteration.distributions import NORMAL, kernel_of
-from fedstat.models.vfem.iteration.messages import FAMILY, vfem_request
-from fedstat.models.vfem.iteration.state import NormalModel, VFEMFit
+from fedstat.models.vfem.iteration.site_state import NORMAL, kernel_of
+from fedstat.models.vfem.iteration.state import FAMILY, NormalModel, VFEMFit, vfem_request
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from scipy import stats
 from fedstat.errors import ModelError, NotAvailableError
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.quadrature import marginal_mean
-from fedstat.models.vfem.iteration.distributions import kernel_of
+from fedstat.models.vfem.iteration.site_state import kernel_of
 from fedstat.models.vfem.prediction_protocol import (
     LinearPredictors,
 )

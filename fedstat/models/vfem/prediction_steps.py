@@ -13,7 +13,7 @@ from fedstat.federation.message import ArrayDeclaration, aggregate, check_length
 from fedstat.kernels.row_products import row_dots
 from fedstat.models.vertical.prediction.evaluation import average_in_groups, squared_errors
 from fedstat.models.vertical.prediction.steps import PREDICTOR
-from fedstat.models.vfem.iteration.messages import FAMILY
+from fedstat.models.vfem.iteration.state import FAMILY
 from fedstat.typing import Array, Bools, Floats, Ints
 
 PATTERN_CODE = presence("missing pattern of each entity", dtype="int64")

@@ -19,8 +19,7 @@ from fedstat.models.results import CoefficientResults
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.fit import MomentsFit
 from fedstat.models.vertical.joint_normal.assumption_tests import AssumptionTests
-from fedstat.models.vertical.joint_normal.fit import JointNormalFit, without_effects
-from fedstat.models.vertical.joint_normal.sparse_pairs import Between
+from fedstat.models.vertical.joint_normal.fit import Between, JointNormalFit, without_effects
 from fedstat.models.vfem.base_results import VFEMBaseResults, VFEMRecord
 from fedstat.models.vfem.corrections import Correction, refuse_ratio
 from fedstat.models.vfem.covariance.from_moments import CovType

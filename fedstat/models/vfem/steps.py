@@ -5,14 +5,14 @@ from __future__ import annotations
 from fedstat.federation.disclosure.family import include
 from fedstat.models.vertical.exchange.steps import EXCHANGE_ORDER, ExchangeRules, exchange_steps
 from fedstat.models.vertical.prediction.steps import LINEAR_PREDICTOR_STEPS
-from fedstat.models.vfem.covariance.cross_product_steps import PRODUCT_COLUMNS, STAGES, staged_weights
+from fedstat.models.vfem.covariance.cross_products import PRODUCT_COLUMNS, STAGES, staged_weights
 from fedstat.models.vfem.covariance.score_steps import (
     RESPONSE_OF_SCORES,
     RESPONSE_OF_SQUARES,
     SCORE_COLUMNS,
     TIMES,
 )
-from fedstat.models.vfem.iteration.messages import CROSS_STEPS, FAMILY
+from fedstat.models.vfem.iteration.state import CROSS_STEPS, FAMILY
 
 RULES = ExchangeRules(
     remembers=False,

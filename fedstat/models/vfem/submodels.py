@@ -17,10 +17,9 @@ from fedstat.federation.design.formula.parse import Formula, SiteTerms, parse_fo
 from fedstat.federation.design.formula.terms import Term, term_columns, term_text
 from fedstat.federation.design.vertical_design import BlockDesign, Design
 from fedstat.models.vertical.exchange.patterns import PatternExchange
-from fedstat.models.vertical.fit import MomentsFit, fit_moments
+from fedstat.models.vertical.fit import LikelihoodPoint, MomentsFit, StandardizedMoments, fit_moments
 from fedstat.models.vertical.joint_normal.fit import JointNormalFit, without_effects
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vertical.likelihood import LikelihoodPoint, StandardizedMoments
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.base_model import make_layout

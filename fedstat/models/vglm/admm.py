@@ -19,8 +19,7 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.path import PenalizedPath, lambda_grid
 from fedstat.models.vertical.exchange.protocol import ColumnScales, standardize_columns
 from fedstat.models.vglm.newton_fit import SelectedPath, refit_support
-from fedstat.models.vglm.path import CoefficientPath
-from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup
 from fedstat.models.vglm.proximal_newton import LossOracle, ResponseSummary
 from fedstat.progress_line import counted
 from fedstat.typing import Floats

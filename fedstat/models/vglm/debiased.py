@@ -18,9 +18,8 @@ from fedstat.kernels.penalized.path import lambda_grid, lambda_max
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vglm.normal_path import normal_path
-from fedstat.models.vglm.path import CoefficientPath, choose_fit, score_path, to_units
 from fedstat.models.vglm.path_following import PathFollower
-from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup, choose_fit, score_path, to_units
 from fedstat.models.vglm.proximal_newton import LossPoint
 from fedstat.typing import Floats
 

@@ -12,15 +12,16 @@ from fedstat.kernels.penalized.path import follow_path
 from fedstat.kernels.penalized.penalties import Penalty, orthonormaliser
 from fedstat.models.vertical.exchange.patterns import PatternExchange
 from fedstat.models.vertical.exchange.protocol import ColumnScales
-from fedstat.models.vertical.fit import fit_moments, origin_covariance
-from fedstat.models.vertical.joint_normal.fit import JointNormalFit, not_determined, without_effects
-from fedstat.models.vertical.joint_normal.likelihood import differentiate_joint_normal
-from fedstat.models.vertical.likelihood import StandardizedMoments, log_likelihood
+from fedstat.models.vertical.fit import StandardizedMoments, fit_moments, log_likelihood, origin_covariance
+from fedstat.models.vertical.joint_normal.fit import (
+    JointNormalFit,
+    differentiate_joint_normal,
+    not_determined,
+    without_effects,
+)
 from fedstat.models.vertical.newton import solve_information
-from fedstat.models.vglm.em_models import FreeCovarianceModel, WorkingModel
-from fedstat.models.vglm.em_solver import BlockSolution, BlockSolver
-from fedstat.models.vglm.path import CoefficientPath, Refit
-from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.models.vglm.em_solver import BlockSolution, BlockSolver, FreeCovarianceModel, WorkingModel
+from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup, Refit
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------

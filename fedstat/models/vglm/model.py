@@ -20,7 +20,7 @@ from fedstat.models.checks import check_choice, check_positive, check_share, che
 from fedstat.models.run import Call, FitAttempt, run_fit
 from fedstat.models.vertical.exchange.patterns import SmallPatterns, remember_patterns, reuse_patterns
 from fedstat.models.vertical.joint_normal.assumption_tests import warn_of_dependence
-from fedstat.models.vertical.joint_normal.sparse_pairs import Between
+from fedstat.models.vertical.joint_normal.fit import Between
 from fedstat.models.vertical.model import VerticalModel
 from fedstat.models.vglm.distributions import POINTS, check_distribution
 from fedstat.models.vglm.explain import VGLMPlan
@@ -34,8 +34,7 @@ from fedstat.models.vglm.options import (
     read_lambdas,
 )
 from fedstat.models.vglm.outcome import SelectionOutcome
-from fedstat.models.vglm.path import Select
-from fedstat.models.vglm.path_setup import PathSetup, make_groups, make_layout, warn_of_incomplete
+from fedstat.models.vglm.path_setup import PathSetup, Select, make_groups, make_layout, warn_of_incomplete
 from fedstat.models.vglm.protocol import FitRun, fit_blocks, fit_normal, fit_other
 from fedstat.models.vglm.results import VerticalGLMResults
 from fedstat.models.vglm.steps import FAMILY

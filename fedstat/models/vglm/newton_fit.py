@@ -31,9 +31,8 @@ from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty, Term
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vglm.debiased import DebiasedFit, debiased_fit
 from fedstat.models.vglm.distributions import log_likelihood, own_units
-from fedstat.models.vglm.path import CoefficientPath, Refit, to_units
 from fedstat.models.vglm.path_following import FoldFit, Folds, PathFollower, use_folds
-from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup, Refit, to_units
 from fedstat.models.vglm.proximal_newton import MAXIMUM, LossOracle, LossPoint, solve
 from fedstat.typing import Bools, Floats
 

@@ -13,8 +13,15 @@ from fedstat.inference.post_selection import aggregate_splits
 from fedstat.kernels.penalized.coordinate_descent import GramSolver, gram_path
 from fedstat.kernels.penalized.penalties import orthonormaliser
 from fedstat.models.vertical.exchange.protocol import ColumnScales, Grams
-from fedstat.models.vglm.path import CoefficientPath, Refit, Select, choose_fit, score_path, to_units
-from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.models.vglm.path_setup import (
+    CoefficientPath,
+    PathSetup,
+    Refit,
+    Select,
+    choose_fit,
+    score_path,
+    to_units,
+)
 from fedstat.progress_line import counted
 from fedstat.typing import Bools, Floats, Ints
 

@@ -8,16 +8,16 @@ from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.crypto.masks import TWO_SITES, hides
 from fedstat.inference.summary import Note
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.vertical.exchange.notes import (
+from fedstat.models.vertical.exchange.patterns import (
     dealer_notes,
     dither_notes,
     merge_notes,
+    reused_pattern_notes,
     solvable_note,
     sums_note,
 )
-from fedstat.models.vertical.exchange.patterns import reused_pattern_notes
 from fedstat.models.vertical.joint_normal.assumption_tests import most_correlated
-from fedstat.models.vertical.joint_normal.sparse_pairs import name_sparse
+from fedstat.models.vertical.joint_normal.fit import name_sparse
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vglm.debiased import DebiasedFit
 from fedstat.models.vglm.em_fit import MissingBlocksFit

@@ -14,11 +14,10 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.penalized.penalties import Penalty
 from fedstat.models.checks import check_choice, check_positive, check_whole
 from fedstat.models.vertical.exchange.patterns import SmallPatterns
-from fedstat.models.vertical.joint_normal.sparse_pairs import Between
+from fedstat.models.vertical.joint_normal.fit import Between
 from fedstat.models.vertical.layout import Layout
 from fedstat.models.vertical.pattern_merging import PatternRule
-from fedstat.models.vglm.path import Select
-from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.models.vglm.path_setup import PathSetup, Select
 from fedstat.typing import Floats
 
 Inference: TypeAlias = Literal["conditional", "debiased", "split"]

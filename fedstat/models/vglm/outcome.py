@@ -11,14 +11,14 @@ import pandas as pd
 
 from fedstat.inference.estimate import INTERCEPT, Estimate
 from fedstat.kernels.glm.distributions import DistributionSpec
-from fedstat.models.vertical.exchange.notes import noise_added
+from fedstat.models.vertical.exchange.patterns import noise_added
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vertical.layout import Layout, client_blocks
 from fedstat.models.vglm.distributions import log_likelihood
 from fedstat.models.vglm.em_fit import MissingBlocksFit
 from fedstat.models.vglm.newton_fit import SelectedPath
 from fedstat.models.vglm.options import FitPlan
-from fedstat.models.vglm.path import PathCriteria
+from fedstat.models.vglm.path_setup import PathCriteria
 from fedstat.typing import Bools, Floats, Ints, Vector
 
 OnPath: TypeAlias = Annotated[Floats, "L"]
@@ -74,7 +74,7 @@ class SelectionOutcome:
 class Selection:
     """A path and the fit that was chosen, as numbers and texts that a file can hold.
 
-    The arrays of the path are those of :class:`~fedstat.models.vglm.path.CoefficientPath`; the criteria
+    The arrays of the path are those of :class:`~fedstat.models.vglm.path_setup.CoefficientPath`; the criteria
     ``df``,
     ``aic``, ``bic``, ``ebic``, and where there are such ``cv`` and ``cv_se``. `frequencies` are the shares of
     random halves in which a column is selected, `numbers` the mean number of columns that are selected in a

@@ -13,8 +13,7 @@ from fedstat.kernels.penalized.path import LinearSteps, PenalizedPath
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Terms
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vglm.normal_path import stability, weighted_mean
-from fedstat.models.vglm.path import CoefficientPath, first_smallest
-from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup, first_smallest
 from fedstat.models.vglm.proximal_newton import CertifiedPoint, LossOracle, LossPoint, ProximalNewton, solve
 from fedstat.progress_line import counted, open_line
 from fedstat.typing import Bools, Floats, Ints

@@ -12,14 +12,14 @@ from fedstat.errors import EstimationError
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.models.vertical.exchange.patterns import exchange_patterns
 from fedstat.models.vertical.exchange.protocol import Grams, exchange_grams, standardize_columns
-from fedstat.models.vertical.joint_normal.sparse_pairs import edges_between
+from fedstat.models.vertical.fit import StandardizedMoments
+from fedstat.models.vertical.joint_normal.fit import edges_between
 from fedstat.models.vertical.layout import Layout
-from fedstat.models.vertical.likelihood import StandardizedMoments
 from fedstat.models.vglm.admm import admm_path
 from fedstat.models.vglm.debiased import normal_debiased
 from fedstat.models.vglm.distributions import log_likelihood
 from fedstat.models.vglm.em_fit import MissingBlocksFit, blocks_path, refit_blocks
-from fedstat.models.vglm.em_models import FreeCovarianceModel, IndependentBlocksModel, WorkingModel
+from fedstat.models.vglm.em_solver import FreeCovarianceModel, IndependentBlocksModel, WorkingModel
 from fedstat.models.vglm.newton_fit import FitExtras, SelectedPath, fit_path
 from fedstat.models.vglm.normal_path import (
     cross_validate,
@@ -30,9 +30,16 @@ from fedstat.models.vglm.normal_path import (
 )
 from fedstat.models.vglm.options import FitPlan
 from fedstat.models.vglm.outcome import SelectionOutcome
-from fedstat.models.vglm.path import CoefficientPath, PathCriteria, Select, choose_fit, score_path
 from fedstat.models.vglm.path_following import Folds
-from fedstat.models.vglm.path_setup import assign_folds, halve_entities
+from fedstat.models.vglm.path_setup import (
+    CoefficientPath,
+    PathCriteria,
+    Select,
+    assign_folds,
+    choose_fit,
+    halve_entities,
+    score_path,
+)
 from fedstat.models.vglm.proximal_newton import LossOracle
 
 FitRun: TypeAlias = Callable[[FitProtocol[Any]], Any]

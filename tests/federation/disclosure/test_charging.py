@@ -34,9 +34,8 @@ from fedstat.federation.disclosure.state import SiteTrust
 from fedstat.federation.message import ArrayDeclaration, Request, Step, pack_request, unpack_reply
 from fedstat.federation.protocols.margins import BinsRequest, request_margins
 from fedstat.federation.protocols.masked_sums import masked_protocol
-from fedstat.federation.tables.aligned_table import AlignedTable
+from fedstat.federation.tables.aligned_table import AlignedTable, content_fingerprint
 from fedstat.federation.tables.published import PublishedColumn
-from fedstat.federation.tables.row_fingerprints import content_fingerprint
 from fedstat.federation.tables.table import FrameTable
 from fedstat.privacy.sensitivity import cell_counts
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget, round_to_grid

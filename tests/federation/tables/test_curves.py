@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from fedstat.errors import PartitionError
+from fedstat.federation.tables.aligned_table import row_fingerprints
 from fedstat.federation.tables.curve_columns import with_curves
 from fedstat.federation.tables.curves import Curve, curves_of
-from fedstat.federation.tables.row_fingerprints import row_fingerprints
 from fedstat.federation.tables.sources import Source, open_source
 from fedstat.federation.tables.table import FrameTable, table_curves
 

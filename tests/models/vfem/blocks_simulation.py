@@ -26,10 +26,14 @@ from statsmodels.imputation.mice import MICE, MICEData
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as pytest does it
 from pattern_moments import moments_of_arrays
 
-from fedstat.models.vertical.joint_normal.fit import all_effects, estimates_covariance, maximize_joint_normal
-from fedstat.models.vertical.joint_normal.likelihood import JointNormalPoint
-from fedstat.models.vertical.joint_normal.small_sample_bias import bias_corrected
-from fedstat.models.vertical.likelihood import StandardizedMoments
+from fedstat.models.vertical.fit import StandardizedMoments
+from fedstat.models.vertical.joint_normal.corrections import bias_corrected
+from fedstat.models.vertical.joint_normal.fit import (
+    JointNormalPoint,
+    all_effects,
+    estimates_covariance,
+    maximize_joint_normal,
+)
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_blocks.csv"
 Z = 1.959963984540054

@@ -25,11 +25,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # as pytest does it
 from blocks_simulation import DESIGNS, Z, by_least_squares, by_mice, chance
 from pattern_moments import moments_of_arrays
 
-from fedstat.models.vertical.fit import client_order
-from fedstat.models.vertical.joint_normal.fit import all_effects, estimates_covariance, maximize_joint_normal
-from fedstat.models.vertical.joint_normal.likelihood import JointNormalPoint
-from fedstat.models.vertical.joint_normal.skewness import simulated_covariance, without_skewness
-from fedstat.models.vertical.likelihood import StandardizedMoments
+from fedstat.models.vertical.fit import StandardizedMoments, client_order
+from fedstat.models.vertical.joint_normal.corrections import simulated_covariance, without_skewness
+from fedstat.models.vertical.joint_normal.fit import (
+    JointNormalPoint,
+    all_effects,
+    estimates_covariance,
+    maximize_joint_normal,
+)
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "vfem_skewed.csv"
 KEYS = ["design", "margin", "method", "coefficient"]

@@ -13,10 +13,11 @@ from skewed_simulation import draw, normal_law, reported, shapes
 
 import fedstat as fs
 from fedstat.errors import EstimationError, ModelError, NotAvailableError
-from fedstat.models.vertical.joint_normal.fit import estimates_covariance
-from fedstat.models.vertical.joint_normal.skewness import (
+from fedstat.models.vertical.joint_normal.corrections import (
+    bias_corrected,
     correlation_of_scores,
     draw_patterns,
+    first_order_bias,
     fit_pattern_probabilities,
     log_sd_of,
     signed_squares_of,
@@ -25,7 +26,7 @@ from fedstat.models.vertical.joint_normal.skewness import (
     skewness_of,
     without_skewness,
 )
-from fedstat.models.vertical.joint_normal.small_sample_bias import bias_corrected, first_order_bias
+from fedstat.models.vertical.joint_normal.fit import estimates_covariance
 
 TWO = DESIGNS["two"]
 

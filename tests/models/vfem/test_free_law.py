@@ -17,15 +17,15 @@ import fedstat as fs
 from fedstat.errors import AssumptionWarning, EstimationError, ModelError, NotAvailableError
 from fedstat.models.vertical.fit import fit_moments
 from fedstat.models.vertical.joint_normal import fit as law_covariances
-from fedstat.models.vertical.joint_normal.fit import all_effects, estimates_covariance, fit_joint_normal
-from fedstat.models.vertical.joint_normal.likelihood import (
+from fedstat.models.vertical.joint_normal.fit import (
+    all_effects,
     differentiate_joint_normal,
-    joint_normal_likelihood,
-)
-from fedstat.models.vertical.joint_normal.sparse_pairs import (
     edges_between,
+    estimates_covariance,
     extremes,
     fit_joint_model,
+    fit_joint_normal,
+    joint_normal_likelihood,
     sparse_pairs,
 )
 from fedstat.models.vfem import submodels

@@ -10,8 +10,7 @@ from oracle import ITERATIVE, packed, simulate
 from pattern_moments import moments_of_arrays
 
 from fedstat.errors import NotAvailableError
-from fedstat.models.vertical.fit import fit_moments
-from fedstat.models.vertical.likelihood import block_covariance, residuals
+from fedstat.models.vertical.fit import block_covariance, fit_moments, residuals
 from fedstat.models.vfem.covariance.from_moments import (
     EMPoint,
     block_em_step,

@@ -12,8 +12,13 @@ from oracle import ITERATIVE, packed, simulate
 from pattern_moments import complete, filled, moments_of_arrays
 
 from fedstat.errors import EstimationError
-from fedstat.models.vertical.fit import fit_moments
-from fedstat.models.vertical.likelihood import LikelihoodPoint, StandardizedMoments, evaluate, log_likelihood
+from fedstat.models.vertical.fit import (
+    LikelihoodPoint,
+    StandardizedMoments,
+    evaluate,
+    fit_moments,
+    log_likelihood,
+)
 from fedstat.models.vfem.iteration.state import fit_by_site
 from fedstat.models.vfem.submodels import leave_one_out
 

@@ -13,7 +13,7 @@ from test_free_law import draw, moments_of
 
 import fedstat as fs
 from fedstat.errors import DataWarning, DesignError
-from fedstat.models.vertical.joint_normal.sparse_pairs import fit_joint_model
+from fedstat.models.vertical.joint_normal.fit import fit_joint_model
 from fedstat.models.vertical.pattern_merging import ColumnUnits, PatternRule, plan_merges
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.errors.AssumptionWarning")

@@ -16,7 +16,7 @@ import pandas as pd
 from coverage_simulation import LINEAR, Setting, Z, setup_of, sums_by_fold, write_table
 
 from fedstat.models.vglm.normal_path import normal_path, normal_refit
-from fedstat.models.vglm.path import choose_fit, score_path
+from fedstat.models.vglm.path_setup import choose_fit, score_path
 
 SKEW = 1.0
 """Of the logarithm of a skewed column, the standard deviation: its skewness is 6.2."""

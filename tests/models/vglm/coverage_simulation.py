@@ -25,8 +25,7 @@ from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
 from fedstat.models.vertical.exchange.protocol import ColumnScales
 from fedstat.models.vglm.debiased import normal_debiased
 from fedstat.models.vglm.normal_path import normal_path, normal_refit, normal_stability
-from fedstat.models.vglm.path import choose_fit, score_path
-from fedstat.models.vglm.path_setup import PathSetup
+from fedstat.models.vglm.path_setup import PathSetup, choose_fit, score_path
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 Z, CELL = 1.959963984540054, ["model", "n", "p", "design"]

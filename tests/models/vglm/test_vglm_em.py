@@ -27,10 +27,11 @@ from fedstat.federation.message import pack_request
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.penalized.coordinate_descent import gram_path
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
-from fedstat.models.vertical.likelihood import StandardizedMoments
-from fedstat.models.vglm import em_models, em_solver
+from fedstat.models.vertical.fit import StandardizedMoments
+from fedstat.models.vglm import em_solver
+from fedstat.models.vglm import em_solver as em_models
 from fedstat.models.vglm.em_fit import blocks_path, refit_blocks
-from fedstat.models.vglm.em_models import IndependentBlocksModel
+from fedstat.models.vglm.em_solver import IndependentBlocksModel
 from fedstat.models.vglm.path_setup import PathSetup
 
 TABLE = make_table(n=400, seed=5)

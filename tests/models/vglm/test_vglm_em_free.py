@@ -11,12 +11,15 @@ from test_vglm_em import MISSING, SIZES, RowwiseEM, model_of, moments_of
 import fedstat as fs
 from fedstat.errors import AssumptionWarning, ModelError
 from fedstat.kernels.penalized.penalties import Penalty
-from fedstat.models.vertical.joint_normal.fit import maximize_joint_normal, without_effects
-from fedstat.models.vertical.joint_normal.likelihood import FreeParameters
-from fedstat.models.vertical.joint_normal.sparse_pairs import edges_between
-from fedstat.models.vertical.likelihood import StandardizedMoments
+from fedstat.models.vertical.fit import StandardizedMoments
+from fedstat.models.vertical.joint_normal.fit import (
+    FreeParameters,
+    edges_between,
+    maximize_joint_normal,
+    without_effects,
+)
 from fedstat.models.vglm.em_fit import refit_joint_normal
-from fedstat.models.vglm.em_models import FreeCovarianceModel
+from fedstat.models.vglm.em_solver import FreeCovarianceModel
 
 
 def free(**options):

@@ -12,7 +12,7 @@ from fedstat.errors import DataWarning, EstimationError, ModelError, PolicyError
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.kernels.penalized.coordinate_descent import gram_path
 from fedstat.kernels.penalized.penalties import CoefficientGroups, Penalty
-from fedstat.models.vglm.path import first_smallest
+from fedstat.models.vglm.path_setup import first_smallest
 
 TABLE = make_table()
 PENALTIES = [("lasso", {}), ("elastic_net", {"alpha": 0.5}), ("scad", {}), ("mcp", {"a": 2.5})]

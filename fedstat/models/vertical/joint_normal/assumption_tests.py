@@ -16,16 +16,17 @@ from fedstat.errors import AssumptionWarning, NotAvailableError, warn
 from fedstat.inference.likelihood import LRTest, format_pvalue, format_test
 from fedstat.inference.summary import Note
 from fedstat.models.checks import check_choice
-from fedstat.models.vertical.fit import MomentsFit
-from fedstat.models.vertical.joint_normal.fit import JointNormalFit, fit_joint_normal
-from fedstat.models.vertical.joint_normal.likelihood import (
+from fedstat.models.vertical.fit import MomentsFit, block_covariance, residuals
+from fedstat.models.vertical.joint_normal.fit import (
+    JointNormalFit,
+    edges_between,
+    fit_joint_model,
+    fit_joint_normal,
     inverse_by_pattern,
     joint_normal_covariance,
     joint_normal_likelihood,
     observed,
 )
-from fedstat.models.vertical.joint_normal.sparse_pairs import edges_between, fit_joint_model
-from fedstat.models.vertical.likelihood import block_covariance, residuals
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.typing import Floats
 

@@ -22,8 +22,7 @@ from fedstat.federation.message import (
 )
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.secure_products import SecureProductSession
-from fedstat.inference.bins import bin_edges, merge_small_bins, probabilities
-from fedstat.inference.evaluation import Accuracy, Evaluation
+from fedstat.inference.evaluation import Accuracy, Evaluation, bin_edges, merge_small_bins, probabilities
 from fedstat.inference.recalibration import Recalibration, recalibrate
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.sums import Rows

@@ -10,16 +10,25 @@ from scipy.linalg import block_diag
 
 from fedstat.errors import NotAvailableError
 from fedstat.inference.covariance import symmetrize
-from fedstat.models.vertical.fit import MomentsFit, covariance_in_units, information_inverse
-from fedstat.models.vertical.joint_normal.fit import JointNormalFit, estimates_covariance, in_psi
-from fedstat.models.vertical.joint_normal.likelihood import (
+from fedstat.models.vertical.fit import (
+    MomentsFit,
+    StandardizedMoments,
+    block_covariance,
+    covariance_in_units,
+    information_inverse,
+    residuals,
+)
+from fedstat.models.vertical.joint_normal.fit import (
+    Between,
+    JointNormalFit,
     centred_sums,
     differentiate_joint_normal,
+    estimates_covariance,
+    fit_joint_model,
+    in_psi,
     joint_normal_covariance,
     observed,
 )
-from fedstat.models.vertical.joint_normal.sparse_pairs import Between, fit_joint_model
-from fedstat.models.vertical.likelihood import StandardizedMoments, block_covariance, residuals
 from fedstat.models.vertical.moments import PatternMoments
 from fedstat.models.vfem.covariance.information import PsiCovariance
 from fedstat.models.vfem.covariance.sem_protocol import SEMPoint, complete_information, solve_sem, to_psi
@@ -165,7 +174,7 @@ def centered_moments(T: Array, mu: Floats) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # Covariance of (a, s2, beta, mu) from moments: observed, expected, supplemented EM.
 #
-# The profile likelihood of :mod:`fedstat.models.vertical.likelihood` has Sigma_1..Sigma_K maximised out, so
+# The profile likelihood of :mod:`fedstat.models.vertical.fit` has Sigma_1..Sigma_K maximised out, so
 # the inverse of its information is the covariance with every nuisance parameter accounted for.
 
 CovType: TypeAlias = Literal["observed", "expected", "sem", "robust", "none"]

@@ -51,9 +51,8 @@ from fedstat.models.vfem.covariance.score_steps import (
     TIMES,
 )
 from fedstat.models.vfem.iteration.glm_protocol import QuasiNewtonIteration, split_by_site
-from fedstat.models.vfem.iteration.messages import BLOCK, SQUARES
 from fedstat.models.vfem.iteration.protocol import EMIteration
-from fedstat.models.vfem.iteration.state import IterationState
+from fedstat.models.vfem.iteration.state import BLOCK, SQUARES, IterationState
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------

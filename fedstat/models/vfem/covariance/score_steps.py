@@ -12,7 +12,7 @@ import numpy as np
 
 from fedstat.errors import MessageError, SecurityError
 from fedstat.federation.crypto.envelopes import SealedChannel
-from fedstat.federation.crypto.product_checks import MARK, keyed_digest
+from fedstat.federation.crypto.secure_product import MARK, keyed_digest
 from fedstat.federation.disclosure.facts import EntityCount, ExternalWeights
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
@@ -32,20 +32,20 @@ from fedstat.models.vfem.iteration.glm_steps import (
     glm_response_of,
     seal_all,
 )
-from fedstat.models.vfem.iteration.messages import (
-    AFTER_INFORMATION,
-    FAMILY,
-    declare_sums,
-    declare_weighted_sums,
-    safe_weighted_sums,
-    safe_weights,
-)
 from fedstat.models.vfem.iteration.site_state import (
     BlockParameters,
     BlockState,
     GLMResponse,
     block_state_of,
     normal_response_of,
+)
+from fedstat.models.vfem.iteration.state import (
+    AFTER_INFORMATION,
+    FAMILY,
+    declare_sums,
+    declare_weighted_sums,
+    safe_weighted_sums,
+    safe_weights,
 )
 from fedstat.typing import Array, Bools, Floats, Ints
 

@@ -33,7 +33,8 @@ from fedstat.models.vfem.iteration.glm_steps import (
     seal_all,
     seal_of,
 )
-from fedstat.models.vfem.iteration.messages import (
+from fedstat.models.vfem.iteration.site_state import BlockParameters, BlockState, GLMResponse, block_state_of
+from fedstat.models.vfem.iteration.state import (
     BLOCK,
     FAMILY,
     SQUARES,
@@ -42,7 +43,6 @@ from fedstat.models.vfem.iteration.messages import (
     safe_weighted_sums,
     safe_weights,
 )
-from fedstat.models.vfem.iteration.site_state import BlockParameters, BlockState, GLMResponse, block_state_of
 from fedstat.models.vfem.iteration.steps import m_step
 from fedstat.typing import Array, Bools, Floats, Ints
 

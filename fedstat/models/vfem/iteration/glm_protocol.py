@@ -25,10 +25,9 @@ from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.vertical.exchange.protocol import dealing_sites
 from fedstat.models.vertical.pattern_merging import min_entities
-from fedstat.models.vfem.iteration.distributions import ALPHAS
-from fedstat.models.vfem.iteration.messages import BLOCK, FAMILY, SQUARES
 from fedstat.models.vfem.iteration.quasi_newton import DirectionWeights, QuasiNewtonMemory, quasi_newton
-from fedstat.models.vfem.iteration.state import IterationState, VFEMFit
+from fedstat.models.vfem.iteration.site_state import ALPHAS
+from fedstat.models.vfem.iteration.state import BLOCK, FAMILY, SQUARES, IterationState, VFEMFit
 from fedstat.typing import Array, Bools, Floats
 
 SUFFICIENT = 1e-4

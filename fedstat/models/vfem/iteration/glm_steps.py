@@ -41,17 +41,9 @@ from fedstat.kernels.glm.quadrature import (
 )
 from fedstat.kernels.row_products import column_sums, row_dots
 from fedstat.models.checks import check_response
-from fedstat.models.vfem.iteration.distributions import (
-    ALPHAS,
-    kernel_of,
-    marginal_moments,
-    null_log_likelihood,
-    null_with_offset,
-    observed_likelihood,
-)
-from fedstat.models.vfem.iteration.messages import BLOCK, FAMILY, SQUARES, declare_sums, safe_weights
 from fedstat.models.vfem.iteration.quasi_newton import DirectionWeights, QuasiNewtonMemory
 from fedstat.models.vfem.iteration.site_state import (
+    ALPHAS,
     BLOCK_OPENING,
     BLOCK_STATE_ITEM,
     MOST_STEPS_KEPT,
@@ -60,8 +52,14 @@ from fedstat.models.vfem.iteration.site_state import (
     BlockState,
     GLMResponse,
     choose_response,
+    kernel_of,
+    marginal_moments,
+    null_log_likelihood,
+    null_with_offset,
+    observed_likelihood,
     stage_block_state,
 )
+from fedstat.models.vfem.iteration.state import BLOCK, FAMILY, SQUARES, declare_sums, safe_weights
 from fedstat.models.vfem.iteration.steps import block_log_likelihood
 from fedstat.typing import Array, Bools, Floats, Ints
 

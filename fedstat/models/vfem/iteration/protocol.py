@@ -183,7 +183,7 @@ class ResponsePoints:
 # Of linear predictors, likelihoods, scores and products of moves only sums over institutions enter. With
 # :attr:`IterationOptions.masked` the institutions hide their own parts of them: linear predictors then go out
 # over all entities of the fit, zero where an institution lacks them. What that does not hide is said in
-# :mod:`fedstat.models.vfem.disclosure_notes`.
+# :mod:`fedstat.models.vfem.notes`.
 
 ASCENT_TOLERANCE = 1e-12
 SMALLEST_STEP = 2.0**-20

@@ -19,7 +19,6 @@ from fedstat.federation.message import (
     per_entity,
 )
 from fedstat.kernels.row_products import column_sums, row_dots, standardized_residuals
-from fedstat.models.vfem.iteration.messages import FAMILY, declare_sums
 from fedstat.models.vfem.iteration.site_state import (
     BLOCK_OPENING,
     RESPONSE_OPENING,
@@ -32,6 +31,7 @@ from fedstat.models.vfem.iteration.site_state import (
     normal_response_of,
     stage_block_state,
 )
+from fedstat.models.vfem.iteration.state import FAMILY, declare_sums
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
