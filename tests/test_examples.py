@@ -18,6 +18,7 @@ MODELS = [cls for name, cls in CLASSES.items() if "." not in name and hasattr(cl
 NOT_RESULTS = {
     "CurveArray",
     "Engine",
+    "Entry",
     "Estimate",
     "Exposure",
     "GLMBasis",

@@ -10,7 +10,8 @@ import pytest
 
 import fedstat as fs
 from fedstat.errors import DescriptionError, FedstatError, MessageError, PolicyError
-from fedstat.federation.disclosure import differencing
+from fedstat.federation.disclosure import facts
+from fedstat.federation.disclosure.checks import FACT_CHECKS
 from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.protocols.masked_sums import masked_protocol
 from fedstat.models.m2sem.em import MixtureState
@@ -82,7 +83,7 @@ def values_of(partition, client):
 @pytest.fixture
 def unguarded(monkeypatch):
     """No weights are remembered."""
-    monkeypatch.setattr(differencing, "check_weighted_estimates", lambda *_: None)
+    monkeypatch.setitem(FACT_CHECKS, facts.WeightedEstimates, lambda *_: None)
 
 
 @pytest.mark.parametrize("policy", ["open", ALLOWING])

@@ -59,8 +59,8 @@ class Asker:
     def __init__(self, kind, policy):
         made = model(kind, policy)
         self.site = made.partition.sites["A"]
-        session = made._open_session("boost", masked=False)
-        self.session, self.width = session.session, made._n_columns - 1
+        session = made.source._open_session("boost", masked=False)
+        self.session, self.width = session.session, made.source._n_columns - 1
         asks = open_requests(session.agreement, session.session)
         asked = CurveSumsRequest(
             made.learners, None, 1, 1, loss=LossSpec(kind, 0.5 if kind == "quantile" else 0.0)

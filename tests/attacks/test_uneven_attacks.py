@@ -63,7 +63,7 @@ def test_who_knows_when_people_were_measured_solves_for_their_curves():
 
 
 def test_the_door_counts_weighted_sums_by_itself(monkeypatch):
-    monkeypatch.setattr("fedstat.models.boost.model.check_size", lambda *_, **__: None)
+    monkeypatch.setattr("fedstat.models.boost.row_source.check_size", lambda *_, **__: None)
     known = {name: {"kind": "curve", "domain": [0, 1]} for name in ("x", "y")}
     many = population(450, np.random.default_rng(2))[0]
     with pytest.raises(PolicyError, match="maximum parameters per row"):

@@ -35,7 +35,7 @@ class BlockCorrelation:
     ----------
     matrix : DataFrame, (p, p)
         Each entry over all entities that have both columns; NaN where fewer than three do.
-    block_state_of : mapping of str to str
+    client_of : mapping of str to str
         The institution of each column.
     n : DataFrame of int, (p, p)
         Entities behind each entry.

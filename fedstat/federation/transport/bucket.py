@@ -221,9 +221,11 @@ class Cursor:
     def new(self) -> list[tuple[str, str]]:
         """Keys and numbers of questions that have come since, in their order."""
         found = []
+        # Before the replies: a request that is repeated after its reply was put aside must count as open.
+        asks = list(self.part.bucket.list_after(self.part.asks, self._last))
         # at first all that ever passed is listed: answers by the thousand, and not asked for one by one
         answered = set() if self._began else set(self.part.bucket.list_after(self.part.replies, ""))
-        for key in self.part.bucket.list_after(self.part.asks, self._last):
+        for key in asks:
             match = REQUEST_KEY.fullmatch(key)
             if match and match[2] in answered:
                 self.pass_on(key)

@@ -2,6 +2,8 @@
 
 from itertools import chain
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -108,7 +110,7 @@ def test_nothing_is_asked_and_no_row_is_read(monkeypatch):
     before = [len(site.ledger.entries) for site in sites]
     for site in sites:
         monkeypatch.setattr(site, "answer", lambda *_: pytest.fail("a site was asked"))
-        monkeypatch.setattr(site, "_data", None)
+        monkeypatch.setattr(site, "_data", replace(site._data, table=None))
     explanation = model.explain()
     assert [len(site.ledger.entries) for site in sites] == before
     assert len(model._agreement.entries) and explanation.tidy()["bytes"].sum() > 0

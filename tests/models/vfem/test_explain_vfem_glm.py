@@ -36,8 +36,8 @@ def test_nobody_to_deal_is_told_as_the_fit_will_say_it():
 
 def test_the_number_of_iterations_is_a_range_within_the_limit():
     plain, limited = (dict(model_of().explain(**a).rounds) for a in ({}, {"maxiter": 10}))
-    assert plain["glm_score"] == (8, 12, 30) and plain["glm_information"] == (1, 1, 1)
-    assert limited["glm_score"] == (8, 10, 10)
+    assert plain["glm_score"] == (1, 10, 200) and plain["glm_information"] == (1, 1, 1)
+    assert limited["glm_score"] == (1, 10, 10)
 
 
 LEARNED = {
@@ -83,7 +83,7 @@ def test_what_passes_under_masks_is_told_to_pass():
 def test_numbers_for_each_entity_are_held_against_what_owners_let_leave():
     model = model_of(policies={"Court": fs.Policy(per_entity=20)})
     (told,) = [note for note in model.explain(cov_type="none").notes if "per_entity" in note]
-    # One at coefficients of zero and one an iteration, of which 8, 12 and 30 are expected.
-    assert told.startswith("Court lets 20 numbers") and "some 1" in told and " to 3" in told
+    # One iteration in the dry run, and as many as the fit is allowed.
+    assert told.startswith("Court lets 20 numbers") and "1 to 200" in told
     fitted = model.fit(cov_type="none")
     assert model.partition.sites["Court"].account.vectors <= 20 and fitted.converged

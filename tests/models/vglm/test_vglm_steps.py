@@ -58,7 +58,7 @@ def test_the_chosen_fit_is_that_of_pooled_rows(response, penalty, number):
     np.testing.assert_allclose(result.params[1:] * scale, b[1:], atol=1e-6)
     assert 0 < np.count_nonzero(b[1:]) < len(names)
     assert result.converged and 0.0 < result.path["kkt"].loc[result.lam] <= 1e-7
-    assert any(f"{number} local linear approximation" in note for note in result._notes)
+    assert any(f"{number} local linear approximation" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("response", ["binary", "count"])
