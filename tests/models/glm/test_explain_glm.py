@@ -1,8 +1,7 @@
 """What is said of a federated GLM before it is fitted: who learns what, what would be refused, and errors."""
 
-from itertools import chain
-
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pandas as pd
