@@ -139,6 +139,9 @@ class Policy:
         Fewest rows of either outcome of a binary response, unless there are none.
     min_level_count : int
         Fewest rows of a category level, unless there are none.
+    products : {"any", "counted"}
+        "counted" releases sums of products of two columns only where each product is nonzero in no row or in
+        at least `min_level_count` rows; see :mod:`fedstat.federation.disclosure.products`.
     max_parameters : float
         Most coefficients per row of a model over rows.
     max_columns : int or None
@@ -315,6 +318,19 @@ class Policy:
         whole(0, operator.ge),
         "Fewest rows of a category level, unless there are none.",
         without={ANALYST: "Sums over the few rows of a rare level."},
+    )
+    products: Literal["any", "counted"] = rule(
+        "any",
+        "rows behind a product",
+        choice("any", "counted", strictest="counted"),
+        'Products of two columns, whose sums are part of every fit: "counted" releases them only where each '
+        "product is nonzero in no row or in at least min_level_count rows, and no row has nearly all of it. "
+        'Where remember is "all", columns of earlier releases are included. "any": no rule.',
+        strict="counted",
+        without={
+            ANALYST: "A person's value, from two columns that only this person shares, or from two analyses "
+            "with columns that differ for this person."
+        },
     )
     max_parameters: float = rule(
         0.33,
