@@ -255,7 +255,7 @@ def test_a_wrong_import_is_noticed(where, source):
         (("kernels", "vfem"), "from numba import njit\nfrom fedstat.typing import Floats"),
         (("models", "vfem", "model"), "from fedstat.models.vertical.model import Model\nfrom . import steps"),
         (("models", "vfem", "model"), "from fedstat.models.vfem.steps import STEPS"),
-        (("models", "copula_glm", "steps"), "from fedstat.models.copula.steps import release_steps"),
+        (("models", "copula_glm", "steps"), "from fedstat.models.copula.steps import release_gram"),
         (("models", "vfem", "model"), "from fedstat.federation.disclosure import site\nimport numpy as np"),
         (("inference", "plots"), "def plot():\n    import matplotlib.pyplot as plt"),
     ],

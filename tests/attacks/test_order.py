@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 
 import fedstat as fs
-from fedstat.errors import DescriptionError, DoorError, PolicyError
+from fedstat.errors import DescriptionError, PolicyError
 from fedstat.federation.disclosure.facts import ExternalWeights
-from fedstat.federation.disclosure.protocol_order import in_order
 from fedstat.federation.disclosure.row_checks import check_external_weights, working_weights_spread
 from fedstat.federation.disclosure.site import FAMILIES, load_families
 from fedstat.federation.disclosure.state import SiteData
@@ -67,11 +66,6 @@ def test_every_step_that_tells_of_rows_has_a_place_in_the_order():
     for family in ("vfem", "vglm", "glm", "fedavg", "evaluation"):
         free = {name for name, step in FAMILIES[family].items() if step.after is None}
         assert free <= begin | new | {"deal_product"}, family
-
-
-def test_an_order_names_steps_that_there_are():
-    with pytest.raises(DoorError, match="does not have: nothing"):
-        in_order(FAMILIES["glm"], {"judge": "nothing"})
 
 
 def row_from_residuals(policy):

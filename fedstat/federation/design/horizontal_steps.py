@@ -20,9 +20,13 @@ from fedstat.federation.design.formula.syntax_tree import Category, Column, Rela
 from fedstat.federation.design.formula.terms import Term
 from fedstat.federation.design.levels import LevelCounts, SiteColumns, check_declared, declared_levels
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, design_matrix, find_complete_rows
-from fedstat.federation.design.transform_states import ColumnExtremes, combine_moments, transform_sums
+from fedstat.federation.design.transform_states import (
+    ColumnExtremes,
+    TransformRequest,
+    combine_moments,
+    transform_sums,
+)
 from fedstat.federation.design.vertical_design import FAMILY
-from fedstat.federation.design.vertical_design import STEPS as DESIGN_STEPS
 from fedstat.federation.disclosure.facts import (
     CaseWeights,
     ColumnVariation,
@@ -35,10 +39,9 @@ from fedstat.federation.disclosure.facts import (
     RowCount,
     RowsUsed,
 )
-from fedstat.federation.disclosure.protocol_order import in_order
-from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import Step, aggregate, schema
+from fedstat.federation.message import aggregate, schema
 from fedstat.federation.tables.columns import ColumnKind, LevelValue, column_kind, find_levels
 from fedstat.federation.tables.table import keep_result
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -316,6 +319,11 @@ def _declared(series: pd.Series) -> tuple[LevelValue, ...] | None:
     return find_levels(pd.Series(series.cat.categories).astype(series.dtype))
 
 
+@step(
+    FAMILY,
+    asks=schema("columns, terms and weights of the model"),
+    replies=schema("column kinds, levels and counts of rows"),
+)
 def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Count whole rows, and tell the kind of every column and the levels of categories."""
     question = RowsRequest.from_json(text)
@@ -400,6 +408,26 @@ class NamedColumns:
     term_names: tuple[str, ...]
 
 
+OPEN_ROWS = (EntityCount, RowCount, IndicatorCounts, DesignDirections, RowsUsed, LevelsRequested)
+"""Facts behind whatever rests on the rows that a session opened."""
+
+
+step(
+    FAMILY,
+    "survey_rows transform_sums",
+    request=TransformRequest,
+    releases={"sums": aggregate("sums for the transforms of the formula", 2, maskable=True, wide=True)},
+    rows_behind=(EntityCount, RowCount, ColumnVariation, RowsUsed),
+    asks=aggregate("transforms, with their state so far", common=True),
+)(transform_sums)
+
+
+@step(
+    FAMILY,
+    asks=aggregate("coding of the columns, with the state of transforms", common=True),
+    replies=schema("names of the design columns", behind=OPEN_ROWS),
+    begins=True,
+)
 def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Code the rows, tell the door what was counted, and name the columns."""
     asked = codec.from_json(RowsCoding, text, f"{data.name}: the question about its rows")
@@ -432,6 +460,16 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     return {}, codec.to_json(NamedColumns(tally.names, tally.term_names))
 
 
+@step(
+    FAMILY,
+    "open_rows",
+    releases={
+        "moments": aggregate(
+            "moments of every design column: rows, sum, squares", 2, maskable=True, wide=True
+        )
+    },
+    rows_behind=OPEN_ROWS,
+)
 def sum_columns(data: SiteData, state: State) -> dict[str, Array]:
     """Sum the moments of every column over the rows.
 
@@ -448,51 +486,3 @@ def rows_of(state: State) -> OpenRows:
     """Return the rows that this session opened, unless the site has forgotten them."""
     absent = "no rows are open in this session (a site keeps the latest ones only); make the model again"
     return state.use("rows", OpenRows, absent)
-
-
-OPEN_ROWS = (EntityCount, RowCount, IndicatorCounts, DesignDirections, RowsUsed, LevelsRequested)
-"""Facts behind whatever rests on the rows that a session opened."""
-
-COUNTS = schema("column kinds, levels and counts of rows")
-READ = schema("columns, terms and weights of the model")
-STEPS: Mapping[str, Step] = {
-    "survey_rows": Step(survey_rows, text_in=READ, text_out=COUNTS),
-    "transform_sums": Step(
-        transform_sums,
-        gives={
-            "sums": aggregate(
-                "sums for the transforms of the formula",
-                2,
-                maskable=True,
-                wide=True,
-                behind=(EntityCount, RowCount, ColumnVariation, RowsUsed),
-            )
-        },
-        text_in=aggregate("transforms, with their state so far", common=True),
-    ),
-    "open_rows": Step(
-        open_rows,
-        text_in=aggregate("coding of the columns, with the state of transforms", common=True),
-        text_out=schema("names of the design columns", behind=OPEN_ROWS),
-        begins=True,
-    ),
-    "sum_columns": Step(
-        sum_columns,
-        gives={
-            "moments": aggregate(
-                "moments of every design column: rows, sum, squares",
-                2,
-                maskable=True,
-                wide=True,
-                behind=OPEN_ROWS,
-            )
-        },
-    ),
-}
-ORDER: Mapping[str, str] = {
-    "sum_columns": "open_rows",
-    "transform_sums": "survey_rows transform_sums",
-    "release_spec": "open_block",
-    "open_weights": "open_response",
-}
-FAMILIES[FAMILY] = in_order({**DESIGN_STEPS, **STEPS}, ORDER)

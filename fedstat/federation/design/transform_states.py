@@ -194,14 +194,13 @@ def _width(transforms: Sequence[Transform]) -> int:
     return max(3, 1 + max(splines, default=0))
 
 
-def transform_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+def transform_sums(data: SiteData, state: State, asked: TransformRequest) -> dict[str, Array]:
     """Sum what the next transforms need over this site's whole rows.
 
     Released are `sums` (T, 3): for center and scale rows, mean and squared deviations; for a polynomial 0,
     sum of P_k^2 and, but for the last, of x P_k^2. With splines they are as wide as these need, and hold rows
     and the sum of every column.
     """
-    asked = codec.from_json(TransformRequest, text, f"{data.name}: the question about transforms")
     question, growing = RowsRequest.from_json(asked.question), asked.targets
     state.tell(*question.asked())
     transforms = {t.text: t for t in stateful(question.read_terms())}
@@ -227,7 +226,7 @@ def transform_sums(data: SiteData, state: State, text: str) -> tuple[dict[str, A
     state.tell(*(column.variation(f"'{key}'") for (key, _), column in extremes.items()))
     state.tell(RowsUsed(behind))
     state.rest_on(int(behind.sum()))
-    return {"sums": total}, ""
+    return {"sums": total}
 
 
 def _operand(transform: Transform, frame: pd.DataFrame, state: TransformStates, site: str) -> Floats:

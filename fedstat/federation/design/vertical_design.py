@@ -23,9 +23,9 @@ from fedstat.federation.disclosure.facts import (
     LevelRowCounts,
     SummedColumns,
 )
-from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import Reply, Request, Step, aggregate, per_entity, presence, schema
+from fedstat.federation.message import Reply, Request, aggregate, per_entity, presence, schema
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.cardinality import DITHERED, EXACT, ColumnCardinality, DiscreteColumn
 from fedstat.federation.tables.columns import LevelValue, number_units
@@ -200,6 +200,19 @@ class BlockWithPatterns(BlockWithCardinality):
     unit: tuple[int, ...] = ()
 
 
+# Whether an entity is there hangs on its own record alone: replacing that changes one entry, by one.
+PRESENT = presence("which entities the institution has", sensitivity=1.0)
+COLUMNS = presence("which of its columns the institution has of each entity", 2, optional=True, dtype="bool")
+SCHEMA = schema("column names, levels and counts", behind=(EntityCount,))
+CODING = "coding of the columns, with the state of transforms"
+
+
+@step(
+    FAMILY,
+    releases={"has": presence("which entities have a response", sensitivity=1.0)},
+    asks=schema("the response"),
+    replies=schema("published levels of the response", behind=(EntityCount,)),
+)
 def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Compute the response and say which rows have one."""
     where = f"{data.name}: the question about the response"
@@ -233,6 +246,11 @@ def open_response(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
     return {"has": has}, "" if detail is None else to_json(detail)
 
 
+@step(
+    FAMILY,
+    "open_response",
+    releases={"weights": per_entity("weights of the entities", behind=(EntityCount,))},
+)
 def open_weights(data: SiteData, state: State) -> dict[str, Array]:
     """Release the weights that were opened beside the response, zero where there is none: (rows,)."""
     return {"weights": state.use("response weights", np.ndarray, "no weights are open in this session")}
@@ -244,6 +262,13 @@ def offset_of(state: State) -> Floats | float:
     return 0.0 if found is None else np.asarray(found, dtype=np.float64)
 
 
+@step(
+    FAMILY,
+    takes={"use": presence("which entities have a response", dtype="bool")},
+    releases={"seen": PRESENT, "columns": COLUMNS},
+    asks=schema("terms of the formula"),
+    replies=SCHEMA,
+)
 def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dict[str, Array], str]:
     """Code this institution's columns on the rows in `use`, and say which rows it has."""
     asked = from_json(BlockRequest, text, f"{data.name}: the question about its columns", defaults=True)
@@ -267,9 +292,15 @@ def open_block(data: SiteData, state: State, text: str, use: Bools) -> tuple[dic
     return _opened(data, state, block)
 
 
-def open_new_block(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+@step(
+    FAMILY,
+    releases={"seen": PRESENT, "columns": COLUMNS},
+    request=CodingRequest,
+    asks=aggregate(CODING),
+    replies=SCHEMA,
+)
+def open_new_block(data: SiteData, state: State, asked: CodingRequest) -> tuple[dict[str, Array], str]:
     """Code new rows by an agreed specification, and say which rows there are."""
-    asked = from_json(CodingRequest, text, f"{data.name}: the question about new rows")
     coding = BlockSpec.from_json(asked.spec)
     state.tell(term_facts(read_terms(coding.terms, coding.columns)))
     block = apply_block(data.frame, coding, partial=asked.partial, client=data.name)
@@ -295,6 +326,7 @@ def _opened(data: SiteData, state: State, block: CodedBlock) -> tuple[dict[str, 
     )
 
 
+@step(FAMILY, "open_block", replies=aggregate(CODING, behind=(EntityCount,)))
 def release_spec(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Release how the columns were coded, so that new rows can be coded alike elsewhere."""
     return {}, block_of(state).spec.to_json()
@@ -310,42 +342,6 @@ def response_of(state: State) -> Floats:
     """Return the response that this session opened, unless the site has forgotten it: (rows,)."""
     absent = "no response is open in this session (a site keeps the latest one only); make the model again"
     return state.use("response", np.ndarray, absent)
-
-
-# Whether an entity is there hangs on its own record alone: replacing that changes one entry, by one.
-PRESENT = presence("which entities the institution has", sensitivity=1.0)
-COLUMNS = presence("which of its columns the institution has of each entity", 2, optional=True, dtype="bool")
-SCHEMA = schema("column names, levels and counts", behind=(EntityCount,))
-STEPS: Mapping[str, Step] = {
-    "open_response": Step(
-        open_response,
-        gives={"has": presence("which entities have a response", sensitivity=1.0)},
-        text_in=schema("the response"),
-        text_out=schema("published levels of the response", behind=(EntityCount,)),
-    ),
-    "open_weights": Step(
-        open_weights,
-        gives={"weights": per_entity("weights of the entities", behind=(EntityCount,))},
-    ),
-    "open_block": Step(
-        open_block,
-        {"use": presence("which entities have a response", dtype="bool")},
-        {"seen": PRESENT, "columns": COLUMNS},
-        schema("terms of the formula"),
-        SCHEMA,
-    ),
-    "open_new_block": Step(
-        open_new_block,
-        gives={"seen": PRESENT, "columns": COLUMNS},
-        text_in=aggregate("coding of the columns, with the state of transforms"),
-        text_out=SCHEMA,
-    ),
-    "release_spec": Step(
-        release_spec,
-        text_out=aggregate("coding of the columns, with the state of transforms", behind=(EntityCount,)),
-    ),
-}
-FAMILIES[FAMILY] = STEPS
 
 
 def design_request(site: str, step: str, session: str, content: Any = None, **arrays: Array) -> Request:

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
 
-from fedstat.errors import DescriptionError, DoorError, SecurityError
+from fedstat.errors import DescriptionError, SecurityError
 from fedstat.federation.crypto.keys import encode_parts
 from fedstat.federation.crypto.masks import WIDE, Masker, hides
 from fedstat.federation.disclosure import facts
@@ -28,21 +27,6 @@ from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import Request, Step
 from fedstat.typing import Array
-
-
-def in_order(steps: Mapping[str, Step], after: Mapping[str, str]) -> Mapping[str, Step]:
-    """Enter which steps may stand directly before each, names with blanks between.
-
-    Raises
-    ------
-    DoorError
-        The family has no such step.
-    """
-    before = {name: frozenset(text.split()) for name, text in after.items()}
-    unknown = sorted(frozenset(before).union(*before.values()) - frozenset(steps))
-    if unknown:
-        raise DoorError(f"an order names steps that the family does not have: {', '.join(unknown)}")
-    return {name: replace(step, after=before.get(name)) for name, step in steps.items()}
 
 
 def check_order(site: str, policy: Policy, ask: Request, step: Step, last: Mapping[str, str]) -> None:

@@ -13,7 +13,6 @@ from fedstat.federation.design.block import CodedBlock
 from fedstat.federation.design.coding import BlockSpec
 from fedstat.federation.design.vertical_design import (
     FAMILY,
-    STEPS,
     BlockDesign,
     CodingRequest,
     Design,
@@ -21,6 +20,7 @@ from fedstat.federation.design.vertical_design import (
 )
 from fedstat.federation.disclosure.facts import EntityCount
 from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.dry_run.synthetic_rows import draw_effects, draw_response, synthetic_generator
@@ -85,7 +85,7 @@ def synthetic_block(block: BlockDesign, X: Floats, seen: Bools) -> CodedBlock:
 def synthetic_entity_sites(rows: Mapping[str, Ints], policies: Mapping[str, Policy]) -> dict[str, DrySite]:
     """Make sites whose records, at these positions among all entities, all have every column."""
     runs = {"open_new_block": _open_synthetic_block, "open_response": _open_synthetic_response}
-    instead = {(FAMILY, name): replace(STEPS[name], run=run) for name, run in runs.items()}
+    instead = {(FAMILY, name): replace(FAMILIES[FAMILY][name], run=run) for name, run in runs.items()}
     return {
         name: DrySite(name, policy, len(rows[name]), instead, rows[name]) for name, policy in policies.items()
     }

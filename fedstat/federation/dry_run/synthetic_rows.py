@@ -13,7 +13,7 @@ import pandas as pd
 from fedstat.codec import from_json, to_json
 from fedstat.federation.design.block import code_rows
 from fedstat.federation.design.horizontal_design import RowsAgreement
-from fedstat.federation.design.horizontal_steps import OPEN_ROWS, STEPS, NamedColumns, OpenRows
+from fedstat.federation.design.horizontal_steps import OPEN_ROWS, NamedColumns, OpenRows
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest
 from fedstat.federation.design.transform_states import (
     TransformRequest,
@@ -24,6 +24,7 @@ from fedstat.federation.design.transform_states import (
 from fedstat.federation.design.vertical_design import FAMILY
 from fedstat.federation.disclosure.facts import RowCount
 from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.message import Step
@@ -115,7 +116,7 @@ class SyntheticRows:
         """Make sites that open drawn rows of the agreed columns where they are asked to open their own."""
         instead = {
             (FAMILY, OPEN_STEP): self._opener(),
-            (FAMILY, SUM_STEP): replace(STEPS[SUM_STEP], run=self._sum),
+            (FAMILY, SUM_STEP): replace(FAMILIES[FAMILY][SUM_STEP], run=self._sum),
         }
         return {
             row.site: DrySite(row.site, policies[row.site], row.n_rows, instead)
@@ -126,7 +127,7 @@ class SyntheticRows:
         """Sum for transforms; of what stands behind it the number of rows alone is judged."""
         asked = from_json(TransformRequest, text, "")
         state.tell(RowCount(self._n_rows(data.name), count_power_sums(asked)))
-        state.told.update(STEPS[SUM_STEP].gives["sums"].behind)
+        state.told.update(FAMILIES[FAMILY][SUM_STEP].gives["sums"].behind)
         state.rest_on(self._n_rows(data.name))
         return {"sums": assumed_sums(targeted(asked))}, ""
 
@@ -145,7 +146,7 @@ class SyntheticRows:
             state.keep("rows", self._draw(data, n, len(names)), n, columns=len(names))
             return {}, answer
 
-        return replace(STEPS[OPEN_STEP], run=open_rows)
+        return replace(FAMILIES[FAMILY][OPEN_STEP], run=open_rows)
 
     def _respond(self, rng: np.random.Generator, predictors: Floats) -> Floats:
         """Draw values of a response that is a curve, (m, G)."""

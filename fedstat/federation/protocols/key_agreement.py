@@ -27,16 +27,17 @@ from fedstat.federation.crypto.masks import (
     split_commitments,
 )
 from fedstat.federation.crypto.rosters import announce_roster, check_rosters, strip_roster
-from fedstat.federation.disclosure.protocol_order import in_order
-from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import Request, Step, control
+from fedstat.federation.message import Request, control
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.typing import Array
 
 FAMILY = "secure"
 RING = "ring agreement"
 """Not the name of the other one: 'finish' would make masks with nobody of it."""
+
+PUBLIC = control("public keys, signed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +82,18 @@ class KeysForwarded:
     announced: Mapping[str, str]
 
 
+@step(FAMILY, asks=control("nothing"), replies=PUBLIC, public=True)
 def introduce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Show the site's public identity."""
     return {}, data.trust.identity.public.to_json()
 
 
-def announce(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Sign a fresh key for this session, of which the text tells the name and the sites.
+@step(FAMILY, "introduce", request=KeysRequest, asks=PUBLIC, replies=PUBLIC, public=True)
+def announce(data: SiteData, state: State, asked: KeysRequest) -> tuple[dict[str, Array], str]:
+    """Sign a fresh key for this session, of which `asked` has the name and the sites.
 
     A SecurityError where this site's owner has pinned no key of one of them.
     """
-    asked = from_json(KeysRequest, text, f"{data.name}: the question about keys")
     agreement = KeyAgreement(data.trust.identity, asked.session, data.name, None, _pinned(data, asked.sites))
     state.keep("agreement", agreement)
     return {}, _with_roster(data, asked.session, agreement.announce())
@@ -111,14 +113,14 @@ def _pinned(data: SiteData, names: Iterable[str]) -> dict[str, str]:
     return pinned
 
 
-def finish(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+@step(FAMILY, "announce", request=KeysAnnounced, asks=PUBLIC, public=True)
+def finish(data: SiteData, state: State, found: KeysAnnounced) -> tuple[dict[str, Array], str]:
     """Check who the others are and what they announced, and keep the keys shared with each, and a masker.
 
     A SecurityError where an identity is not the one that this site's owner pinned.
     """
     absent = "no agreement on keys was begun in this session; ask 'announce' first"
     agreement = state.use("agreement", KeyAgreement, absent)
-    found = from_json(KeysAnnounced, text, f"{data.name}: the keys that it was told")
     # The coordinator carries the identities, and could put its own in their place: only pinned ones count.
     public = {name: PublicIdentity.from_json(key) for name, key in found.public.items()}
     told = check_rosters(data.name, agreement.session, data.trust.rosters, public, found.announced)
@@ -131,6 +133,7 @@ def _keep_keys(state: State, keys: PairKeys) -> tuple[dict[str, Array], str]:
     return {}, ""
 
 
+@step(FAMILY, asks=control("name of the session"), replies=PUBLIC, public=True)
 def commit(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Show the site's public identity, and bind it to a fresh key for the session that the text names."""
     agreement = NeighborAgreement(data.trust.identity, text, data.name)
@@ -139,17 +142,17 @@ def commit(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], s
     return {}, to_json(CommittedSite(public, join_commitments({data.name: agreement.commitment})))
 
 
-def sign(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+@step(FAMILY, "commit", request=CommittedSites, asks=PUBLIC, replies=PUBLIC, public=True)
+def sign(data: SiteData, state: State, asked: CommittedSites) -> tuple[dict[str, Array], str]:
     """Show the fresh key, signed with what all sites are bound to; once, and to pinned sites."""
-    asked = from_json(CommittedSites, text, f"{data.name}: the question about keys")
     agreement = state.use(RING, NeighborAgreement, "this site is bound to no key; ask 'commit' first")
     committed = split_commitments(asked.sites, asked.committed)
     return {}, _with_roster(data, agreement.session, agreement.sign(committed, _pinned(data, committed)))
 
 
-def accept_neighbors(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+@step(FAMILY, "sign", request=KeysForwarded, asks=PUBLIC, name="meet", public=True)
+def accept_neighbors(data: SiteData, state: State, asked: KeysForwarded) -> tuple[dict[str, Array], str]:
     """Check the keys of all sites and what the neighbours announced; keep keys with these, and a masker."""
-    asked = from_json(KeysForwarded, text, f"{data.name}: the keys that it is shown")
     agreement = state.use(RING, NeighborAgreement, "this site is bound to no key; ask 'commit' first")
     public = {name: PublicIdentity.from_json(key) for name, key in asked.public.items()}
     keys = split_commitments(agreement.sites, asked.keys)
@@ -162,17 +165,6 @@ def keys_of(state: State) -> PairKeys:
     return state.use("keys", PairKeys, "the sites have not agreed on keys in this session")
 
 
-PUBLIC = control("public keys, signed")
-STEPS: Mapping[str, Step] = {
-    "introduce": Step(introduce, text_in=control("nothing"), text_out=PUBLIC, public=True),
-    "announce": Step(announce, text_in=PUBLIC, text_out=PUBLIC, public=True),
-    "finish": Step(finish, text_in=PUBLIC, public=True),
-    "commit": Step(commit, text_in=control("name of the session"), text_out=PUBLIC, public=True),
-    "sign": Step(sign, text_in=PUBLIC, text_out=PUBLIC, public=True),
-    "meet": Step(accept_neighbors, text_in=PUBLIC, public=True),
-}
-ORDER = {"announce": "introduce", "finish": "announce", "sign": "commit", "meet": "sign"}
-FAMILIES[FAMILY] = in_order(STEPS, ORDER)
 LAST = ("finish", "meet")
 """Steps with which an agreement ends."""
 

@@ -18,14 +18,13 @@ from fedstat.codec import Minimum, from_json, to_json
 from fedstat.errors import MessageError, PartitionError, SecurityError
 from fedstat.federation.crypto.envelopes import SealedChannel
 from fedstat.federation.disclosure.facts import ExternalKeyList, KeyAlignmentRequest
-from fedstat.federation.disclosure.site import FAMILIES
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.files import read_arrays, write_atomic
 from fedstat.federation.message import (
     ArrayDeclaration,
     Reply,
     Request,
-    Step,
     check_lengths,
     control,
     presence,
@@ -49,6 +48,12 @@ from fedstat.typing import Array, Bools, Ints
 # Steps of a site in private entity alignment; see :mod:`fedstat.federation.protocols.linkage`.
 
 FAMILY = "align"
+RING = control("names of the sites, in the order of the ring")
+WHO = "who has a record is public, as the guarantee says"
+POINTS = ArrayDeclaration(
+    "sealed", "hashed keys, raised by secret scalars, for the next site", dtype="uint8", unpaid=WHO
+)
+PLACES = presence("numbers of the site's entities", 1, dtype="int64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +73,28 @@ class LinkageSecret:
     left: int
 
 
+@step(
+    FAMILY,
+    asks=control("nothing"),
+    replies=schema("names and types of the key, number of records"),
+    public=True,
+)
 def describe_keys(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Say what the keys are made of, and how many there are."""
     keys = _keys(data)
     return {}, to_json(KeyDescription(keys.key, keys.kinds, keys.n_rows))
 
 
-def draw_salt(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+@step(
+    FAMILY,
+    releases={
+        "boxes": ArrayDeclaration(
+            "sealed", "salt of the hashes, for the other sites", 2, dtype="uint8", unpaid=WHO
+        )
+    },
+    asks=RING,
+)
+def draw_salt(data: SiteData, state: State, text: str) -> dict[str, Array]:
     """Draw the salt, and seal it for every other site, in the order of the ring in `text`.
 
     Released are `boxes` (K - 1, length of a box), one sealed message per row.
@@ -83,12 +103,16 @@ def draw_salt(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     salt = secrets.token_bytes(SALT_BYTES)
     state.keep("salt", salt)
     boxes = [_channel(data, state, site).seal(salt) for site in ring if site != data.name]
-    return {"boxes": np.stack([_array(box) for box in boxes])}, ""
+    return {"boxes": np.stack([_array(box) for box in boxes])}
 
 
-def enter_keys(
-    data: SiteData, state: State, text: str, salt: Array | None = None
-) -> tuple[dict[str, Array], str]:
+@step(
+    FAMILY,
+    takes={"salt": ArrayDeclaration("sealed", "salt of the hashes", 1, optional=True, dtype="uint8")},
+    releases={"points": POINTS},
+    asks=RING,
+)
+def enter_keys(data: SiteData, state: State, text: str, salt: Array | None = None) -> dict[str, Array]:
     """Hash, raise and sort the site's own keys, and seal them for the next site of the ring in `text`.
 
     The salt is sealed by the first site, and left out for that site itself.
@@ -108,18 +132,26 @@ def enter_keys(
     order = np.argsort(as_tokens(raised))
     state.keep("order", order)
     state.keep("lists", LinkageSecret(scalar, len(ring) - 1))
-    return {"points": _sealed_for_next(data, state, ring, raised[order])}, ""
+    return {"points": _sealed_for_next(data, state, ring, raised[order])}
 
 
-def pass_list(data: SiteData, state: State, text: str, points: Array) -> tuple[dict[str, Array], str]:
+@step(FAMILY, takes={"points": POINTS}, releases={"points": POINTS}, asks=RING)
+def pass_list(data: SiteData, state: State, text: str, points: Array) -> dict[str, Array]:
     """Raise another site's list, and seal it for the next site."""
     ring = _ring(data, state, text)
     if _lists(state).left < 2:
         raise MessageError(f"{data.name}: the last list is for the coordinator, not for another site")
-    return {"points": _sealed_for_next(data, state, ring, _raised(data, state, ring, points))}, ""
+    return {"points": _sealed_for_next(data, state, ring, _raised(data, state, ring, points))}
 
 
-def release_tokens(data: SiteData, state: State, text: str, points: Array) -> tuple[dict[str, Array], str]:
+@step(
+    FAMILY,
+    takes={"points": POINTS},
+    releases={"tokens": presence("keys raised by every site's scalar", 2, dtype="uint8", unpaid=WHO)},
+    asks=RING,
+    name="show_tokens",
+)
+def release_tokens(data: SiteData, state: State, text: str, points: Array) -> dict[str, Array]:
     """Raise the last list, and hand its tokens (n, 32) to the coordinator; the scalar is dropped.
 
     They are in the order that the list's owner gave it.
@@ -132,9 +164,10 @@ def release_tokens(data: SiteData, state: State, text: str, points: Array) -> tu
     tokens = _raised(data, state, ring, points)
     # Without its scalar the site can raise no further list, nor can whoever breaks in later.
     state.forget("lists")
-    return {"tokens": tokens}, ""
+    return {"tokens": tokens}
 
 
+@step(FAMILY, takes={"places": PLACES}, public=True)
 def take_places(data: SiteData, state: State, places: Array) -> dict[str, Array]:
     """Take the numbers of the site's own entities, and bring them into the order of its rows."""
     if not isinstance(data.table, KeyTable):
@@ -143,7 +176,13 @@ def take_places(data: SiteData, state: State, places: Array) -> dict[str, Array]
     return {}
 
 
-def keep_places(data: SiteData, state: State, text: str, places: Array) -> tuple[dict[str, Array], str]:
+@step(
+    FAMILY,
+    takes={"places": PLACES},
+    releases={"seen": presence("which entities have a record", dtype="bool", unpaid=WHO)},
+    asks=control("name of the alignment"),
+)
+def keep_places(data: SiteData, state: State, text: str, places: Array) -> dict[str, Array]:
     """Take the numbers of the site's own entities for all sessions to come, and keep them in its folder.
 
     The text names the alignment. Released is `seen` (n,): which of the entities have a record here, in the
@@ -156,7 +195,7 @@ def keep_places(data: SiteData, state: State, text: str, places: Array) -> tuple
         raise MessageError(f"{data.name}: expected the name of an alignment")
     data.table.keep(name, _numbers(data, state, places))
     state.forget("order")
-    return {"seen": data.table.seen[order]}, ""
+    return {"seen": data.table.seen[order]}
 
 
 def _numbers(data: SiteData, state: State, places: Array) -> Ints:
@@ -220,58 +259,6 @@ def _raised(data: SiteData, state: State, ring: list[str], points: Array) -> Arr
 
 def _array(box: bytes) -> Array:
     return np.frombuffer(box, dtype=np.uint8)
-
-
-RING = control("names of the sites, in the order of the ring")
-WHO = "who has a record is public, as the guarantee says"
-POINTS = ArrayDeclaration(
-    "sealed", "hashed keys, raised by secret scalars, for the next site", dtype="uint8", unpaid=WHO
-)
-PLACES = presence("numbers of the site's entities", 1, dtype="int64")
-STEPS: Mapping[str, Step] = {
-    "describe_keys": Step(
-        describe_keys,
-        text_in=control("nothing"),
-        text_out=schema("names and types of the key, number of records"),
-        public=True,
-    ),
-    "draw_salt": Step(
-        draw_salt,
-        gives={
-            "boxes": ArrayDeclaration(
-                "sealed", "salt of the hashes, for the other sites", 2, dtype="uint8", unpaid=WHO
-            )
-        },
-        text_in=RING,
-    ),
-    "enter_keys": Step(
-        enter_keys,
-        takes={
-            "salt": ArrayDeclaration("sealed", "salt of the hashes", 1, optional=True, dtype="uint8"),
-        },
-        gives={"points": POINTS},
-        text_in=RING,
-    ),
-    "pass_list": Step(pass_list, takes={"points": POINTS}, gives={"points": POINTS}, text_in=RING),
-    "show_tokens": Step(
-        release_tokens,
-        takes={"points": POINTS},
-        gives={"tokens": presence("keys raised by every site's scalar", 2, dtype="uint8", unpaid=WHO)},
-        text_in=RING,
-    ),
-    "take_places": Step(
-        take_places,
-        takes={"places": PLACES},
-        public=True,
-    ),
-    "keep_places": Step(
-        keep_places,
-        takes={"places": PLACES},
-        gives={"seen": presence("which entities have a record", dtype="bool", unpaid=WHO)},
-        text_in=control("name of the alignment"),
-    ),
-}
-FAMILIES[FAMILY] = STEPS
 
 
 # ----------------------------------------------------------------------------------------------------

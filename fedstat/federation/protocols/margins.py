@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -21,10 +21,10 @@ import pandas as pd
 from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError
 from fedstat.federation.disclosure.facts import EntityCount
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
-from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Request, Step, control
+from fedstat.federation.message import ArrayDeclaration, Request, control
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.columns import read_codes, read_numbers
 from fedstat.federation.tables.published import PublishedColumn
@@ -62,7 +62,21 @@ class BinsRequest:
         return BinsRequest(self.column, str(rho), edges)
 
 
-def count_bins(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+@step(
+    FAMILY,
+    releases={
+        "counts": ArrayDeclaration(
+            "noisy aggregate",
+            "counts of a column by bin or level, with noise",
+            maskable=True,
+            dtype="int64",
+            behind=(EntityCount, NoiseRequired),
+            noisy=True,
+        )
+    },
+    asks=control("column, edges of its bins, and what the answer may cost"),
+)
+def count_bins(data: SiteData, state: State, text: str) -> dict[str, Array]:
     """Count a column's values by bin or level: (cells,), without noise, which the door adds.
 
     Released as a noisy aggregate of which one record changes two counts by one.
@@ -83,7 +97,7 @@ def count_bins(data: SiteData, state: State, text: str) -> tuple[dict[str, Array
         series = chunk[asked.column]
         code = read_codes(series, levels) if levels else _bins_of(series, asked.edges)
         counts += cell_counts(code, cells).values
-    return {"counts": counts}, ""
+    return {"counts": counts}
 
 
 def _published(data: SiteData, asked: BinsRequest) -> PublishedColumn:
@@ -111,25 +125,6 @@ def _published(data: SiteData, asked: BinsRequest) -> PublishedColumn:
 def _bins_of(series: pd.Series, edges: Sequence[float]) -> Ints:
     numbers = read_numbers(series)
     return np.where(np.isnan(numbers), -1, np.searchsorted(edges, numbers, side="right")).astype(np.int64)
-
-
-STEPS: Mapping[str, Step] = {
-    "count_bins": Step(
-        count_bins,
-        gives={
-            "counts": ArrayDeclaration(
-                "noisy aggregate",
-                "counts of a column by bin or level, with noise",
-                maskable=True,
-                dtype="int64",
-                behind=(EntityCount, NoiseRequired),
-                noisy=True,
-            )
-        },
-        text_in=control("column, edges of its bins, and what the answer may cost"),
-    ),
-}
-FAMILIES[FAMILY] = STEPS
 
 
 def request_margins(

@@ -15,9 +15,10 @@ from fedstat.federation.disclosure.approval import (
     read_plan,
     undeclared_part,
 )
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import Request, Step, control
+from fedstat.federation.message import Request, control
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.typing import Array
 
@@ -33,6 +34,12 @@ class PlanStatus:
     status: ApprovalStatus
 
 
+@step(
+    APPROVAL_FAMILY,
+    asks=control("the plan of the analysis"),
+    replies=control("whether its owner has consented"),
+    public=True,
+)
 def propose_plan(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Take in the plan of this session, and say how it stands with the owner's consent."""
     where = f"{data.name}: the plan of an analysis"
@@ -48,17 +55,6 @@ def propose_plan(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
     digest, status = data.approvals.propose(plan)
     state.analysis.follow(plan, digest)
     return {}, to_json(PlanStatus(digest, status))
-
-
-STEPS: Mapping[str, Step] = {
-    "propose_plan": Step(
-        propose_plan,
-        text_in=control("the plan of the analysis"),
-        text_out=control("whether its owner has consented"),
-        public=True,
-    )
-}
-FAMILIES[APPROVAL_FAMILY] = STEPS
 
 
 def propose_plans(plans: Mapping[str, AnalysisPlan], session: str) -> FitProtocol[None]:

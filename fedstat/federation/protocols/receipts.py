@@ -13,10 +13,11 @@ from fedstat.federation.audit.checkpoints import SignedCheckpoint, utc_text
 from fedstat.federation.audit.event_log import canonical_json
 from fedstat.federation.audit.ledger import Ledger
 from fedstat.federation.audit.receipt import LOSS_CAVEAT, Receipt, SiteStatement, coordinator_digest
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.site import FAMILIES, RECEIPT_FAMILY
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import VERSION, Request, Step, control
+from fedstat.federation.message import VERSION, Request, control
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.table import table_curves
 from fedstat.typing import Array
@@ -27,6 +28,33 @@ RECALL = "recall_head"
 DIGEST_LENGTH = 64
 
 
+@step(
+    RECEIPT_FAMILY,
+    name=RECALL,
+    request=SignedCheckpoint,
+    asks=control("an earlier head of the site's account"),
+    replies=control("its head now"),
+    public=True,
+)
+def check_ledger_head(
+    data: SiteData, state: State, earlier: SignedCheckpoint
+) -> tuple[dict[str, Array], str]:
+    """Hold the account against its head as the coordinator kept it, and tell the head of now.
+
+    `earlier` is the site's own signed head, which nobody else can make; the answer is empty where the site
+    keeps no account at rest.
+    """
+    data.account.hold_against(data.name, data.trust.identity.public, earlier)
+    return {}, "" if data.account.store is None else to_json(data.account.store.head)
+
+
+@step(
+    RECEIPT_FAMILY,
+    name="state_ledger",
+    asks=control("digest of the coordinator's ledger"),
+    replies=control("the site's signed account of what passed"),
+    public=True,
+)
 def sign_ledger(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sign what this site's own ledger says of a session, up to and without the present ask.
 
@@ -71,34 +99,6 @@ def _width(data: SiteData, columns: Iterable[str]) -> int:
     """Count values of a row in some columns: a curve has one for each of its points."""
     curves = table_curves(data.table)
     return sum(curves[name].values.shape[1] if name in curves else 1 for name in columns)
-
-
-def check_ledger_head(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Hold the account against its head as the coordinator kept it, and tell the head of now.
-
-    The text is the site's own signed head, which nobody else can make; the answer is empty where the site
-    keeps no account at rest.
-    """
-    earlier = from_json(SignedCheckpoint, text, f"{data.name}: the head that it was shown")
-    data.account.hold_against(data.name, data.trust.identity.public, earlier)
-    return {}, "" if data.account.store is None else to_json(data.account.store.head)
-
-
-STEPS: Mapping[str, Step] = {
-    RECALL: Step(
-        check_ledger_head,
-        text_in=control("an earlier head of the site's account"),
-        text_out=control("its head now"),
-        public=True,
-    ),
-    "state_ledger": Step(
-        sign_ledger,
-        text_in=control("digest of the coordinator's ledger"),
-        text_out=control("the site's signed account of what passed"),
-        public=True,
-    ),
-}
-FAMILIES[RECEIPT_FAMILY] = STEPS
 
 
 def request_ledger_heads(

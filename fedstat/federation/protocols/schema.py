@@ -10,11 +10,12 @@ from typing import Annotated
 from fedstat import codec
 from fedstat.errors import MessageError, PartitionError, PolicyError
 from fedstat.federation.audit.budget_charges import BudgetSpent
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import read_budget_spent
 from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import MESSAGES, VERSION, InstalledVersion, Request, Step, control, schema
+from fedstat.federation.message import MESSAGES, VERSION, InstalledVersion, Request, control, schema
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.tables.aligned_table import AlignedTable
 from fedstat.federation.tables.columns import arrow_kind, kind, object_kind
@@ -107,6 +108,14 @@ def _kind(table: Table, name: str) -> str | None:
     return object_kind(table, name) if isinstance(table, CurveTable) else None
 
 
+@step(
+    FAMILY,
+    asks=control("nothing"),
+    replies=schema(
+        "names, types and public description of the columns, points of curves, number of rows, policy"
+    ),
+    public=True,
+)
 def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Tell what the columns are and are published to be, how many rows, their link, policy and budget."""
     found = table_schema(data.name, data.table, data.policy)
@@ -129,19 +138,6 @@ def describe_table(data: SiteData, state: State, text: str) -> tuple[dict[str, A
 def own_version() -> InstalledVersion:
     """Say what runs here."""
     return InstalledVersion(VERSION, MESSAGES, tuple(sorted(FAMILIES)))
-
-
-STEPS: Mapping[str, Step] = {
-    "describe_table": Step(
-        describe_table,
-        text_in=control("nothing"),
-        text_out=schema(
-            "names, types and public description of the columns, points of curves, number of rows, policy"
-        ),
-        public=True,
-    ),
-}
-FAMILIES[FAMILY] = STEPS
 
 
 def request_schemas(sites: Sequence[str], session: str) -> FitProtocol[dict[str, TableSchema]]:

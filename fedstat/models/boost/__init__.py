@@ -1,11 +1,7 @@
 """Function-on-function regression by component-wise boosting from one round of sums."""
 
-from fedstat.federation.disclosure.protocol_order import in_order
-from fedstat.federation.disclosure.site import FAMILIES
-from fedstat.models.boost.private import steps as private
-from fedstat.models.boost.steps import FAMILY, ORDER, SCORE_STEPS, STEPS
-from fedstat.models.boost.vertical import steps as vertical
+from fedstat.models.boost import steps
+from fedstat.models.boost.private import steps as private_steps
+from fedstat.models.boost.vertical import steps as vertical_steps
 
-FAMILIES[FAMILY] = in_order({**STEPS, **SCORE_STEPS}, ORDER)
-FAMILIES[vertical.FAMILY] = vertical.STEPS
-FAMILIES[private.FAMILY] = private.STEPS
+__all__ = ["private_steps", "steps", "vertical_steps"]

@@ -25,8 +25,9 @@ from fedstat.federation.disclosure.facts import (
     UnequalWeights,
     WorkingWeights,
 )
+from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_allocation, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_allocation, check_lengths
 from fedstat.federation.tables.curves import curves_of
 from fedstat.models.boost.learning.columns import (
     CurveSumsRequest,
@@ -74,21 +75,58 @@ MOST_HELD = 2**25
 """Numbers of learners' columns and responses that are kept from one pass to the next."""
 
 
+SUM_FACTS = (*OPEN_ROWS, SummedColumns, RowGroups)
+ASKED = ArrayDeclaration("control", "learners, with the ends of their bases; folds", common=True)
+
+
+def _sum(what: str, ndim: int = 2, *more: type) -> ArrayDeclaration:
+    return ArrayDeclaration("aggregate", what, ndim, maskable=True, wide=True, behind=(*SUM_FACTS, *more))
+
+
+COMMON: Mapping[str, ArrayDeclaration] = {
+    "gram": _sum("products of the learners' columns, by fold"),
+    "score": _sum("their products with the response in its basis, by fold", 3),
+    "spread": _sum("products of the response in its basis, by fold"),
+    "totals": _sum("sums of the response at its points, and of its square, by fold"),
+}
+OWN: Mapping[str, ArrayDeclaration] = {
+    "gram": _sum("products of the learners' columns, by fold", 2, UnequalWeights),
+    "banded": _sum("the same, weighted by pairs of splines over a curve's points", 3, UnequalWeights),
+    "score": _sum("their products with the response in its basis, by fold", 3, UnequalWeights),
+    "totals": _sum("points of the response, and sums of its square, by fold", 2, UnequalWeights),
+}
+
+
+def _along(*more: type) -> dict[str, ArrayDeclaration]:
+    return {
+        VARYING[0]: _sum("products of columns that vary along the response, by fold", 2, *more),
+        VARYING[1]: _sum("their products with the other columns times splines along it, by fold", 4, *more),
+        VARYING[2]: _sum("their products with the response, by fold", 2, *more),
+    }
+
+
+MEAN = {MEANS: _sum("sums of what these columns are made of, by point and fold", 3)}
+
+
+@step(FAMILY, releases=COMMON, asks=ASKED)
 def sum_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum products of learners' columns and response over the open rows, by fold."""
     return _sum_by_fold(data, state, text, uneven=False)
 
 
+@step(FAMILY, releases=OWN, asks=ASKED, name="sum_uneven_curves")
 def sum_irregular_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum the same where curves of the response have points of their own, or lack some."""
     return _sum_by_fold(data, state, text, uneven=True)
 
 
+@step(FAMILY, releases={**COMMON, **_along(), **MEAN}, asks=ASKED)
 def sum_curves_along(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum the products of :func:`sum_curves`, and of columns that vary along the response."""
     return _sum_by_fold(data, state, text, uneven=False, along=True)
 
 
+@step(FAMILY, releases={**OWN, **_along(UnequalWeights)}, asks=ASKED, name="sum_uneven_curves_along")
 def sum_irregular_curves_along(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum the products of :func:`sum_irregular_curves`, and of columns that vary along the response."""
     return _sum_by_fold(data, state, text, uneven=True, along=True)
@@ -300,47 +338,6 @@ def _size(blocks: Sequence[Floats]) -> Floats:
     return np.where(squares > 0.0, np.sqrt(squares / sum(map(len, blocks))), 1.0)
 
 
-SUM_FACTS = (*OPEN_ROWS, SummedColumns, RowGroups)
-ASKED = ArrayDeclaration("control", "learners, with the ends of their bases; folds", common=True)
-
-
-def _sum(what: str, ndim: int = 2, *more: type) -> ArrayDeclaration:
-    return ArrayDeclaration("aggregate", what, ndim, maskable=True, wide=True, behind=(*SUM_FACTS, *more))
-
-
-COMMON: Mapping[str, ArrayDeclaration] = {
-    "gram": _sum("products of the learners' columns, by fold"),
-    "score": _sum("their products with the response in its basis, by fold", 3),
-    "spread": _sum("products of the response in its basis, by fold"),
-    "totals": _sum("sums of the response at its points, and of its square, by fold"),
-}
-OWN: Mapping[str, ArrayDeclaration] = {
-    "gram": _sum("products of the learners' columns, by fold", 2, UnequalWeights),
-    "banded": _sum("the same, weighted by pairs of splines over a curve's points", 3, UnequalWeights),
-    "score": _sum("their products with the response in its basis, by fold", 3, UnequalWeights),
-    "totals": _sum("points of the response, and sums of its square, by fold", 2, UnequalWeights),
-}
-
-
-def _along(*more: type) -> dict[str, ArrayDeclaration]:
-    return {
-        VARYING[0]: _sum("products of columns that vary along the response, by fold", 2, *more),
-        VARYING[1]: _sum("their products with the other columns times splines along it, by fold", 4, *more),
-        VARYING[2]: _sum("their products with the response, by fold", 2, *more),
-    }
-
-
-MEAN = {MEANS: _sum("sums of what these columns are made of, by point and fold", 3)}
-STEPS: Mapping[str, Step] = {
-    "sum_curves": Step(sum_curves, gives=COMMON, text_in=ASKED),
-    "sum_uneven_curves": Step(sum_irregular_curves, gives=OWN, text_in=ASKED),
-    "sum_curves_along": Step(sum_curves_along, gives={**COMMON, **_along(), **MEAN}, text_in=ASKED),
-    "sum_uneven_curves_along": Step(
-        sum_irregular_curves_along, gives={**OWN, **_along(UnequalWeights)}, text_in=ASKED
-    ),
-}
-
-
 # ----------------------------------------------------------------------------------------------------
 # Scores of one institution's rows at coefficients of boosting, for losses that are no squares.
 #
@@ -374,6 +371,7 @@ class ScoredRows:
     told: dict[str, Array] = field(default_factory=dict)
 
 
+@step(FAMILY, releases={name: COMMON[name] for name in ("gram", "totals")}, asks=ASKED)
 def start_scores(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Sum products of learners' columns, and the response, over the open rows, by fold; scores follow.
 
@@ -412,6 +410,29 @@ def _jumps(opened: OpenRows, loss: LossSpec) -> Iterator[FactorsRequested]:
         yield FactorsRequested([FormulaFactor(f"{columns[0]} > predictor", columns, written=True)])
 
 
+SCORE_FACTS = (*OPEN_ROWS, SummedColumns, RowGroups, WorkingWeights)
+
+
+def _summed(what: str, ndim: int = 2) -> ArrayDeclaration:
+    return ArrayDeclaration("aggregate", what, ndim, maskable=True, wide=True, behind=SCORE_FACTS)
+
+
+@step(
+    FAMILY,
+    "score_curves start_scores",
+    takes={
+        "coef": ArrayDeclaration("aggregate", "coefficients of every path", 3, common=True),
+        "offset": ArrayDeclaration("aggregate", "predictors from which paths start", 2, common=True),
+        "left_out": ArrayDeclaration("control", "fold that a path leaves out", dtype="int64", common=True),
+    },
+    releases={
+        "inside": ArrayDeclaration("control", "whether all numbers are finite", 0, maskable=True),
+        "spread": ArrayDeclaration("control", "whether more than a few rows weigh", 0, maskable=True),
+        "score": _summed("products of the learners' columns with slopes of the loss", 3),
+        "loss": _summed("loss of the rows of each path, and of those left out"),
+        "weight": _summed("curvature of the loss", 1),
+    },
+)
 def score_curves(
     data: SiteData, state: State, coef: Floats, offset: Floats, left_out: Ints
 ) -> dict[str, Array]:
@@ -487,38 +508,3 @@ def _declare_score_columns(
     together = np.zeros(n, dtype=np.int64)
     state.tell(*(SummedColumns(one, together) for one in columns))
     asked.slopes, asked.changes = slopes, kept
-
-
-SCORE_FACTS = (*OPEN_ROWS, SummedColumns, RowGroups, WorkingWeights)
-
-
-def _summed(what: str, ndim: int = 2) -> ArrayDeclaration:
-    return ArrayDeclaration("aggregate", what, ndim, maskable=True, wide=True, behind=SCORE_FACTS)
-
-
-SCORE_STEPS: Mapping[str, Step] = {
-    "start_scores": Step(
-        start_scores,
-        gives={name: STEPS["sum_curves"].gives[name] for name in ("gram", "totals")},
-        text_in=ASKED,
-    ),
-    "score_curves": Step(
-        score_curves,
-        {
-            "coef": ArrayDeclaration("aggregate", "coefficients of every path", 3, common=True),
-            "offset": ArrayDeclaration("aggregate", "predictors from which paths start", 2, common=True),
-            "left_out": ArrayDeclaration(
-                "control", "fold that a path leaves out", dtype="int64", common=True
-            ),
-        },
-        {
-            "inside": ArrayDeclaration("control", "whether all numbers are finite", 0, maskable=True),
-            "spread": ArrayDeclaration("control", "whether more than a few rows weigh", 0, maskable=True),
-            "score": _summed("products of the learners' columns with slopes of the loss", 3),
-            "loss": _summed("loss of the rows of each path, and of those left out"),
-            "weight": _summed("curvature of the loss", 1),
-        },
-    ),
-}
-ORDER: Mapping[str, str] = {"score_curves": "score_curves start_scores"}
-"""Which steps stand directly before which; sums of products may be asked for at any time."""

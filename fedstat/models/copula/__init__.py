@@ -1,6 +1,5 @@
 """Synthetic tables from one private release of margins and a Gaussian copula."""
 
-from fedstat.federation.disclosure.site import FAMILIES
-from fedstat.models.copula.steps import FAMILY, STEPS
+from fedstat.models.copula import steps
 
-FAMILIES[FAMILY] = STEPS
+__all__ = ["steps"]

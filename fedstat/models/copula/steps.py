@@ -11,7 +11,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -22,8 +22,9 @@ import pandas as pd
 from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError, MessageError, PartitionError
 from fedstat.federation.disclosure.facts import EntityCount, FactorsRequested, FormulaFactor
+from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
-from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import (
     ArrayDeclaration,
@@ -35,10 +36,7 @@ from fedstat.federation.message import (
 )
 from fedstat.federation.protocols.product_steps import (
     OPENED,
-    PlanCheck,
-    ProductColumnsOf,
     ProductPart,
-    ProductRowsOf,
     product_steps,
 )
 from fedstat.kernels.ring import grouped_gram
@@ -93,6 +91,27 @@ def read_question(kind: type[T], text: str, where: str) -> T:
         return from_json(kind, text, where)
 
 
+KEEP = presence("which rows take part", dtype="bool")
+GROUP = presence("missing pattern of each row", dtype="int64")
+
+
+def noisy(what: str, axes: int = 1) -> ArrayDeclaration:
+    """Declare sums that leave with noise."""
+    return ArrayDeclaration(
+        "noisy aggregate", what, axes, dtype="int64", behind=(EntityCount, NoiseRequired), noisy=True
+    )
+
+
+COMPLETE = {
+    "seen": presence(
+        "which rows have all columns asked for",
+        dtype="bool",
+        unpaid="who has a record is public, as the guarantee says",
+    )
+}
+
+
+@step(FAMILY, releases=COMPLETE, asks=control("names of columns"), begins=True)
 def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Tell which rows have all of the columns named: ``seen`` (n_rows,)."""
     names = read_question(tuple[str, ...], text, f"{data.name}: the columns asked for")
@@ -125,8 +144,18 @@ def read_codes(data: SiteData, bins: Sequence[Bins]) -> Ints:
     return np.column_stack([one.code(values) for one, values in zip(bins, series, strict=True)])
 
 
+@step(
+    FAMILY,
+    "find_complete",
+    takes={"keep": KEEP},
+    releases={
+        "levels": noisy("counts of the levels of columns, with noise"),
+        "trees": noisy("counts of nested intervals of columns, with noise"),
+    },
+    asks=control("bins of the columns, variance of the noise"),
+)
 def release_margins(
-    read: ReadCodes, data: SiteData, state: State, text: str, keep: Bools
+    data: SiteData, state: State, text: str, keep: Bools, *, read: ReadCodes = read_codes
 ) -> tuple[dict[str, Array], str]:
     """Count the rows that `keep` names by the bins of every column; the door adds the noise.
 
@@ -155,8 +184,21 @@ def release_margins(
     }, ""
 
 
+@step(
+    FAMILY,
+    "release_margins",
+    takes={"probabilities": control("probabilities of the bins, as released"), "group": GROUP},
+    releases={"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
+    asks=control("columns of the other institutions, variance of the noise"),
+)
 def release_gram(
-    form: type[GramRequest], data: SiteData, state: State, text: str, probabilities: Floats, group: Ints
+    data: SiteData,
+    state: State,
+    text: str,
+    probabilities: Floats,
+    group: Ints,
+    *,
+    form: type[GramRequest] = PatternSumsRequest,
 ) -> tuple[dict[str, Array], str]:
     """Sum the products of the site's own scores above the diagonal, by group: ``grams`` (G, q (q - 1) / 2).
 
@@ -297,82 +339,20 @@ def invented_complete(data: SiteData, state: State, text: str) -> tuple[dict[str
     return {"seen": np.ones(data.table.n_rows, dtype=np.bool_)}, ""
 
 
-KEEP = presence("which rows take part", dtype="bool")
-GROUP = presence("missing pattern of each row", dtype="int64")
-
-
-def noisy(what: str, axes: int = 1) -> ArrayDeclaration:
-    """Declare sums that leave with noise."""
-    return ArrayDeclaration(
-        "noisy aggregate", what, axes, dtype="int64", behind=(EntityCount, NoiseRequired), noisy=True
-    )
-
-
-def margin_step(read: ReadCodes) -> Step:
-    """Make the step that counts bins as read by a function."""
-    return Step(
-        partial(release_margins, read),
-        {"keep": KEEP},
-        {
-            "levels": noisy("counts of the levels of columns, with noise"),
-            "trees": noisy("counts of nested intervals of columns, with noise"),
-        },
-        control("bins of the columns, variance of the noise"),
-    )
-
-
-COMPLETE = {
-    "seen": presence(
-        "which rows have all columns asked for",
-        dtype="bool",
-        unpaid="who has a record is public, as the guarantee says",
-    )
-}
-NAMES = control("names of columns")
 ORDER: Mapping[str, str] = {
-    "release_margins": "find_complete",
-    "release_gram": "release_margins",
     "open_product": "deal_product open_product release_gram",
     "share_product": "deal_product open_product share_product",
 }
-
-
-def release_steps(
-    form: type[GramRequest],
-    columns: ProductColumnsOf = columns_of,
-    rows: ProductRowsOf = rows_of,
-    planned: PlanCheck = check_planned,
-) -> Mapping[str, Step]:
-    """Make the steps of a family's release, of which scores it asks by this form.
-
-    `columns` and `rows` are what it multiplies, the scores among them; `planned` refuses other products.
-    """
-    return in_order(
-        {
-            "find_complete": Step(find_complete, {}, COMPLETE, NAMES, begins=True),
-            "release_margins": margin_step(read_codes),
-            "release_gram": Step(
-                partial(release_gram, form),
-                {
-                    "probabilities": control("probabilities of the bins, as released"),
-                    "group": GROUP,
-                },
-                {"grams": noisy("sums of products of scores of the site's own columns, with noise", 2)},
-                control("columns of the other institutions, variance of the noise"),
-            ),
-            **product_steps(columns, rows, behind_product, fills=False, planned=planned),
-        },
-        ORDER,
-    )
+include(FAMILY, product_steps(columns_of, rows_of, behind_product, fills=False, planned=check_planned), ORDER)
 
 
 def invented_steps(family: str) -> Mapping[tuple[str, str], Step]:
     """Make steps that stand for those that read rows where there are none."""
-    return {
-        (family, "find_complete"): Step(invented_complete, {}, COMPLETE, NAMES, begins=True),
-        (family, "release_margins"): margin_step(invented_codes),
+    runs: dict[str, Callable[..., object]] = {
+        "find_complete": invented_complete,
+        "release_margins": partial(release_margins, read=invented_codes),
     }
+    return {(family, name): replace(FAMILIES[family][name], run=run) for name, run in runs.items()}
 
 
-STEPS = release_steps(PatternSumsRequest)
 DRY_RUN_STEPS = invented_steps(FAMILY)

@@ -1,6 +1,5 @@
 """Generalized linear models from one private release of margins and moments of bounded scores."""
 
-from fedstat.federation.disclosure.site import FAMILIES
-from fedstat.models.copula_glm.steps import FAMILY, STEPS
+from fedstat.models.copula_glm import steps
 
-FAMILIES[FAMILY] = STEPS
+__all__ = ["steps"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -14,11 +15,19 @@ import pandas as pd
 from fedstat.codec import from_json, to_json
 from fedstat.errors import DescriptionError
 from fedstat.federation.disclosure.facts import EntityCount
+from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
-from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, control, presence
-from fedstat.federation.protocols.product_steps import OPENED, SEALED, OpenProduct, ProductPart, take_share
+from fedstat.federation.message import ArrayDeclaration, control, presence
+from fedstat.federation.protocols.product_steps import (
+    OPENED,
+    SEALED,
+    OpenProduct,
+    ProductPart,
+    product_steps,
+    take_share,
+)
 from fedstat.federation.tables.columns import read_numbers
 from fedstat.kernels.ring import grouped_gram
 from fedstat.models.copula import steps as release
@@ -28,9 +37,11 @@ from fedstat.models.copula.steps import (
     KEPT,
     CodedRows,
     CutScores,
+    behind_product,
     check_planned,
     columns_of,
     noisy,
+    release_gram,
     rows_of,
     series_of,
 )
@@ -53,6 +64,7 @@ from fedstat.typing import Array, Floats, Ints
 # residuals within their range, which one that puts other numbers in the place of its share, or a dealer of
 # wrong random numbers, can leave.
 
+FAMILY = "copula_glm"
 KEPT_ROWS = "copula score rows"
 FIRST, SECOND = "first", "second"
 TAKEN = np.ones(1, dtype=np.bool_)
@@ -165,7 +177,24 @@ def invented_predictor(data: SiteData, asked: ScoreStepRequest, coded: CodedRows
     return np.zeros(data.table.n_rows)
 
 
-def begin_score(read: ReadPredictor, data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
+ANSWERED = {
+    "taken": presence(
+        "that the rows of the release before take part",
+        dtype="bool",
+        unpaid="who has a record is public, and what rows hold makes nothing fail",
+    )
+}
+
+
+@step(
+    FAMILY,
+    "release_gram share_product deal_product",
+    releases=ANSWERED,
+    asks=control("coefficients, and the polynomial by which a mean is shared"),
+)
+def begin_score(
+    data: SiteData, state: State, text: str, *, read: ReadPredictor = read_predictor
+) -> tuple[dict[str, Array], str]:
     """Make scores and the part of the linear predictor of the rows of the release before; nothing leaves."""
     asked = from_json(ScoreStepRequest, text, f"{data.name}: the step on the score")
     held, coded = state.use(*KEPT), state.use("copula codes", CodedRows)
@@ -227,6 +256,13 @@ def score_rows_of(state: State, which: str) -> Ints:
     return rows_of(state, which)
 
 
+@step(
+    FAMILY,
+    "deal_product open_product take_product",
+    takes={"opened": SEALED},
+    releases=ANSWERED,
+    asks=control("which product"),
+)
 def take_product(data: SiteData, state: State, text: str, opened: Array) -> tuple[dict[str, Array], str]:
     """Keep this institution's share of a product of a step; nothing leaves.
 
@@ -268,6 +304,24 @@ def check_score_product(data: SiteData, state: State, part: ProductPart, rows: I
     raise DescriptionError(f"{data.name}: this product with '{part.peer}' is not the one that was planned")
 
 
+SHARE = ArrayDeclaration(
+    "masked share",
+    "share of the sums of scores times residuals, with this institution's noise",
+    dtype="int64",
+    behind=(EntityCount, NoiseRequired),
+    noisy=True,
+    optional=True,
+)
+
+
+@step(
+    FAMILY,
+    "begin_score take_product deal_product",
+    releases={
+        "share": SHARE,
+        "sums": replace(noisy("sums of scores times residuals, with noise"), optional=True),
+    },
+)
 def release_score(data: SiteData, state: State) -> dict[str, Array]:
     """Release this institution's share of the sums of scores times residuals, to which the door adds noise.
 
@@ -287,70 +341,27 @@ def release_score(data: SiteData, state: State) -> dict[str, Array]:
     return {name: out}
 
 
-SHARE = ArrayDeclaration(
-    "masked share",
-    "share of the sums of scores times residuals, with this institution's noise",
-    dtype="int64",
-    behind=(EntityCount, NoiseRequired),
-    noisy=True,
-    optional=True,
-)
-ANSWERED = {
-    "taken": presence(
-        "that the rows of the release before take part",
-        dtype="bool",
-        unpaid="who has a record is public, and what rows hold makes nothing fail",
-    )
-}
-ASKED = control("coefficients, and the polynomial by which a mean is shared")
-
-
-def begin_step(read: ReadPredictor) -> Step:
-    """Make the step that reads the linear predictor by a function."""
-
-    def begin(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-        return begin_score(read, data, state, text)
-
-    return Step(begin, text_in=ASKED, gives=ANSWERED)
-
-
-SCORE_STEPS: Mapping[str, Step] = {
-    "begin_score": begin_step(read_predictor),
-    "take_product": Step(
-        take_product,
-        {"opened": SEALED},
-        ANSWERED,
-        text_in=control("which product"),
-    ),
-    "release_score": Step(
-        release_score,
-        gives={
-            "share": SHARE,
-            "sums": replace(noisy("sums of scores times residuals, with noise"), optional=True),
-        },
-    ),
-}
-ORDER: Mapping[str, str] = {
-    "begin_score": "release_gram share_product deal_product",
-    "open_product": "deal_product open_product release_gram begin_score take_product",
-    "take_product": "deal_product open_product take_product",
-    "release_score": "begin_score take_product deal_product",
-}
-
-
-# ----------------------------------------------------------------------------------------------------
-# What one institution answers for a private generalised linear model: a release of other scores.
-
-FAMILY = "copula_glm"
-STEPS: Mapping[str, Step] = in_order(
+# The release of scores is that of a synthesis; products are those of the score step as well.
+RELEASE = FAMILIES[release.FAMILY]
+include(
+    FAMILY,
     {
-        **release.release_steps(MomentsRequest, score_columns, score_rows_of, check_score_product),
-        **SCORE_STEPS,
+        "find_complete": RELEASE["find_complete"],
+        "release_margins": RELEASE["release_margins"],
+        "release_gram": replace(RELEASE["release_gram"], run=partial(release_gram, form=MomentsRequest)),
+        **product_steps(
+            score_columns, score_rows_of, behind_product, fills=False, planned=check_score_product
+        ),
     },
-    {**release.ORDER, **ORDER},
+    {
+        **release.ORDER,
+        "open_product": "deal_product open_product release_gram begin_score take_product",
+    },
 )
 DRY_RUN_STEPS = {
     **release.invented_steps(FAMILY),
-    (FAMILY, "begin_score"): begin_step(invented_predictor),
+    (FAMILY, "begin_score"): replace(
+        FAMILIES[FAMILY]["begin_score"], run=partial(begin_score, read=invented_predictor)
+    ),
 }
 """Steps that stand for those that read rows where there are none."""

@@ -15,9 +15,11 @@ import pandas as pd
 from fedstat.codec import Minimum, from_json, to_json
 from fedstat.errors import DescriptionError, MessageError
 from fedstat.federation.disclosure.facts import EntityCount
+from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
+from fedstat.federation.disclosure.site import FAMILIES
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_lengths
 from fedstat.models.boost.private.public_curves import PublicPart
 from fedstat.models.copula import steps as noisy_products
 from fedstat.models.copula.request import PLACES, GramRequest, NoisePlan, squared_of_cross, squared_radius
@@ -216,6 +218,12 @@ COMPLETE = "rows that have all curves and columns"
 ReadScores: TypeAlias = Callable[[SiteData, tuple[PublicPart, ...]], Floats]
 
 
+@step(
+    FAMILY,
+    releases=noisy_products.COMPLETE,
+    asks=ArrayDeclaration("control", "what is public of columns"),
+    begins=True,
+)
 def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Tell which rows have all that is asked for, curves without a long gap: ``seen`` (n_rows,)."""
     parts = read_question(tuple[PublicPart, ...], text, f"{data.name}: the columns asked for")
@@ -246,8 +254,17 @@ def cut_scores(asked: CurveGramRequest, scores: Floats) -> Ints:
     return np.hstack(cut)
 
 
+@step(
+    FAMILY,
+    "find_complete",
+    takes={"group": noisy_products.GROUP},
+    releases={
+        "grams": noisy("sums of products of scores of the site's own columns, and of these, with noise", 2)
+    },
+    asks=ArrayDeclaration("control", "what is public of the columns, variance of the noise"),
+)
 def release_gram(
-    read: ReadScores, data: SiteData, state: State, text: str, group: Ints
+    data: SiteData, state: State, text: str, group: Ints, *, read: ReadScores = read_scores
 ) -> tuple[dict[str, Array], str]:
     """Sum products, squares and the scores themselves: ``grams`` (1, q (q - 1) / 2 + 2 q).
 
@@ -287,38 +304,11 @@ def invented_scores(data: SiteData, parts: tuple[PublicPart, ...]) -> Floats:
     return np.random.default_rng(0).normal(size=(data.table.n_rows, q))
 
 
-def gram_step(read: ReadScores) -> Step:
-    """Make the step that sums scores as read by a function."""
-    return Step(
-        partial(release_gram, read),
-        {"group": noisy_products.GROUP},
-        {"grams": noisy("sums of products of scores of the site's own columns, and of these, with noise", 2)},
-        ArrayDeclaration("control", "what is public of the columns, variance of the noise"),
-        after=frozenset({"find_complete"}),
-    )
-
-
-def complete_step(run: Callable[..., object]) -> Step:
-    """Make the step that says who is complete."""
-    return Step(
-        run,
-        {},
-        noisy_products.COMPLETE,
-        ArrayDeclaration("control", "what is public of columns"),
-        begins=True,
-    )
-
-
-STEPS: Mapping[str, Step] = {
-    "find_complete": complete_step(find_complete),
-    "release_gram": gram_step(read_scores),
-    **{
-        name: replace(noisy_products.STEPS[name])
-        for name in ("deal_product", "open_product", "share_product")
-    },
+PRODUCTS = ("deal_product", "open_product", "share_product")
+include(FAMILY, {name: FAMILIES[noisy_products.FAMILY][name] for name in PRODUCTS})
+RUNS: Mapping[str, Callable[..., object]] = {
+    "find_complete": invented_complete,
+    "release_gram": partial(release_gram, read=invented_scores),
 }
-DRY_RUN_STEPS = {
-    (FAMILY, "find_complete"): complete_step(invented_complete),
-    (FAMILY, "release_gram"): gram_step(invented_scores),
-}
+DRY_RUN_STEPS = {(FAMILY, name): replace(FAMILIES[FAMILY][name], run=run) for name, run in RUNS.items()}
 """Steps that stand for those that read rows where there are none."""

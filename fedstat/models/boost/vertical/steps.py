@@ -26,9 +26,9 @@ from fedstat.federation.disclosure.facts import (
     RowCount,
     SummedColumns,
 )
-from fedstat.federation.disclosure.protocol_order import in_order
+from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.state import SiteData, State
-from fedstat.federation.message import ArrayDeclaration, Step, check_lengths
+from fedstat.federation.message import ArrayDeclaration, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.tables.cardinality import ColumnCardinality
 from fedstat.federation.tables.curves import CurveArray, curves_of
@@ -179,6 +179,11 @@ RULES = ExchangeRules(remembers=True, flat=True)
 POINTS, WIDTH = "response at its points", "columns of all institutions"
 
 
+@step(
+    FAMILY,
+    releases={"seen": ArrayDeclaration("presence", "which rows have the curves", dtype="bool")},
+    asks=ArrayDeclaration("schema", "curves of the formula"),
+)
 def open_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
     """Say which rows have the curves that are asked for, without a long gap: ``seen`` (n_rows,).
 
@@ -199,6 +204,15 @@ def open_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     return {"seen": seen}, ""
 
 
+@step(
+    FAMILY,
+    takes={
+        "use": ArrayDeclaration(
+            "presence", "rows that have all that the formula reads here, and a response", dtype="bool"
+        )
+    },
+    asks=ArrayDeclaration("control", "learners, with the ends of their bases; the basis of the response"),
+)
 def make_columns(data: SiteData, state: State, text: str, use: Bools) -> tuple[dict[str, Array], str]:
     """Make the columns of the learners, and of the response in its basis, of the rows in `use`, (n_rows,).
 
@@ -263,6 +277,19 @@ def sum_products_by_fold(data: SiteData, state: State, code: Ints, groups: Array
     return sum_products(RULES, data, state, code, groups)
 
 
+@step(
+    FAMILY,
+    "sum_products",
+    takes={"code": CODE, "groups": GROUPS},
+    releases={
+        "totals": ArrayDeclaration(
+            "aggregate",
+            "sums of the response at its points, and of its square, by fold",
+            2,
+            behind=(EntityCount, GroupSums, SummedColumns),
+        )
+    },
+)
 def sum_points(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
     """Sum the response at each of its points, and its square, by fold: ``totals`` (F, G + 1)."""
     staged, F = staged_block(state), int(groups)
@@ -274,41 +301,15 @@ def sum_points(data: SiteData, state: State, code: Ints, groups: Array) -> dict[
     return {"totals": np.array([np.append(rows.sum(axis=0), (rows * rows).sum()) for rows in members])}
 
 
-USE = ArrayDeclaration(
-    "presence", "rows that have all that the formula reads here, and a response", dtype="bool"
-)
 EXCHANGED = exchange_steps(RULES)
 _SUMS = EXCHANGED["sum_products"]
-STEPS: Mapping[str, Step] = in_order(
+include(
+    FAMILY,
     {
-        "open_curves": Step(
-            open_curves,
-            gives={"seen": ArrayDeclaration("presence", "which rows have the curves", dtype="bool")},
-            text_in=ArrayDeclaration("schema", "curves of the formula"),
-        ),
-        "make_columns": Step(
-            make_columns,
-            {"use": USE},
-            text_in=ArrayDeclaration(
-                "control", "learners, with the ends of their bases; the basis of the response"
-            ),
-        ),
         "sum_products": replace(
             _SUMS,
             run=sum_products_by_fold,
             gives={name: replace(one, behind=(*one.behind, RowCount)) for name, one in _SUMS.gives.items()},
-        ),
-        "sum_points": Step(
-            sum_points,
-            {"code": CODE, "groups": GROUPS},
-            {
-                "totals": ArrayDeclaration(
-                    "aggregate",
-                    "sums of the response at its points, and of its square, by fold",
-                    2,
-                    behind=(EntityCount, GroupSums, SummedColumns),
-                )
-            },
         ),
         **{
             name: EXCHANGED[name] for name in ("stage_block", "deal_product", "open_product", "share_product")
@@ -316,7 +317,6 @@ STEPS: Mapping[str, Step] = in_order(
     },
     {
         "sum_products": "stage_block",
-        "sum_points": "sum_products",
         "open_product": "deal_product open_product sum_products sum_points",
         "share_product": "open_product share_product",
     },
