@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -309,6 +309,18 @@ def unpack_request(data: bytes) -> Request:
     masked, turn = _whole(header, "masked"), _whole(header, "turn")
     plain = {name: header[name] for name in ("site", "family", "step", "session", "text")}
     return Request(**plain, arrays=arrays, masked=masked, turn=turn)
+
+
+@dataclass(frozen=True)
+class RequestMessage:
+    """A packed request; it is unpacked once, however many readers it has."""
+
+    packed: bytes
+
+    @cached_property
+    def request(self) -> Request:
+        """The request; see :func:`unpack_request` for the errors."""
+        return unpack_request(self.packed)
 
 
 def _whole(header: Mapping[str, str], name: str) -> int | None:

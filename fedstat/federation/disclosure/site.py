@@ -47,6 +47,7 @@ from fedstat.federation.message import (
     ArrayKind,
     Reply,
     Request,
+    RequestMessage,
     Step,
     pack_reply,
     unpack_request,
@@ -363,11 +364,10 @@ class Site:
     def __reduce__(self) -> tuple[Any, ...]:
         raise NotAvailableError(f"{self.name}: {NOT_COPIED_MESSAGE}")
 
-    def answer(self, request: bytes, asker: str = "", parsed: Request | None = None) -> bytes:
+    def answer(self, request: bytes | RequestMessage, asker: str = "") -> bytes:
         """Answer a packed :class:`~fedstat.federation.message.Request` by a packed Reply.
 
-        `asker` is the fingerprint of who asks, as far as whoever carried the question knows it. `parsed` is
-        the same request, if it was unpacked before.
+        `asker` is the fingerprint of who asks, as far as whoever carried the question knows it.
 
         Raises
         ------
@@ -378,7 +378,7 @@ class Site:
         """
         ask = Request(self.name, "", "")
         try:
-            ask = unpack_request(request) if parsed is None else parsed
+            ask = unpack_request(request) if isinstance(request, bytes) else request.request
             self._check_address(ask)
             self._check_turn(ask)
         except FedstatError as error:

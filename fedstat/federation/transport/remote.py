@@ -41,12 +41,12 @@ from fedstat.federation.message import (
     InstalledVersion,
     Reply,
     Request,
+    RequestMessage,
     bundle,
     pack_refusal,
     pack_request,
     unbundle,
     unpack_reply,
-    unpack_request,
 )
 from fedstat.federation.protocols.engine import Fit, FitProtocol, RoundEngine, enter
 from fedstat.federation.protocols.receipts import RECALL
@@ -124,11 +124,11 @@ class SiteServer:
 
     def _answer_one(self, request: bytes, asker: str, begun: set[str]) -> BundledReply:
         """Answer one question of a message, which has `begun` to answer in these sessions."""
-        digest = hashlib.sha256(request).digest()
+        message, digest = RequestMessage(request), hashlib.sha256(request).digest()
         try:
-            ask = unpack_request(request)
+            ask = message.request
         except MessageError:
-            return self._ask_site(request, asker, None)  # the site says why, and records it
+            return self._ask_site(message, asker)  # the site says why, and records it
         if self._sessions is not None and ask.session not in self._last:
             self._last.update(self._sessions.take_up(ask.session))
         kept = self._last.get(ask.session, {}).get(digest)
@@ -139,7 +139,7 @@ class SiteServer:
         before = self.site.account.rounds(ask.session)
         if ask.turn is None and before:
             return refusal(self.site.name, MessageError(f"{self.site.name}: {UNNUMBERED}"))
-        answer = self._ask_site(request, asker, ask)
+        answer = self._ask_site(message, asker)
         if self.site.account.rounds(ask.session) > before:
             self._keep(ask.session, digest, answer, begun)
         return answer
@@ -153,9 +153,9 @@ class SiteServer:
         begun.add(session)
         self._last[session] = {**earlier, digest: answer}
 
-    def _ask_site(self, request: bytes, asker: str, ask: Request | None) -> BundledReply:
+    def _ask_site(self, message: RequestMessage, asker: str) -> BundledReply:
         try:
-            return BundledReply(self.site.answer(request, asker, ask))
+            return BundledReply(self.site.answer(message, asker))
         except FedstatError as error:
             return refusal(self.site.name, error)
         except Exception as error:
