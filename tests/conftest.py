@@ -1,6 +1,5 @@
 import os
-from collections import defaultdict
-from itertools import count
+import secrets
 from pathlib import Path
 from random import Random
 
@@ -11,6 +10,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import matplotlib
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from threadpoolctl import threadpool_limits
 
 threadpool_limits(int(os.environ["OPENBLAS_NUM_THREADS"]), "blas")
@@ -49,15 +50,35 @@ def shared_data():
     return folder
 
 
-@pytest.fixture(scope="module")
-def same_noise():
-    """Give the noise of private releases seeds, so that what is found of it once is found of it always.
+DRAWN = Random()
+"""What keys, seeds and nonces of a test come from."""
+os.register_at_fork(after_in_child=DRAWN.seed)  # sites in forked processes draw different keys
 
-    Keys are new in every run; they get seeds in the order in which they first serve.
+
+@pytest.fixture(scope="session", autouse=True)
+def same_secrets():
+    """Draw the secrets of each test from a seed of its own.
+
+    The noise of private releases, randomized labels, masks and shared seeds all follow from keys. What a test
+    finds of them once, it finds always: in any order, in any process, and next to any other test. Processes
+    that a test starts draw from the operating system.
     """
-    from fedstat.federation.disclosure import privacy_budget
-
-    seeds = defaultdict(count().__next__)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(privacy_budget, "random_bytes", lambda key: Random(seeds[key]).randbytes)
+        patch.setattr(secrets, "token_bytes", DRAWN.randbytes)
+        patch.setattr(secrets, "token_hex", lambda count: DRAWN.randbytes(count).hex())
+        patch.setattr(secrets, "randbits", DRAWN.getrandbits)
+        for kind in (Ed25519PrivateKey, X25519PrivateKey):
+            patch.setattr(kind, "generate", lambda kind=kind: kind.from_private_bytes(DRAWN.randbytes(32)))
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef, request):
+    """Begin the secrets of a fixture, which may serve several tests."""
+    DRAWN.seed(f"{request.node.nodeid} {fixturedef.argname}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    """Begin the secrets of a test."""
+    DRAWN.seed(item.nodeid)

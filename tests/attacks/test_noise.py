@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import secrets
 import threading
 from fractions import Fraction
 from types import SimpleNamespace
@@ -64,7 +64,7 @@ def average(site, times=400):
 
 
 def fresh(monkeypatch):
-    monkeypatch.setattr(privacy_budget, "random_bytes", lambda key: os.urandom)
+    monkeypatch.setattr(privacy_budget, "random_bytes", lambda key: secrets.token_bytes)
 
 
 def test_averaging_repeats(monkeypatch):

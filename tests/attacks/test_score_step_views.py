@@ -27,7 +27,8 @@ HELD = {"Registry": ["y"], "A": ["a", "b"], "B": ["c"]}
 BOUNDS = {"y": [0, 1], "a": (-4, 4), "b": (-4, 4), "c": (-4, 4)}
 RNG = np.random.default_rng(5)
 FRAME = pd.DataFrame(RNG.normal(size=(N, 3)), columns=list("abc"))
-FRAME["y"] = (RNG.uniform(size=N) < 1 / (1 + np.exp(-FRAME["a"]))).astype(int)
+# Columns of A and of B have an effect, so that a range of 1 for B is never the true one.
+FRAME["y"] = (RNG.uniform(size=N) < 1 / (1 + np.exp(FRAME["c"] - FRAME["a"]))).astype(int)
 
 
 def model(epsilon=6.0, budget=50.0, policy=None):

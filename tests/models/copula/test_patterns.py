@@ -13,8 +13,6 @@ from fedstat.models.copula.correlation import SMALL, ScoredPattern, choose_group
 from fedstat.models.copula.margins import Bins
 from fedstat.models.copula.request import PLACES, GramPlan, NoisePlan, squared_radius
 
-pytestmark = pytest.mark.usefixtures("same_noise")
-
 SIZES = {"A": 2, "B": 5, "C": 1}
 COLUMNS = {k: tuple(Bins(f"{k}{j}", (0, 1)) for j in range(p)) for k, p in SIZES.items()}
 NOISE = NoisePlan(Fraction(1, 20), COLUMNS)

@@ -9,8 +9,6 @@ import fedstat as fs
 from fedstat.errors import DataWarning, ModelError
 from fedstat.models.copula.results import redraw
 
-pytestmark = pytest.mark.usefixtures("same_noise")
-
 N = 2_000
 BOUNDS = fs.Bounds({"x": (-4, 4), "u": (-4, 4), "b": [0, 1], "y": (-8, 8)})
 FRAME_COLUMNS = {"A": ["x", "b"], "B": ["u"], "C": ["y"]}

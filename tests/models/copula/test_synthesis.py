@@ -13,8 +13,6 @@ from fedstat.models.copula.correlation import invert_products
 from fedstat.models.copula.request import PLACES, GramRequest
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 
-pytestmark = pytest.mark.usefixtures("same_noise")
-
 N = 3_000
 OMEGA = np.array([[1.0, 0.6, -0.3, 0.2], [0.6, 1.0, 0.1, 0.5], [-0.3, 0.1, 1.0, 0.4], [0.2, 0.5, 0.4, 1.0]])
 BOUNDS = fs.Bounds({"a": (-4, 4), "b": ["no", "yes"], "c": range(4), "d": fs.log(0.01, 100)})

@@ -25,8 +25,6 @@ from fedstat.models.copula_glm.design import ScoredColumn
 from fedstat.models.copula_glm.request import MomentPlan, MomentsRequest, radius_of
 from fedstat.privacy.zcdp import epsilon_of_zcdp
 
-pytestmark = pytest.mark.usefixtures("same_noise")
-
 HELD = {"Registry": ["y"], "A": list("abcd"), "B": list("efg"), "C": list("hij")}
 TOGETHER = {"A": ["y", *"abcd"], "B": list("efg"), "C": list("hij")}
 N = 4_000

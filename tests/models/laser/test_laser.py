@@ -11,8 +11,9 @@ import fedstat as fs
 from fedstat.errors import EngineError, EstimationError, ModelError, NotAvailableError
 from fedstat.federation.protocols.engine import LocalEngine
 from fedstat.kernels.split_networks import log_loss
-from fedstat.models.laser import protocol
+from fedstat.models.laser import protocol, response_steps
 from fedstat.models.laser.networks import flip_matrix, softmax
+from fedstat.models.laser.response_steps import randomised
 
 QUICK = {"epochs": 4, "batch_size": 128, "rate": 0.02}
 
@@ -310,17 +311,27 @@ def test_the_corrected_loss_has_its_minimum_at_the_true_probabilities():
 
 
 def test_label_privacy(part, monkeypatch):
+    drawn = []
+
+    def kept(labels, flip, draws):
+        drawn.append((labels, randomised(labels, flip, draws)))
+        return drawn[-1][1]
+
+    monkeypatch.setattr(response_steps, "randomised", kept)
     fits = [model(part).fit(**QUICK, label_epsilon=1.0) for _ in range(2)]
     same_networks(*fits, atol=0.0)
     assert "change by exp(1) at most, and by exp(1) over all" in str(fits[1].summary()).replace("\n    ", " ")
     other = model(part).fit(**QUICK, label_epsilon=2.0)
     assert "exp(3) over all" in str(other.summary()).replace("\n    ", " ")
-    counts = fits[0]._record.fitted.trained.outcome.counts
-    y = customers()["bank"]["y"]
-    assert counts != tuple(y.value_counts().sort_index())
-    keep = np.exp(1.0) / (1.0 + np.exp(1.0))
-    expected = len(y) * (keep * y.mean() + (1 - keep) * (1 - y.mean()))
-    assert abs(counts[1] - expected) < 4 * np.sqrt(len(y) * keep * (1 - keep))
+    for fit, (true, recorded) in zip((*fits, other), drawn, strict=True):
+        assert fit._record.fitted.trained.outcome.counts == tuple(np.bincount(recorded.astype(int)))
+        np.testing.assert_array_equal(np.sort(true), np.sort(customers()["bank"]["y"]))
+    # Draws outside of 7.5 standard deviations have a probability of 1e-13.
+    for epsilon, (true, recorded) in zip((1.0, 1.0, 2.0), drawn, strict=True):
+        for label in (0.0, 1.0):
+            rows, flipped = (true == label).sum(), 1.0 / (1.0 + np.exp(epsilon))
+            expected, deviation = rows * flipped, np.sqrt(rows * flipped * (1.0 - flipped))
+            assert abs((recorded[true == label] != label).sum() - expected) < 7.5 * deviation
 
 
 @pytest.mark.parametrize("exchange", ["clear", "masked"])
