@@ -97,7 +97,9 @@ class Bounds(Mapping[str, PublishedColumn]):
         >>> fs.Bounds.from_sites(partition)["A1"].range
         (-5.0, 5.0)
         """
-        return cls({name: one for site in partition.sites.values() for name, one in site.published.items()})
+        published = (item for site in partition.sites.values() for item in site.published.items())
+        # A curve has no bounds: private boosting takes its public description as an argument.
+        return cls({name: one for name, one in published if one.kind != "curve"})
 
     def __getitem__(self, name: str) -> PublishedColumn:
         return self._columns[name]
