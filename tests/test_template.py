@@ -67,6 +67,19 @@ def test_the_files_are_formatted_and_without_lint(tree):
     run(tree, "-m", "ruff", "format", "--check", *files)
 
 
+@pytest.mark.parametrize(
+    "page, line", [("models", "fedstat.{}\n"), ("results", "fedstat.results.{}Results\n")]
+)
+def test_the_reference_lists_a_family_among_those_for_different_rows(tree, page, line):
+    text = (tree / "docs" / "api" / f"{page}.rst").read_text(encoding="utf-8")
+    rows, columns = (
+        text.index("nstitutions with different rows"),
+        text.index("nstitutions with different columns"),
+    )
+    for name in NAMES:
+        assert rows < text.index(line.format(class_name(name))) < columns
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",

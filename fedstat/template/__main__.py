@@ -69,7 +69,10 @@ def registrations(name: str) -> Mapping[str, tuple[str, str]]:
             r"from fedstat\..*",
         ),
         "docs/api/models.rst": (f"   fedstat.{model}", r"   fedstat\.Fed\w+"),
-        "docs/api/results.rst": (f"   fedstat.results.{model}Results", r"   fedstat\.results\.\w+Results"),
+        "docs/api/results.rst": (
+            f"   fedstat.results.{model}Results",
+            r"   fedstat\.results\.(?:GLM|OLS|FedAvg|Boost)Results",
+        ),
     }
 
 
