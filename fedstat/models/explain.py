@@ -52,6 +52,9 @@ class ForecastPlan:
     nested: tuple[str, ...] = ()
     """Columns of groups that have one level a site."""
 
+    binary: tuple[str, ...] = ()
+    """Labels that are 0 or 1, such as the column of a survival model that marks events."""
+
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         self.given = given
 

@@ -103,13 +103,14 @@ SYNTHETIC_GROUPS = 2
 class SyntheticRows:
     """What rows are drawn of: the agreed columns, and a response of a distribution.
 
-    `nested` are columns of groups that have one level a site, such as the strata of its clusters; `curves`
-    have the points on which others are drawn.
+    `nested` are columns of groups that have one level a site, such as the strata of its clusters,
+    `binary` labels that are 0 or 1; `curves` have the points on which others are drawn.
     """
 
     agreement: RowsAgreement
     distribution: DistributionSpec
     nested: tuple[str, ...] = ()
+    binary: tuple[str, ...] = ()
     curves: Mapping[str, CurveArray] = field(default_factory=dict)
 
     def sites(self, policies: Mapping[str, Policy]) -> dict[str, DrySite]:
@@ -165,6 +166,7 @@ class SyntheticRows:
         if question.intercept:
             X = np.column_stack([np.ones(m), X])
         frame = draw_group_codes(question, data.name, m, self.nested)
+        frame = frame.assign(**dict.fromkeys(self.binary, np.arange(m) % 2))
         for name in question.read_curves:
             response = name == question.curve_response and not self.distribution.least_squares
             frame[name] = self.curves[name].drawn(

@@ -334,7 +334,7 @@ class HorizontalModel(Explainable):
         return self.question.needed
 
     def _invent_sites(self, plan: ForecastPlan, policies: Mapping[str, Policy]) -> Mapping[str, DrySite]:
-        return SyntheticRows(self.agreement, self.distribution, plan.nested).sites(policies)
+        return SyntheticRows(self.agreement, self.distribution, plan.nested, plan.binary).sites(policies)
 
     def _check_exposure(self) -> None:
         if "exposure" in self.weights and self.distribution.link != "Log":

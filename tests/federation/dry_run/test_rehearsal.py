@@ -1,10 +1,13 @@
 """A protocol carried to dry sites: what is entered, what is refused, and what is foreseen of its length."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
+import fedstat as fs
 from fedstat.errors import PolicyError
 from fedstat.federation.audit.event_log import Entry
 from fedstat.federation.audit.ledger import Ledger
@@ -15,6 +18,7 @@ from fedstat.federation.disclosure.state import State
 from fedstat.federation.dry_run.adversaries import join_names, who_learns
 from fedstat.federation.dry_run.execution import DryRunEnded, DryRunEngine, DrySite
 from fedstat.federation.dry_run.expected_releases import ExpectedReleases, IterationLoop
+from fedstat.federation.dry_run.synthetic_rows import SyntheticRows
 from fedstat.federation.message import ArrayDeclaration, Request, Step
 from fedstat.federation.protocols.masked_sums import masked_protocol
 
@@ -212,3 +216,14 @@ def test_two_sites_under_masks():
 def test_names_in_a_sentence():
     names = tuple(SITES)
     assert [join_names(names[:k]) for k in range(4)] == ["", "A", "A and B", "A, B and C"]
+
+
+def test_a_label_that_marks_events_is_drawn_as_zeros_and_ones():
+    table = pd.DataFrame({"y": range(20), "x": 2.0, "site": ["A", "B"] * 10, "ward": "w", "event": 1})
+    table.loc[::3, ["x", "event"]] = 1.0, 0
+    partition = fs.ClientPartition.from_frame(table, by="site")
+    model = fs.FederatedOLS.from_formula("y ~ x", partition, labels=["ward", "event"])
+    drawn = SyntheticRows(model.agreement, model.distribution, binary=("event",))
+    rows, _ = drawn._draw(SimpleNamespace(name="A"), 10, 1).held
+    assert rows.frame["event"].tolist() == [0, 1] * 5
+    assert set(rows.frame["ward"]) == {"A 0", "A 1"}
