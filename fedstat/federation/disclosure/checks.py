@@ -221,6 +221,7 @@ FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
     facts.SummedColumns: check_group_shares,
     facts.ExcludedEntities: row_checks.check_excluded_entities,
     facts.ClusterRowCounts: row_checks.check_clusters,
+    facts.ClusterProducts: row_checks.check_cluster_products,
     facts.OutcomeCounts: row_checks.check_events,
     facts.LevelRowCounts: check_level_counts,
     facts.IndicatorCounts: row_checks.check_indicators,

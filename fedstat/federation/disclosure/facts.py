@@ -194,6 +194,22 @@ class ClusterRowCounts:
     rows: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterProducts:
+    """Products of the scores of different rows of a cluster are summed.
+
+    Parameters
+    ----------
+    counts : (p, p) array of int
+        Clusters of two rows or more in which both of two columns of the design are nonzero.
+    columns : tuple of str
+        Columns that name the clusters, and the strata where there are any.
+    """
+
+    counts: Ints
+    columns: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class OutcomeCounts:
     """Rows without and with the event of a binary response."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -389,6 +390,47 @@ def check_clusters(data: SiteData, state: State, fact: facts.ClusterRowCounts) -
             "sites have; some have fewer. Clusters and strata with labels of their own at every site need no "
             "such scores; if they do span sites, the owner must lower the count, or merge small ones",
         )
+
+
+CLUSTERS_KEY = "scores by clusters of "
+"""Begins the name under which a site notes by which clusters it has summed scores."""
+
+
+def check_cluster_products(data: SiteData, state: State, fact: facts.ClusterProducts) -> None:
+    """Require enough clusters behind sums of products of rows' scores, and the same clusters in all sessions.
+
+    Less the sum over rows, the sum over clusters has the products of different rows of a cluster only: of one
+    cluster of two rows, all values of both follow. So they do from two divisions into clusters that differ by
+    one row.
+
+    Raises
+    ------
+    DescriptionError
+        Scores were summed by the clusters of another column before.
+    PolicyError
+        As :func:`check_rows`.
+    """
+    policy = data.policy
+    if policy.products == "any":
+        return
+    this = CLUSTERS_KEY + json.dumps(fact.columns)
+    others = {once for once in data.account.spent if once.startswith(CLUSTERS_KEY)} - {this}
+    if others and policy.remember == "all":
+        raise DescriptionError.of_rule(
+            "differencing",
+            data.name,
+            "has released scores by other clusters or strata, and releases none by these: the difference may "
+            "belong to few rows. Use the clusters and strata of the earlier fit",
+        )
+    if ((fact.counts > 0) & (fact.counts < policy.min_level_count)).any():
+        raise PolicyError.of_rule(
+            "rows behind a product",
+            data.name,
+            f"wants none or at least {policy.min_level_count} clusters of two rows or more in which a column "
+            "is not zero; there are fewer. Use other clusters, or cov_type='HC1'",
+        )
+    if this not in data.account.spent:
+        data.account.spend(this)
 
 
 def remaining_variation(extremes: Floats, n: float, squares: float, few: int) -> float:

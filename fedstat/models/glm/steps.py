@@ -12,7 +12,12 @@ import pandas as pd
 
 from fedstat.errors import DesignError, MessageError
 from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows_of, translation
-from fedstat.federation.disclosure.facts import ClusterRowCounts, FittedMeanSums, WorkingWeights
+from fedstat.federation.disclosure.facts import (
+    ClusterProducts,
+    ClusterRowCounts,
+    FittedMeanSums,
+    WorkingWeights,
+)
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, aggregate, check_lengths, control, presence, schema
@@ -317,6 +322,8 @@ def judge(
 # keyed hashes, whose key the sites share and it does not have.
 
 CLUSTER_BLOCK = 65_536
+ZERO = 1e-9
+"""Standard deviations from zero within which a value counts as zero."""
 MAX_CLUSTER_CELLS = 2**24
 """Numbers by clusters or strata of several sites."""
 
@@ -326,12 +333,13 @@ class RowClusters:
     """Clusters of a site's rows: `code` (n,) of each whole row, by number.
 
     `cluster` (G,) are keyed hashes of the clusters' labels, `stratum` (G,) of their strata's; 0 without
-    strata.
+    strata. `columns` name them.
     """
 
     code: Ints
     cluster: Ints
     stratum: Ints
+    columns: tuple[str, ...]
 
 
 def hash_labels(labels: pd.Index, key: int) -> Ints:
@@ -349,7 +357,7 @@ def hash_labels(labels: pd.Index, key: int) -> Ints:
 
 HASHES = presence("keyed hashes of the labels of clusters")
 STRATA = presence("keyed hashes of the labels of strata")
-CLUSTER_FACTS = (*SUMS, ClusterRowCounts)
+CLUSTER_FACTS = (*SUMS, ClusterRowCounts, ClusterProducts)
 
 
 @step(
@@ -383,7 +391,7 @@ def list_clusters(data: SiteData, state: State, text: str) -> dict[str, Array]:
                 f"more than one of '{columns[1]}'; give clusters labels that are unique over strata"
             )
         stratum[pairs[:, 0]] = strata[pairs[:, 1]]
-    state.keep("glm groups", RowClusters(code, cluster, stratum), state.entities)
+    state.keep("glm groups", RowClusters(code, cluster, stratum, tuple(columns)), state.entities)
     return {"clusters": np.sort(cluster), "strata": np.unique(stratum)}
 
 
@@ -452,6 +460,7 @@ def sum_clusters(
     by_stratum = [int(rows[spans & (groups.stratum == stratum)].sum()) for stratum in spanning]
     # Each sum below is an aggregate of its own: the door counts the rows behind every one.
     state.tell(ClusterRowCounts([*rows[single].tolist(), *by_stratum, int(rows[alone].sum())]))
+    state.tell(ClusterProducts(count_clusters(model, groups, rows >= 2), groups.columns))
     state.tell(*model.answered_at(T @ beta))
     scores = cluster_scores(data, state, groups, T @ beta) @ T
     own = [scores[spans & (groups.stratum == stratum)] for stratum in spanning]
@@ -491,6 +500,20 @@ def _within_strata(scores: Floats, stratum: Ints) -> tuple[Floats, Ints]:
         part = part - part.mean(axis=0)
         total += len(part) / (len(part) - 1.0) * (part.T @ part)
     return total, np.array([len(strata), lonely])
+
+
+def count_clusters(model: SiteModel, groups: RowClusters, chosen: Bools) -> Ints:
+    """Count the chosen clusters in which both of two columns are nonzero in some row, (p, p)."""
+    there, at = np.zeros((len(chosen), model.p), dtype=np.bool_), 0
+    for _, X in model.opened.chunks():
+        # Columns come standardized: a zero of the data is what the standardization makes of it.
+        nonzero = np.abs(X * model.opened.scale + model.opened.shift) > ZERO * model.opened.scale
+        code = groups.code[at : at + len(X)]
+        for k in range(model.p):
+            there[code[nonzero[:, k]], k] = True
+        at += len(X)
+    within = there[chosen].astype(np.float64)
+    return (within.T @ within).astype(np.int64)
 
 
 def cluster_scores(data: SiteData, state: State, groups: RowClusters, beta: Floats) -> Floats:

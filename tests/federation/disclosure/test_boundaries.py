@@ -129,6 +129,12 @@ COUNTS = {
     ),
     "entities that sums leave out": Count("minimum count", facts.ExcludedEntities, 5),
     "rows of a cluster": Count("minimum count", lambda n: facts.ClusterRowCounts([50, n]), 5),
+    "clusters of several rows": Count(
+        "rows behind a product",
+        lambda n: facts.ClusterProducts(np.array([[50, n], [n, 50]]), ("ward",)),
+        3,
+        policy={"products": "counted"},
+    ),
     "events": Count("minimum events", lambda n: facts.OutcomeCounts((50, n), "died"), 3),
     "rows without the event": Count("minimum events", lambda n: facts.OutcomeCounts((n, 50), "died"), 3),
     "rows of a level": Count("minimum rows per level", lambda n: facts.LevelRowCounts("g", [50, n, 50]), 3),
