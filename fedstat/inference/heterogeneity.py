@@ -186,7 +186,7 @@ def _notes(result: SiteComparison) -> list[str]:
         notes.append(
             f"No estimates of their own: {', '.join(_names(none.index[none]))}. They enter the score "
             f"test{' and the changes' if result.without_each is not None else ''}; Q, I2, tau and the random "
-            "effects are of the other sites."
+            f"effects rest on the other {int((~none).sum())} of {len(none)} sites."
         )
     notes += _partial_notes(result, result.estimates[~none])
     most = int(result.table["sites"].max())

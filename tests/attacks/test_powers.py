@@ -88,7 +88,7 @@ def error(policy):
 
 def test_sums_of_a_site_are_its_values_and_masked_ones_are_not():
     assert error(Policy(max_parameters=5.0)) < 0.05
-    loose = Policy.strict(max_parameters=5.0, formulas="any")
+    loose = Policy.strict(max_parameters=5.0, formulas="any", max_column_sums="any")
     assert error(loose) > 0.5
     _, wire = model(loose)
     heard = [reply.arrays["sums"] for ask, reply in wire.passed if ask.step == "transform_sums"]
@@ -98,7 +98,10 @@ def test_sums_of_a_site_are_its_values_and_masked_ones_are_not():
 def test_a_degree_is_far_below_the_rows_of_a_site():
     with pytest.raises(DescriptionError, match="polynomials have degree 3 at most"):
         model(Policy.strict())
-    for policy, degree in ((Policy.strict(formulas="any"), DEGREE), (Policy.strict(), 2), (Policy(), 2)):
+    with pytest.raises(DescriptionError, match="maximum sums of one column"):
+        model(Policy.strict(formulas="any"), f"poly(x, {DEGREE})")
+    any_sums = Policy.strict(formulas="any", max_column_sums="any")
+    for policy, degree in ((any_sums, DEGREE), (Policy.strict(), 2), (Policy(), 2)):
         with pytest.raises(PolicyError, match="maximum parameters per row"):
             model(policy, f"poly(x, {degree})")
     model(Policy.strict(), "poly(x, 3)", table(25))

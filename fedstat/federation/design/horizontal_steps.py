@@ -29,6 +29,7 @@ from fedstat.federation.design.transform_states import (
 from fedstat.federation.design.vertical_design import FAMILY
 from fedstat.federation.disclosure.facts import (
     CaseWeights,
+    ColumnSums,
     ColumnVariation,
     DesignDirections,
     EntityCount,
@@ -339,6 +340,7 @@ def survey_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     state.tell(*(LevelRowCounts(name, list(total.values())) for name, total in survey.counts.items()))
     levels = survey.levels()
     if n:
+        state.tell(question.column_sums(used))
         state.tell(behind, LevelsRequested(behind.used, {name: told.levels for name, told in levels.items()}))
     return {}, codec.to_json(SiteColumns(n_rows, n, survey.kinds, levels))
 
@@ -408,7 +410,7 @@ class NamedColumns:
     term_names: tuple[str, ...]
 
 
-OPEN_ROWS = (EntityCount, RowCount, IndicatorCounts, DesignDirections, RowsUsed, LevelsRequested)
+OPEN_ROWS = (EntityCount, RowCount, IndicatorCounts, DesignDirections, RowsUsed, LevelsRequested, ColumnSums)
 """Facts behind whatever rests on the rows that a session opened."""
 
 
@@ -455,6 +457,7 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     # Judged on standardised columns, where a direction that few rows have does not hide behind units.
     design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
     state.tell(design, tally.rows_used, LevelsRequested(tally.used, spec.levels))
+    state.tell(question.column_sums(tally.used))
     state.play(question.needed)
     state.keep("rows", opened, int(n[0]), columns=len(tally.names))
     return {}, codec.to_json(NamedColumns(tally.names, tally.term_names))

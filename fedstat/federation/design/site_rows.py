@@ -23,7 +23,7 @@ from fedstat.federation.design.formula.expression import parse_expression
 from fedstat.federation.design.formula.facts import column_facts, offset_facts, response_facts, term_facts
 from fedstat.federation.design.formula.syntax_tree import Column, iter_transforms
 from fedstat.federation.design.formula.terms import Term
-from fedstat.federation.disclosure.facts import FactorsRequested
+from fedstat.federation.disclosure.facts import ColumnSums, FactorsRequested
 from fedstat.federation.disclosure.state import SiteData
 from fedstat.federation.tables.columns import as_numbers, at_column, column_kind, missing_cells, pick_columns
 from fedstat.federation.tables.curves import LARGEST_GAP, curves_of
@@ -103,6 +103,12 @@ class RowsRequest:
             offset_facts(self.offsets),
             column_facts((*self.weights.values(), *self.labels, *self.read_curves)),
         )
+
+    def column_sums(self, used: Bools, products: bool = False, weights: str = "") -> ColumnSums:
+        """Report which functions of columns are summed over rows, with their `products` if these are."""
+        *computed, _ = self.asked()
+        factors = [factor for fact in computed for factor in fact.factors]
+        return ColumnSums(factors, used, products, weights)
 
     @property
     def read_curves(self) -> tuple[str, ...]:

@@ -29,12 +29,16 @@ from fedstat.federation.disclosure.request_checks import (
     check_per_entity_numbers,
     check_request,
 )
+from fedstat.federation.disclosure.small_sites import check_column_sums, own_fit_problem
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import Reply, Request, Step, check_arrays
 from fedstat.federation.tables.aligned_table import AlignedTable
 from fedstat.typing import Array
 
 NO_REPLY = Reply("", {})
+OWN_FIT_PROBLEM_KEY = "own fit without an estimate "
+"""Begins the entries of a site's ledger that name models whose own fit failed."""
+UNNAMED_PROBLEM = "not shown"
 
 
 @dataclass(slots=True)
@@ -173,11 +177,14 @@ class AlternativeReply(Exception):  # noqa: N818 (it is no error: a part of the 
     Parameters
     ----------
     arrays : mapping of str to ndarray
+    text : str
+    reason : str
+        For the owner's log, where the reply depends on rows and counts as a refusal does; empty otherwise.
     """
 
-    def __init__(self, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, arrays: Mapping[str, Array], text: str = "", reason: str = "") -> None:
         super().__init__()
-        self.arrays = arrays
+        self.arrays, self.text, self.reason = arrays, text, reason
 
 
 def check_working_weights(data: SiteData, state: State, fact: facts.WorkingWeights) -> None:
@@ -201,6 +208,22 @@ def check_level_counts(data: SiteData, state: State, fact: facts.LevelRowCounts)
     """Require enough rows of every level, whether the fit knows it or not."""
     check = row_checks.check_levels if fact.known else row_checks.check_unknown_levels
     check(data, fact.column, fact.counts)
+
+
+def check_own_fit(data: SiteData, state: State, fact: facts.OwnFit) -> None:
+    """Release the fit of a site's own rows only where it has enough of them."""
+    if problem := own_fit_problem(data, fact):
+        raise AlternativeReply(*fact.instead(problem))
+
+
+def check_own_fit_problem(data: SiteData, state: State, fact: facts.OwnFitProblem) -> None:
+    """Give one word for every reason that depends on rows, and count it once as a refusal."""
+    if data.policy.reasons == "told" and data.policy.privacy is None:
+        return
+    once = OWN_FIT_PROBLEM_KEY + fact.model
+    reason = "" if once in data.account.spent else f"own fit not shown: {fact.problem}"
+    data.account.spend(once)
+    raise AlternativeReply(*fact.instead(UNNAMED_PROBLEM), reason)
 
 
 FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
@@ -232,6 +255,9 @@ FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
     facts.WeightedEstimates: differencing.check_weighted_estimates,
     facts.WorkingWeights: check_working_weights,
     facts.FittedMeanSums: check_fitted_means,
+    facts.ColumnSums: check_column_sums,
+    facts.OwnFit: check_own_fit,
+    facts.OwnFitProblem: check_own_fit_problem,
 }
 """What examines a fact as soon as a step tells it; a fact that is not here cannot be declared or told.
 
@@ -276,6 +302,22 @@ def check_entities_behind(context: RequestContext) -> None:
     check_counts(context.data.name, context.policy, context.request, context.step, names, entities)
 
 
+def check_released_alone(context: RequestContext) -> None:
+    """Require enough rows of the site behind a sum that would be released without a mask."""
+    least, masked = context.policy.min_own_rows, context.request.masked is not None
+    if masked or context.state.entities >= least:
+        return
+    for name in context.reply.released:
+        declared = context.step.given[name]
+        if declared.maskable and facts.RowCount in declared.behind:
+            raise PolicyError.of_rule(
+                "minimum rows of an own fit",
+                context.data.name,
+                f"releases array '{name}' of step '{context.request.step}' without a mask for at least "
+                f"{least} rows (min_own_rows); there are {context.state.entities}. Fit with masked=True",
+            )
+
+
 def check_row_level_values(context: RequestContext) -> None:
     """Require that the numbers per entity, with those of earlier releases, are not more than allowed."""
     arrays, before = context.reply.arrays, context.data.account.vectors
@@ -307,6 +349,8 @@ AFTER: tuple[Check, ...] = (
     check_column_limit,
     # Every array by its kind, whatever facts the step told.
     check_entities_behind,
+    # Unmasked sums are the site's own: the same minimum as for its own fit.
+    check_released_alone,
     # The sum over all sessions, which no step sees.
     check_row_level_values,
     # After all checks that can refuse for rows: a charge stands, and is paid for what would leave.

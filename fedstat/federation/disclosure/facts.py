@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -393,3 +393,63 @@ class FittedMeanSums:
         """Length of the longest row of the design, which no column exceeds."""
         squares = (np.einsum("ij,ij->i", part.columns, part.columns) for part in self.parts())
         return float(max(one.max(initial=0.0) for one in squares) ** 0.5)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnSums:
+    """Functions of single columns are summed over rows.
+
+    Parameters
+    ----------
+    factors : sequence of FormulaFactor
+        Functions of columns that the model reads, those of the response and of offsets included.
+    used : (n_rows,) array of bool
+        Rows of the table behind the sums.
+    products : bool
+        Whether products of two functions of a column are summed, or only each function and its square.
+    weights : str
+        What distinguishes the weights of the rows in the products; empty where all rows count alike.
+    """
+
+    factors: Sequence[FormulaFactor]
+    used: Bools
+    products: bool = False
+    weights: str = ""
+
+
+InsteadOfFit: TypeAlias = Callable[[str], tuple[Mapping[str, Array], str]]
+"""Makes the reply that is released instead of a site's own fit, given why there is none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnFit:
+    """The fit of the site's rows alone is about to be released, for the comparison of sites.
+
+    Parameters
+    ----------
+    numbers : int
+        Distinct numbers in the release.
+    sums : ColumnSums
+    instead : callable
+    """
+
+    numbers: int
+    sums: ColumnSums
+    instead: InsteadOfFit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnFitProblem:
+    """The fit of the site's rows alone failed, for a reason that depends on the rows.
+
+    Parameters
+    ----------
+    problem : str
+    model : str
+        Identifies the model and the rows: the same failure is not counted twice.
+    instead : callable
+    """
+
+    problem: str
+    model: str
+    instead: InsteadOfFit

@@ -142,6 +142,10 @@ class Policy:
     products : {"any", "counted"}
         "counted" releases sums of products of two columns only where each product is nonzero in no row or in
         at least `min_level_count` rows; see :mod:`fedstat.federation.disclosure.products`.
+    min_own_rows : int
+        Fewest rows for which a number that rests on the site's rows alone is released, such as its own fit.
+    max_column_sums : float or "any"
+        Most different sums of functions of one column, for each row and over all sessions.
     max_parameters : float
         Most coefficients per row of a model over rows.
     max_columns : int or None
@@ -331,6 +335,31 @@ class Policy:
             ANALYST: "A person's value, from two columns that only this person shares, or from two analyses "
             "with columns that differ for this person."
         },
+    )
+    min_own_rows: int = rule(
+        0,
+        "minimum rows of an own fit",
+        whole(0, operator.ge),
+        "Fewest rows for which numbers that rest on this site's rows alone are released: its own fit, and "
+        "sums without a mask. An own fit also needs five rows for each number that it releases. A site with "
+        'fewer rows takes part in masked sums. Comparisons of sites then call it "not shown". 0: no minimum.',
+        strict=60,
+        without={ANALYST: "Rows of a small site, which follow from several fits of its rows alone."},
+    )
+    max_column_sums: float | Literal["any"] = rule(
+        "any",
+        "maximum sums of one column",
+        (
+            'a number above 0, or "any"',
+            lambda value: value == "any" or (is_number(value) and value > 0),
+            limit("any"),
+        ),
+        "Models over rows: most different sums of functions of one column (x, x^2, log(x), their products), "
+        "for each row and over all analyses, sessions and restarts. As many sums as rows determine the "
+        'column. Beyond the limit own fits are "not shown", and models with further functions of the column '
+        'are refused. "any": no limit.',
+        strict=0.5,
+        without={ANALYST: "All values of a column at a small site, from sums of many functions of it."},
     )
     max_parameters: float = rule(
         0.33,

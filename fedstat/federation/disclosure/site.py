@@ -125,15 +125,21 @@ class RefusalLog:
         """Turn an error that a step raised, which may depend on rows, into what leaves."""
         if isinstance(error, DATA_INDEPENDENT_ERRORS):
             return error
-        if policy.max_refusals:
-            self.account.count_refusal(asker)
         # Under a budget nothing pays for a reason.
         if policy.reasons == "told" and policy.privacy is None:
+            if policy.max_refusals:
+                self.account.count_refusal(asker)
             return error
-        self.note(str(error))
+        self.count(policy, str(error), asker)
         rule = (error.rule if isinstance(error, PolicyError) else "") or UNNAMED_RULE
         why = f"{self.site}: refused; its policy ({rule}). Why stands in the log of its owner"
         return PolicyError(why, rule=rule, site=self.site)
+
+    def count(self, policy: Policy, reason: str, client: str) -> None:
+        """Count a bit about rows that a client learns, and log its reason."""
+        if policy.max_refusals:
+            self.account.count_refusal(client)
+        self.note(reason)
 
     def note(self, reason: str) -> None:
         """Tell the owner, and nobody else."""
@@ -528,7 +534,9 @@ class Site:
             arrays, text = step.run(self._data, state, ask.text, **ask.arrays)
             return Reply(self.name, arrays, text, state.entities)
         except AlternativeReply as instead:
-            return Reply(self.name, instead.arrays, "", state.entities)
+            if instead.reason:
+                self.refusals.count(self.policy, instead.reason, context.client)
+            return Reply(self.name, instead.arrays, instead.text, state.entities)
         except FedstatError:
             raise
         except Exception as error:

@@ -108,6 +108,10 @@ def start(
     check_lengths(data.name, shift=(shift, len(opened.shift)), scale=(scale, len(opened.shift)))
     if not (scale > 0.0).all():
         raise MessageError(f"{data.name}: array 'scale' must be positive")
+    if distribution.least_squares:
+        state.tell(
+            opened.question.column_sums(opened.used, True, ",".join(sorted(opened.question.weights.values())))
+        )
     site = DescentRows(gather(opened, shift, scale), distribution, opened)
     response = opened.question.response
     require_response(data.name, site.rows, site.distribution, response)

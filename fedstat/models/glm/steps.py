@@ -15,7 +15,10 @@ from fedstat.federation.design.horizontal_steps import OPEN_ROWS, OpenRows, rows
 from fedstat.federation.disclosure.facts import (
     ClusterProducts,
     ClusterRowCounts,
+    ColumnSums,
     FittedMeanSums,
+    OwnFit,
+    OwnFitProblem,
     WorkingWeights,
 )
 from fedstat.federation.disclosure.family import step
@@ -74,6 +77,25 @@ class SiteModel:
         kind = distribution or self.distribution
         return answered_at(self.opened, self.chunks, self.n, beta, kind, sums, instead)
 
+    @property
+    def weights_key(self) -> str:
+        """What distinguishes the weights of rows at an estimate; least squares has those of the data."""
+        weights = sorted(self.opened.question.weights.items())
+        if self.distribution.least_squares:
+            return digest(weights) if weights else ""
+        return self.model_key
+
+    @property
+    def model_key(self) -> str:
+        """Digest of the model and of the rows that it is fitted on."""
+        question, used = self.opened.question.to_json(), self.opened.used
+        return digest([question, self.distribution.to_json()], used.tobytes())
+
+    @property
+    def column_sums(self) -> ColumnSums:
+        """Functions of columns whose products the fit of these rows would reveal."""
+        return self.opened.question.column_sums(self.opened.used, True, self.weights_key)
+
     def translation(self, name: str, beta: Floats | None, shift: Floats, scale: Floats) -> Floats:
         """Matrix that takes coefficients of all sites' standardised columns to those of this site's."""
         lengths = {"shift": (shift, self.p), "scale": (scale, self.p)}
@@ -81,6 +103,11 @@ class SiteModel:
         if not (scale > 0.0).all():
             raise MessageError(f"{name}: array 'scale' must be positive")
         return translation(self.opened.shift, self.opened.scale, shift, scale)
+
+
+def digest(content: object, more: bytes = b"") -> str:
+    """Short digest of plain values, and of bytes."""
+    return hashlib.sha256(json.dumps(content).encode() + more).hexdigest()[:16]
 
 
 def model_of(state: State) -> SiteModel:
@@ -98,7 +125,7 @@ NULL = aggregate("intercept of the model without covariates", 0, optional=True, 
 
 
 def _own(what: str, ndim: int = 1, *, optional: bool = False) -> ArrayDeclaration:
-    return aggregate(f"site's own fit: {what}", ndim, behind=OPEN_ROWS, optional=optional)
+    return aggregate(f"site's own fit: {what}", ndim, behind=(*OPEN_ROWS, OwnFit), optional=optional)
 
 
 @step(
@@ -115,6 +142,9 @@ def start(data: SiteData, state: State, distribution: DistributionSpec) -> dict[
     """
     opened = rows_of(state)
     model = SiteModel(opened, distribution, state.entities, len(opened.shift))
+    if distribution.least_squares:
+        # The same at all coefficients: a difference of two masked sums is a site's part.
+        state.tell(model.column_sums)
     sums = np.zeros(3)
     for rows in model.chunks():
         require_response(data.name, rows, model.distribution, opened.question.response)
@@ -151,13 +181,25 @@ def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
     p, varies = model.p, model.opened.varies
     # Zeros keep the shapes that were declared where there is no fit; they add nothing to a mean.
     beta, information, pearson = np.zeros(p), np.zeros((p, p)), 0.0
+    weighted = "freq_weights" in model.opened.question.weights
+
+    def instead(problem: str) -> tuple[dict[str, Array], str]:
+        arrays = {"beta": np.zeros(p), "information": np.zeros((p, p)), "columns": np.zeros((2, p))}
+        arrays |= {"pearson": np.array(0.0)} | ({"count": np.array(0.0)} if weighted else {})
+        return arrays, json.dumps({"problem": problem})
+
+    # Coefficients, information, sum of squares; for least squares the information has the columns' moments.
+    moments = 0 if model.distribution.least_squares else 2 * (p - 1)
+    state.tell(OwnFit(p * (p + 3) // 2 + 1 + moments, model.column_sums, instead))
     fit = fit_local(lambda: model.chunks(None if varies.all() else varies), model.distribution)
-    if not fit.problem:
+    if fit.problem:
+        state.tell(OwnFitProblem(fit.problem, model.model_key, instead))
+    else:
         pearson = fit.pearson
         beta[varies], information[np.ix_(varies, varies)] = fit.beta, fit.information
     arrays = {"beta": beta, "information": information, "columns": model.opened.own}
     arrays["pearson"] = np.array(pearson)
-    if "freq_weights" in model.opened.question.weights:
+    if weighted:
         arrays["count"] = np.array(sum(rows.count for rows in model.chunks()))
     return arrays, json.dumps({"problem": fit.problem})
 

@@ -40,6 +40,7 @@ ORDER = {
         "check_facts_told",
         "check_column_limit",
         "check_entities_behind",
+        "check_released_alone",
         "check_row_level_values",
         "charge_noise",
         "check_plan_kept",

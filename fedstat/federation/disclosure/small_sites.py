@@ -1,0 +1,186 @@
+"""Checks of own fits at small sites, and of the number of sums of one column.
+
+The fit of a site's own rows reveals exact sums over these rows. A few functions of one column, such as x,
+x^2, log(x) and their products, determine its values if the site has few rows: ten values follow from sixteen
+sums. So an own fit needs a minimum of rows, and the distinct sums of functions of one column, over all
+sessions, are at most a share of the rows behind them.
+
+Sums that do not depend on coefficients (least squares, means, variances) count in masked sums too: the part
+of a site in such a sum follows from the same sum without that site.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations_with_replacement
+from typing import TypeAlias
+
+from fedstat.errors import DescriptionError
+from fedstat.federation.disclosure.facts import COMPARISON, ColumnSums, FormulaFactor, OwnFit
+from fedstat.federation.disclosure.rules import toml_line
+from fedstat.federation.disclosure.state import SiteData, State
+from fedstat.federation.tables.published import Published
+from fedstat.typing import Bools
+
+ROWS_PER_NUMBER = 5
+"""Fewest rows of an own fit for each number that it releases."""
+COLUMN_SUMS_KEY = "sums of one column "
+"""Begins the entries of a site's ledger that name the sums of a column."""
+LINEAR = ("center", "scale")
+"""Functions of a function that add no new sums: means and deviations are those over all sites."""
+CUBIC = 3
+
+Part: TypeAlias = tuple[float, tuple[str, ...]]
+"""A function of one column: a power of it, times other functions by name."""
+
+
+def least_rows_of_own_fit(data: SiteData, numbers: int) -> int:
+    """Fewest rows of an own fit that releases so many numbers; 0 where the owner sets no minimum."""
+    least = data.policy.min_own_rows
+    return max(least, ROWS_PER_NUMBER * numbers) if least else 0
+
+
+def own_fit_problem(data: SiteData, fact: OwnFit) -> str:
+    """Say why an own fit is not shown; empty where it is.
+
+    It follows from the number of rows, which a survey has released, and from formulas, but from no value.
+    """
+    least = least_rows_of_own_fit(data, fact.numbers)
+    if int(fact.sums.used.sum()) < least:
+        return f"not shown: under {least} rows"
+    new = _new_sums(data, fact.sums)
+    if any(_exceeds(data, fact.sums.used, column, keys) for column, keys in new.items()):
+        return "not shown: too many sums of one column"
+    _remember(data, fact.sums.used, new)
+    return ""
+
+
+def check_column_sums(data: SiteData, state: State, fact: ColumnSums) -> None:
+    """Require that the distinct sums of functions of one column are at most a share of its rows.
+
+    Raises
+    ------
+    DescriptionError
+        From formulas and the number of rows alone; names the column and the line of the policy.
+    """
+    new = _new_sums(data, fact)
+    for column, keys in new.items():
+        if _exceeds(data, fact.used, column, keys):
+            share = data.policy.max_column_sums
+            raise DescriptionError.of_rule(
+                "maximum sums of one column",
+                data.name,
+                f"releases at most {share:g} different sums of functions of one column for each of its rows, "
+                f"over all analyses; this model needs more of column '{column}'. Use functions of '{column}' "
+                "that earlier models used, or leave the site out; the owner may allow more by the line  "
+                f"{toml_line('max_column_sums', 2 * share)}  in policy.toml",
+            )
+    _remember(data, fact.used, new)
+
+
+def column_sums(
+    factors: Iterable[FormulaFactor], published: Published, products: bool, weights: str
+) -> Mapping[str, frozenset[str]]:
+    """Name the sums of functions of each column, by column."""
+    parts: dict[str, dict[Part, None]] = defaultdict(dict)
+    for factor in factors:
+        if len(factor.columns) == 1:
+            (name,) = factor.columns
+            parts[name] |= dict.fromkeys(_parts(factor, published))
+    return {name: frozenset(_sums(list(own), products, weights)) for name, own in parts.items() if own}
+
+
+def _parts(factor: FormulaFactor, published: Published) -> list[Part]:
+    """List the functions of its column in a factor; none for categories, whose levels have enough rows."""
+    known = published.get(factor.columns[0])
+    categories = {"C", COMPARISON} & set(factor.functions) or (known is not None and known.kind != "number")
+    if categories:
+        return []
+    inner = [one.removeprefix("np.") for one in factor.functions if one not in LINEAR]
+    function = inner[-1] if inner else ""
+    if factor.written or len(inner) > 1:
+        return [(0.0, (factor.text,))]
+    match function:
+        case "":
+            return [(1.0, ())]
+        case "sqrt":
+            return [(0.5, ())]
+        case "poly":
+            degree = factor.options.get("degree", 1)
+            return [(float(power), ()) for power in range(1, int(str(degree)) + 1)]
+        case "bs" | "cr" | "cc" | "bbs":
+            return [(0.0, (f"{factor.text}[{j}]",)) for j in range(_spline_columns(factor))]
+        case _:
+            return [(0.0, (function,))]
+
+
+def _spline_columns(factor: FormulaFactor) -> int:
+    """Columns of a spline, or a few more."""
+    knots, degree = (factor.options.get(name) for name in ("knots", "degree"))
+    inner = knots if isinstance(knots, int) else len(knots) if isinstance(knots, Sequence) else 0
+    return inner + 1 + (degree if isinstance(degree, int) else CUBIC)
+
+
+def _sums(parts: list[Part], products: bool, weights: str) -> Iterator[str]:
+    """Name the sums of every function alone and squared, and of products of every two."""
+    for part in parts:
+        yield f"|{_name(part)}"
+        yield f"|{_name(_product(part, part))}"
+    if products:
+        for one, other in combinations_with_replacement([(0.0, ()), *parts], 2):
+            # The product of ones is the number of rows, or a sum of weights: no function of this column.
+            if name := _name(_product(one, other)):
+                yield f"{weights}|{name}"
+
+
+def _product(one: Part, other: Part) -> Part:
+    return one[0] + other[0], tuple(sorted((*one[1], *other[1])))
+
+
+def _name(part: Part) -> str:
+    power, functions = part
+    return "*".join(([f"x^{power:g}"] if power else []) + list(functions))
+
+
+def _new_sums(data: SiteData, fact: ColumnSums) -> dict[str, frozenset[str]]:
+    """Name the sums of each column that were not released before, over the same rows."""
+    if data.policy.max_column_sums == "any":
+        return {}
+    rows = _row_digest(fact.used)
+    named = column_sums(fact.factors, data.published, fact.products, fact.weights)
+    over = {name: frozenset(f"{rows}|{one}" for one in keys) for name, keys in named.items()}
+    before = _released_sums(data, over)
+    return {name: keys - before[name] for name, keys in over.items() if keys - before[name]}
+
+
+def _exceeds(data: SiteData, used: Bools, column: str, new: frozenset[str]) -> bool:
+    share, known = data.policy.max_column_sums, data.published.get(column)
+    assert share != "any"
+    keys = _released_sums(data, [column])[column] | new
+    groups = Counter(key.rpartition("|")[0] for key in keys)
+    # All functions of a column with L values are combinations of L sums, for each set of rows and weights.
+    values = len(known.levels) if known is not None else 0
+    count = sum(min(count, values or count) for count in groups.values())
+    return count > share * int(used.sum())
+
+
+def _released_sums(data: SiteData, columns: Iterable[str]) -> dict[str, set[str]]:
+    """Name the sums of columns that the site has released, in all sessions."""
+    found: dict[str, set[str]] = {name: set() for name in columns}
+    for entry in data.account.spent:
+        if entry.startswith(COLUMN_SUMS_KEY):
+            name, *keys = entry.removeprefix(COLUMN_SUMS_KEY).split("\n")
+            if name in found:
+                found[name].update(keys)
+    return found
+
+
+def _remember(data: SiteData, used: Bools, new: Mapping[str, frozenset[str]]) -> None:
+    for column, keys in new.items():
+        data.account.spend(COLUMN_SUMS_KEY + "\n".join([column, *sorted(keys)]))
+
+
+def _row_digest(used: Bools) -> str:
+    return hashlib.sha256(used.tobytes()).hexdigest()[:16]
