@@ -73,7 +73,7 @@ def site_of(table=None, name="Kiel", published=None, **policy):
 
 def ask(site, step, session="s", asker="", masked=None, **numbers):
     """Return what a step of the family releases."""
-    arrays = {name: np.array(float(number)) for name, number in numbers.items()}
+    arrays = {name: np.asarray(number, dtype=float) for name, number in numbers.items()}
     request = Request(site.name, FAMILY, step, arrays, session)
     return unpack_reply(site.answer(pack_request(replace(request, masked=masked)), asker))
 

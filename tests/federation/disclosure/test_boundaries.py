@@ -14,11 +14,12 @@ import pandas as pd
 import pytest
 from reporting import CONTROL, FAMILY, N_ROWS, STEPS, ask, masked_sites, refusal_of, rule_against, site_of
 
-from fedstat.errors import FedstatError, PartitionError, PolicyError, SessionError
+from fedstat.errors import FedstatError, MessageError, PartitionError, PolicyError, SessionError
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.rules import RELEASE_KINDS
 from fedstat.federation.disclosure.site import FAMILIES
-from fedstat.federation.message import Step
+from fedstat.federation.message import ArrayDeclaration, Request, RequestMessage, Step, pack_request
 from fedstat.federation.tables.cardinality import ColumnCardinality, DiscreteColumn
 from fedstat.federation.tables.published import PublishedColumn
 from fedstat.federation.tables.table import FrameTable
@@ -791,6 +792,48 @@ def test_no_number_for_each_entity_leaves_where_none_may(n):
     with pytest.raises(PolicyError, match=r"\(per entity\) does not let numbers for each entity leave"):
         ask(site_of(per_entity=0), "rows", n=n)
     ask(site_of(per_entity="any"), "rows", n=n)
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        ({}, ""),
+        ({"per_entity": 1}, ""),
+        ({"per_entity": 0}, "per entity"),
+        ({"refused_kinds": frozenset({"per entity"})}, "refused kinds"),
+        ({"refused_kinds": frozenset({"per entity"}), "per_entity": 0}, "refused kinds"),
+        ({"refused_kinds": frozenset({"raw columns"})}, ""),
+    ],
+)
+@pytest.mark.parametrize("weighs", ["weights", ""])
+def test_weights_come_in_only_where_numbers_for_each_entity_may_leave(policy, rule, weighs):
+    rows = ArrayDeclaration("per entity", "numbers", 1, weighs=weighs)
+    FAMILIES[FAMILY] = {
+        "weigh": Step(lambda data, state, w: {"seen": w[0]}, {"w": rows}, {"seen": CONTROL}),
+        "report": STEPS["report"],
+    }
+    site = site_of(**policy)
+    if weighs and rule:
+        with pytest.raises(PolicyError) as refusal:
+            ask(site, "weigh", w=np.ones(N_ROWS))
+        assert refusal.value.rule == rule
+    else:
+        assert ask(site, "weigh", w=np.ones(N_ROWS)).arrays["seen"] == 1.0
+    assert rule_against(site) == ""
+
+
+def test_a_request_to_another_site_is_not_answered():
+    request = pack_request(Request("Ulm", FAMILY, "report", {}, "s"))
+    with pytest.raises(MessageError, match=r"Kiel: .*'Ulm'"):
+        site_of().answer(request)
+    with pytest.raises(MessageError, match=r"Kiel: .*'Ulm'"):
+        site_of().answer(RequestMessage(request))
+
+
+def test_an_owner_may_refuse_every_kind():
+    assert Policy(refused_kinds=frozenset(RELEASE_KINDS)).refused_kinds == set(RELEASE_KINDS)
+    with pytest.raises(PartitionError, match="refused_kinds: expected"):
+        Policy(refused_kinds=frozenset({*RELEASE_KINDS, "row"}))
 
 
 @pytest.mark.parametrize(("limit", "answered"), [(1, 1), (2, 2), (10, 10), (0, 30)])
