@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from cluster_cases import QUICK, agreement, partition_of, rises
-from scipy.integrate import quad
 from scipy.special import expit
 from scipy.stats import norm
 from sklearn.decomposition import FactorAnalysis
@@ -154,17 +153,16 @@ def test_of_one_cluster_it_is_regression_and_factor_analysis():
 
 
 def graded(codes, z, alpha, b, load):
-    """Log-likelihood of rows by adaptive quadrature over one factor."""
+    """Log-likelihood of rows, integrated over one factor by the trapezoidal rule.
 
-    total, edges = 0.0, np.pad(alpha, ((0, 0), (1, 1)), constant_values=(-np.inf, np.inf))
-    for i, row in enumerate(codes):
-
-        def value(eta, row=row, i=i):
-            at, place = load * eta + b * z[i], np.arange(len(load))
-            return np.prod(expit(edges[place, row + 1] - at) - expit(edges[place, row] - at)) * norm.pdf(eta)
-
-        total += np.log(quad(value, -9.0, 9.0, epsabs=1e-13, epsrel=1e-11, limit=200)[0])
-    return total
+    Its error vanishes to rounding for an analytic integrand that is 0 at both ends.
+    """
+    eta = np.linspace(-9.0, 9.0, 1801)
+    edges = np.pad(alpha, ((0, 0), (1, 1)), constant_values=(-np.inf, np.inf))
+    at, place = np.outer(eta, load) + b * z[:, None, None], np.arange(len(load))
+    above, below = (edges[place, codes + step][:, None] for step in (1, 0))
+    values = np.prod(expit(above - at) - expit(below - at), axis=2) * norm.pdf(eta)
+    return np.log(values.sum(axis=1) * (eta[1] - eta[0])).sum()
 
 
 def test_of_one_ordinal_client_it_is_the_graded_response_model_with_covariates():
