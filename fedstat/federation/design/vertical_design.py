@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -119,6 +119,7 @@ class Design:
 
     `active` holds the response, in the rows `response_keep` of its table; `entities` (n,) are their positions
     among the entities of the partition, of which `n_dropped` have no response; `weights` (n,) are theirs.
+    `least` are the fewest rows of a product at sites that have them counted.
     """
 
     formula: Formula
@@ -129,6 +130,7 @@ class Design:
     n_dropped: int
     response_detail: ColumnCardinality | None = None
     weights: Floats | None = None
+    least: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         p = sum(len(block.names) for block in self.blocks)

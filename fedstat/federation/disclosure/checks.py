@@ -232,6 +232,7 @@ FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
     facts.FactorsRequested: check_factors,
     facts.ModelEvaluation: check_evaluation,
     facts.ProductDealer: check_dealer,
+    facts.CountedProduct: row_checks.check_counted_product,
     facts.SampledSites: check_sampled_sites,
     NoiseRequired: lambda data, state, fact: state.check_noise(),
     facts.EntityCount: row_checks.check_entities,

@@ -74,6 +74,19 @@ class ProductDealer:
 
 
 @dataclass(frozen=True, slots=True)
+class CountedProduct:
+    """Products of the site's columns with those of the site `peer` leave, as their secure count allows.
+
+    Every count of rows was compared with `least`, None where rows were not counted. Counts of `names`, own
+    columns, are below it without being zero.
+    """
+
+    peer: str
+    least: int | None
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SampledSites:
     """Of the sites that mask a sum these add their parts to it, and the others zeros."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedstat.errors import ConsentError, DescriptionError, PolicyError
+from fedstat.errors import ConsentError, DescriptionError, MessageError, PolicyError
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.tables.cardinality import ColumnCardinality, min_group_size
@@ -300,6 +300,35 @@ def check_indicators(data: SiteData, state: State, fact: facts.IndicatorCounts) 
                 f"wants none or at least {least} rows on either side of design column '{name}'; it has "
                 "fewer. Merge levels, or leave the term out",
             )
+
+
+def check_counted_product(data: SiteData, state: State, fact: facts.CountedProduct) -> None:
+    """Require none or enough rows behind every product with a column of another site.
+
+    Raises
+    ------
+    MessageError
+        The rows were not counted, or compared with a smaller number than the owner's.
+    PolicyError
+        As :func:`check_rows`.
+    """
+    least = data.policy.min_level_count
+    if data.policy.products == "any" or least < 2:
+        return
+    if fact.least is None or fact.least < least:
+        raise MessageError(
+            f"{data.name}: products with '{fact.peer}' need a count of their rows first, at least {least} or "
+            "none of each. Use a version of fedstat that counts them"
+        )
+    if fact.names:
+        names = ", ".join(map(repr, fact.names[:MAX_SHOWN])) + ", ..." * (len(fact.names) > MAX_SHOWN)
+        raise PolicyError.of_rule(
+            "rows behind a product",
+            data.name,
+            f"wants none or at least {least} rows (min_level_count) behind the product of every column here "
+            f"with a column of '{fact.peer}'; {names} has fewer with one of them. Merge levels, "
+            "or leave one of the two terms out",
+        )
 
 
 def check_cardinality(data: SiteData, fact: facts.GroupSums) -> None:

@@ -133,7 +133,15 @@ class DrySite(Site):
         return self._instead.get((ask.family, ask.step), step)
 
 
-REPLY_RULES = ("min_count", "min_events", "min_level_count", "max_parameters", "dealer", "discrete")
+REPLY_RULES = (
+    "min_count",
+    "min_events",
+    "min_level_count",
+    "products",
+    "max_parameters",
+    "dealer",
+    "discrete",
+)
 """Rules of a policy that need the answer, or all of the question."""
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,9 +25,24 @@ from fedstat import codec
 from fedstat.errors import MessageError, SecurityError
 from fedstat.federation.crypto import secure_product as secure
 from fedstat.federation.crypto.envelopes import SealedChannel
-from fedstat.federation.crypto.keys import PairKeys
+from fedstat.federation.crypto.keys import PairKeys, encode_parts
+from fedstat.federation.crypto.secure_count import (
+    WORD,
+    CountComparison,
+    deal_comparison,
+    deal_counts,
+    forbidden_counts,
+    open_supports,
+    share_of_counts,
+)
 from fedstat.federation.crypto.secure_product import ChecksumOperand, RowFingerprints, deal_checksum
-from fedstat.federation.disclosure.facts import EntityCount, GroupSums, ProductDealer, RowGroups
+from fedstat.federation.disclosure.facts import (
+    CountedProduct,
+    EntityCount,
+    GroupSums,
+    ProductDealer,
+    RowGroups,
+)
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import (
@@ -39,6 +56,7 @@ from fedstat.federation.message import (
 )
 from fedstat.federation.protocols.key_agreement import keys_of
 from fedstat.federation.tables.cardinality import COLUMN_MARK, column_fingerprints
+from fedstat.federation.tables.supports import Supports
 from fedstat.federation.tables.table import entities_of
 from fedstat.kernels.ring import BLOCK, encode
 from fedstat.typing import Array, Bools, Floats, Ints
@@ -50,7 +68,9 @@ class ProductPart:
 
     `number` is the product's name in this session, `bits` the fractional ones, `columns` what this site
     multiplies, as its family names it; `first` tells the product's site A. `peer` is the other site,
-    `dealer` who deals, empty for the coordinator.
+    `dealer` who deals, empty for the coordinator. With `least`, rows in which columns of both sites are not
+    zero are counted first, by the `supports` of each site; whether a count is below `least` without being
+    zero becomes known to the two sites.
     """
 
     number: str
@@ -60,6 +80,18 @@ class ProductPart:
     first: bool
     peer: str
     dealer: str
+    least: int = 0
+    supports: tuple[int, int] = (0, 0)
+
+    def check(self) -> None:
+        """Require a minimum that a comparison can have, and supports to count by."""
+        if not 0 <= self.least <= LARGEST_MINIMUM or (self.least and min(self.supports) < 1):
+            raise MessageError(f"rows of a product are counted by supports, up to {LARGEST_MINIMUM:,}")
+
+    @property
+    def counts(self) -> secure.MatrixProduct:
+        """The product of the supports."""
+        return replace(self.product, columns_a=self.supports[0], columns_b=self.supports[1])
 
     def dealt_by(self, dealer: str) -> ProductDealer:
         """Tell who deals for whom."""
@@ -68,19 +100,28 @@ class ProductPart:
     def digest(self, keys: PairKeys, group: Ints) -> bytes:
         """Digest of what was told here of the product and its groups, under the session of the keys."""
         # A coordinator that takes up an analysis deals before it knows under which session that went on.
-        session = keys.session if self.dealer else ""
-        return self.product.digest(session, self.number, self.bits, group)
+        return self.digest_in(keys.session if self.dealer else "", group)
+
+    def digest_in(self, session: str, group: Ints) -> bytes:
+        """Digest of the same under the name of a session."""
+        digest = self.product.digest(session, self.number, self.bits, group)
+        if not self.least:
+            return digest
+        counted = encode_parts("fedstat count 1", digest, *map(str, (self.least, *self.supports)))
+        return hashlib.sha256(counted).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedOperand:
     """What a site shows the other: its part of the checksum, its columns less a random table, their marks.
 
-    Marks are (groups, columns, bytes), in ascending order of the groups that have rows.
+    Marks are (groups, columns, bytes), in ascending order of the groups that have rows. `supports` are those
+    of the columns less a random table, without columns where rows are not counted.
     """
 
     check: bytes
     columns: Ints
+    supports: Array
     marks: Array
 
 
@@ -90,7 +131,7 @@ class OpenProduct:
 
     `Z` are B's shares of the triple, flat, those of the checksum at the end. `own` are the marks of what this
     site was told of the product, and of who its rows are; of so many `entities`, which may stand in several
-    rows each; `opened` has the boxes that were read.
+    rows each; `count` counts its rows first; `opened` has the boxes that were read.
     """
 
     part: ProductPart
@@ -105,22 +146,31 @@ class OpenProduct:
     channel: SealedChannel
     mask: bytes
     entities: int
+    count: ProductCount | None = None
     opened: dict[bytes, bytes] = field(default_factory=dict)
 
-    def read(self, message: Array) -> MaskedOperand:
-        """Read what the other institution opened, where its marks are those of this one."""
-        product, sealed = self.part.product, message.tobytes()
+    def unseal(self, message: Array) -> bytes:
+        """Open a box of the other institution."""
+        sealed = message.tobytes()
         # A box opens once; a step that the door refused after this line may be asked again.
         content = self.opened.get(sealed) or self.channel.open(sealed)
         self.opened[sealed] = content
+        return content
+
+    def read(self, message: Array) -> MaskedOperand:
+        """Read what the other institution opened, where its marks are those of this one."""
+        product, content = self.part.product, self.unseal(message)
         content = self.own.compare(content, self.channel.site, self.part.peer)
-        shape = product.shape_b if self.part.first else product.shape_a
-        end = self.checked.bytes_opened
-        last = end + 8 * shape[0] * shape[1]
-        other = np.frombuffer(content[end:last], dtype=np.int64).reshape(shape).copy()
+        one = 1 if self.part.first else 0
+        width, counted = (product.columns_a, product.columns_b)[one], self.part.supports[one]
+        sizes = [self.checked.bytes_opened, 8 * product.rows * width, 4 * product.rows * counted]
+        ends = [0, *np.cumsum(sizes).tolist(), None]
+        check, columns, supports, marked = (content[a:b] for a, b in pairwise(ends))
+        X = np.frombuffer(columns, dtype=np.int64).reshape(product.rows, width).copy()
+        S = np.frombuffer(supports, dtype=WORD).reshape(product.rows, counted)
         groups = len(pd.unique(self.group[self.own.both]))
-        marks = np.frombuffer(content[last:] or self._unmarked(groups * shape[1]), dtype=np.uint8)
-        return MaskedOperand(content[:end], other, marks.reshape(groups, shape[1], COLUMN_MARK))
+        marks = np.frombuffer(marked or self._unmarked(groups * width), dtype=np.uint8)
+        return MaskedOperand(check, X, S, marks.reshape(groups, width, COLUMN_MARK))
 
     def _unmarked(self, count: int) -> bytes:
         """Make marks for this product alone: columns that nobody marks count anew each time."""
@@ -130,7 +180,7 @@ class OpenProduct:
     def share(self, shown: MaskedOperand) -> tuple[Ints, Ints]:
         """Shares of product (groups, p, q) and checksum (groups,), from what the other institution opened."""
         product, group, other = self.part.product, self.group, shown.columns
-        Z, Z_check = np.split(self.Z, [len(self.Z) - product.groups]) if len(self.Z) else (self.Z, self.Z)
+        Z, Z_check, *_ = split_shares(self.part, self.Z)
         check = self.checked.share(shown.check, group, Z_check, self.mask)
         if self.part.first:
             return secure.share_a(product, self.seed, self.encoded, other, group, self.mask), check
@@ -138,6 +188,51 @@ class OpenProduct:
         return secure.share_b(product, self.seed, other, Z_b, group, self.mask), check
 
 
+@dataclass(frozen=True, slots=True)
+class ProductCount:
+    """Rows of a product that are counted before it is released: own supports (n, s), and names of columns.
+
+    `shown` is what the other site opened, `comparison` the one with a minimum that has begun, `share` the own
+    share of its outcome.
+    """
+
+    supports: Array
+    names: Sequence[str]
+    seed: bytes
+    shown: MaskedOperand | None = None
+    comparison: CountComparison | None = None
+    share: bytes = b""
+
+    def begin(self, part: ProductPart, shown: MaskedOperand, group: Ints, Z: Ints) -> ProductCount:
+        """Take the own share of the counts, from what the other site opened, and compare it."""
+        counts, (*_, Z_b, dealt) = part.counts, split_shares(part, Z)
+        own = share_of_counts(counts, part.first, self.supports, self.seed, shown.supports, Z_b, group)
+        comparison = CountComparison.of(counts, part.first, part.least, own, self.seed, dealt)
+        return replace(self, shown=shown, comparison=comparison)
+
+    def outcome(self, part: ProductPart, share: bytes) -> CountedProduct:
+        """Say which own columns have products of few rows, from the other site's share of the outcome."""
+        few = forbidden_counts(part.counts, self.share, share).any(axis=(0, 2) if part.first else (0, 1))
+        names = dict.fromkeys(name for name, bad in zip(self.names, few.tolist(), strict=True) if bad)
+        return CountedProduct(part.peer, part.least, tuple(names))
+
+
+def split_shares(part: ProductPart, Z: Ints) -> list[Ints]:
+    """Split what a dealer sends B: shares of the product, the checksum, the counts, their comparison."""
+    sizes = [
+        prod(part.product.shape),
+        part.product.groups,
+        prod(part.counts.shape) if part.least else 0,
+    ]
+    return np.split(Z, np.cumsum(sizes))
+
+
+def seed_of_count(seed: bytes, digest: bytes) -> bytes:
+    """Return the seed of a product's counts, from a dealer's and from what the product is."""
+    return secure.bind_seed(seed, digest + b" count")
+
+
+LARGEST_MINIMUM = 1000
 OPENED = "product "
 """Beginning of the names under which a session keeps products that were opened."""
 FEW_COLUMNS = 1024
@@ -146,7 +241,7 @@ FEW_COLUMNS = 1024
 
 def read_part(text: str) -> ProductPart:
     """Read the description of a product, as if a stranger had written it."""
-    return codec.from_json(ProductPart, text, "the description of a product")
+    return codec.from_json(ProductPart, text, "the description of a product", defaults=True)
 
 
 def check_positions(name: str, rows: Ints, n: int) -> None:
@@ -159,24 +254,25 @@ def deal_product(data: SiteData, state: State, text: str, group: Ints) -> tuple[
     """Deal a multiplication triple to two other institutions, sealed."""
     part = read_part(text)
     state.tell(part.dealt_by(data.name))
-    _check_size(data.name, part.product, group)
+    _check_size(data.name, part, group)
     keys = keys_of(state)
     seed_a, seed_b = secure.new_seed(), secure.new_seed()
-    digest = part.digest(keys, group)
-    bound_a, bound_b = (secure.bind_seed(seed, digest) for seed in (seed_a, seed_b))
-    Z_b = deal_shares(part.product, bound_a, bound_b, group)
+    Z_b = deal_part(part, part.digest(keys, group), (seed_a, seed_b), group)
     a, b = (
         SealedChannel(keys, c, f"deal {part.number}") for c in (part.product.client_a, part.product.client_b)
     )
     return {"for_a": as_bytes(a.seal(seed_a)), "for_b": as_bytes(b.seal(seed_b + Z_b))}, ""
 
 
-def _check_size(name: str, product: secure.MatrixProduct, group: Ints) -> None:
+def _check_size(name: str, part: ProductPart, group: Ints) -> None:
     """Require no more columns and groups than the rows of a product justify: a dealer has none of its own."""
-    columns = product.columns_a + product.columns_b
+    product = part.product
+    columns = max(product.columns_a + product.columns_b, sum(part.supports))
     if max(columns, product.groups) > max(FEW_COLUMNS, len(group)):
         raise MessageError(f"{name}: {columns:,} columns in {product.groups:,} groups of {len(group):,} rows")
-    check_allocation(name, product.groups * product.columns_a * product.columns_b, len(group) * columns)
+    check_allocation(name, prod(product.shape), len(group) * columns)
+    if part.least:
+        check_allocation(name, prod(part.counts.shape) * part.least, len(group) * sum(part.supports))
     check_allocation(name, min(BLOCK, len(group)) * columns, len(group) * columns)
 
 
@@ -184,6 +280,16 @@ def deal_shares(product: secure.MatrixProduct, seed_a: bytes, seed_b: bytes, gro
     """B's shares of what a dealer deals: of the product's triple, and of the checksum's."""
     Z_b = secure.deal_triple(product, seed_a, seed_b, group)
     return Z_b.tobytes() + deal_checksum(product, seed_a, seed_b, group).tobytes()
+
+
+def deal_part(part: ProductPart, digest: bytes, seeds: tuple[bytes, bytes], group: Ints) -> bytes:
+    """B's shares of all that a dealer deals by seeds for a product, that for its count included."""
+    Z_b = deal_shares(part.product, *(secure.bind_seed(seed, digest) for seed in seeds), group)
+    if not part.least:
+        return Z_b
+    counting = [seed_of_count(seed, digest) for seed in seeds]
+    count = deal_counts(part.counts, *counting, group)
+    return Z_b + count.tobytes() + deal_comparison(part.counts, part.least, *counting).tobytes()
 
 
 def mark_rows(
@@ -196,6 +302,7 @@ def mark_rows(
 
 ProductRowsOf: TypeAlias = Callable[[State, str], Ints]
 ProductColumnsOf: TypeAlias = Callable[[SiteData, State, str], tuple[Array, Floats | None]]
+SupportsOf: TypeAlias = Callable[[SiteData, State, str], Supports]
 ProductFacts: TypeAlias = tuple[tuple[Any, ...], Callable[[], None]]
 FactsOf: TypeAlias = Callable[[SiteData, State, ProductPart, Ints, Ints, Bools, Array], ProductFacts]
 PlanCheck: TypeAlias = Callable[[SiteData, State, ProductPart, Ints, Ints], None]
@@ -204,6 +311,7 @@ PlanCheck: TypeAlias = Callable[[SiteData, State, ProductPart, Ints, Ints], None
 def open_product(
     columns_of: ProductColumnsOf,
     rows_of: ProductRowsOf,
+    supports_of: SupportsOf | None,
     planned: PlanCheck | None,
     data: SiteData,
     state: State,
@@ -231,15 +339,16 @@ def open_product(
     check_lengths(data.name, group=(group, len(rows)))
     if planned is not None:
         planned(data, state, part, rows, group)
-    X, units = columns_of(data, state, part.columns)
     of_table = places[rows]
     mine = of_table >= 0
     shared = mine if both is None else both
     check_lengths(data.name, both=(shared, len(rows)))
-    if not (mine >= shared).all() or (both is None and not mine.all()):
-        raise MessageError(f"{data.name}: array 'both' must name rows of which it has records, or all are")
+    X, units = columns_of(data, state, part.columns)
     seed, Z = read_deal(data, state, part, dealt)
     digest = part.digest(keys, group)
+    count = None
+    if part.least:
+        count = count_rows(supports_of, data, state, part, rows, shared, seed_of_count(seed, digest))
     seed = secure.bind_seed(seed, digest)
     if X.dtype == np.int64:  # shares of an earlier product are words already
         encoded = X[rows]
@@ -266,14 +375,34 @@ def open_product(
         channel=channel,
         mask=mask,
         entities=len(pd.unique(of_table[mine])) + int(np.count_nonzero(~mine)),
+        count=count,
     )
     state.keep(f"{OPENED}{part.number}", held)
     content = held.own.content + checked.opened() + opened.tobytes()
+    if count is not None:
+        content += open_supports(count.supports, count.seed)
     # Marks of columns tell which are the same: of sums with noise, more than was paid for.
     if data.policy.discrete == "bits" and planned is None:
         secret = data.trust.identity.secret("column marks")
         content += column_fingerprints(X[rows][shared], group[shared], secret)
     return {"opened": as_bytes(channel.seal(content))}, ""
+
+
+def count_rows(
+    supports_of: SupportsOf | None,
+    data: SiteData,
+    state: State,
+    part: ProductPart,
+    rows: Ints,
+    shared: Bools,
+    seed: bytes,
+) -> ProductCount:
+    """Prepare the supports of some rows, (n,), by which the rows of a product are counted."""
+    if supports_of is None:
+        raise MessageError(f"{data.name}: rows of products of this family are not counted")
+    supports = supports_of(data, state, part.columns)
+    # Where means are filled in, a row that one of the two lacks adds nothing to a product.
+    return ProductCount(supports.columns[rows] * shared[:, None].view(np.uint8), supports.names, seed)
 
 
 def read_deal(data: SiteData, state: State, part: ProductPart, dealt: Array) -> tuple[bytes, Ints]:
@@ -302,12 +431,66 @@ def remember_seed(data: SiteData, state: State, seed: bytes) -> None:
     state.keep("dealt", used | {mark})
 
 
+def open_comparison(
+    data: SiteData, state: State, text: str, opened: Array, lengths: Ints
+) -> tuple[dict[str, Array], str]:
+    """Compare counts with their minimum: send the other sites this site's operands less random tables.
+
+    `text` lists the products, `opened` is what the other site opened of each, sealed, of these `lengths`. The
+    site's shares of the counts stay here.
+    """
+    boxes = []
+    for name, box in _boxes(data, text, opened, lengths):
+        held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
+        if held.count is None or held.count.comparison is not None:
+            raise MessageError(f"{data.name}: rows of this product are not counted, or were compared before")
+        count = held.count.begin(held.part, held.read(box), held.group, held.Z)
+        state.keep(name, replace(held, count=count))
+        assert count.comparison is not None
+        boxes.append(as_bytes(held.channel.seal(count.comparison.opened())))
+    return _joined(boxes), ""
+
+
+def share_comparison(
+    data: SiteData, state: State, text: str, opened: Array, lengths: Ints
+) -> tuple[dict[str, Array], str]:
+    """Send the other sites this site's shares of the outcomes of comparisons, from their operands."""
+    boxes = []
+    for name, box in _boxes(data, text, opened, lengths):
+        held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
+        if held.count is None or held.count.comparison is None or held.count.share:
+            raise MessageError(f"{data.name}: no comparison has begun here; ask 'open_comparison' first")
+        share = held.count.comparison.share(held.unseal(box))
+        state.keep(name, replace(held, count=replace(held.count, share=share)))
+        boxes.append(as_bytes(held.channel.seal(share)))
+    return _joined(boxes), ""
+
+
+def _boxes(data: SiteData, text: str, opened: Array, lengths: Ints) -> list[tuple[str, Array]]:
+    """Tell boxes of several products apart, by the names under which these are kept."""
+    numbers = codec.from_json(tuple[str, ...], text, f"{data.name}: the list of products")
+    if len(numbers) != len(lengths) or (lengths < 0).any() or lengths.sum() != len(opened):
+        raise MessageError(f"{data.name}: expected a sealed message for each of {len(numbers)} products")
+    parts = np.split(opened, np.cumsum(lengths)[:-1])
+    return [(f"{OPENED}{number}", part) for number, part in zip(numbers, parts, strict=True)]
+
+
+def _joined(boxes: list[Array]) -> dict[str, Array]:
+    return {"opened": np.concatenate(boxes), "lengths": np.array([len(box) for box in boxes])}
+
+
 def share_product(
-    behind: FactsOf, noisy: bool, data: SiteData, state: State, text: str, opened: Array
+    behind: FactsOf,
+    noisy: bool,
+    data: SiteData,
+    state: State,
+    text: str,
+    opened: Array,
 ) -> tuple[dict[str, Array], str]:
     """Release this site's share of a product by pattern; only the sum of both shares means anything.
 
-    `text` numbers the product, `opened` is what the other site opened, sealed. Released are `share`
+    `text` numbers the product, `opened` is what the other site opened, sealed, or its share of the outcome
+    where rows were counted. Released are `share`
     (groups, p, q), `check` (groups,) and `weights` (p,) or (q,) of its checksum, and where columns are not
     standardised `units` (p,) or (q,), by which this site's side of the product is to be multiplied. Of a
     product with noise, which the door adds, the share alone: a checksum would tell of the sums without it.
@@ -316,7 +499,7 @@ def share_product(
     held = state.use(name, OpenProduct, "this product was not opened here; ask 'open_product' first")
     # A share is of the entities that both have, and may rest on fewer than the institution's columns do.
     state.rest_on(held.entities)
-    shown = held.read(opened)
+    shown = held.read(opened) if noisy else counted(data, state, held, opened)
     facts, enter = behind(data, state, held.part, held.rows, held.group, held.own.both, shown.marks)
     state.tell(*facts)
     share, check = held.share(shown)
@@ -329,6 +512,19 @@ def share_product(
     return {"share": share, "check": check, "weights": weights} | (
         {} if held.units is None else {"units": held.units}
     ), ""
+
+
+def counted(data: SiteData, state: State, held: OpenProduct, opened: Array) -> MaskedOperand:
+    """Tell what the count of a product has shown, and return what the other site opened of its columns."""
+    part, count = held.part, held.count
+    if count is None:
+        state.tell(CountedProduct(part.peer, None))
+        return held.read(opened)
+    if count.shown is None or not count.share:
+        raise MessageError(f"{data.name}: rows of this product are counted first; ask 'share_comparison'")
+    # Before any other fact: a product of few rows is refused as such.
+    state.tell(count.outcome(part, held.unseal(opened)))
+    return count.shown
 
 
 def take_share(state: State, held: OpenProduct, opened: Array) -> Ints:
@@ -349,8 +545,35 @@ GROUP = presence("missing pattern of the entities that both have", dtype="int64"
 ROWS = presence("which of its entities both have", dtype="int64")
 BOTH = presence("of which both have records, where means are filled in", dtype="bool", optional=True)
 SEALED = ArrayDeclaration("sealed", "columns less a random table, for one other institution", dtype="uint8")
+SEALED_COUNT = ArrayDeclaration(
+    "sealed", "operands or outcomes of counts, masked, for other institutions", dtype="uint8"
+)
 HIDDEN = "sealed for the other institution, and the share that it serves leaves with noise"
 DEALT = ArrayDeclaration("sealed", "seed and share of a random triple, for one institution", dtype="uint8")
+
+
+LENGTHS = control("bytes of each sealed message", dtype="int64")
+COMPARISON_STEPS: Mapping[str, Step] = {
+    "open_comparison": Step(
+        open_comparison,
+        {"opened": SEALED, "lengths": LENGTHS},
+        {"opened": SEALED_COUNT, "lengths": LENGTHS},
+        control("which products"),
+    ),
+    "share_comparison": Step(
+        share_comparison,
+        {"opened": SEALED_COUNT, "lengths": LENGTHS},
+        {"opened": SEALED_COUNT, "lengths": LENGTHS},
+        control("which products"),
+    ),
+}
+"""Steps by which two sites compare counts of rows with a minimum (:mod:`.secure_count`)."""
+COMPARISON_ORDER: Mapping[str, str] = {
+    "open_comparison": "open_product open_comparison",
+    "share_comparison": "open_comparison share_comparison",
+    "share_product": "open_product share_comparison share_product",
+}
+"""Which steps stand directly before those from a comparison to the release of a product."""
 
 
 def product_steps(
@@ -360,6 +583,7 @@ def product_steps(
     *,
     fills: bool,
     planned: PlanCheck | None = None,
+    supports_of: SupportsOf | None = None,
 ) -> Mapping[str, Step]:
     """Make the steps by which institutions of a family multiply their columns.
 
@@ -371,9 +595,11 @@ def product_steps(
     entities that both have. Of products with noise ``planned(data, state, part, rows, group)`` refuses,
     before a row is read, those that were not charged for; and among what `behind` tells is the noise that
     each institution's own share gets before it leaves: nobody ever holds a sum without noise.
+    ``supports_of(data, state, which)`` gives the supports of the columns, by which rows of a product are
+    counted before it is released.
     """
     noisy = planned is not None
-    behind_sums = (EntityCount, GroupSums, RowGroups)
+    behind_sums = (EntityCount, GroupSums, RowGroups, CountedProduct)
     what = "share of the products by pattern: random but for the sum"
     share = {"share": ArrayDeclaration("masked share", what, 3, behind=behind_sums)}
     if noisy:
@@ -387,11 +613,12 @@ def product_steps(
             deal_product, {"group": GROUP}, {"for_a": DEALT, "for_b": DEALT}, PART, public=noisy
         ),
         "open_product": Step(
-            partial(open_product, columns_of, rows_of, planned),
+            partial(open_product, columns_of, rows_of, supports_of, planned),
             {"rows": ROWS, "group": GROUP, "dealt": DEALT} | ({"both": BOTH} if fills else {}),
             {"opened": replace(SEALED, behind=(ProductDealer,), unpaid=HIDDEN if noisy else "")},
             PART,
         ),
+        **({} if noisy else COMPARISON_STEPS),
         "share_product": Step(
             partial(share_product, behind, noisy),
             {"opened": SEALED},

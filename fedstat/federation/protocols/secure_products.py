@@ -7,8 +7,8 @@ who must not collude with whom.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,16 @@ from fedstat.codec import to_json
 from fedstat.errors import ModelError
 from fedstat.federation.crypto import secure_product as secure
 from fedstat.federation.crypto.secure_product import check_product
+from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.message import Reply, Request
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import agree_keys
-from fedstat.federation.protocols.product_steps import ProductPart, as_bytes, deal_shares
+from fedstat.federation.protocols.product_steps import (
+    ProductPart,
+    as_bytes,
+    deal_part,
+)
+from fedstat.federation.tables.supports import PER_COLUMN
 from fedstat.kernels.ring import fractional_bits
 from fedstat.typing import Array, Bools, Floats, Ints
 
@@ -32,7 +38,8 @@ class ProductOperand:
     `place` is where they stand in the matrix of products; `rows` (m,) are the positions of its entities among
     those of the fit, ascending; `code` (m,) the pattern of each by which products are summed, -1 for those
     that count as missing here. `own` (m,) tells which are records of the site, all where it is None: in the
-    others means are filled in, and it cannot say which entities they are.
+    others means are filled in, and it cannot say which entities they are. The columns rest on so many
+    `supports` (:mod:`fedstat.federation.tables.supports`), by default those of as many columns of a design.
     """
 
     site: str
@@ -41,11 +48,17 @@ class ProductOperand:
     rows: Ints
     code: Ints
     own: Bools | None = None
+    supports: int | None = None
 
     @property
     def width(self) -> int:
         """How many columns."""
         return int(self.place.stop - self.place.start)
+
+    @property
+    def n_supports(self) -> int:
+        """How many supports."""
+        return PER_COLUMN * self.width if self.supports is None else self.supports
 
     @property
     def present(self) -> Ints:
@@ -71,13 +84,15 @@ class PairProduct:
 class SecureProductSession:
     """Whose steps are asked in which session, and where the coordinator sits: it matters for who may deal.
 
-    `otherwise` is what else the family offers where nobody can; it ends the error.
+    `otherwise` is what else the family offers where nobody can; it ends the error. Sites in `least` want
+    products of fewer rows counted and refused, see :func:`least_rows`.
     """
 
     family: str
     session: str
     at: str | None
     otherwise: str = ""
+    least: Mapping[str, int] = field(default_factory=dict)
 
     def ask(self, site: str, step: str, text: str = "", **arrays: Any) -> Request:
         """Address one step."""
@@ -113,6 +128,7 @@ class SecureProductSession:
         ]
         yield from agree_keys(sites, self.session)
         opened = yield from open_runs(runs)
+        opened = yield from compare_counts(runs, opened)
         shares = yield [one for run, both in pair_replies(runs, opened) for one in run.share_asks(both)]
         return [run.combine(*both) for run, both in pair_replies(runs, shares)]
 
@@ -141,7 +157,8 @@ class SecureProductSession:
 class ProductRun:
     """One secure product on its way; of the m entities that both have, rows at either side and pattern.
 
-    Where means are filled in, `both` (m,) are the entities of which both have a record.
+    Where means are filled in, `both` (m,) are the entities of which both have a record. With `least` its rows
+    are counted first, and the counts compared with that number.
     """
 
     conversation: SecureProductSession
@@ -153,6 +170,7 @@ class ProductRun:
     rows: tuple[Ints, Ints]
     group: Ints
     both: Bools | None = None
+    least: int = 0
 
     @classmethod
     def of(
@@ -180,13 +198,17 @@ class ProductRun:
             bits=bits,
             rows=rows,
             group=a.code[rows[0]],
+            least=max(asking.least.get(one.site, 0) for one in sides),
             both=a.owns(rows[0]) & b.owns(rows[1]) if filled else None,
         )
 
     def describe(self, first: bool) -> str:
         """Describe one institution's part of it."""
+        return to_json(self._part(first))
+
+    def _part(self, first: bool) -> ProductPart:
         own, peer = self.sides if first else self.sides[::-1]
-        part = ProductPart(
+        return ProductPart(
             number=self.number,
             product=self.product,
             bits=self.bits,
@@ -194,8 +216,9 @@ class ProductRun:
             first=first,
             peer=peer.site,
             dealer=self.dealer,
+            least=self.least,
+            supports=(self.sides[0].n_supports, self.sides[1].n_supports) if self.least else (0, 0),
         )
-        return to_json(part)
 
     def deal_ask(self) -> Request:
         """Ask a third institution for a triple."""
@@ -207,11 +230,9 @@ class ProductRun:
 
     def deal(self) -> tuple[Array, Array]:
         """Deal a triple at the coordinator, who sits at no institution."""
-        seed_a, seed_b = secure.new_seed(), secure.new_seed()
-        digest = self.product.digest("", self.number, self.bits, self.group)
-        bound_a, bound_b = (secure.bind_seed(seed, digest) for seed in (seed_a, seed_b))
-        Z_b = deal_shares(self.product, bound_a, bound_b, self.group)
-        return as_bytes(seed_a), as_bytes(seed_b + Z_b)
+        part, seeds = self._part(True), (secure.new_seed(), secure.new_seed())
+        Z_b = deal_part(part, part.digest_in("", self.group), seeds, self.group)
+        return as_bytes(seeds[0]), as_bytes(seeds[1] + Z_b)
 
     def open_asks(self, dealt: tuple[Array, Array]) -> list[Request]:
         """Ask both institutions for what they show each other."""
@@ -254,6 +275,39 @@ def open_runs(runs: Sequence[ProductRun]) -> FitProtocol[list[Reply]]:
     dealt = [run.dealt(next(sealed)) if run.dealer else run.deal() for run in runs]
     opened = yield [one for run, both in zip(runs, dealt, strict=True) for one in run.open_asks(both)]
     return list(opened)
+
+
+def compare_counts(runs: Sequence[ProductRun], opened: Sequence[Reply]) -> FitProtocol[list[Reply]]:
+    """Let sites compare the counts of rows with a minimum; what they opened last, in the same order.
+
+    Every site is asked once in a round, for all of its products.
+    """
+    boxes = [reply.arrays["opened"] for reply in opened]
+    places = [place for run, place in zip(runs, range(0, len(boxes), 2), strict=True) if run.least]
+    own: dict[str, list[int]] = {}
+    for place in places:
+        for side, at in zip(runs[place // 2].sides, (place, place + 1), strict=True):
+            own.setdefault(side.site, []).append(at)
+    for step in ("open_comparison", "share_comparison") if places else ():
+        asks = []
+        for site, held in own.items():
+            received = [boxes[at ^ 1] for at in held]  # of the other site
+            numbers = json.dumps([runs[at // 2].number for at in held])
+            lengths = np.array([len(box) for box in received])
+            given = {"opened": np.concatenate(received), "lengths": lengths}
+            asks.append(runs[held[0] // 2].conversation.ask(site, step, numbers, **given))
+        replies = yield asks
+        for held, reply in zip(own.values(), replies, strict=True):
+            ends = np.cumsum(reply.arrays["lengths"])[:-1]
+            for at, box in zip(held, np.split(reply.arrays["opened"], ends), strict=True):
+                boxes[at] = box
+    return [replace(reply, arrays={"opened": box}) for reply, box in zip(opened, boxes, strict=True)]
+
+
+def least_rows(policies: Mapping[str, Policy]) -> dict[str, int]:
+    """Return the fewest rows of a product at every site that has them counted."""
+    counted = {name: one for name, one in policies.items() if one.products == "counted"}
+    return {name: one.min_level_count for name, one in counted.items() if one.min_level_count > 1}
 
 
 def pair_replies(

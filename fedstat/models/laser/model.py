@@ -424,7 +424,7 @@ class LASER(VerticalModel):
             method == "laser",
             training,
             asked,
-            SecureProductSession(FAMILY, self._session, self._agreement.at),
+            SecureProductSession(FAMILY, self._session, self._agreement.at, least=self.layout.least),
             rng,
             lines,
             checkpoint,

@@ -12,6 +12,7 @@ from fedstat.federation.design.vertical_design import BlockDesign, Design
 from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
 from fedstat.federation.tables.cardinality import ColumnCardinality
 from fedstat.federation.tables.columns import number_units
+from fedstat.federation.tables.supports import PER_COLUMN
 from fedstat.inference.summary import CoefficientBlock
 from fedstat.models.vertical.moments import number_patterns
 from fedstat.models.vertical.pattern_merging import ColumnUnits, select_columns
@@ -32,7 +33,8 @@ class Layout:
     left out as in an earlier fit. `details` of each institution and that of the response
     have the columns of few values, None where the site's owner does not have them judged. `bystanders` are
     sites of the partition without columns in the model that deal where two institutions have no third.
-    `weights` (n,) are those of the entities, if they have any: `frequencies`, or inverse variances.
+    `least` are the fewest rows of a product at sites that have them counted. `weights` (n,) are those of the
+    entities, if they have any: `frequencies`, or inverse variances.
     """
 
     clients: tuple[str, ...]
@@ -54,6 +56,7 @@ class Layout:
     has: Mapping[str, Bools] = field(default_factory=dict)
     weights: Floats | None = None
     frequencies: bool = False
+    least: Mapping[str, int] = field(default_factory=dict)
 
     # ---- columns -------------------------------------------------------------------------------
 
@@ -72,6 +75,10 @@ class Layout:
         ends = first + np.cumsum(self.sizes)
         pairs = zip(self.clients, self.sizes, ends.tolist(), strict=True)
         return {client: slice(end - size, end) for client, size, end in pairs}
+
+    def supports(self, client: str) -> int:
+        """How many supports an institution's columns have; none of one without columns."""
+        return PER_COLUMN * dict(zip(self.clients, self.sizes, strict=True)).get(client, 0)
 
     def split(self, values: Floats) -> dict[str, Floats]:
         """Split a vector of all columns, (p,), by institution."""
@@ -215,6 +222,7 @@ def lay_out(
         response_detail=design.response_detail,
         has={client: columns for client, columns in has.items() if not columns.all()},
         weights=None if design.weights is None else design.weights[use],
+        least=design.least,
     )
 
 

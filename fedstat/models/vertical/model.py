@@ -17,6 +17,7 @@ from fedstat.federation.dry_run.expected_releases import plan_text_release
 from fedstat.federation.dry_run.synthetic_columns import synthetic_column_sites
 from fedstat.federation.partition.partition import ClientPartition
 from fedstat.federation.protocols.engine import Engine, FitProtocol
+from fedstat.federation.protocols.secure_products import least_rows
 from fedstat.models.checks import check_call
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.vertical.layout import Layout
@@ -91,7 +92,9 @@ class VerticalModel(Explainable):
         self._account = CoordinatorLog()
         self._codings: dict[str, str] = {}  # as far as sites were asked for them after a fit
         self._agreement = self._new_ledger()
-        self.design: Design = self.engine.run(self._agree(missing), self._agreement)
+        agreed = self.engine.run(self._agree(missing), self._agreement)
+        policies = {name: site.policy for name, site in partition.sites.items()}
+        self.design: Design = replace(agreed, least=least_rows(policies))
         if not self._conditions or partition.partial == "drop":
             self._warn_of_partial_blocks(self.__class__.__name__)
 

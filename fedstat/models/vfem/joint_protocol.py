@@ -421,7 +421,7 @@ def multiply_weighted(iteration: JointIteration, out: Floats) -> FitProtocol[Non
     pairs = [
         (sides[j], sides[k]) for j, k in combinations(range(len(sides)), 2) if (seen[:, j] & seen[:, k]).any()
     ]
-    asking = product_session(iteration.session, iteration.at)
+    asking = product_session(lay, iteration.session, iteration.at)
     multiplied = yield from asking.multiply(pairs, dealing_sites(lay), len(seen), lay.n)
     for one in multiplied:
         out[:, one.a.place, one.b.place] = one.products

@@ -254,7 +254,9 @@ class VFEMRegression(VFEMModel):
         layout = self._begin(method, partly=method == "vfem")
         check_variances(self._roles, layout)
         small = SmallPatterns(self.partition.min_count, max_moved, ITERATIVE_ALTERNATIVE)
-        exchanging = exchange_patterns(layout, small, product_session(self._session, self._agreement.at))
+        exchanging = exchange_patterns(
+            layout, small, product_session(layout, self._session, self._agreement.at)
+        )
         exchange = attempt.run(exchanging)
         self._keep_division(layout, exchange)
         found, covariance = estimate_from_moments(exchange.moments, asked)
@@ -525,7 +527,9 @@ class VFEMGLM(VFEMModel):
                 estimates_alpha=wanted.estimates_alpha,
             )
             return fit_glm(iteration, wanted.covariance)
-        conversation = SecureProductSession(FAMILY, self._session, shared["at"], INDEPENDENT_ALTERNATIVE)
+        conversation = SecureProductSession(
+            FAMILY, self._session, shared["at"], INDEPENDENT_ALTERNATIVE, layout.least
+        )
 
         def make(narrowed: Layout, exchange: PatternExchange) -> JointIteration:
             return JointIteration(

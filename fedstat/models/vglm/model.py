@@ -325,7 +325,9 @@ class VerticalGLM(VerticalModel):
         return FitPlan(
             layout=self.layout,
             distribution=self.distribution,
-            conversation=SecureProductSession(FAMILY, self._session, self._agreement.at),
+            conversation=SecureProductSession(
+                FAMILY, self._session, self._agreement.at, least=self.layout.least
+            ),
             small=SmallPatterns(self.partition.min_count, max_moved),
             # Without a penalty there is nothing that first estimates could divide, or steps linearise.
             setup=replace(setup, adaptive=0.0, steps=None) if setup.unpenalised else setup,

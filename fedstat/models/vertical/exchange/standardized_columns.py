@@ -19,6 +19,7 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import check_allocation, check_lengths
 from fedstat.federation.protocols.product_steps import check_positions
 from fedstat.federation.tables.cardinality import PLAIN, ColumnCardinality
+from fedstat.federation.tables.supports import Supports
 from fedstat.federation.tables.table import entities_of
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.vertical.moments import number_patterns
@@ -153,7 +154,9 @@ class StandardizedBlock:
     the rows of the site's table, -1 for those that are filled in; `groups_judged` are digests of the rows
     over which the columns were summed. Where not all columns
     count as seen in all rows, the others are zero there, `alike` (n,) numbers the rows' sets of columns and
-    `counts` (p,) the rows that have each. `case` (n,) are weights that entities have by the data.
+    `counts` (p,) the rows that have each; `seen` (rows of the table that take part, p) says which count.
+    `case` (n,) are weights that entities have by the data. `supports` are those of the columns, after the
+    first product.
     """
 
     X: Floats
@@ -169,7 +172,9 @@ class StandardizedBlock:
     groups_judged: dict[bytes, bool] = field(default_factory=dict)
     alike: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     counts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    seen: Bools | None = None
     case: Floats | None = None
+    supports: Supports | None = None
 
     def groups(self, code: Ints, columns: int, times: int = 1, weights: Floats | None = None) -> GroupSums:
         """Tell of products of so many columns by group, (n,): rows that are filled in do not count.
@@ -322,7 +327,7 @@ def standardize_block(
         table_rows[rows] = own
     detail = detail_of(state, "block")
     staged = StandardizedBlock(X, shift, scale, keep, held, detail=detail, table_rows=table_rows)
-    staged.alike, staged.counts = alike, counts
+    staged.alike, staged.counts, staged.seen = alike, counts, seen
     state.keep("staged block", staged, int(counts.min()))
     return staged
 

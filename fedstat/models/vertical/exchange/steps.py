@@ -34,7 +34,13 @@ from fedstat.federation.message import (
     per_entity,
     presence,
 )
-from fedstat.federation.protocols.product_steps import ProductPart, check_positions, product_steps
+from fedstat.federation.protocols.product_steps import (
+    COMPARISON_ORDER,
+    ProductPart,
+    check_positions,
+    product_steps,
+)
+from fedstat.federation.tables.supports import Supports, supports_of_columns
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.row_products import column_sums, gram
 from fedstat.models.checks import check_response
@@ -256,13 +262,59 @@ def columns_of(
     return columns / units, units
 
 
+def supports_of(rules: ExchangeRules, data: SiteData, state: State, which: str) -> Supports:
+    """Supports of the columns that are called so, (rows, s): of the response, or of the block's columns.
+
+    All that a family multiplies is made of these columns, row by row, and of numbers that are zero nowhere.
+    Columns that have the rows of the response may be made of both.
+    """
+    if rules.are_of_response(which):
+        found = supports_of_response(state)
+        if which != RESPONSE and "staged block" in state:
+            block, rows = supports_of_block(state), staged_response(state).rows
+            at = np.searchsorted(rows, (every := staged_rows(state))[held := every >= 0])
+            placed = Supports(block.columns[held], block.names).at(at, len(rows))
+            found = Supports(np.hstack([found.columns, placed.columns]), [*found.names, *placed.names])
+    else:
+        found = supports_of_block(state)
+    # Where entities stand in the columns several times, each counts once.
+    n = len(found.columns)
+    return found.at(np.arange(n), n * rules.times_there(which))
+
+
+def supports_of_response(state: State) -> Supports:
+    """Supports of the response, of the rows of a fit, in the units of the data."""
+    staged = staged_response(state)
+    y = response_of(state)
+    if staged.distribution.name == "Gaussian":
+        y = y - offset_of(state)
+    return supports_of_columns(y[staged.rows, None], ["response"], ["response"])
+
+
+def supports_of_block(state: State) -> Supports:
+    """Supports of the columns of the block, of the rows of a fit, in the units of the data."""
+    staged, block = staged_block(state), block_of(state)
+    if staged.supports is not None:  # of every product of a fit they are the same
+        return staged.supports
+    X, spec = block.X[staged.keep], block.spec
+    if staged.seen is not None:
+        X = np.where(staged.seen, X, np.nan)
+    names = spec.names if len(spec.names) == X.shape[1] else [f"column {j + 1}" for j in range(X.shape[1])]
+    found = supports_of_columns(X, names, spec.term_names if names is spec.names else names)
+    # Rows that are filled in with means count for no product.
+    staged.supports = found.at(np.flatnonzero(staged.held), len(staged.X))
+    return staged.supports
+
+
+def staged_rows(state: State) -> Ints:
+    """Rows of the site's table that the block of a fit is of, -1 for those that are filled in."""
+    staged: StandardizedBlock = state.look_at("staged block")
+    return staged.table_rows
+
+
 def table_rows(rules: ExchangeRules, state: State, which: str) -> Ints:
     """Rows of the site's table, (rows,), that the columns called so are of; -1 where means fill in."""
-    if rules.are_of_response(which):
-        rows = staged_response(state).rows
-    else:
-        staged: StandardizedBlock = state.look_at("staged block")
-        rows = staged.table_rows
+    rows = staged_response(state).rows if rules.are_of_response(which) else staged_rows(state)
     return np.tile(rows, rules.times_there(which))
 
 
@@ -341,7 +393,7 @@ EXCHANGE_ORDER: Mapping[str, str] = {
     "sum_products": "stage_block stage_response",
     "sum_with_response": "sum_products",
     "sum_response": "stage_response sum_with_response",
-    "share_product": "open_product share_product",
+    **COMPARISON_ORDER,
 }
 """Which steps stand directly before which; the others may come at any time, or as the family says."""
 
@@ -385,5 +437,6 @@ def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
             partial(table_rows, rules),
             partial(facts_behind_product, rules),
             fills=rules.fills,
+            supports_of=partial(supports_of, rules),
         ),
     }

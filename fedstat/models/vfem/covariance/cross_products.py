@@ -222,7 +222,15 @@ def multiplied_products(
     edges = np.cumsum([0, *columns.widths])
     which = BLOCK if columns.stage == "columns" else columns.stage
     sides = [
-        ProductOperand(k, which, slice(edges[j], edges[j + 1]), rows, np.zeros_like(rows), layout.own(k))
+        ProductOperand(
+            k,
+            which,
+            slice(edges[j], edges[j + 1]),
+            rows,
+            np.zeros_like(rows),
+            layout.own(k),
+            layout.supports(k),
+        )
         for j, (k, rows) in enumerate(layout.rows.items())
     ]
     blocks, pairs, few = {}, {}, 0
@@ -235,23 +243,23 @@ def multiplied_products(
             blocks[j, k] = np.zeros((one.width, two.width))
             # Without a common entity the product is zero, and nothing is missed.
             few += common > 0
-    asking = product_session(session, options.at)
+    asking = product_session(layout, session, options.at)
     multiplied = yield from asking.multiply(list(pairs.values()), dealing_sites(layout), 1, layout.n)
     blocks |= {pair: one.products[0] for pair, one in zip(pairs, multiplied, strict=True)}
     dealers = ", ".join(sorted({one.dealer or "the coordinator" for one in multiplied}))
     return CrossProducts(blocks, "secure", dealers=dealers, left_out=few)
 
 
-def product_session(session: str, at: str | None) -> SecureProductSession:
+def product_session(layout: Layout, session: str, at: str | None) -> SecureProductSession:
     """Say who asks, and what VFEM offers where nobody can deal."""
-    return SecureProductSession(FAMILY, session, at, ALTERNATIVES)
+    return SecureProductSession(FAMILY, session, at, ALTERNATIVES, layout.least)
 
 
 def check_dealers(layout: Layout, options: CrossProductOptions) -> None:
     """Require somebody to deal for every two institutions, before anything is computed."""
     if options.how == "secure":
         for a, b in combinations(layout.clients, 2):
-            product_session("", options.at).dealer(a, b, dealing_sites(layout))
+            product_session(layout, "", options.at).dealer(a, b, dealing_sites(layout))
 
 
 def sketched_products(

@@ -15,6 +15,7 @@ from fedstat.errors import EstimationError
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.key_agreement import agree_keys
 from fedstat.federation.protocols.secure_products import ProductOperand
+from fedstat.federation.tables.supports import PER_COLUMN
 from fedstat.inference.covariance import delta_method, invert_information, nearest_psd
 from fedstat.models.vertical.exchange.protocol import dealing_sites
 from fedstat.models.vertical.layout import Layout
@@ -158,7 +159,7 @@ def request_secure_scores(
                 score_operand(lay, k, f"{BESIDE_SHARES}:{j}", widths[k]),
             )
         )
-    asking = product_session(iteration.session, options.at)
+    asking = product_session(lay, iteration.session, options.at)
     found = yield from asking.multiply(pairs, sites, 1, STACKED * lay.n)
     products = [one.products[0] for one in found]
     within, between = dict[str, Floats](), dict[tuple[int, int], Floats]()
@@ -181,14 +182,12 @@ def request_secure_scores(
 
 def score_operand(layout: Layout, site: str, columns: str, width: int) -> ProductOperand:
     """Say of which entities stacked columns are: one position for each time that an entity stands there."""
-    own = (
-        np.arange(layout.n)
-        if columns.startswith((RESPONSE_OF_SCORES, RESPONSE_OF_SQUARES))
-        else layout.rows[site]
-    )
+    of_response = columns.startswith((RESPONSE_OF_SCORES, RESPONSE_OF_SQUARES))
+    own = np.arange(layout.n) if of_response else layout.rows[site]
+    supports = layout.supports(site) + (PER_COLUMN if of_response else 0)
     times = TIMES[columns.partition(":")[0]]
     rows = np.concatenate([own + layout.n * place for place in range(times)])
-    return ProductOperand(site, columns, slice(0, width), rows, np.zeros_like(rows))
+    return ProductOperand(site, columns, slice(0, width), rows, np.zeros_like(rows), supports=supports)
 
 
 def symmetric(upper: Floats, width: int) -> Floats:
