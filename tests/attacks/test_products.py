@@ -167,7 +167,7 @@ def test_groups_of_two_products_do_not_differ_by_a_row():
     np.testing.assert_allclose(found, np.outer(TRUTH[N // G], other[N // G]), atol=1e-6)
     with pytest.raises(PolicyError, match=r"A: refused; its policy \(differencing\)"):
         row_from_products_that_differ(
-            fs.Policy.strict(order="any", dealer="any", discrete="any", max_share=1.0)
+            fs.Policy.strict(order="any", dealer="any", discrete="any", max_share=1.0, products="any")
         )
 
 

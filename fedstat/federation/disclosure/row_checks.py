@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedstat.errors import ConsentError, DescriptionError, MessageError, PolicyError
+from fedstat.errors import ConsentError, DescriptionError, PolicyError
 from fedstat.federation.disclosure import facts
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.tables.cardinality import ColumnCardinality, min_group_size
@@ -307,7 +307,7 @@ def check_counted_product(data: SiteData, state: State, fact: facts.CountedProdu
 
     Raises
     ------
-    MessageError
+    DescriptionError
         The rows were not counted, or compared with a smaller number than the owner's.
     PolicyError
         As :func:`check_rows`.
@@ -316,18 +316,21 @@ def check_counted_product(data: SiteData, state: State, fact: facts.CountedProdu
     if data.policy.products == "any" or least < 2:
         return
     if fact.least is None or fact.least < least:
-        raise MessageError(
-            f"{data.name}: products with '{fact.peer}' need a count of their rows first, at least {least} or "
-            "none of each. Use a version of fedstat that counts them"
+        raise DescriptionError.of_rule(
+            "rows behind a product",
+            data.name,
+            f"wants the rows behind products with columns of '{fact.peer}' counted first, and compared with "
+            f"{least} at least. Use a family that counts them; the owner may allow it by the line  "
+            'products = "any"  in policy.toml',
         )
     if fact.names:
         names = ", ".join(map(repr, fact.names[:MAX_SHOWN])) + ", ..." * (len(fact.names) > MAX_SHOWN)
         raise PolicyError.of_rule(
             "rows behind a product",
             data.name,
-            f"wants none or at least {least} rows (min_level_count) behind the product of every column here "
-            f"with a column of '{fact.peer}'; {names} has fewer with one of them. Merge levels, "
-            "or leave one of the two terms out",
+            f"wants none or at least {fact.least} rows (min_level_count) behind the product of every column "
+            f"here with a column of '{fact.peer}'; {names} has fewer with one of them. Merge levels, or "
+            "leave one of the two terms out",
         )
 
 

@@ -574,6 +574,7 @@ COMPARISON_ORDER: Mapping[str, str] = {
     "share_product": "open_product share_comparison share_product",
 }
 """Which steps stand directly before those from a comparison to the release of a product."""
+PRODUCT_STEPS = ("deal_product", "open_product", *COMPARISON_STEPS, "share_product")
 
 
 def product_steps(

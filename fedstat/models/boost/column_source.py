@@ -111,7 +111,7 @@ class ColumnSource(MomentSource, VerticalModel):
         steps, nu = self.checked(options)
         folds = np.arange(self.layout.n) % self._n_folds(options)
         code = np.random.default_rng(options.random_state).permutation(folds).astype(np.int64)
-        asking = SecureProductSession(FAMILY, self._session, self._agreement.at)
+        asking = SecureProductSession(FAMILY, self._session, self._agreement.at, least=self.layout.least)
         found = attempt.run(
             exchange_moments(self.apart, self.learners, self.widths, self.layout, code, asking)
         )

@@ -16,7 +16,7 @@ from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import aggregate, check_allocation, check_lengths, control, per_entity
 from fedstat.federation.protocols.engine import FitProtocol
 from fedstat.federation.protocols.masked_sums import masked_protocol
-from fedstat.federation.protocols.product_steps import check_positions
+from fedstat.federation.protocols.product_steps import COMPARISON_ORDER, PRODUCT_STEPS, check_positions
 from fedstat.federation.protocols.secure_products import SecureProductSession
 from fedstat.kernels.split_networks import count_parameters
 from fedstat.models.laser.networks import ADAM, Networks
@@ -24,7 +24,7 @@ from fedstat.models.laser.request import FAMILY, NetworksRequest
 from fedstat.models.laser.site_steps import DISTILLED, EXCHANGE, ROWS, DistilledNetwork, input_columns
 from fedstat.models.vertical.exchange.protocol import multiply_between_sites, product_operands, symmetrized
 from fedstat.models.vertical.exchange.standardized_columns import staged_block
-from fedstat.models.vertical.exchange.steps import BLOCK, EXCHANGE_ORDER
+from fedstat.models.vertical.exchange.steps import BLOCK
 from fedstat.models.vertical.layout import Layout
 from fedstat.typing import Array, Floats, Ints
 
@@ -191,9 +191,9 @@ def _learn(network: Networks, X: Floats, target: Floats) -> None:
 
 include(
     FAMILY,
-    {name: EXCHANGE[name] for name in ("sum_products", "deal_product", "open_product", "share_product")},
+    {name: EXCHANGE[name] for name in ("sum_products", *PRODUCT_STEPS)},
     {
-        "share_product": EXCHANGE_ORDER["share_product"],
+        **COMPARISON_ORDER,
         "sum_products": "stage_block stage_outcome",
         "open_product": "sum_products deal_product open_product",
     },

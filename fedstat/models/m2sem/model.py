@@ -15,7 +15,7 @@ from fedstat.federation.design.formula.parse import parse_formula
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.dry_run.execution import DrySite
 from fedstat.federation.partition.partition import ClientPartition
-from fedstat.federation.protocols.secure_products import SecureProductSession
+from fedstat.federation.protocols.secure_products import SecureProductSession, least_rows
 from fedstat.models.checks import check_choice, check_layout, check_masked, check_whole, checks_arguments
 from fedstat.models.explain import Explainable, ForecastPlan
 from fedstat.models.m2sem.em import MixtureExchange, StartPlan
@@ -150,13 +150,14 @@ class M2SEM(Explainable):
         self._session = partition._new_session()
         self._account = CoordinatorLog()
         self._agreement = self._new_ledger()
-        self._asking = SecureProductSession(FAMILY, self._session, self._agreement.at)
+        least = least_rows(self._policies)
+        self._asking = SecureProductSession(FAMILY, self._session, self._agreement.at, least=least)
         self._agreed: AgreedColumns = self.engine.run(
             agree_columns(self._asking, self._chosen), self._agreement
         )
         warn_of_lacking(self._agreed.covariates)
-        least = {c: (p.min_count, p.max_share) for c, p in self._policies.items()}
-        self._subjects, _ = who_has_whom(self._agreed, partition.rows, partition.n_entities, least)
+        limits = {c: (p.min_count, p.max_share) for c, p in self._policies.items()}
+        self._subjects, _ = who_has_whom(self._agreed, partition.rows, partition.n_entities, limits)
         check_sizes(self._agreed, self._subjects, self.n_clusters, self.n_factors)
 
     @classmethod

@@ -31,7 +31,8 @@ from fedstat.federation.message import (
     per_entity,
     presence,
 )
-from fedstat.federation.protocols.product_steps import ProductPart, product_steps
+from fedstat.federation.protocols.product_steps import COMPARISON_ORDER, ProductPart, product_steps
+from fedstat.federation.tables.supports import PER_COLUMN, Supports, supports_of_columns
 from fedstat.models.m2sem.columns import COLUMNS_ITEM, OpenedModalities
 from fedstat.models.m2sem.information import local_information
 from fedstat.models.m2sem.local_mixtures import LocalMixture, SessionMixtures, restored
@@ -511,8 +512,25 @@ def behind(
     return (GroupSums(code, columns=columns), RowGroups("", code, held.rows[rows[once]])), lambda: None
 
 
+def supports_of(data: SiteData, state: State, which: str) -> Supports:
+    """Supports of the columns that scores are made of: of every entity those of its first cluster.
+
+    There are as many as if each score were a column, which is more than there are columns.
+    """
+    held = state.use(SCORES_ITEM, LocalScores)
+    opened = session_mixtures(state).opened
+    names = [name for modality in opened.modalities for name in modality.asked.names]
+    X = np.hstack([modality.values for modality in opened.modalities]).astype(np.float64)
+    found, spare = supports_of_columns(X, names, names), held.columns.shape[1] - len(names)
+    if spare < 0:
+        raise MessageError(f"{data.name}: fewer scores than columns, whose rows are not counted")
+    columns = np.hstack([found.columns, np.zeros((len(X), PER_COLUMN * spare), dtype=np.uint8)])
+    every = Supports(columns, [*found.names, *[""] * (PER_COLUMN * spare)])
+    return every.at(np.arange(len(X)), len(held.rows))
+
+
 include(
     FAMILY,
-    product_steps(columns_of, rows_of, behind, fills=False),
-    {"open_product": "open_scores deal_product open_product", "share_product": "open_product share_product"},
+    product_steps(columns_of, rows_of, behind, fills=False, supports_of=supports_of),
+    {"open_product": "open_scores deal_product open_product", **COMPARISON_ORDER},
 )

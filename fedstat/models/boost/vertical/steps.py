@@ -30,6 +30,7 @@ from fedstat.federation.disclosure.family import include, step
 from fedstat.federation.disclosure.state import SiteData, State
 from fedstat.federation.message import ArrayDeclaration, check_lengths
 from fedstat.federation.partition.partition import ClientPartition
+from fedstat.federation.protocols.product_steps import COMPARISON_ORDER, PRODUCT_STEPS
 from fedstat.federation.tables.cardinality import ColumnCardinality
 from fedstat.federation.tables.curves import CurveArray, curves_of
 from fedstat.models.boost.learning.columns import learner_columns, smooth_request, time_basis
@@ -175,8 +176,17 @@ def find_owners(
 # square, (F, G + 1).
 
 FAMILY = "boost_vertical"
-RULES = ExchangeRules(remembers=True, flat=True)
 POINTS, WIDTH = "response at its points", "columns of all institutions"
+LEARNER_COLUMNS = "learners of columns"
+
+
+def learners_of_columns(state: State) -> Sequence[str]:
+    """Learner of each column of the block, and the response."""
+    labels: tuple[str, ...] = state.look_at(LEARNER_COLUMNS)
+    return labels
+
+
+RULES = ExchangeRules(remembers=True, flat=True, terms=learners_of_columns)
 
 
 @step(
@@ -240,6 +250,9 @@ def make_columns(data: SiteData, state: State, text: str, use: Bools) -> tuple[d
     for label, Z in zip([*(one.label for one in asked.learners), asked.response], made, strict=False):
         _declare_directions(state, label, Z)
     X = np.ascontiguousarray(np.column_stack(made))
+    labels = [*(one.label for one in asked.learners), "response"]
+    of_columns = [[label] * part.shape[1] for label, part in zip(labels, made, strict=False)]
+    state.keep(LEARNER_COLUMNS, tuple(label for part in of_columns for label in part))
     state.keep(WIDTH, asked.columns)
     state.keep("block", CodedBlock(spec, use, X, 0), len(X), columns=X.shape[1])
     state.keep("block detail", _detail(data, asked, spec, [part.shape[1] for part in made]))
@@ -311,13 +324,11 @@ include(
             run=sum_products_by_fold,
             gives={name: replace(one, behind=(*one.behind, RowCount)) for name, one in _SUMS.gives.items()},
         ),
-        **{
-            name: EXCHANGED[name] for name in ("stage_block", "deal_product", "open_product", "share_product")
-        },
+        **{name: EXCHANGED[name] for name in ("stage_block", *PRODUCT_STEPS)},
     },
     {
         "sum_products": "stage_block",
         "open_product": "deal_product open_product sum_products sum_points",
-        "share_product": "open_product share_product",
+        **COMPARISON_ORDER,
     },
 )

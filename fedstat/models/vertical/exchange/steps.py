@@ -8,7 +8,7 @@ products with another institution's columns are the matter of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -77,6 +77,7 @@ class ExchangeRules:
     (rows, q), which are not standardised; what follows their name and a colon tells whom they are for.
     `weights` of some of these give the weights of the rows, and with how many different ones products were
     released; in some the rows stand below one another several `times`, and some are `of_response`.
+    `terms` are those of the columns of a block that is not made of a formula.
     `constant` is the part of the log-likelihood that no parameter changes. With `shapes` one more number of
     every column leaves: how far it is from symmetric. With `flat` a column may be constant, a spline without
     a value for instance, and is zero then. With `weighted` the entities may have weights by the data.
@@ -92,6 +93,7 @@ class ExchangeRules:
     shapes: bool = False
     flat: bool = False
     weighted: bool = False
+    terms: Callable[[State], Sequence[str]] | None = None
 
     def division(self, place: str, code: Ints, rows: Ints) -> RowGroups:
         """Say how rows of the table are divided; within a session it counts if the family's doors say so."""
@@ -271,12 +273,12 @@ def supports_of(rules: ExchangeRules, data: SiteData, state: State, which: str) 
     if rules.are_of_response(which):
         found = supports_of_response(state)
         if which != RESPONSE and "staged block" in state:
-            block, rows = supports_of_block(state), staged_response(state).rows
+            block, rows = supports_of_block(rules, state), staged_response(state).rows
             at = np.searchsorted(rows, (every := staged_rows(state))[held := every >= 0])
             placed = Supports(block.columns[held], block.names).at(at, len(rows))
             found = Supports(np.hstack([found.columns, placed.columns]), [*found.names, *placed.names])
     else:
-        found = supports_of_block(state)
+        found = supports_of_block(rules, state)
     # Where entities stand in the columns several times, each counts once.
     n = len(found.columns)
     return found.at(np.arange(n), n * rules.times_there(which))
@@ -291,7 +293,7 @@ def supports_of_response(state: State) -> Supports:
     return supports_of_columns(y[staged.rows, None], ["response"], ["response"])
 
 
-def supports_of_block(state: State) -> Supports:
+def supports_of_block(rules: ExchangeRules, state: State) -> Supports:
     """Supports of the columns of the block, of the rows of a fit, in the units of the data."""
     staged, block = staged_block(state), block_of(state)
     if staged.supports is not None:  # of every product of a fit they are the same
@@ -299,8 +301,8 @@ def supports_of_block(state: State) -> Supports:
     X, spec = block.X[staged.keep], block.spec
     if staged.seen is not None:
         X = np.where(staged.seen, X, np.nan)
-    names = spec.names if len(spec.names) == X.shape[1] else [f"column {j + 1}" for j in range(X.shape[1])]
-    found = supports_of_columns(X, names, spec.term_names if names is spec.names else names)
+    terms = spec.term_names if rules.terms is None else rules.terms(state)
+    found = supports_of_columns(X, spec.names if rules.terms is None else terms, terms)
     # Rows that are filled in with means count for no product.
     staged.supports = found.at(np.flatnonzero(staged.held), len(staged.X))
     return staged.supports

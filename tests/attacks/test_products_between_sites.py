@@ -1,0 +1,95 @@
+"""Products of columns of two sites that rest on one person: counts of a cell, and a value of that person.
+
+Column a of the court times column b:income of the bank is the income of the only person with a = b = 1.
+"""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstat as fs
+from fedstat.errors import PolicyError
+
+N, OF_A, OF_B = 600, 30, 25
+STRICT = fs.Policy.strict()
+REFUSED = r"refused; its policy \(rows behind a product\)"
+
+
+def study(common, policy=STRICT, seed=3):
+    """Four sites, of which two have columns that are one for `common` persons together; and their incomes."""
+    rng = np.random.default_rng(seed)
+    order, a, b = rng.permutation(N), np.zeros(N), np.zeros(N)
+    a[order[:OF_A]] = 1.0
+    b[order[OF_A - common : OF_A - common + OF_B]] = 1.0
+    income = np.round(rng.lognormal(10, 0.6, N), 2)
+    frames = {
+        "Clinic": {"y": rng.normal(size=N), "count": rng.poisson(2.0, N)},
+        "Court": {"a": a, "c": rng.normal(size=N)},
+        "Bank": {"b": b, "income": income},
+        "Third": {"t": rng.normal(size=N)},
+    }
+    tables = {site: pd.DataFrame({"k": range(N), **columns}) for site, columns in frames.items()}
+    given = {"policies": policy} if isinstance(policy, dict) else {"policy": policy}
+    partition = fs.ClientPartition.from_frames(tables, on="k", **given)
+    return partition, income[(a * b) == 1.0]
+
+
+def released_product(partition, formula, a, b):
+    """The sum of products of two columns in the units of the data, from what a fit releases."""
+    moments = fs.VFEMRegression.from_formula(formula, partition).fit(cov_type="none").exchange.moments
+    i, j = (list(moments.names).index(name) for name in (a, b))
+    gram = moments.grams.sum(axis=0)
+    left, right = ((moments.centre[k], moments.scale[k]) for k in (i, j))
+    by = np.array([gram[0, 0], gram[0, 1 + j], gram[0, 1 + i], gram[1 + i, 1 + j]])
+    return float(np.outer(left, right).reshape(-1) @ by)
+
+
+def test_what_is_read_where_rows_are_not_counted():
+    """The attack itself: count and value, to the width of the dither."""
+    partition, (income,) = study(1, fs.Policy.strict(products="any"))
+    assert released_product(partition, "y ~ a + b + t", "a", "b") == pytest.approx(1.0, abs=0.2)
+    read = released_product(partition, "y ~ a + b:income + t", "a", "b:income")
+    assert read == pytest.approx(income, rel=0.1)
+
+
+@pytest.mark.parametrize("formula", ["y ~ a + b + t", "y ~ a + b:income + t"])
+@pytest.mark.parametrize("common", [0, 1, 2, 3])
+def test_rows_behind_a_product_at_the_boundary(common, formula):
+    partition, _ = study(common)
+    model = fs.VFEMRegression.from_formula(formula, partition)
+    if 0 < common < 3:
+        with pytest.raises(PolicyError, match=REFUSED):
+            model.fit(cov_type="none")
+    else:
+        assert np.isfinite(model.fit(cov_type="none").params).all()
+
+
+@pytest.mark.parametrize("strict_site", ["Court", "Bank"])
+def test_the_larger_minimum_of_two_sites_counts(strict_site):
+    loose, strict = fs.Policy.strict(min_level_count=2), fs.Policy.strict(min_level_count=6)
+    policies = {**dict.fromkeys(("Clinic", "Court", "Bank", "Third"), loose), strict_site: strict}
+    for common in (4, 6):
+        partition, _ = study(common, policies)
+        model = fs.VFEMRegression.from_formula("y ~ a + b + t", partition)
+        if common < 6:
+            with pytest.raises(PolicyError, match=REFUSED):
+                model.fit(cov_type="none")
+        else:
+            assert np.isfinite(model.fit(cov_type="none").params).all()
+
+
+def test_a_refusal_names_the_term_to_the_owner_and_counts():
+    partition, _ = study(1, fs.Policy.strict(reasons="told", max_refusals=3))
+    model = fs.VFEMRegression.from_formula("y ~ a + b + t", partition)
+    with pytest.raises(PolicyError, match=r"min_level_count.*'Bank'; 'a' has fewer.*Merge levels"):
+        model.fit(cov_type="none")
+    assert max(partition.sites["Court"].account.refusals.values()) == 1
+
+
+def test_what_the_coordinator_carries():
+    """Counts and their comparison travel sealed; the ledger shows both steps."""
+    partition, _ = study(3)
+    fit = fs.VFEMRegression.from_formula("y ~ a + b + t", partition).fit(cov_type="none")
+    counting = [one for one in fit.ledger.entries if one.step in ("open_comparison", "share_comparison")]
+    assert {one.step for one in counting} == {"open_comparison", "share_comparison"}
+    assert {one.kind for one in counting} == {"sealed", "control"}
