@@ -134,7 +134,7 @@ def test_a_strangers_answer_is_put_aside_and_the_site_gives_its_own(service, put
     place.parent.mkdir(parents=True)
     put(place)
     service.thread.start()
-    with pytest.warns(FedstatWarning, match="the place of its answer was none"):
+    with pytest.warns(FedstatWarning, match="the place of its reply was invalid"):
         answer = service.carrier().carry("North", request)
     assert unpack_reply(answer).site == "North"
     assert len(list((service.exchange / "North" / "odd").iterdir())) == 1
@@ -252,7 +252,10 @@ def test_a_note_that_the_site_did_not_sign_or_signed_once_is_not_believed(servic
         stranger.carrier.carry("North", stranger.request)
     altered = old.replace(b"untrusted", b"closedbut")
     stranger.note.write_bytes(altered)
-    with pytest.warns(FedstatWarning, match="was none"), pytest.raises(EngineError, match="did not answer"):
+    with (
+        pytest.warns(FedstatWarning, match="was invalid"),
+        pytest.raises(EngineError, match="did not answer"),
+    ):
         stranger.carrier.carry("North", stranger.request)
 
 

@@ -107,7 +107,7 @@ def test_noisy_sums_trace_no_better_than_the_budget_allows(epsilon):
     model = private_model(inside, epsilon)
     result = model.fit(steps=1)
     bound = largest_auc(float(model.source._planned.coordinator_cost()))
-    assert f"AUC of at most {bound:.2f}" in " ".join(str(result.summary()).split())
+    assert f"AUC at most {bound:.2f}" in " ".join(str(result.summary()).split())
     columns = [cut_columns(model, frame) for frame in (inside, outside, reference)]
     found, se = traced(model.source._released[0].products, n, *columns)
     assert found <= bound + 3 * se

@@ -124,7 +124,7 @@ def test_an_institution_that_is_told_that_it_is_another():
     """As holder of the response, which A takes C to be, B's row would be longer than A was charged for."""
     to = Departing()
     to.margins("B", [bins("b", 2)], family="copula_glm")
-    with pytest.raises(DescriptionError, match="B: asked for products of 'C'"):
+    with pytest.raises(DescriptionError, match="B: the request is for products of 'C'"):
         to.gram("B", MomentsRequest({"A": 1}, 1, FAIR, "C", "C", "Binomial", ()), [2], "copula_glm")
 
 

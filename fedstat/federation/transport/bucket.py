@@ -28,23 +28,24 @@ from fedstat.federation.transport.mailbox import (
 from fedstat.federation.transport.signed import open_reply, sign_request
 
 # ----------------------------------------------------------------------------------------------------
-# A site's part of a bucket: where questions, answers and notes lie.
+# A site's part of a bucket: where requests, replies and notes are.
 #
 # ::
 #
 #     <prefix>/<site>/asks/<time>-<number>    signed by the coordinator; the time in nanoseconds, 20 digits
 #     <prefix>/<site>/replies/<number>        signed by the site
-#     <prefix>/<site>/notes/<number>          signed by the site, where it does not answer
-#     <prefix>/<site>/odd/<token>-<number>    what lay in the place of an answer, and was none
+#     <prefix>/<site>/notes/<number>          signed by the site, when it does not reply
+#     <prefix>/<site>/odd/<token>-<number>    an object found where a reply should be, but is not one
 #
-# Objects are put whole and never altered, and nothing but what is none is moved: the bucket is the record
-# of what passed, and a rule of its owner (a lifecycle rule) may end it after some months. Keys of questions
-# sort by time, and a site lists what comes after the last that it knows, so that what has passed costs
+# Objects are written as a whole and never changed. Only objects that are not valid messages are moved. So the
+# bucket is the record of all messages; its owner may delete old ones by a lifecycle rule. Keys of requests
+# sort by time, and a site lists only keys after the last one that it knows. Old messages therefore cost
 # nothing.
 #
-# Whoever may write to the bucket can stop messages, and nothing else. Of an object no more is read than its
-# first kilobytes before the signature of the pinned key has been checked. Who may read it sees what readers
-# of an exchange folder see: who asks whom, when and how much, and what passes neither masked nor sealed.
+# A person with write access to the bucket can stop messages, but nothing else: only the first kilobytes of an
+# object are read before the signature of the pinned key has been checked. A person with read access sees what
+# readers of an exchange folder see: who sends requests to whom, when, how large, and all content that is
+# neither masked nor encrypted.
 
 ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[A-Za-z0-9._=-]+)*)/?")
 TIME_DIGITS = 20
@@ -54,24 +55,24 @@ LISTED_AT_ONCE = 1000
 
 
 def open_bucket(exchange: str) -> Bucket:
-    """Open the bucket of an address, s3://bucket/prefix; nothing is asked of it yet.
+    """Open the bucket of an address, s3://bucket/prefix, without a request to the store.
 
-    Credentials, region and endpoint are those that boto3 finds: its environment variables (for a store that
-    is not Amazon's, ``AWS_ENDPOINT_URL``), the files in ``~/.aws``, the role of the machine. PartitionError
-    where the address is none, ImportError without boto3.
+    boto3 finds credentials, region and endpoint: in its environment variables (``AWS_ENDPOINT_URL`` for a
+    store other than Amazon's), the files in ``~/.aws``, or the role of the machine. PartitionError if the
+    address is invalid, ImportError without boto3.
     """
     name, prefix = check_address(exchange)
     try:
         import boto3  # noqa: PLC0415
         from botocore.config import Config  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError("an object store carries messages by boto3: pip install fedstat[s3]") from error
+        raise ImportError("messages over an object store need boto3: pip install fedstat[s3]") from error
     settings = Config(retries={"mode": "standard", "max_attempts": 4}, max_pool_connections=64)
     return Bucket(boto3.client("s3", config=settings), name, prefix)
 
 
 def check_address(exchange: str) -> tuple[str, str]:
-    """Split an address into bucket and prefix; PartitionError where it is none."""
+    """Split an address into bucket and prefix; PartitionError if it is invalid."""
     found = ADDRESS.fullmatch(exchange)
     if found is None:
         raise PartitionError(
@@ -81,7 +82,7 @@ def check_address(exchange: str) -> tuple[str, str]:
 
 
 def given_exchange(exchange: str) -> str:
-    """Return an exchange as a command line names it, where paths are relative to where it was run."""
+    """Return an exchange as a command line names it; relative paths start at the working folder."""
     if not is_bucket(exchange):
         return str(Path(exchange).resolve())
     check_address(exchange)
@@ -90,7 +91,7 @@ def given_exchange(exchange: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A bucket, or what lies in it under a prefix; several threads may use it."""
+    """A bucket, or its objects under a prefix; several threads may use it."""
 
     client: Any
     name: str
@@ -101,14 +102,14 @@ class Bucket:
         return SiteObjects(self, "/".join(part for part in (self.prefix, site) if part))
 
     def put(self, key: str, content: bytes) -> None:
-        """Put an object, whole."""
+        """Write an object as a whole."""
         with self.named(key):
             self.client.put_object(Bucket=self.name, Key=key, Body=content)
 
     def open(self, key: str) -> IO[bytes] | None:
-        """Open an object, of which only what is asked for is read; None where it is absent.
+        """Open an object as a stream; None if it is absent.
 
-        It is read under :meth:`named`: a connection may break off in the middle.
+        Read it under :meth:`named`, since a connection may fail while reading.
         """
         try:
             with self.named(key):
@@ -118,7 +119,7 @@ class Bucket:
             return None
 
     def has(self, key: str) -> bool:
-        """Whether there is an object."""
+        """Return whether an object exists."""
         try:
             with self.named(key):
                 self.client.head_object(Bucket=self.name, Key=key)
@@ -127,7 +128,7 @@ class Bucket:
         return True
 
     def move(self, key: str, other: str) -> None:
-        """Move an object, where there is one."""
+        """Move an object if it exists."""
         try:
             with self.named(key):
                 self.client.copy_object(
@@ -138,7 +139,7 @@ class Bucket:
             return
 
     def list_after(self, prefix: str, last: str) -> Iterator[str]:
-        """Keys that begin with a prefix and come after the last one, in their order."""
+        """Return the keys that begin with a prefix and come after `last`, in order."""
         more: dict[str, Any] = {"StartAfter": prefix + last}
         while more:
             with self.named(prefix):
@@ -150,7 +151,10 @@ class Bucket:
 
     @contextmanager
     def named(self, key: str) -> Iterator[None]:
-        """Name bucket, key and remedy where the store fails; FileNotFoundError without such an object."""
+        """Raise an error with bucket, key and remedy if the store fails.
+
+        FileNotFoundError without the object.
+        """
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
 
         try:
@@ -160,56 +164,58 @@ class Bucket:
             if code in ABSENT:
                 raise FileNotFoundError(key) from error
             raise EngineError(
-                f"'{BUCKET}{self.name}/{key}' cannot be used ({code}); look at the bucket's name, and at "
-                "what these credentials may do there: list, get, put, and delete for what is put aside"
+                f"'{BUCKET}{self.name}/{key}' cannot be used ({code}). Check the bucket's name and the "
+                f"permissions "
+                "of these credentials: list, get and put, and delete for objects that are put aside"
             ) from error
         except BotoCoreError as error:
             raise EngineError(
-                f"the object store of '{BUCKET}{self.name}' is not reached ({type(error).__name__}); look at "
+                f"the object store of '{BUCKET}{self.name}' cannot be reached ({type(error).__name__}). "
+                f"Check "
                 "network, credentials and AWS_ENDPOINT_URL"
             ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class SiteObjects:
-    """What lies in the bucket for one site."""
+    """The objects of one site in the bucket."""
 
     bucket: Bucket
     place: str
 
     @property
     def asks(self) -> str:
-        """Where questions come."""
+        """Prefix of the requests."""
         return f"{self.place}/asks/"
 
     def new_ask(self, number: str) -> str:
-        """Key of a question that is asked now."""
+        """Return the key of a request that is sent now."""
         return f"{self.asks}{time.time_ns():0{TIME_DIGITS}d}-{number}"
 
     @property
     def replies(self) -> str:
-        """Where answers go."""
+        """Prefix of the replies."""
         return f"{self.place}/replies/"
 
     def reply(self, number: str) -> str:
-        """Key of an answer."""
+        """Return the key of a reply."""
         return f"{self.replies}{number}"
 
     def note(self, number: str) -> str:
-        """Key of a note in its stead."""
+        """Return the key of the note that is written instead of a reply."""
         return f"{self.place}/notes/{number}"
 
     def put_aside(self, key: str) -> None:
-        """Put aside what lies in the place of an answer or a note and is none."""
+        """Put aside an object that is in the place of a reply or a note but is not one."""
         self.bucket.move(key, f"{self.place}/odd/{secrets.token_hex(4)}-{key.rpartition('/')[2]}")
 
 
 @dataclass(slots=True)
 class Cursor:
-    """How far a site has read the questions of its part.
+    """How far a site has read the requests of its part.
 
-    A question may appear later than one with a later key, by `late` nanoseconds at most: those are listed
-    again, and known by their keys. No key moves the cursor beyond the site's own clock.
+    A request may appear after one with a later key, by at most `late` nanoseconds. These keys are listed
+    again and recognized. No key moves the cursor beyond the site's own clock.
     """
 
     part: SiteObjects
@@ -219,11 +225,11 @@ class Cursor:
     _began: bool = False
 
     def new(self) -> list[tuple[str, str]]:
-        """Keys and numbers of questions that have come since, in their order."""
+        """Return keys and numbers of the requests that have come since, in order."""
         found = []
         # Before the replies: a request that is repeated after its reply was put aside must count as open.
         asks = list(self.part.bucket.list_after(self.part.asks, self._last))
-        # at first all that ever passed is listed: answers by the thousand, and not asked for one by one
+        # the first look lists every request ever sent, so its replies are listed by the thousand
         answered = set() if self._began else set(self.part.bucket.list_after(self.part.replies, ""))
         for key in asks:
             match = REQUEST_KEY.fullmatch(key)
@@ -235,7 +241,7 @@ class Cursor:
         return found
 
     def pass_on(self, key: str) -> None:
-        """Take a question for done with."""
+        """Mark a request as done."""
         self._known.add(key)
         newest = min(int(key[:TIME_DIGITS]), time.time_ns()) - self.late
         last = f"{max(newest, 0):0{TIME_DIGITS}d}"
@@ -248,15 +254,15 @@ class Cursor:
 # The coordinator's end of a bucket.
 
 NOTES_EVERY = 8
-"""Looks for an answer between two looks for a note."""
+"""Number of looks for a reply between two looks for a note."""
 
 
 @dataclass(slots=True)
 class BucketTransport:
-    """Puts the coordinator's questions into a bucket and waits for the answers.
+    """Writes the coordinator's requests to a bucket and waits for the replies.
 
-    A site, of those whose `fingerprints` are known, counts as silent after `timeout` seconds; `poll` seconds
-    pass between two looks, and more when an answer takes long.
+    A site, one of those in `fingerprints`, counts as silent after `timeout` seconds. Two looks are `poll`
+    seconds apart, and further apart when a reply takes long.
     """
 
     bucket: Bucket
@@ -267,21 +273,21 @@ class BucketTransport:
     bundles: ClassVar[bool] = True
 
     def carry(self, site: str, request: bytes) -> bytes:
-        """Put one question, and read its answer.
+        """Write one request, and read its reply.
 
-        EngineError where the site was silent for too long or does not take this coordinator's questions, or
-        the store cannot be used.
+        EngineError if the site was silent for too long or refuses this coordinator's requests, or if the
+        store cannot be used.
         """
         number, question = sign_request(self.identity, site, request)
         wait = _BucketWait(self, site, self.bucket.at(site), number, question)
-        # the answer may be there: an analysis that was interrupted asks the same question again
+        # the reply may exist: an interrupted analysis sends the same request again
         answer = wait.look()
         return wait.wait() if answer is None else answer
 
 
 @dataclass(slots=True)
 class _BucketWait:
-    """One question of a carrier."""
+    """One request of a transport."""
 
     carrier: BucketTransport
     site: str
@@ -291,7 +297,7 @@ class _BucketWait:
     _told: set[str] = field(default_factory=set)
 
     def wait(self) -> bytes:
-        """Ask, and look until the answer is there."""
+        """Send the request, and look until the reply is there."""
         pace, until, looks = Backoff(self.carrier.poll), time.monotonic() + self.carrier.timeout, 0
         self._ask()
         while (answer := self.look(ask_again=True)) is None:
@@ -301,14 +307,14 @@ class _BucketWait:
             if time.monotonic() > until:
                 place = f"{BUCKET}{self.part.bucket.name}/{self.part.asks}"
                 raise EngineError(
-                    f"'{self.site}' did not answer within {self.carrier.timeout:g} s; its question waits in "
+                    f"'{self.site}' did not answer within {self.carrier.timeout:g} s; its request waits in "
                     f"'{place}'. Is 'fedstat site serve' running there?"
                 )
             pace.rest()
         return answer
 
     def look(self, ask_again: bool = False) -> bytes | None:
-        """Read the answer; None where it is absent. What is none is put aside, and asked for again."""
+        """Read the reply; None if absent. An invalid object is put aside, and the request is sent again."""
         key = self.part.reply(self.number)
         found = self.part.bucket.open(key)
         if found is None:
@@ -317,11 +323,11 @@ class _BucketWait:
             try:
                 with self.part.bucket.named(key):
                     return open_reply(found, self._pinned, self.site, self.number, f"'{key}'")
-            except EngineError as error:  # it broke off, and is read again at the next look
+            except EngineError as error:  # the connection failed; the next look reads it again
                 self._say(str(error))
                 return None
             except SecurityError as error:
-                self._say(f"What lay in the place of its answer was none ({error}); it was put aside.")
+                self._say(f"The object in the place of its reply was invalid ({error}) and was put aside.")
         self.part.put_aside(key)
         if ask_again:
             self._ask()
@@ -335,7 +341,7 @@ class _BucketWait:
         return self.carrier.fingerprints[self.site]
 
     def _read_note(self) -> None:
-        """Heed what the site says of this question; EngineError where it does not take it."""
+        """Act on the site's note on this request; EngineError if the site refuses the request."""
         key = self.part.note(self.number)
         found = self.part.bucket.open(key)
         if found is None:
@@ -345,7 +351,7 @@ class _BucketWait:
                 with self.part.bucket.named(key):
                     note = open_note(found, self._pinned, self.site, self.number, self.question, f"'{key}'")
             except SecurityError as error:
-                self._say(f"What lay in the place of its note was none ({error}); it was put aside.")
+                self._say(f"The object in the place of its note was invalid ({error}) and was put aside.")
                 self.part.put_aside(key)
                 return
             except EngineError:
@@ -354,7 +360,7 @@ class _BucketWait:
             return
         if note.why == UNTRUSTED:
             raise untrusted_note(self.site, self._pinned, self.carrier.identity)
-        self._say("It says that it answers nothing for now: its owner finds why in the site's log.")
+        self._say("It answers no requests for now; its owner finds the reason in the site's log.")
 
     def _say(self, said: str) -> None:
         if said not in self._told:
@@ -363,15 +369,15 @@ class _BucketWait:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A site's end of a bucket: questions are found after a cursor, and answers put.
+# A site's end of a bucket: it finds requests after a cursor, and writes replies.
 
 
 @dataclass(slots=True)
 class BucketInbox:
-    """The questions in one site's part of a bucket.
+    """The requests in one site's part of a bucket.
 
-    `refused` is told once of every object that was passed over, and why, and once of a store that is out of
-    reach.
+    `refused` is called once for every object that was skipped, with the reason, and once when the store is
+    out of reach.
     """
 
     part: SiteObjects
@@ -382,7 +388,7 @@ class BucketInbox:
     _notes: int = 0
 
     def look(self, site: AnsweringSite) -> bool:
-        """Have what waits answered; whether there was anything."""
+        """Answer the open requests; return whether there were any."""
         busy, notes = False, NOTES_AT_ONCE
         try:
             for key, number in self._new():
@@ -394,12 +400,12 @@ class BucketInbox:
                         notes, self._notes = notes - 1, self._notes + 1
                 self.cursor.pass_on(key)
         except EngineError as error:
-            # The server holds the answer: it is put at a later look.
+            # The server keeps the reply; a later look writes it.
             self._tell_once("", str(error))
         return busy
 
     def say_closed(self, site: AnsweringSite) -> None:
-        """Leave notes for the coordinator that nothing is answered for now."""
+        """Leave notes for the coordinator: the site is paused and answers no request."""
         try:
             for key, number in self._new()[: 2 * NOTES_AT_ONCE]:
                 if key not in self._noted:
@@ -410,7 +416,7 @@ class BucketInbox:
 
     @property
     def cursor(self) -> Cursor:
-        """How far it has read."""
+        """How far the site has read."""
         if self._cursor is None:
             self._cursor = Cursor(self.part)
         return self._cursor
@@ -419,7 +425,7 @@ class BucketInbox:
         return self.cursor.new()
 
     def _answer(self, site: AnsweringSite, key: str, number: str) -> bool:
-        """Have one question answered, unless it was answered before."""
+        """Have one request answered, unless it was answered before."""
         bucket, reply = self.part.bucket, self.part.reply(number)
         if bucket.has(reply):
             return False
@@ -432,7 +438,7 @@ class BucketInbox:
         return True
 
     def _note(self, site: AnsweringSite, key: str, number: str, why: str) -> bool:
-        """Leave a note on a question; False where there is nothing to be said."""
+        """Leave a note on a request; return False if there is no reason to state."""
         question = self.part.bucket.open(self.part.asks + key)
         if question is None:
             return False
@@ -446,7 +452,7 @@ class BucketInbox:
         return note is not None
 
     def _tell_once(self, name: str, problem: str) -> None:
-        # Strangers can put an object as often as they like; the log is not theirs to fill.
+        # Outsiders can write objects without end; they must not fill the log.
         if name not in self._told:
             self._told.add(name)
             self.refused(problem)

@@ -1,15 +1,15 @@
 """Transport by signed files in a shared folder: the coordinator's end.
 
-For sites without open ports. Every question and every answer is one file, signed by who wrote it; people or a
-synchronised folder move them. Nothing is deleted, so that the folder is the record of what passed; where
-everything lies, says :mod:`fedstat.federation.transport.mailbox`.
+For sites without open ports. Every request and every reply is one file, signed by its writer; people or a
+synchronized folder move the files. Nothing is deleted, so that the folder is the record of all messages.
+:mod:`fedstat.federation.transport.mailbox` describes its layout.
 
-A question that is asked again, by whoever goes on after a fault, has the same number, and finds its answer.
+A request that is sent again after a fault has the same number, and finds its reply.
 
-Who can write to the folder can stop messages, and nothing else: whatever is no plain file with the signature
-of the pinned key is passed over before it is parsed, and no link is followed. What lies in the place of an
-answer is put aside, so that the site writes it once more; what another key has signed ends the wait at once,
-because the site may have that key.
+A person with write access to the folder can stop messages, but nothing else: a file that is not a plain file
+with the signature of the pinned key is skipped before it is parsed, and no link is followed. An invalid file
+in the place of a reply is put aside, so that the site writes the reply again. A file that another key has
+signed ends the wait at once, because the site may have that key.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from fedstat.federation.transport.signed import PinnedSite, open_reply, sign_req
 
 @dataclass(slots=True)
 class FolderTransport:
-    """Writes the coordinator's questions into a folder and waits for the answers.
+    """Writes the coordinator's requests to a folder and waits for the replies.
 
-    A site, of those whose `fingerprints` are known, counts as silent after `timeout` seconds; `poll` seconds
-    pass between two looks, and more when an answer takes long.
+    A site, one of those in `fingerprints`, counts as silent after `timeout` seconds. Two looks are `poll`
+    seconds apart, and further apart when a reply takes long.
     """
 
     folder: Path
@@ -54,14 +54,14 @@ class FolderTransport:
     _seen: set[str] = field(default_factory=set)
 
     def carry(self, site: str, request: bytes) -> bytes:
-        """Write one question, and read its answer.
+        """Write one request, and read its reply.
 
-        EngineError where the site was silent for too long or does not take this coordinator's questions, or
-        the folder cannot be used; SecurityError where another key has signed the answer.
+        EngineError if the site was silent for too long or refuses this coordinator's requests, or if the
+        folder cannot be used; SecurityError if another key has signed the reply.
         """
         number, question = sign_request(self.identity, site, request)
         wait = _FolderWait(self, site, SiteMailbox(Path(self.folder, site)), number, question)
-        # the answer may be there: an analysis that was interrupted asks the same question again
+        # the reply may exist: an interrupted analysis sends the same request again
         answer = wait.look()
         if answer is None:
             self._write(wait)
@@ -73,23 +73,24 @@ class FolderTransport:
         part, path = wait.part, wait.part.ask(wait.number)
         try:
             if wait.site not in self._seen:
-                # Not again: where a share is gone, its empty place is not the folder.
+                # Only once: after a share is unmounted, its empty mount point is not the folder.
                 part.make()
                 self._seen.add(wait.site)
-            # before every question: somebody may have put a link in the place of a folder since
+            # before every request: a folder may have been replaced by a link in the meantime
             part.check()
             write_shared(path, wait.question)
         except OSError as error:
             remedy = shared_folder_hint(path, error)
             raise EngineError(
-                f"'{path.parent}' cannot be written ({error.strerror}); make room, mend its permissions, or "
-                f"connect the share again{remedy}"
+                f"'{path.parent}' cannot be written ({error.strerror}). Free disk space, correct its "
+                f"permissions, or "
+                f"reconnect the share{remedy}"
             ) from error
 
 
 @dataclass(slots=True)
 class _FolderWait:
-    """One question of a carrier, and what was found instead of its answer."""
+    """One request of a transport, and what was found instead of its reply."""
 
     carrier: FolderTransport
     site: str
@@ -99,7 +100,7 @@ class _FolderWait:
     _said: dict[str, str] = field(default_factory=dict)
 
     def wait(self) -> bytes:
-        """Look until the answer is there."""
+        """Look until the reply is there."""
         pace, until = Backoff(self.carrier.poll), time.monotonic() + self.carrier.timeout
         while (answer := self.look()) is None:
             self._read_note()
@@ -114,7 +115,7 @@ class _FolderWait:
         return answer
 
     def look(self) -> bytes | None:
-        """Read the answer; None where it is absent, or out of reach for now."""
+        """Read the reply; None if it is absent or out of reach for now."""
         for path in (self.part.reply(self.number), self.part.done(self.number)):
             try:
                 with open_regular(path) as file:
@@ -134,16 +135,16 @@ class _FolderWait:
         return self.carrier.fingerprints[self.site]
 
     def _pass_over(self, path: Path, error: SecurityError) -> None:
-        """Put aside what is no answer of the site; SecurityError where another key has signed it."""
+        """Put aside a file that is not a reply of the site; SecurityError if another key has signed it."""
         foreign = self._is_foreign(path)
         moved = self.part.put_aside(path)
         if foreign:
             raise error
-        where = "it was put aside, and the site writes its answer again" if moved else "remove it"
-        self._say(path.name, f"What lay in the place of its answer was none ({error}); {where}.")
+        where = "it was put aside, and the site will write its reply again" if moved else "remove it"
+        self._say(path.name, f"The file in the place of its reply was invalid ({error}); {where}.")
 
     def _is_foreign(self, path: Path) -> bool:
-        """Whether keys other than the pinned ones signed a file."""
+        """Return whether keys other than the pinned ones signed a file."""
         try:
             with open_regular(path) as file:
                 keys, _ = signer_of(file, f"'{path}'")
@@ -152,7 +153,7 @@ class _FolderWait:
         return keys.digest.hex() != normalize_fingerprint(self._pinned)
 
     def _read_note(self) -> None:
-        """Heed what the site says of this question; EngineError where it does not take it."""
+        """Act on the site's note on this request; EngineError if the site refuses the request."""
         path = self.part.note(self.number)
         try:
             with open_regular(path) as file:
@@ -166,7 +167,7 @@ class _FolderWait:
             return
         if note.why == UNTRUSTED:
             raise untrusted_note(self.site, self._pinned, self.carrier.identity)
-        self._say("note", "It says that it answers nothing for now: its owner finds why in the site's log.")
+        self._say("note", "It answers no requests for now; its owner finds the reason in the site's log.")
 
     def _say(self, what: str, said: str) -> None:
         if what not in self._said:
@@ -183,11 +184,11 @@ def serve_folder(
     stop: Callable[[], bool] = lambda: False,
     refused: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Answer the questions in the site's part of a :class:`FolderTransport`'s folder until told to stop.
+    """Answer requests in the site's part of a :class:`FolderTransport`'s folder until `stop` returns true.
 
-    Questions that the `coordinator` with this fingerprint did not sign are passed over; `refused` is told
-    once of every file that was passed over or cannot be written, and why. `stop` is asked before every look,
-    with `poll` seconds between two looks, and more when nothing comes for long.
+    Requests that the `coordinator` with this fingerprint did not sign are skipped. `refused` is called once
+    for every file that was skipped or cannot be written, with the reason. `stop` is called before every look.
+    Two looks are `poll` seconds apart, and further apart when nothing comes for long.
     """
     served, inbox = (
         PinnedSite(SiteServer(site), coordinator),

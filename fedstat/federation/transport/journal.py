@@ -19,24 +19,23 @@ from fedstat.federation.files import lock_file, write_atomic
 from fedstat.federation.message import Request, pack_request, unpack_request
 
 # ----------------------------------------------------------------------------------------------------
-# Heads of the sites' accounts, as the coordinator keeps them beside its federation.
+# Heads of the sites' ledgers, which the coordinator keeps next to its federation.
 #
 # ::
 #
-#     heads.json    the newest head that each site has signed, with the key that it was signed with (mode
-# 0600)
+# heads.json    the newest signed head of each site, with the fingerprint of its key (mode 0600)
 #
-# A site's files can be put back to an earlier state with all their signatures, which the site cannot see by
-# itself. What the coordinator keeps of it can, and no other than the site can make it: see
-# :mod:`fedstat.federation.audit.checkpoints`. What a site signed since is not covered, up to its next
-# statement.
+# A site's files can be restored to an earlier state with all their signatures, and the site itself cannot
+# notice this. The head that the coordinator keeps can show it, and only the site can sign a head: see
+# :mod:`fedstat.federation.audit.checkpoints`. Entries after the site's latest statement are not covered until
+# its next statement.
 
 HEADS = "heads.json"
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerCheckpoint:
-    """A head, and the fingerprint of the key that it was signed with."""
+    """A head, and the fingerprint of the key that signed it."""
 
     key: str
     head: SignedCheckpoint
@@ -50,7 +49,7 @@ class LedgerCheckpoints:
     fingerprints: Mapping[str, str]
 
     def known(self) -> dict[str, SignedCheckpoint]:
-        """Heads of the sites whose key is still the one that is pinned."""
+        """Return the heads of the sites whose key is still the pinned one."""
         kept = self._read()
         return {
             site: kept[site].head
@@ -59,9 +58,9 @@ class LedgerCheckpoints:
         }
 
     def take(self, receipt: Receipt) -> None:
-        """Keep the heads that the statements of a run told of.
+        """Keep the heads in the statements of a run.
 
-        SecurityError where one is not signed by its site.
+        SecurityError if its site did not sign one.
         """
         heads = dict[str, SignedCheckpoint]()
         for site, statement in receipt.statements.items():
@@ -69,12 +68,12 @@ class LedgerCheckpoints:
                 continue
             right = statement.keys.digest.hex() == normalize_fingerprint(self.fingerprints[site])
             if not right or not statement.account.is_of(statement.keys):
-                raise SecurityError(f"{site}: the head of its account is not signed with its key")
+                raise SecurityError(f"{site}: the head of its ledger is not signed with its key")
             heads[site] = statement.account
         self.keep(heads)
 
     def keep(self, heads: Mapping[str, SignedCheckpoint]) -> None:
-        """Keep those that are newer than what is there."""
+        """Keep the heads that are newer than the stored ones."""
         kept = self._read()
         newer = {
             site: LedgerCheckpoint(normalize_fingerprint(self.fingerprints[site]), head)
@@ -94,34 +93,38 @@ class LedgerCheckpoints:
         path = self.folder / HEADS
         if not path.exists():
             return {}
-        where = f"'{path}' (take it from a backup; without it an account that was put back is not found)"
+        where = (
+            f"'{path}' (restore it from a backup; without it a ledger that was reset to an earlier "
+            "state is not detected)"
+        )
         return from_json(dict[str, LedgerCheckpoint], path.read_bytes(), where, SecurityError)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Answers that were received, kept so that an interrupted analysis goes on.
+# Received replies, kept so that an interrupted analysis can continue.
 #
 # ::
 #
-#     lock                      held by the process whose analysis this is
+#     lock                      held by the process of this analysis
 #     lost.json                 sessions that a site no longer knows
-#     run-0002/00003.json       who was asked what in a round, written before anybody is asked
-#     run-0002/00003-001.ask    a question that carried drawn numbers, which must not be drawn twice
-#     run-0002/00003-001.reply  an answer, or a refusal, written before the protocol sees it
+#     run-0002/00003.json       the requests of a round, written before they are sent
+#     run-0002/00003-001.ask    a request with random numbers, which must not be drawn twice
+#     run-0002/00003-001.reply  a reply, or a refusal, written before the protocol sees it
 #     void-1/run-0002           a run in a lost session
 #
-# The keys of masks belong to a session. A site that has lost it draws new ones in a new session, so that
-# all runs of the lost session are asked anew, and no answer under old masks meets one under new masks.
+# The keys of masks belong to a session. A site that has lost a session draws new keys in a new one. All runs
+# of the lost session are therefore repeated, so that no reply under old masks is combined with one under new
+# masks.
 
 T = TypeVar("T")
 LOCK, LOST = "lock", "lost.json"
 LEAST_REPLACED = 16
 _HELD: dict[Path, tuple[IO[bytes], object]] = {}
-"""Journals that this process holds, each with whoever opened it last."""
+"""Journals that this process holds, each with the object that opened it last."""
 
 
 class JournalEntry(NamedTuple):
-    """One question of a round, by its address and a digest of what it said."""
+    """One request of a round: its address and a digest of its content."""
 
     site: str
     family: str
@@ -131,16 +134,15 @@ class JournalEntry(NamedTuple):
 
     @classmethod
     def of(cls, ask: Request) -> JournalEntry:
-        """Take down a question."""
+        """Describe a request."""
         return cls(ask.site, ask.family, ask.step, ask.session, digest_of(ask))
 
 
 @dataclass(slots=True)
 class Journal:
-    """Answers that were received, in a folder that only its owner can read.
+    """Received replies, in a folder that only its owner can read.
 
-    What is found there is handed out again, in the order of runs. EngineError where another process has it
-    open.
+    Stored replies are returned again, in the order of runs. EngineError if another process uses the folder.
     """
 
     folder: Path
@@ -159,7 +161,7 @@ class Journal:
 
     def _hold(self) -> None:
         place = self.folder.resolve()
-        # a lock binds open files, not processes: opened once more, this process would shut out itself
+        # a lock belongs to an open file, not to a process: opening it twice would block this process
         if place in _HELD and (place / LOCK).exists():
             _HELD[place] = (_HELD[place][0], self)
             return
@@ -167,25 +169,26 @@ class Journal:
         if not lock_file(file):
             file.close()
             raise EngineError(
-                f"the journal '{self.folder}' is in use by another process, and two analyses would mix their "
-                "answers. Wait until it has ended, or give another folder"
+                f"the journal '{self.folder}' is in use by another process. Two analyses would mix their "
+                "replies. Wait until it has ended, or use another folder"
             )
         _HELD[place] = (file, self)
 
     def _check_held(self) -> None:
         if _HELD[self.folder.resolve()][1] is not self:
             raise EngineError(
-                f"the journal '{self.folder}' was opened again since this partition was made; use the newer "
+                f"the journal '{self.folder}' was opened again after this partition was made; use the newer "
                 "one"
             )
 
     @property
     def kept(self) -> str:
-        """Where a refusal is kept, and how to be rid of it."""
-        return f"kept in the journal '{self.folder}'; to ask again after a change at the site, give another"
+        """Say where a refusal is stored, and how to repeat the request."""
+        return f"stored in the journal '{self.folder}'; to repeat the request after a change at the "
+        "site, use another"
 
     def begin_run(self) -> None:
-        """Open the folder of the next run of a protocol; one in a lost session is set aside first."""
+        """Open the folder of the next run of a protocol; a run in a lost session is set aside first."""
         self._check_held()
         self.runs += 1
         self._run = self.folder / f"run-{self.runs:04d}"
@@ -197,9 +200,9 @@ class Journal:
             raise self._unwritable(error) from error
 
     def begin_round(self, number: int, asks: Sequence[Request]) -> list[Request]:
-        """Write down who is asked what; of a round that was begun before, take the sessions of then.
+        """Record the requests of a round; for a round that was begun before, use its earlier sessions.
 
-        EngineError where other questions were asked then.
+        EngineError if the earlier requests were different.
         """
         self._check_held()
         path = self._run / f"{number:05d}.json"
@@ -208,7 +211,7 @@ class Journal:
         for ask in asks:
             self._sessions.setdefault(ask.session, ask.session)
         asks = [self._as_then(ask) for ask in asks]
-        # before anybody is asked: a site answers a turn once, and what was drawn is gone with the process
+        # before sending: a site answers a turn once, and the random numbers are lost with the process
         for place, ask in enumerate(asks):
             if _drawn(ask) & ask.arrays.keys():
                 self._write(self._path(number, place, "ask"), pack_request(ask))
@@ -218,22 +221,22 @@ class Journal:
     def _begun_before(
         self, number: int, asks: Sequence[Request], then: Sequence[JournalEntry]
     ) -> list[Request]:
-        """Take sessions and drawn numbers of then, and hold all else against what was asked."""
+        """Restore the earlier sessions and random numbers, and compare the rest with the earlier requests."""
         for ask, asked in zip(asks, then, strict=False):
             if self._sessions.setdefault(ask.session, asked.session) != asked.session:
-                raise EngineError(f"the journal '{self.folder}' mixes two attempts; give another folder")
+                raise EngineError(f"the journal '{self.folder}' mixes two attempts; use another folder")
         asks = [self._as_then(ask) for ask in asks]
         now = tuple(map(JournalEntry.of, asks))
         if now != then:
             places = range(max(len(now), len(then)))
             place = next(i for i in places if now[i : i + 1] != then[i : i + 1])
             before, today = ([list(row[:3]) for row in rows[place : place + 1]] for rows in (then, now))
-            what = f"now {today} is asked"
+            what = f"now the request is {today}"
             if before == today:
                 what = "now with other numbers or texts (an analysis that draws random numbers needs a seed)"
             raise EngineError(
                 f"the journal '{self.folder}' belongs to another analysis: round {number + 1} of run "
-                f"{self.runs} asked {before}, {what}. Give another folder"
+                f"{self.runs} requested {before}, {what}. Use another folder"
             )
         for place, ask in enumerate(asks):
             if _drawn(ask) & ask.arrays.keys():
@@ -241,14 +244,14 @@ class Journal:
         return asks
 
     def _as_then(self, ask: Request) -> Request:
-        """Put the session of then in the place of the present one."""
+        """Replace the present session by the earlier one."""
         session = self._sessions.get(ask.session, ask.session)
-        # Sessions are random; the agreement on keys names its own in its text.
+        # Session names are random; the agreement on keys has its own in its text.
         text = ask.text.replace(ask.session, session) if len(session) >= LEAST_REPLACED else ask.text
         return replace(ask, session=session, text=text)
 
     def read(self, number: int, place: int) -> bytes | None:
-        """Return an answer that was kept."""
+        """Return a stored reply."""
         path = self._path(number, place)
         if not path.exists():
             return None
@@ -256,15 +259,15 @@ class Journal:
         return path.read_bytes()
 
     def keep(self, number: int, place: int, answer: bytes) -> None:
-        """Keep an answer."""
+        """Store a reply."""
         self._write(self._path(number, place), answer)
 
     def lose(self, sessions: Set[str]) -> None:
-        """Hand out no run in these sessions again."""
+        """Never return a run in these sessions again."""
         self._write(self.folder / LOST, to_json(sorted(self._lost() | sessions)).encode())
 
     def lose_run(self) -> None:
-        """Hand out no run in the sessions of this one again: an owner who agrees changes the answers."""
+        """Never return a run in this run's sessions again: an owner's decision changes the replies."""
         self.lose(self._sessions_of(self._run))
 
     def _lost(self) -> set[str]:
@@ -287,7 +290,7 @@ class Journal:
         return self._run / f"{number:05d}-{place:03d}.{kind}"
 
     def _read(self, path: Path, kind: type[T]) -> T:
-        where = f"'{path}' is damaged; start over with another folder as the journal"
+        where = f"'{path}' is damaged; start again with another journal folder"
         return from_json(kind, path.read_bytes(), where, EngineError)
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -298,18 +301,18 @@ class Journal:
 
     def _unwritable(self, error: OSError) -> EngineError:
         return EngineError(
-            f"the journal '{self.folder}' cannot be written ({error.strerror}); what it holds is whole. "
-            "Make room, and run the analysis again"
+            f"the journal '{self.folder}' cannot be written ({error.strerror}); its entries are complete. "
+            "Free disk space and run the analysis again"
         )
 
 
 def digest_of(ask: Request) -> str:
-    """SHA-256 of a question without what may have been drawn for it."""
+    """Return the SHA-256 of a request without its random parts."""
     arrays = {name: array for name, array in ask.arrays.items() if name not in _drawn(ask)}
     return hashlib.sha256(pack_request(replace(ask, arrays=arrays, turn=None))).hexdigest()
 
 
 def _drawn(ask: Request) -> set[str]:
-    """Names of the arrays of a question that the coordinator may have drawn: what is sealed looks random."""
+    """Names of a request's arrays that the coordinator may have drawn: encrypted values look random."""
     step = FAMILIES.get(ask.family, {}).get(ask.step)
     return set() if step is None else {n for n, line in step.takes.items() if line.kind == "sealed"}

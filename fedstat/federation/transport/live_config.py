@@ -35,21 +35,28 @@ from fedstat.federation.transport.site_folder import (
 )
 
 # ----------------------------------------------------------------------------------------------------
-# Room on a site's disk: nothing leaves that cannot be written down first.
+# Space on a site's disk: nothing is released that cannot be recorded first.
 
 LEAST, PROBED = 8 * 2**20, 2**16
-"""Bytes that a site wants free beside what it remembers of its answers; bytes by which a ledger is tried."""
-GOES_ON = "Nothing leaves that is not entered in the ledger; it goes on by itself when there is room"
+"""Bytes that must be free in addition to the stored replies; bytes of a trial write to a ledger."""
+GOES_ON = "The site releases nothing that the ledger cannot record. It continues by itself when space is free"
 
 
 def full_disk(folder: Path) -> str:
-    """Say that the disk of a site's folder is full, and how much room is needed; empty where it is not."""
+    """Return the error text for a full disk with the space needed.
+
+    Empty if there is space. @t takes no questions that are signed with the key of this coord => refuses
+    requests that are signed with the key of this coord @t takes no questions that are signed with the key of
+    this => refuses requests that are signed with the key of this @t its answer cannot be written yet => its
+    reply cannot be written yet @t opened anew => reopened @t answers nothing => answers no requests @t :
+    start the service again => : restart the service
+    """
     try:
         free = shutil.disk_usage(folder).free
         kept = (folder / ANSWERED_FILENAME).stat().st_size if (folder / ANSWERED_FILENAME).exists() else 0
     except OSError as error:
         return f"'{folder}' is out of reach ({error.strerror}). {GOES_ON}"
-    needed = LEAST + 2 * kept  # the rows behind earlier answers are written anew beside the old ones
+    needed = LEAST + 2 * kept  # rows behind earlier replies are rewritten next to the old ones
     if free >= needed:
         return ""
     return (
@@ -59,7 +66,7 @@ def full_disk(folder: Path) -> str:
 
 
 def full_ledger(folder: Path) -> str:
-    """Say why the ledger of a site, to which nobody writes now, cannot be added to; empty where it can."""
+    """Return why the ledger of a site cannot be extended, while nobody writes to it; empty if it can."""
     path = folder / LEDGER_FILENAME
     try:
         size = path.stat().st_size
@@ -68,7 +75,7 @@ def full_ledger(folder: Path) -> str:
                 os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)), "ab", 0
             ) as file:
                 if file.write(bytes(PROBED)) != PROBED:
-                    return ledger_write_error(path, "no room for all of a line")
+                    return ledger_write_error(path, "no space for a complete line")
                 os.fsync(file.fileno())
         finally:
             os.truncate(path, size)
@@ -78,33 +85,32 @@ def full_ledger(folder: Path) -> str:
 
 
 def ledger_write_error(path: Path, why: str) -> str:
-    """Say that a ledger cannot be written."""
+    """Return the error text for a ledger that cannot be written."""
     return f"'{path}' cannot be written ({why}): {PROBED / 2**10:.0f} kB are needed. {GOES_ON}"
 
 
 # ----------------------------------------------------------------------------------------------------
-# What a site that runs goes by: its owner changes files while it answers, and need not start it again.
+# Files that a running site follows: its owner changes them while the site runs, without a restart.
 #
-# ``site.toml``, ``policy.toml`` and ``columns.toml`` are read before every question, and taken over where
-# their content is another: times tell too little, since a clock may be set back and a file put back. While
-# one of them cannot be used, is gone, or may be read or written by others, nothing is answered, nor where
-# the site has become another one (:data:`FIXED`). So nobody is answered by rules that are not those in the
-# files.
+# ``site.toml``, ``policy.toml`` and ``columns.toml`` are read before every request and take effect if their
+# content has changed. File times are not enough: a clock may be set back and a file be restored. The site
+# answers nothing while one of the files is invalid, missing, or readable or writable by others, or if it
+# describes another site (:data:`FIXED`). So every reply follows the rules in the files.
 #
-# What is in force stands in ``in_force.json`` (mode 0600), for the owner's commands, whoever serves the
-# site: a process over a folder, or one of NVIDIA FLARE.
+# The rules in force are written to ``in_force.json`` (mode 0600) for the owner's commands. This holds for
+# both kinds of service: a process over a folder, or a job of NVIDIA FLARE.
 
 IN_FORCE, RULES = "in_force.json", (POLICY, COLUMNS)
 WATCHED = (DESCRIPTION, *RULES)
 FIXED = ("name", "site_column", "seed")
-"""Entries of ``site.toml`` that are not changed in a site that runs."""
+"""Entries of ``site.toml`` that cannot change while a site runs."""
 ROOM, LONGEST_PROBLEM = 8192, 1000
 SETTLED, RETRIED = 0.02, 60.0
-"""Seconds after which a file that was being written is read again, and one that could not be used."""
+"""Seconds until the next reading of a file that was being written, and of one that was invalid."""
 
 
 class ClosedError(EngineError):
-    """A site answers nothing for now; for its own log, and not for whoever asks.
+    """The site answers nothing for now; the reason is for its own log and not for the analyst.
 
     Examples
     --------
@@ -116,10 +122,10 @@ class ClosedError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class ActiveRules:
-    """The rules that a service goes by: digests of their files, when they were read, and what is wrong.
+    """Rules that a service follows: digests of their files, the time of reading, and what is wrong.
 
-    Its records were read at the time `as_of`, empty where every answer reads them; `reloaded` says what
-    became of the last wish that they be read anew.
+    The site's rows were read at the time `as_of`, which is empty if every reply reads them. `reloaded`
+    describes the outcome of the owner's last request to read them again.
     """
 
     digests: Mapping[str, str]
@@ -130,7 +136,7 @@ class ActiveRules:
 
     @classmethod
     def load(cls, folder: Path) -> ActiveRules | None:
-        """Read what the last service wrote; None where there is nothing to be read."""
+        """Read what the last service wrote; None if there is nothing to read."""
         try:
             content = (folder / IN_FORCE).read_bytes()
             return from_json(cls, content, f"'{folder / IN_FORCE}'")
@@ -138,14 +144,14 @@ class ActiveRules:
             return None
 
     def differing(self, folder: Path) -> list[str]:
-        """Names of the files that are not what is in force."""
+        """Return the names of the files that differ from what is in force."""
         found = digests_of(folder)
         return [name for name in RULES if found[name] != self.digests.get(name, "")]
 
 
 @dataclass(slots=True)
 class LiveConfig:
-    """The files of a site's owner, and the site that goes by them; `tell` takes a line for its log."""
+    """The files of a site's owner, and the site that follows them; `tell` receives lines for its log."""
 
     folder: Path
     tell: Callable[[str], None] = lambda _: None
@@ -159,14 +165,14 @@ class LiveConfig:
     _reloaded: str = ""
 
     def __post_init__(self) -> None:
-        # before they are read: what changes between the two is taken over at the first question
+        # digests before content: a change between the two is noticed at the first request
         self._held, self._wish = digests_of(self.folder), _digest(self.folder / RELOAD)
         self.description = read_description(self.folder)
         self.site = open_site(self.folder)
         self._write()
 
     def heed(self) -> bool:
-        """Take over what has changed; whether it is whom the owner trusts, or where questions come.
+        """Apply the changes; return whether the pinned coordinator or the place of the requests changed.
 
         Raises
         ------
@@ -180,7 +186,7 @@ class LiveConfig:
         if found == self._held and not modes and not self.problem:
             self._reload()
             return False
-        # what failed is not tried again at every look: columns are held against all records
+        # a failed change is not tried again at every look: the check of columns reads all rows
         attempt = (*found.values(), *modes, time.monotonic() // RETRIED)
         if attempt == self._failed:
             raise ClosedError(self.problem)
@@ -188,55 +194,58 @@ class LiveConfig:
             moved = self._take_over(found, modes)
         except (FedstatError, OSError) as error:
             self._failed = attempt
-            self.close(f"it cannot go by what its owner has changed: {error}")
+            self.close(f"the changed files cannot be used: {error}")
         self._write()
         self._reload()
         return moved
 
     def close(self, problem: str) -> NoReturn:
-        """Answer nothing for now: ClosedError. The log is told once, whatever the figures in it."""
+        """Answer nothing for now: raise ClosedError.
+
+        The log receives the problem once, even if its figures change.
+        """
         if _bare(problem) != _bare(self.problem):
-            self.tell(f"answers nothing: {problem}")
+            self.tell(f"answers no requests: {problem}")
         self.problem = problem
         self._write()
         raise ClosedError(problem)
 
     def check_written(self) -> None:
-        """Let no answer go of which the account could not be written; what it says in memory is void then."""
+        """Withhold a reply whose ledger entry could not be written; the ledger in memory is then invalid."""
         store = self.site.account.store
         if store is not None and store.broken:
             self.has_failed = True
             self.close(ledger_write_error(self.folder / LEDGER_FILENAME, store.broken))
 
     def open_again(self) -> None:
-        """Open the site anew, with the account as it is on disk; ClosedError while it cannot be written."""
+        """Open the site again with the ledger on disk; ClosedError while the ledger cannot be written."""
         problem = full_disk(self.folder) or full_ledger(self.folder)
         if problem:
             self.close(problem)
-        if self.site.account.store is not None:  # held until now, so that no other process took it
+        if self.site.account.store is not None:  # held until now, so that no other process could take it
             self.site.account.store.close()
         try:
             fresh = LiveConfig(self.folder, self.tell)
         except (FedstatError, OSError) as error:
-            self.close(f"it cannot be opened again: {error}")
+            self.close(f"the site cannot be opened again: {error}")
         self.site, self.description, self._held = fresh.site, fresh.description, fresh._held
         self.has_failed, self.problem = False, ""
-        self.tell("has room again, and was opened anew; open sessions have ended")
+        self.tell("has disk space again and was reopened; open sessions have ended")
 
     def _take_over(self, found: dict[str, str], modes: tuple[str, ...]) -> bool:
         while (again := _after_a_moment(self.folder)) != found:
             found = again
         gone = [name for name in WATCHED if self._held[name] and not found[name]]
         if gone:
-            raise ClosedError(f"'{self.folder / gone[0]}' is gone, or cannot be read; put it back")
+            raise ClosedError(f"'{self.folder / gone[0]}' is missing or cannot be read; restore it")
         for problem in modes:
             raise ClosedError(problem)
         description, policy = read_description(self.folder), read_site_policy(self.folder)
         other = [name for name in FIXED if getattr(description, name) != getattr(self.description, name)]
         if other:
             raise ClosedError(
-                f"'{self.folder / DESCRIPTION}' has another {' and '.join(other)}: start the service "
-                "again, or put back what stood there"
+                f"'{self.folder / DESCRIPTION}' has another {' and '.join(other)}: restart the service "
+                "or restore the earlier entry"
             )
         published = self.site.published
         if found[COLUMNS] != self._held[COLUMNS]:
@@ -245,12 +254,12 @@ class LiveConfig:
         stricter = self.site.change_rules(policy, published)
         apply_trust(self.site, description)
         self.description, self._held, self.problem, self._failed = description, found, "", ()
-        ends = f", stricter in {', '.join(stricter)}: open sessions have ended" if stricter else ""
-        self.tell(f"goes by {', '.join(changed) or 'its files'} as it is now{ends}")
+        ends = f", stricter in {', '.join(stricter)}; open sessions have ended" if stricter else ""
+        self.tell(f"now uses {', '.join(changed) or 'its files'}{ends}")
         return DESCRIPTION in changed
 
     def _reload(self) -> None:
-        """Read the records anew where the owner asked for it; else, and where that fails, go on as it is."""
+        """Read the rows again if the owner requested it; otherwise, or if it fails, keep the current rows."""
         wish = _digest(self.folder / RELOAD)
         if wish in ("", self._wish):
             return
@@ -258,7 +267,7 @@ class LiveConfig:
         try:
             self._reloaded = reload_records(self.folder, self.site)
         except (FedstatError, OSError, ImportError) as error:
-            self._reloaded = f"did not read its records anew, and goes on with those that it has: {error}"
+            self._reloaded = f"could not read its rows again and keeps the current ones: {error}"
         self.tell(self._reloaded)
         self._write()
 
@@ -269,7 +278,7 @@ class LiveConfig:
         path, content = self.folder / IN_FORCE, to_json(held).encode().ljust(ROOM)
         with suppress(OSError):
             if not path.is_symlink() and path.exists() and path.stat().st_size == len(content):
-                # in its place, for which there is room on a full disk as well
+                # overwritten in place, which works on a full disk as well
                 with path.open("r+b") as file:
                     file.write(content)
             else:
@@ -277,7 +286,7 @@ class LiveConfig:
 
 
 def digests_of(folder: Path) -> dict[str, str]:
-    """SHA-256 of the files that an owner changes; empty for one that is absent."""
+    """Return the SHA-256 digests of the files that an owner changes; empty for an absent file."""
     return {name: _digest(folder / name) for name in WATCHED}
 
 

@@ -1,4 +1,4 @@
-"""A site's mailbox in an exchange folder: its layout, its notes, and the site's end."""
+"""A site's mailbox in an exchange folder: its layout, its notes, and the site's side of it."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ from fedstat.federation.files import (
 )
 
 # ----------------------------------------------------------------------------------------------------
-# A site's part of an exchange folder: where questions, answers and notes lie, and where they go afterwards.
+# A site's part of an exchange folder: where requests, replies and notes are, and where they go afterwards.
 #
 # ::
 #
 #     <folder>/<site>/asks/<number>.ask        signed by the coordinator
 #     <folder>/<site>/replies/<number>.reply   signed by the site
-#     <folder>/<site>/replies/<number>.note    signed by the site, where it does not answer: see `notes`
-#     <folder>/<site>/done/<ab>/<number>.ask   a question that was answered, beside its answer
-#     <folder>/<site>/odd/<number>.<token>     what lay in the place of an answer, and was none
+#     <folder>/<site>/replies/<number>.note    signed by the site when it does not reply: see `notes`
+#     <folder>/<site>/done/<ab>/<number>.ask   a request that has a reply, next to this reply
+#     <folder>/<site>/odd/<number>.<token>     a file found where a reply should be, but is not one
 #
-# An answered pair is moved to `done`, where it stays: the folder is the record of what passed, and both
-# sides list what is open and nothing else, however long they run. The folders in `done` are named by the
-# first two digits of the number and not by days, so that an answer is found by its number at once, whoever
-# asks again and whenever; days stand in the signed messages, and in the times of the files.
+# A request with its reply is moved to `done` and stays there. The folder is the record of all messages, and
+# both sides list only what is open, however long they run. The folders in `done` are named by the first two
+# digits of the number and not by days. A reply can then be found by its number at any time. Days are in the
+# signed messages and in the times of the files.
 #
-# Two accounts of the operating system share a folder by its group: where the folder hands its group on
-# (setgid), what is written into it can be read by the group; everywhere else, by its owner alone.
+# Two accounts of the operating system can share a folder by its group. If the folder passes its group on
+# (setgid), the group can read new files; otherwise only their owner can.
 
 ASK, REPLY, NOTE = ".ask", ".reply", ".note"
 LONGEST_REST, REST_SHARE = 0.8, 1 / 75
-"""Seconds between two looks when nothing has come for a minute, and their share of the time until then."""
+"""Seconds between two looks if nothing has come for a minute, and their share of the time until then."""
 NUMBER_LENGTH = 32
 NUMBER = re.compile(f"[0-9a-f]{{{NUMBER_LENGTH}}}")
-"""Names that questions have; a file of another name is nobody's question."""
+"""Pattern of the names of requests; a file with another name is not a request."""
 
 
 BUCKET = "s3://"
-"""How an exchange begins that is a bucket of an object store, and no folder."""
+"""Prefix of an exchange that is a bucket of an object store instead of a folder."""
 
 
 def is_bucket(exchange: str) -> bool:
-    """Whether an exchange is a bucket."""
+    """Return whether an exchange is a bucket."""
     return exchange.startswith(BUCKET)
 
 
 def resolve_exchange(exchange: str, base: Path) -> str:
-    """Return an exchange as it is given beside a folder: a path is relative to that."""
+    """Return the address of an exchange; a relative path is resolved against `beside`."""
     return exchange if is_bucket(exchange) else str(base / exchange)
 
 
@@ -73,32 +73,32 @@ class SiteMailbox:
 
     @property
     def asks(self) -> Path:
-        """Where questions come."""
+        """Folder of the requests."""
         return self.place / "asks"
 
     @property
     def replies(self) -> Path:
-        """Where answers go."""
+        """Folder of the replies."""
         return self.place / "replies"
 
     def ask(self, number: str) -> Path:
-        """Place of a question."""
+        """Return the path of a request."""
         return self.asks / f"{number}{ASK}"
 
     def reply(self, number: str) -> Path:
-        """Place of its answer."""
+        """Return the path of its reply."""
         return self.replies / f"{number}{REPLY}"
 
     def note(self, number: str) -> Path:
-        """Place of a note in its stead."""
+        """Return the path of the note that is written instead of a reply."""
         return self.replies / f"{number}{NOTE}"
 
     def done(self, number: str) -> Path:
-        """Place of an answer that was read; its question is beside it."""
+        """Return the path of a reply that was read; its request is in the same folder."""
         return self.place / "done" / number[:2] / f"{number}{REPLY}"
 
     def make(self) -> None:
-        """Make the two folders that both sides write to."""
+        """Make the two folders to which both sides write."""
         for place in (self.asks, self.replies):
             make_folders(place)
 
@@ -108,18 +108,18 @@ class SiteMailbox:
             check_folder(place)
 
     def open_numbers(self) -> tuple[list[str], list[str]]:
-        """Numbers of questions without an answer, in their order, and of those with one."""
-        # answers last: who moves a pair between the two listings takes the question first
+        """Return the numbers of requests without a reply, in order, and of those with one."""
+        # replies last: if a pair is moved between the two listings, its request is moved first
         asked, answered = _numbers(self.asks, ASK), _numbers(self.replies, REPLY)
         return sorted(asked - answered), list(answered)
 
     def settle(self, number: str) -> bool:
-        """Move a question and its answer to `done`; False where they cannot be moved, and stay.
+        """Move a request and its reply to `done`; return False if they cannot be moved. They then stay.
 
-        The question first: no look finds it without its answer, as one that waits.
+        The request is moved first, so that no look finds it without its reply and takes it for an open one.
         """
         place = self.done(number)
-        if not self.place.exists():  # a share that is gone is not made anew in its empty place
+        if not self.place.exists():  # an unmounted share is not replaced by a new folder
             return False
         try:
             for folder in (place.parents[1], place.parent):
@@ -133,7 +133,10 @@ class SiteMailbox:
         return True
 
     def put_aside(self, path: Path) -> bool:
-        """Put aside what lies in the place of an answer and is none; False where it cannot be moved."""
+        """Put aside a file that is in the place of a reply but is not one.
+
+        Return False if it cannot be moved.
+        """
         odd = self.place / "odd"
         try:
             check_folder(odd)
@@ -146,13 +149,13 @@ class SiteMailbox:
 
 @dataclass(slots=True)
 class Backoff:
-    """Seconds between two looks: `shortest` while something comes, and more the longer nothing has."""
+    """Seconds between two looks: `shortest` while messages come, longer the longer nothing comes."""
 
     shortest: float
     _since: float = field(default_factory=lambda: time.monotonic())
 
     def rest(self, busy: bool = False) -> None:
-        """Sleep until the next look, unless this one found something."""
+        """Sleep until the next look, unless this look found something."""
         if busy:
             self._since = time.monotonic()
             return
@@ -161,7 +164,7 @@ class Backoff:
 
 
 def _move(old: Path, new: Path) -> None:
-    """Move a file, where there is one; what was in its place is part of the record as well."""
+    """Move a file if it exists; an earlier file at the target is kept, since it is part of the record."""
     if old.exists() or old.is_symlink():
         if new.exists():
             new.rename(new.with_name(f"{new.name}.{secrets.token_hex(4)}"))
@@ -181,12 +184,12 @@ def _named(found: Iterator[os.DirEntry[str]], kind: str) -> Iterator[str]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Notes that a site leaves where it does not answer, so that whoever waits knows why at once.
+# Notes of a site that does not reply, so that the coordinator learns the reason at once.
 #
-# A note is in fixed words, and signed by the site about one question, as it was signed by whoever asked: a
-# note that an intruder wrote is not believed, and an old one does not hold for a question that is asked
-# again. Its number is not that of an answer, so that neither can be put in the place of the other. Whoever
-# is not answered learns that the site takes no question that is signed with this key, and nothing else.
+# A note has fixed words. The site signs it together with the digest of one signed request. A note that an
+# intruder wrote is therefore not believed, and an old one does not hold when a request is sent again. Its
+# number differs from that of a reply, so that neither can replace the other. A sender without a reply learns
+# only that the site takes no request signed with this key.
 
 UNTRUSTED: Literal["untrusted"] = "untrusted"
 CLOSED: Literal["closed"] = "closed"
@@ -194,9 +197,9 @@ CLOSED: Literal["closed"] = "closed"
 
 @dataclass(frozen=True, slots=True)
 class ErrorNote:
-    """Why a question is not answered: its key is not that of the coordinator; or nothing is, for now.
+    """Why a request has no reply: its key is not that of the coordinator, or the site is paused.
 
-    `question` is the digest of what was signed, `key` the fingerprint of who signed it.
+    `question` is the digest of the signed bytes, `key` the fingerprint of the key that signed them.
     """
 
     why: Literal["untrusted", "closed"]
@@ -205,38 +208,39 @@ class ErrorNote:
 
     @classmethod
     def on(cls, question: bytes | IO[bytes], coordinator: str, where: str) -> ErrorNote:
-        """Make out the note on a question; SecurityError where nobody signed it."""
+        """Create the note on a request; SecurityError if the request has no valid signature."""
         keys, digest = signer_of(question, where)
         known = bool(coordinator) and normalize_fingerprint(coordinator) == keys.digest.hex()
         return cls(CLOSED if known else UNTRUSTED, digest, keys.fingerprint)
 
     def sign(self, identity: Identity, site: str, number: str) -> bytes:
-        """Bytes of the note, under the site's signature."""
+        """Return the bytes of the note, signed by the site."""
         return sign_envelope(identity, Envelope(site, COORDINATOR, _numbered(number), to_json(self).encode()))
 
 
 def open_note(
     data: bytes | IO[bytes], fingerprint: str, site: str, number: str, question: bytes, where: str
 ) -> ErrorNote | None:
-    """Read the note of a site on a question; None where it is on an earlier one of the same number.
+    """Read a site's note on a request; None if it belongs to an earlier request of the same number.
 
-    SecurityError where the site did not sign it.
+    SecurityError if the site did not sign it.
     """
     envelope = open_envelope(data, fingerprint, where)
     if (envelope.sender, envelope.number) != (site, _numbered(number)):
-        raise SecurityError(f"{where}: no note on this question")
+        raise SecurityError(f"{where}: this note belongs to another request")
     note = from_json(ErrorNote, envelope.payload, where, SecurityError)
-    # the key as well: what this coordinator signed can be signed with another one, and put in its place
+    # Check the key as well: another key can sign the bytes that this coordinator signed and replace its
+    # request.
     keys, digest = signer_of(question, where)
     return note if (note.question, note.key) == (digest, keys.fingerprint) else None
 
 
 def untrusted_note(site: str, fingerprint: str, coordinator: Identity) -> EngineError:
-    """Say that a site, with this key, takes no questions of a coordinator."""
+    """Return the error text for a site that has pinned the key of another coordinator."""
     return EngineError(
-        f"'{site}', whose key is {fingerprint}, takes no questions that are signed with the key of this "
-        f"coordinator, {coordinator.public.fingerprint}: its owner has pinned another one. Compare that "
-        "fingerprint by telephone; then, at the institution: fedstat site pin FOLDER CARD, with the card of "
+        f"'{site}', whose key is {fingerprint}, refuses requests that are signed with the key of this "
+        f"coordinator, {coordinator.public.fingerprint}: its owner has pinned another key. Compare this "
+        "fingerprint by telephone; then run at the site: fedstat site pin FOLDER CARD, with the card of "
         "this coordinator"
     )
 
@@ -246,34 +250,37 @@ def _numbered(number: str) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A site's end of an exchange folder: questions are found, answered by the site, and answers written.
+# A site's end of an exchange folder: it finds requests, has the site answer them, and writes the replies.
 
 NOTES_AT_ONCE, MOST_NOTES = 4, 100
-"""Notes for strangers that are written in one look, and in all: they may ask without end."""
+"""Largest number of notes for unknown senders in one look, and in all: they may send requests without end."""
 SETTLED, FULL_LOOK, LISTING_SHARE = 0.1, 0.7, 0.01
-"""Seconds after a change in which a second one may bear the same time; seconds after which a folder is listed
-that bears the time of before, since a share may tell of changes late; most of the time that this may take."""
+"""Seconds after a change in which a second change may have the same file time.
+
+Seconds after which a folder with an unchanged time is listed again, since a share may report changes late;
+largest share of the time for this.
+"""
 OLD, SWEEPING = 3600.0, 0.02
-"""Seconds after which an answer that nobody moved is moved, and for which this is done in one look."""
+"""Seconds after which a reply that is still open is moved to `done`, and how many are moved in one look."""
 
 
 class AnsweringSite(Protocol):
     """A site as its inbox needs it."""
 
     def answer(self, question: bytes | IO[bytes], where: str, number: str) -> bytes:
-        """Answer a question of its coordinator; SecurityError for any other."""
+        """Answer a request of its coordinator; SecurityError for any other sender."""
         ...
 
     def note(self, question: bytes | IO[bytes], where: str, number: str, why: str) -> bytes | None:
-        """Sign a note on a question; None where that is not why it is not answered."""
+        """Sign a note on a request; None if its key is not the reason for the missing reply."""
         ...
 
 
 @dataclass(slots=True)
 class Inbox:
-    """The questions in one site's part of an exchange folder.
+    """The requests in one site's part of an exchange folder.
 
-    `refused` is told once of every file that was passed over or cannot be written, and why.
+    `refused` is called once for every file that was skipped or cannot be written, with the reason.
     """
 
     part: SiteMailbox
@@ -291,18 +298,18 @@ class Inbox:
     _took: float = 0.0
 
     def look(self, site: AnsweringSite) -> bool:
-        """Have what waits answered; whether there was anything."""
+        """Answer the open requests; return whether there were any."""
         busy, notes = False, NOTES_AT_ONCE
         for number in self._find():
             path = self.part.ask(number)
             try:
-                # with its time, so that a file which was mended is looked at again
+                # with its time, so that a corrected file is read again
                 look = (number, path.lstat().st_mtime_ns)
                 if look in self._passed:
                     continue
                 if self._answer(site, path, number):
                     busy = True
-            except FileNotFoundError:  # moved since it was listed
+            except FileNotFoundError:  # moved after it was listed
                 continue
             except OSError as error:
                 self._tell_once(
@@ -318,7 +325,7 @@ class Inbox:
         return busy
 
     def say_closed(self, site: AnsweringSite) -> None:
-        """Leave notes for the coordinator that nothing is answered for now."""
+        """Leave notes for the coordinator: the site is paused and answers no request."""
         for number in self._find()[: 2 * NOTES_AT_ONCE]:
             path = self.part.ask(number)
             try:
@@ -330,7 +337,7 @@ class Inbox:
                 self._note(site, path, number, CLOSED)
 
     def _find(self) -> list[str]:
-        """Numbers of questions without an answer, in their order; none while a folder is out of reach."""
+        """Return the numbers of requests without a reply, in order; none while a folder is out of reach."""
         try:
             self.part.check()
             self._list()
@@ -339,12 +346,12 @@ class Inbox:
             return []
         except OSError as error:
             remedy = shared_folder_hint(self.part.place, error)
-            self._tell_once("", f"'{self.part.place}' cannot be read or made ({error.strerror}){remedy}")
+            self._tell_once("", f"'{self.part.place}' cannot be read or created ({error.strerror}){remedy}")
             return []
         return list(self._waiting)
 
     def _list(self) -> None:
-        """List what is open, where it may have changed: most looks find nothing new."""
+        """List the open requests if the folder may have changed; most looks find nothing new."""
         now = time.monotonic()
         if not self._times:
             self.part.make()
@@ -358,7 +365,7 @@ class Inbox:
         self._due = now + max(FULL_LOOK, self._took / LISTING_SHARE)
 
     def _answer(self, site: AnsweringSite, path: Path, number: str) -> bool:
-        """Have one question answered, unless it was answered before."""
+        """Have one request answered, unless it was answered before."""
         reply = self.part.reply(number)
         if reply.exists():
             return False
@@ -367,17 +374,17 @@ class Inbox:
         try:
             write_shared(reply, content)
         except OSError as error:
-            # The server holds the answer: it is written at a later look.
+            # The server keeps the reply; a later look writes it.
             self._tell_once(
                 number,
-                f"'{path.name}': its answer cannot be written yet ({error.strerror})"
+                f"'{path.name}': its reply cannot be written yet ({error.strerror})"
                 f"{shared_folder_hint(reply, error)}",
             )
             return False
         return True
 
     def _note(self, site: AnsweringSite, path: Path, number: str, why: str) -> bool:
-        """Leave a note on a question; False where there is nothing to be said, or no place for it."""
+        """Leave a note on a request; return False if there is no reason to state or no place for the note."""
         try:
             with open_regular(path) as file:
                 note = site.note(file, f"'{path.name}'", number, why)
@@ -388,8 +395,8 @@ class Inbox:
         return note is not None
 
     def _sweep(self) -> None:
-        """Move what was answered long ago, and what a coordinator that fell silent has left."""
-        # as long as a listing takes, which the next look has to make anew
+        """Move pairs that were answered long ago and that a coordinator has left behind."""
+        # at most as long as a listing takes, since the next look has to list again
         until, old = time.monotonic() + max(SWEEPING, self._took), time.time() - OLD
         while self._answered and time.monotonic() < until:
             number = self._answered.pop()
@@ -400,7 +407,7 @@ class Inbox:
                 continue
 
     def _tell_once(self, name: str, problem: str) -> None:
-        # Strangers can change a file as often as they like; the log is not theirs to fill.
+        # Outsiders can change a file without end; they must not fill the log.
         if name not in self._told:
             self._told.add(name)
             self.refused(problem)

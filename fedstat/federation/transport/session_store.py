@@ -41,13 +41,13 @@ from fedstat.federation.tables.table import FrameTable, LabelledTable, Table
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
-# What a site remembers of a session, as text and arrays, and back.
+# Serialization of a site's session state as text and arrays, and back.
 #
-# A state holds records of families, arrays, keys and counters. Each is written by its kind: plain values,
-# lists and tables as they are, objects of this package by the name of their class and their fields, arrays
-# by type, shape and bytes. Nothing in what is written runs, and no other class than those of this package
-# is made of it. What belongs to the site itself (its table, its identity, its policy) is named, and taken
-# from the site that goes on. Two places that hold one object hold one object again.
+# A state holds dataclasses of model families, arrays, keys and counters. Each is written by its kind: plain
+# values, lists and tables directly, objects of this package by class name and fields, arrays by type, shape
+# and bytes. Reading runs no stored code and creates only objects of classes of this package. Objects of the
+# site itself (its table, its identity, its policy) are stored as names and taken from the site that
+# continues. An object that was in two places is one object again.
 
 PACKAGE = "fedstat."
 PLAIN = (types.NoneType, bool, int, float, str)
@@ -56,12 +56,12 @@ SEQUENCES: Mapping[str, Callable[[Any], Any]] = {
 }
 LOCK = type(Lock())
 FEW = 2**16
-"""Bytes up to which a part of an array brings all of it along."""
+"""Largest size in bytes of an array that is written as a whole with any part of it."""
 Node: TypeAlias = list[Any]
 
 
 def write_state(state: Any, outside: Mapping[str, object]) -> tuple[str, list[Array]]:
-    """Write a state, in which objects from `outside` go by their names.
+    """Write a state; objects from `outside` are stored as names.
 
     TypeError names a kind that cannot be written.
     """
@@ -71,13 +71,13 @@ def write_state(state: Any, outside: Mapping[str, object]) -> tuple[str, list[Ar
 
 
 def read_state(text: str, arrays: Sequence[Array], outside: Mapping[str, object]) -> Any:
-    """Read what :func:`write_state` wrote; its text has to be known to be this site's own."""
+    """Read the output of :func:`write_state`; its text must be known to come from this site."""
     told = json.loads(text)
     return _StateReader(told["nodes"], arrays, outside).read(told["root"])
 
 
 def fields_of(value: object) -> Iterator[str]:
-    """Names of what an object holds, and is written: without what its class makes again."""
+    """Names of an object's attributes that are written; those that its class recomputes are left out."""
     again = getattr(type(value), "MADE_AGAIN", ())
     held = dict.fromkeys(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
@@ -93,17 +93,17 @@ class _StateWriter:
         self.nodes: list[Node] = []
         self.arrays: list[Array] = []
         self._outside = {id(one): name for name, one in outside.items()}
-        # Of these a site has one: an older one of it is the same.
+        # A site has one of each; an older reference means the same object.
         self._kinds = {type(one): name for name, one in outside.items() if name in ("data", "identity")}
         self._places: dict[int, int] = {}
         self._alive: list[object] = []
 
     def write(self, value: Any) -> Any:
-        """Return a plain value as it is, and of all others the place in a list of its own."""
+        """Return a plain value unchanged, and for other values their position in the list of objects."""
         if type(value) in PLAIN:
             return value
         if id(value) not in self._places:
-            self._alive.append(value)  # so that no other takes its number
+            self._alive.append(value)  # so that its id is not used again
             place = self._places[id(value)] = len(self.nodes)
             self.nodes.append([])
             self.nodes[place] = self._node(value)
@@ -153,7 +153,7 @@ class _StateWriter:
         if array.dtype.hasobject:
             return ["objects", list(array.shape), [self.write(one) for one in array.reshape(-1).tolist()]]
         whole = array.base
-        # A part is written as one: sums over it then run over the same places in memory.
+        # A slice is written as a slice, so that later sums use the same memory layout.
         most = 2 * array.nbytes + FEW
         if type(whole) is np.ndarray and (id(whole) in self._places or whole.nbytes <= most):
             start = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
@@ -187,7 +187,7 @@ class _StateReader:
         self._made: dict[int, Any] = {}
 
     def read(self, told: Any) -> Any:
-        """Return a plain value, or the one object of its place."""
+        """Return a plain value, or the one object of its position."""
         if not isinstance(told, list):
             return told
         (place,) = told
@@ -200,7 +200,7 @@ class _StateReader:
         match tag, rest:
             case "outside", [name]:
                 return self._outside[name]
-            case "list", [items]:  # may hold itself
+            case "list", [items]:  # may contain itself
                 self._made[place] = made = list[Any]()
                 made += [self.read(one) for one in items]
                 return made
@@ -256,38 +256,38 @@ class _StateReader:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Sessions that outlive the process of a site, beside its account on disk.
+# Sessions that outlive the process of a site, next to its ledger on disk.
 #
 # ::
 #
-#     sessions/anchor           when the ledger was written last, under a key of the site's identity
-#     sessions/<id>/state       what the site remembers of a session, and its latest answers (mode 0600)
-#     sessions/<id>/<name>.part an array of a megabyte or more, written once for as long as it is used
+#     sessions/anchor           time of the ledger's last change, under a key of the site's identity
+#     sessions/<id>/state       the state of a session and its latest replies (mode 0600)
+#     sessions/<id>/<name>.part an array of a megabyte or more, written once while it is used
 #
-# All is sealed by AES-GCM under keys of the site's identity. A state is written after every message, before
-# its answers leave, and is of its place in the account: session, number of questions and head of the chain
-# are associated data, so that only the state after the latest entry of the ledger opens. With an older one
-# masks would serve twice, and the difference of two answers under the same masks is one of what the site
-# hid. Ledger and state put back together would agree: the anchor has the time at which the operating system
-# saw the ledger change, which nobody sets who writes files, and where it is another one no session is taken
-# up. A snapshot of a whole disk that is put back has this time as well: remove the folder of sessions
-# before the site runs again.
+# All files are encrypted by AES-GCM under keys of the site's identity. A state is written after every
+# message, before its replies leave. It is tied to its place in the ledger: session, number of requests and
+# head of the chain are associated data, so that only the state after the ledger's latest entry opens. With an
+# older state masks would be used twice, and the difference of two replies under the same masks equals the
+# difference of the masked values. A ledger and a state that are restored together would agree with each
+# other. The anchor therefore has the time at which the operating system saw the ledger change, which a person
+# who writes files cannot set. If this time differs, no session continues. A restored snapshot of a whole disk
+# restores this time as well: remove the folder of sessions before the site runs again.
 #
-# Whoever reads the folder of the site has its identity, and with it what is kept here: the keys of the
-# sessions of the last two weeks. A state is removed when its session is not asked for so long, when newer
-# sessions have taken its place, or when anything does not fit, such as the version of fedstat: the session
-# has then ended, as it would without being kept.
+# A person who can read the folder of the site has its identity, and can read what is kept here: the keys of
+# the sessions of the last two weeks. A state is removed when its session had no request for this time, when
+# newer sessions replace it, or when anything differs, such as the version of fedstat. The session has then
+# ended, as it would if nothing were kept.
 
 SESSIONS, ANCHOR, STATE = "sessions", "anchor", "state"
 CHANGES_TOLD = os.name == "posix"
-"""Whether the system tells when a file was changed; without it a folder put back would not be seen."""
+"""Whether the system reports the time of a file's change; without it a restored folder would go unnoticed."""
 OLD = 14 * 24 * 3600.0
-"""Seconds after which a session that was not asked is not kept."""
+"""Seconds without a request after which a session is removed."""
 LARGE, LARGEST = 2**20, 2**28
-"""Bytes of an array that is kept by itself, and of a state that is not kept."""
+"""Bytes from which an array has its own file, and from which a state is not kept."""
 NONCE, LENGTH_BYTES = 12, 8
 NAME = re.compile("[0-9a-f]{32}")
-"""Names of the folders of sessions; no other is removed."""
+"""Pattern of the folders of sessions; no other folder is removed."""
 UNFIT = (
     FedstatError,
     ValueError,
@@ -298,15 +298,15 @@ UNFIT = (
     RecursionError,
     OSError,
 )
-"""What goes wrong with a state ends its session, and no service."""
+"""Errors of a state that end its session, but not the service."""
 KEPT = ("_items", "_counts", "_columns", "_facts", "told", "in_play", "last", "begun", "analysis")
-"""What a state holds between two questions."""
+"""Contents of a session's state between two requests."""
 Answers: TypeAlias = dict[bytes, BundledReply]
-"""Latest answers of a session by the digest of the question."""
+"""Latest replies of a session by the digest of the request."""
 
 
 class SessionFolder:
-    """Sessions of a site whose account is a file."""
+    """Sessions of a site whose ledger is a file."""
 
     def __init__(self, site: Site, store: LedgerFile) -> None:
         self._site, self._store = site, store
@@ -318,9 +318,9 @@ class SessionFolder:
         self._untold = True
         self._table: tuple[object, str] = (None, "")
         self._judged: tuple[object, object, str] = (None, None, "")
-        # What is removed here must not lie behind a link that somebody put in its place.
+        # The folder must not be a link to another place, since files are removed here.
         check_folder(self.folder)
-        with suppress(OSError):  # a full disk ends sessions, and no service
+        with suppress(OSError):  # a full disk ends sessions, but not the service
             self.folder.mkdir(mode=0o700, exist_ok=True)
         if self._anchored() != store.found:
             for path in self._kept():
@@ -331,14 +331,14 @@ class SessionFolder:
 
     @classmethod
     def of(cls, site: Site) -> SessionFolder | None:
-        """Return those of a site; none where its account is in memory, or :data:`CHANGES_TOLD` is false."""
+        """Return the store of a site; None for a ledger in memory, or if :data:`CHANGES_TOLD` is false."""
         store = site.account.store
         return cls(site, store) if isinstance(store, LedgerFile) and CHANGES_TOLD else None
 
     def keep(self, session: str, answers: Answers) -> None:
-        """Keep a session as it is after an answer; one that cannot be kept ends with the process."""
+        """Write a session's state after a reply; a session that cannot be written ends with the process."""
         chain, state = self._chain(session), self._site.states.get(session)
-        # One that has ended here has refusals for answers, and is not to begin anew.
+        # A session that has ended here replies with refusals and must not start again.
         if chain is None or state is None or not session:
             return
         held = {name: getattr(state, name) for name in KEPT}
@@ -352,11 +352,11 @@ class SessionFolder:
             if self._untold:
                 self._untold = False
                 self._site.refusals.note(
-                    f"a session is not kept beyond this process, which holds what is not written: {error}"
+                    f"a session will end with this process, because its state cannot be written: {error}"
                 )
 
     def take_up(self, session: str) -> dict[str, Answers]:
-        """Go on with a session of an earlier process; its latest answers, nothing where it has ended."""
+        """Continue a session of an earlier process; return its latest replies, or nothing if it has ended."""
         chain = self._chain(session)
         path = self._place(session) / STATE
         if chain is None or not chain.resumed or not path.exists():
@@ -378,7 +378,7 @@ class SessionFolder:
         except (InvalidTag, *UNFIT) as error:
             self.remove(session)
             self._site.refusals.note(
-                f"a session is not gone on with: what was kept of it is not of its latest answer ({error})"
+                f"a session cannot continue: its stored state does not belong to its latest reply ({error})"
             )
             return {}
         state = State(self._site.name)
@@ -389,7 +389,7 @@ class SessionFolder:
         return {session: answers}
 
     def remove(self, session: str) -> None:
-        """Keep a session no longer."""
+        """Remove the state of a session."""
         self._parts.pop(session, None)
         shutil.rmtree(self._place(session), ignore_errors=True)
 
@@ -403,7 +403,7 @@ class SessionFolder:
             flat = (array if order == "C" else array.T).reshape(-1)
             content, part = flat.view(np.uint8).data, ""
             if len(content) >= LARGE:
-                # The tag of the cipher is a keyed digest, and ten times as fast as another; it is not shown.
+                # The cipher's tag serves as a keyed digest, ten times as fast as another; it is not released.
                 tag = self._digest.encrypt(bytes(NONCE), b"", content)
                 part = hmac.digest(self._key, tag, "sha256").hex()[:32]
                 used.add(part)
@@ -460,13 +460,13 @@ class SessionFolder:
         return self.folder / hmac.digest(self._key, session.encode(), "sha256").hex()[:32]
 
     def _kept(self) -> list[Path]:
-        """Folders of sessions, the newest first."""
+        """Return the folders of sessions, the newest first."""
         there = self.folder.iterdir() if self.folder.exists() else ()
         found = [path for path in there if NAME.fullmatch(path.name) and not path.is_symlink()]
         return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
     def _remove_old(self) -> None:
-        """Remove what was not asked for long, and what newer sessions have taken the place of."""
+        """Remove sessions without recent requests, and those that newer sessions replace."""
         now = time.time()
         for place, path in enumerate(self._kept()):
             if place >= MAX_SESSIONS or now - path.stat().st_mtime > OLD:
@@ -476,7 +476,7 @@ class SessionFolder:
                 }
 
     def _anchor(self) -> None:
-        """Keep when the ledger was written last; not waited for, since without it sessions end."""
+        """Store the time of the ledger's last change, without waiting: a missing time only ends sessions."""
         stamp = json.dumps(self._store.stamp())
         mark = hmac.digest(self._key, encode_parts(ANCHOR, self._site.name, stamp), "sha256").hex()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
@@ -509,7 +509,7 @@ class SessionFolder:
         return named | ({"frame": table.frame} if isinstance(table, FrameTable) else {})
 
     def _rules(self) -> str:
-        """Digest of policy and public description, by which what a state holds was judged."""
+        """Return the digest of policy and public description, under which states were written."""
         policy, published = self._site.policy, self._site.published
         if self._judged[0] is not policy or self._judged[1] is not published:
             told = encode_parts(policy.to_toml(), to_json(dict(published)))
@@ -517,7 +517,7 @@ class SessionFolder:
         return self._judged[2]
 
     def _records(self) -> str:
-        """Keyed digest of records that are held, in their order, and of what a file tells of others."""
+        """Return a keyed digest of the rows in memory, in order, and of the file facts of other sources."""
         outer: Table = self._site.data.table
         table = outer.table if isinstance(outer, LabelledTable) else outer
         told = json.dumps([table.n_rows, list(table.columns)]).encode()
@@ -525,7 +525,7 @@ class SessionFolder:
             stat = Path(path).stat()
             file = json.dumps([stat.st_size, stat.st_mtime_ns]).encode()
             return hmac.digest(self._key, encode_parts(told, file), "sha256").hex()
-        # a frame is replaced where its rows come into another order, and a query's rows never
+        # a table is replaced when the order of its rows changes; the rows of a query never change
         held = table.frame if isinstance(table, FrameTable) else table
         if self._table[0] is not held:
             self._table = (
@@ -536,7 +536,7 @@ class SessionFolder:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file whole, without waiting for the disk: what a power cut takes away ends a session."""
+    """Write a file as a whole without waiting for the disk; a power failure then ends a session."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -547,5 +547,5 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _address(chain: SessionChain) -> tuple[str, ...]:
-    """Place of a state in the account."""
+    """Return the place of a state in the ledger."""
     return chain.session, str(chain.ordinal), str(chain.round), chain.head

@@ -20,29 +20,29 @@ from fedstat.federation.transport.site_folder import DESCRIPTION, SiteDescriptio
 
 
 def sign_request(identity: Identity, site: str, request: bytes) -> tuple[str, bytes]:
-    """Give a question its number, and put it into the coordinator's envelope."""
+    """Give a request its number, and put it into the coordinator's envelope."""
     number = request_number(request)
     return number, sign_envelope(identity, Envelope(COORDINATOR, site, number, request))
 
 
 def open_reply(data: bytes | IO[bytes], fingerprint: str, site: str, number: str, where: str) -> bytes:
-    """Take an answer out of its envelope, which the site signed for the question of this number."""
+    """Open a reply's envelope, which the site signed for the request of this number."""
     envelope = open_envelope(data, fingerprint, where)
-    # the signature alone is not enough: an older answer of the same site bears it as well
+    # the signature alone is not enough: an older reply of the same site has it as well
     if (envelope.sender, envelope.number) != (site, number):
-        raise SecurityError(f"{where}: answers another question, or in another's name")
+        raise SecurityError(f"{where}: belongs to another request, or to another site")
     return envelope.payload
 
 
 def answer_signed(
     server: SiteServer, question: bytes | IO[bytes], coordinator: str, where: str, number: str = ""
 ) -> bytes:
-    """Answer a question that the coordinator signed for this site, under the number that it came by."""
+    """Answer a request that the coordinator signed for this site under the number of its envelope."""
     site = server.site
     envelope = open_envelope(question, coordinator, where)
     address = (envelope.sender, envelope.receiver, envelope.number)
     if address != (COORDINATOR, site.name, number or envelope.number):
-        raise SecurityError(f"{where}: meant for another site, or under another number")
+        raise SecurityError(f"{where}: meant for another site, or sent under another number")
     payload = server.answer(envelope.payload, coordinator)
     return sign_envelope(site.trust.identity, Envelope(site.name, COORDINATOR, envelope.number, payload))
 
@@ -50,20 +50,20 @@ def answer_signed(
 def note_signed(
     site: Site, question: bytes | IO[bytes], coordinator: str, where: str, number: str, why: str
 ) -> bytes | None:
-    """Sign a note on a question; None where that is not why it is not answered."""
+    """Sign a note on a request; None if its key is not the reason for the missing reply."""
     note = ErrorNote.on(question, coordinator, where)
     return note.sign(site.trust.identity, site.name, number) if note.why == why else None
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedSite:
-    """A site that answers the coordinator with one fingerprint, and signs what it answers."""
+    """A site that answers the coordinator with one fingerprint and signs its replies."""
 
     server: SiteServer
     coordinator: str
 
     def answer(self, question: bytes | IO[bytes], where: str, number: str) -> bytes:
-        """Answer a question that the coordinator signed for this site; SecurityError for any other."""
+        """Answer a request that the coordinator signed for this site; SecurityError for any other."""
         return answer_signed(self.server, question, self.coordinator, where, number)
 
     def note(self, question: bytes | IO[bytes], where: str, number: str, why: str) -> bytes | None:
@@ -72,36 +72,37 @@ class PinnedSite:
 
 
 class SignedSite:
-    """A site that answers the coordinator whom it has pinned, and signs what it answers.
+    """A site that answers its pinned coordinator and signs its replies.
 
-    `name` is the one under which the site is reached, by default its own; `tell` takes a line for its log.
+    `name` is the one under which the site is reached, by default its own; `tell` receives lines for its log.
     """
 
     def __init__(self, folder: Path, name: str = "", tell: Callable[[str], None] = lambda _: None) -> None:
         self._word = LiveConfig(folder, tell)
         if not self.description.coordinator:
             raise PartitionError(
-                f"'{folder / DESCRIPTION}' pins no coordinator: nobody is answered; write the fingerprint "
+                f"'{folder / DESCRIPTION}' pins no coordinator, so that the site answers no requests. "
+                f"Write the fingerprint "
                 "of its key under 'coordinator', or use fedstat site pin"
             )
         if name not in ("", self.site.name):
             raise PartitionError(
-                f"'{folder / DESCRIPTION}' is of '{self.site.name}', and FLARE knows '{name}'"
+                f"'{folder / DESCRIPTION}' belongs to '{self.site.name}', but FLARE's name is '{name}'"
             )
         self._server, self._lock = SiteServer(self.site), Lock()
 
     @property
     def site(self) -> Site:
-        """The site as it is now."""
+        """The current site."""
         return self._word.site
 
     @property
     def description(self) -> SiteDescription:
-        """What its owner says of it now."""
+        """The owner's current description of it."""
         return self._word.description
 
     def heed(self) -> bool:
-        """Take over what the owner has changed; see :meth:`LiveConfig.heed`."""
+        """Apply the owner's changes; see :meth:`LiveConfig.heed`."""
         with self._lock:
             return self._heed()
 
@@ -112,9 +113,9 @@ class SignedSite:
         return self._word.heed()
 
     def answer(self, question: bytes | IO[bytes], where: str = "a question", number: str = "") -> bytes:
-        """Answer a question that the coordinator signed for this site; SecurityError for any other.
+        """Answer a request that the coordinator signed for this site; SecurityError for any other.
 
-        ClosedError where nothing is answered for now.
+        ClosedError while the site answers no requests.
         """
         with self._lock:
             self._heed()

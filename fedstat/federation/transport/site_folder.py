@@ -1,4 +1,4 @@
-"""The folder of one site: data sources, keys, trusted keys, policy, records and waiting plans."""
+"""The folder of one site: data sources, keys, trusted keys, policy, ledger and open plans."""
 
 from __future__ import annotations
 
@@ -49,16 +49,17 @@ from fedstat.federation.transport.mailbox import is_bucket, resolve_exchange
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
-# Plans that wait in a site's folder for its owner, and what the owner decides while the site is served.
+# Plans that wait in a site's folder for its owner, and the owner's decisions while the site runs.
 #
 # ::
 #
-#     pending/DIGEST.json        a plan that was proposed (all of these with mode 0600, the folders 0700)
-#     pending/DIGEST.decision    what the owner decided, signed with the site's keys
-#     decided/DIGEST.json        a plan of which the site's account has the decision
+#     pending/DIGEST.json        a plan that an analyst proposed (files have mode 0600, the folders 0700)
+#     pending/DIGEST.decision    the owner's decision, signed with the site's keys
+#     decided/DIGEST.json        a plan whose decision is in the site's ledger
 #
-# The process that serves the site holds its account. A decision is laid beside the plan, and entered into
-# the account when the site next looks: signed, since a file that somebody else put there decides nothing.
+# The process that runs the site holds its ledger. The decision is therefore written next to the plan and
+# entered into the ledger when the site next looks. It is signed, so that a file from another person has no
+# effect.
 
 PENDING, DECIDED = "pending", "decided"
 PLAN, DECISION = ".json", ".decision"
@@ -79,7 +80,7 @@ class SignedDecision:
         return cls(decision, identity.signing.sign(_message(decision, identity.public)).hex())
 
     def is_of(self, keys: PublicIdentity) -> bool:
-        """Whether the site with these keys signed it."""
+        """Return whether the site with these keys signed it."""
         try:
             signature = bytes.fromhex(self.signature)
         except ValueError:
@@ -95,7 +96,7 @@ def _message(decision: PlanDecision, keys: PublicIdentity) -> bytes:
 class PlanFolder:
     """The plans in the folder of a site.
 
-    What is there and is no plan or no decision of this site is passed over: it must not stop the others.
+    Files that are not a plan or a decision of this site are skipped, so that they cannot block the others.
     """
 
     site: str
@@ -104,17 +105,17 @@ class PlanFolder:
     _read: dict[str, AnalysisPlan] = field(default_factory=dict)
 
     def keep(self, digest: str, plan: AnalysisPlan) -> None:
-        """Keep a plan that waits."""
+        """Store a plan that waits for a decision."""
         self._write(PENDING, f"{digest}{PLAN}", to_json(plan))
 
     def waiting(self) -> Mapping[str, AnalysisPlan]:
-        """Plans that wait, by digest, the oldest first."""
+        """Return the open plans by digest, the oldest first."""
         paths = self._plans(PENDING)
         found = {path.stem: self._plan(path) for path in paths if not path.with_suffix(DECISION).exists()}
         return {digest: plan for digest, plan in found.items() if plan is not None}
 
     def find(self, digest: str) -> AnalysisPlan:
-        """Return the plan whose digest begins so, whether it waits or was decided about."""
+        """Return the plan whose digest begins with these characters, open or decided."""
         known = {path.stem: path for place in (DECIDED, PENDING) for path in self._plans(place)}
         whole = complete_digest(self.site, digest, known)
         plan = self._plan(known[whole])
@@ -123,19 +124,19 @@ class PlanFolder:
         return plan
 
     def decide(self, identity: Identity, digest: str, verdict: Literal["approved", "denied"]) -> AnalysisPlan:
-        """Decide, as whoever runs this process, about the plan whose digest begins so; also anew."""
+        """Decide about a plan by the start of its digest, as the current user; the newest decision counts."""
         plan = self.find(digest)
         decision = PlanDecision(plan.digest, verdict, _whoever(), time.time_ns())
         self._write(PENDING, f"{plan.digest}{DECISION}", to_json(SignedDecision.of(decision, identity)))
         return plan
 
     def decided(self) -> Iterator[PlanDecision]:
-        """Decisions that the account may not have yet, the oldest first."""
+        """Return decisions that the ledger may not have yet, the oldest first."""
         found = [self._decision(path) for path in (self.folder / PENDING).glob(f"*{DECISION}")]
         yield from sorted((one for one in found if one is not None), key=lambda one: one.when)
 
     def settle(self, decision: PlanDecision) -> None:
-        """Put a plan aside of which the account has the decision."""
+        """Put aside a plan whose decision is in the ledger."""
         path = self.folder / PENDING / f"{decision.plan}{PLAN}"
         (self.folder / DECIDED).mkdir(mode=0o700, exist_ok=True)
         if path.exists():
@@ -171,33 +172,33 @@ class PlanFolder:
 def _changed(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except OSError:  # a site that serves has put it aside meanwhile
+    except OSError:  # a running site has put it aside in the meantime
         return 0
 
 
 def _whoever() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # an account without a name
+    except (OSError, KeyError, ImportError):  # a user account without a name
         return "owner"
 
 
 # ----------------------------------------------------------------------------------------------------
-# The folder of one institution: where its data are, its keys, whom it trusts, what may leave and what left.
+# The folder of one site: where its data are, its keys, whom it trusts, what may be released, and the ledger.
 #
-# It is its owner's alone (mode 0700, its files 0600), and not served where others may read or write it.
+# Only the owner has access (mode 0700, files 0600). The site does not run if others can read or write it.
 #
 # ::
 #
 #     site.toml       name, where the data are, fingerprints of the coordinator and of the other sites
-#     policy.toml     what may leave (fedstat.Policy)
-#     columns.toml    what everybody may know of the columns; see :mod:`fedstat.federation.tables.published`
-#     in_force.json   what a service goes by; see :mod:`fedstat.federation.transport.live_config`
-#     reload          when its owner asked that the records be read anew
-#     refusals.log    why questions were refused, for its owner alone (mode 0600)
+#     policy.toml     what may be released (fedstat.Policy)
+#     columns.toml    public facts about the columns; see :mod:`fedstat.federation.tables.published`
+#     in_force.json   rules in force; see :mod:`fedstat.federation.transport.live_config`
+#     reload          time of the owner's last request to read the rows again
+#     refusals.log    reasons of refusals, for its owner alone (mode 0600)
 #     identity.json   the site's private keys, for its owner alone (mode 0600)
-#     ledger.jsonl    what left; see :mod:`fedstat.federation.audit.ledger_file`
-#     sessions        what sessions hold, sealed; see :mod:`fedstat.federation.transport.session_store`
+#     ledger.jsonl    all releases; see :mod:`fedstat.federation.audit.ledger_file`
+#     sessions        encrypted state of sessions; see :mod:`fedstat.federation.transport.session_store`
 #     pending, decided  plans of analyses; see :mod:`fedstat.federation.transport.site_folder`
 #     alignment.npz   vertical layout: numbers of the entities; see
 # :mod:`fedstat.federation.tables.aligned_table`
@@ -215,10 +216,10 @@ PRIVATE = (
     ANSWERED_FILENAME,
     ALIGNMENT,
 )
-"""Files that nobody but the owner may read or write (mode 0600)."""
+"""Files that only the owner may read or write (mode 0600)."""
 SEED_DIGITS, LEAST_DIGITS = 32, 8
 SEED = re.compile(f"[0-9a-fA-F]{{{SEED_DIGITS}}}")
-"""A seed; one with fewer different digits is hardly drawn: it is one of twenty million."""
+"""Pattern of a seed; one with fewer different digits was hardly drawn at random: 1 in 20 million is."""
 TABLES = {
     "pinned": "fingerprint",
     "sites": "fingerprint",
@@ -226,7 +227,7 @@ TABLES = {
     "roster": "digest",
     "revoked": "name",
 }
-"""Tables of texts, and what each of these is."""
+"""Tables of texts, and a description of their entries."""
 T = TypeVar("T")
 
 
@@ -234,12 +235,12 @@ T = TypeVar("T")
 class SiteDescription:
     """The entries of ``site.toml``.
 
-    `data` describes the source. `coordinator` is the fingerprint of its key, empty where none is trusted;
-    `pinned` has one by site, its own among them. `site_column` is the name by which a formula may ask for
-    the site, empty in the vertical layout; `seed` the secret that the sites share for common random
-    projections; `exchange` the folder or bucket through which questions come, empty where another carrier
-    brings them; `consent` says when the owner has consented to an alignment, by site; `roster` has the
-    digests of the rosters that it has accepted, by number.
+    `data` describes the source. `coordinator` is the fingerprint of the coordinator's key, empty if none is
+    trusted; `pinned` has one fingerprint by site, including the site's own. A formula uses `site_column` to
+    refer to the site; it is empty in the vertical layout. `seed` is the secret that the sites share for
+    common random projections. `exchange` is the folder or bucket of the requests, empty if another transport
+    is used. `consent` has the time of the owner's consent to an alignment, by site; `roster` the digests of
+    the accepted rosters, by number.
     """
 
     name: str
@@ -254,15 +255,15 @@ class SiteDescription:
 
     @property
     def source(self) -> Source:
-        """Where its records are."""
+        """Path of the site's rows."""
         return Source.from_mapping(self.name, self.data)
 
     @property
     def shared_seed(self) -> int | None:
-        """The secret as a number; None where there is none.
+        """The secret as a number; None if there is none.
 
-        Whoever knows one label of a cluster, or one product of columns, tries seeds until one fits, so that
-        it has to be drawn, and long: a number that somebody thought of is found in a second.
+        The seed has to be long and drawn at random. An attacker who knows one label of a cluster, or one
+        product of columns, can try seeds until one fits; a number that a person chose is found in a second.
         """
         if self.seed == "":
             return None
@@ -270,21 +271,21 @@ class SiteDescription:
         if not SEED.fullmatch(seed) or len(set(seed.lower())) < LEAST_DIGITS:
             raise PartitionError(
                 f"{self.name}: seed: expected {SEED_DIGITS} hexadecimal digits in quotes, drawn at random "
-                "(128 bits), and the same at all sites: one owner draws it by 'fedstat site seed FOLDER', "
-                "and tells it to the others, not to the coordinator"
+                "(128 bits), the same at all sites. One owner draws it by 'fedstat site seed FOLDER' and "
+                "passes it to the other owners, not to the coordinator"
             )
         return int(seed, 16)
 
     @property
     def exchange_folder(self) -> str:
-        """The folder through which questions come; empty where a bucket or another carrier brings them."""
+        """The folder of the requests; empty if a bucket or another transport is used."""
         return "" if is_bucket(self.exchange) else self.exchange
 
     def check(self) -> None:
-        """Find what is wrong when the file is read, and not when records or the seed are asked for."""
+        """Find errors when the file is read, and not only when rows or the seed are used."""
         _ = self.source, self.shared_seed
         if not all(number.isdecimal() for number in self.roster):
-            raise PartitionError(f"{self.name}: [roster]: expected digests by the number of the roster")
+            raise PartitionError(f"{self.name}: [roster]: expected a digest for each roster number")
 
 
 def read_description(folder: str | Path) -> SiteDescription:
@@ -296,19 +297,22 @@ def read_description(folder: str | Path) -> SiteDescription:
 
 
 def read_toml(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a TOML file; PartitionError where it is absent (then with the remedy), or no TOML."""
+    """Read a TOML file; PartitionError if it is absent (with the remedy) or not valid TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise PartitionError(f"'{path}' is absent; {remedy}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise PartitionError(f"'{path}' cannot be read ({type(error).__name__})") from error
-    except (ValueError, RecursionError) as error:  # numbers and nesting without end are errors of their own
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # very long numbers and deep nesting raise errors of their own
         raise PartitionError(f"'{path}' is not a TOML file: {error}") from error
 
 
 def read_entries(kind: type[T], path: Path, remedy: str) -> T:
-    """Read a TOML file as a record; entries that have a default may be left out."""
+    """Read a TOML file into a dataclass; entries with a default may be missing."""
     content = read_toml(path, remedy)
     for table, what in TABLES.items():
         keys = content.get(table)
@@ -319,7 +323,7 @@ def read_entries(kind: type[T], path: Path, remedy: str) -> T:
 
 
 def apply_trust(site: Site, description: SiteDescription) -> None:
-    """Take over whom the owner trusts now, and what it consents to."""
+    """Apply the owner's trusted keys and consents."""
     trust = site.trust
     for held, given in (
         (trust.pinned, description.pinned),
@@ -331,29 +335,29 @@ def apply_trust(site: Site, description: SiteDescription) -> None:
 
 
 def _from_folder(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Take relative paths as relative to the site's folder."""
+    """Resolve relative paths against the site's folder."""
     relative = {name: str(folder / data[name]) for name in ("path", "file") if data.get(name)}
     return {**data, **relative}
 
 
 def load_identity(folder: str | Path) -> Identity:
-    """Read the keys of a folder; SecurityError where others than the owner may read them."""
+    """Read the keys of a folder; SecurityError if others than the owner may read them."""
     path = Path(folder, IDENTITY)
     if not path.exists():
-        raise PartitionError(f"'{path}' is absent; make a folder with keys by 'fedstat site init'")
+        raise PartitionError(f"'{path}' is absent; make a folder with keys with 'fedstat site init'")
     return Identity.load(path)
 
 
 def read_site_policy(folder: str | Path) -> Policy:
-    """Read ``policy.toml``; what it leaves out, or all without one, is strict."""
+    """Read ``policy.toml``; missing entries, or a missing file, mean the strict policy."""
     path, strict = Path(folder, POLICY), Policy.strict()
     return Policy.from_toml(path, strict) if path.exists() else strict
 
 
 def read_site_columns(folder: str | Path, site: str, table: Table) -> Published:
-    """Read ``columns.toml``, and hold the table against it; nothing is published where there is none.
+    """Read ``columns.toml`` and check the table against it; without the file nothing is public.
 
-    PartitionError, for the owner who is there when a site is opened, where the table departs from it.
+    PartitionError if the table departs from it; the owner sees it when the site is opened.
     """
     path = Path(folder, COLUMNS)
     if not path.exists():
@@ -366,10 +370,10 @@ def read_site_columns(folder: str | Path, site: str, table: Table) -> Published:
 
 
 def comparison_problem(table: Table, identity: Identity, kept: Mapping[str, Array], then: int) -> str:
-    """Say why answers over so many rows cannot be held against new ones; empty where they can.
+    """Return why earlier replies cannot be compared with new ones; empty if they can.
 
-    Records with a key may come and go. Others are known by all that they hold: one that is gone may have been
-    changed, and a table with another column has none of them.
+    Rows with a key may come and go. Rows without a key are recognized by all their values: a missing one may
+    have been changed, and none is recognized in a table with another column.
     """
     if "marks" not in kept:
         return row_count_problem(then, table.n_rows)
@@ -380,30 +384,30 @@ def comparison_problem(table: Table, identity: Identity, kept: Mapping[str, Arra
     if not lost:
         return ""
     return (
-        f"there are {table.n_rows:,} records, and earlier answers were over {then:,}, of which {lost:,} are "
-        "gone or changed: without a key they cannot be known again, and a difference of two answers could "
+        f"there are {table.n_rows:,} rows; earlier replies used {then:,}, and {lost:,} of these are gone or "
+        "changed. Without a key they cannot be recognized, and the difference of two replies could "
         "disclose a few rows"
     )
 
 
 def restore_row_groups(account: SiteLedger, table: Table, identity: Identity) -> ReleaseHistory:
-    """Take up the groups of rows behind the answers of earlier processes.
+    """Load the groups of rows behind the replies of earlier processes.
 
-    A SecurityError where they are not whole: a new answer might differ from earlier ones by one person's row.
+    SecurityError if they are incomplete: a new reply might differ from earlier ones by one person's row.
     """
     if not account.recalled:
         return ReleaseHistory()
     try:
         return ReleaseHistory.from_arrays(account.recalled, table, identity.secret("row marks"))
     except (ValueError, LookupError, TypeError) as error:
-        raise SecurityError("the memory of earlier answers is not whole; declare the loss") from error
+        raise SecurityError("the memory of earlier replies is incomplete; declare the loss") from error
 
 
 def refusal_log(folder: str | Path) -> Callable[[str], None]:
-    """Return what appends one line a refusal to ``refusals.log``."""
+    """Return a function that appends one line per refusal to ``refusals.log``."""
 
     def append(reason: str) -> None:
-        with suppress(OSError):  # on a full disk: a refusal is not held up by its reason
+        with suppress(OSError):  # a full disk must not delay the refusal itself
             handle = os.open(Path(folder, REFUSALS), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(handle, "a", encoding="utf-8") as file:
                 file.write(f"{utc_text(time.time_ns())} {' '.join(reason.split())}\n")
@@ -412,7 +416,7 @@ def refusal_log(folder: str | Path) -> Callable[[str], None]:
 
 
 def open_records(folder: str | Path, description: SiteDescription) -> Table:
-    """Open the records of a site, without their key; in the vertical layout in the order of its alignment."""
+    """Open the rows of a site without their key; in the vertical layout in the order of its alignment."""
     source, folder, now = description.source, Path(folder), utc_text(time.time_ns())
     table = _open_table(source, folder, bool(description.site_column))
     if isinstance(table, FrameTable):
@@ -431,10 +435,10 @@ def _open_table(source: Source, folder: Path, by_rows: bool) -> Table:
 
 
 def reload_records(folder: Path, site: Site) -> str:
-    """Read the records of a site anew, and let it go on with them; what became of it, for the owner.
+    """Read the rows of a site again and use them; return the outcome, for the owner.
 
-    A PartitionError where they are not what its description or its public columns say, SecurityError where
-    they cannot be held against earlier answers: the site goes on with those that it has.
+    PartitionError if they do not fit the site's description or its public columns, SecurityError if they
+    cannot be compared with earlier replies. In both cases the site keeps the current rows.
     """
     table = open_records(folder, read_description(folder))
     read_site_columns(folder, site.name, table)
@@ -442,31 +446,30 @@ def reload_records(folder: Path, site: Site) -> str:
     if not same:
         site.change_records(table, partial(comparison_problem, table, site.trust.identity))
     site.account.as_of = read_at(table)
-    ends = (
-        "they are the same as before" if same else "they have changed, and sessions that were open have ended"
-    )
-    return f"read its records anew, {table.n_rows:,} rows: {ends}"
+    ends = "they are the same as before" if same else "they have changed, and open sessions have ended"
+    return f"read its rows again, {table.n_rows:,} rows: {ends}"
 
 
 def mode_problems(folder: str | Path) -> Iterator[str]:
-    """Name what others than the owner may read or write of a site, with the commands that mend it."""
+    """Return an error text if others may read or write files of a site, with the commands that correct it."""
     folder = Path(folder)
     files = [folder / name for name in PRIVATE if is_open_to_others(folder / name)]
     commands = [f"chmod 700 '{folder}'"] if is_open_to_others(folder) else []
     commands += [f"chmod 600 {' '.join(repr(str(path)) for path in files)}"] if files else []
     if commands:
         yield (
-            f"others may read or write the folder of the site, '{folder}', or its files, in which its "
-            f"secrets, its rules and the rows behind its answers stand: {'; '.join(commands)}"
+            f"others can read or write the folder of the site, '{folder}', or its files. These hold the "
+            f"site's "
+            f"secrets, its rules and the rows behind its replies: {'; '.join(commands)}"
         )
 
 
 def open_site(folder: str | Path) -> Site:
-    """Open the site of a folder, which goes on with the account that is there.
+    """Open the site of a folder with its existing ledger.
 
-    PartitionError where its description, data or policy cannot be used, SecurityError where others may read
-    or write its folder, the account is not whole, or it remembers answers over another number of records,
-    EngineError where another process serves the site.
+    PartitionError if its description, data or policy cannot be used. SecurityError if others may read or
+    write its folder, if the ledger is incomplete, or if its stored replies used another number of rows.
+    EngineError if another process runs the site.
     """
     for problem in mode_problems(folder):
         raise SecurityError(problem)
@@ -490,6 +493,6 @@ def open_site(folder: str | Path) -> Site:
     )
     site.account.as_of = read_at(table)
     site.approvals.take_up()
-    # rows behind answers of earlier processes: a difference to a new answer would tell of single entities
+    # rows behind earlier replies: their difference to a new reply could disclose single entities
     site.remember(restore_row_groups(site.account, table, identity))
     return site

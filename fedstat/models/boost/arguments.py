@@ -24,11 +24,11 @@ from fedstat.models.checks import check_choice, check_whole
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# What a model with curves reads of a partition before it asks its sites.
+# Facts that a model with curves reads from a partition before it sends requests to its sites.
 
 
 def plain_formula(parsed: BoostFormula, partition: ClientPartition) -> Formula:
-    """Read those columns of a formula that are no curves as other models do."""
+    """Read the columns of a formula that are not curves in the same way as other models."""
     terms = [parse_term(text) for text in parsed.terms]
     if not parsed.functional:
         site = partition.site_column
@@ -41,7 +41,7 @@ def plain_formula(parsed: BoostFormula, partition: ClientPartition) -> Formula:
 
 
 def published_range(partition: ClientPartition, term: str) -> tuple[float, float] | None:
-    """Range of a column that all sites publish: the widest."""
+    """Widest range of a column that all sites publish."""
     found = [site.published.get(term) for site in partition.sites.values()]
     ranges = [one.range for one in found if one is not None and one.range is not None]
     if len(ranges) < len(found):
@@ -50,25 +50,25 @@ def published_range(partition: ClientPartition, term: str) -> tuple[float, float
 
 
 def common_curves(partition: ClientPartition) -> dict[str, CurveArray]:
-    """Curves that all sites have, as the first has them."""
+    """Curves that all sites have, as described by the first site."""
     names = common_columns(map(tuple, partition.curves.values()))
     first = next(iter(partition.curves.values()), {})
     return {name: first[name] for name in names}
 
 
 # ----------------------------------------------------------------------------------------------------
-# Arguments of a fit that are more than a number or a word.
+# Arguments of a fit that are not a plain number or word.
 
 FOLDS = 10
 OFFSETS = ("mean", "smooth")
 
 
 def given_offset(offset: object, points: Floats, *, functional: bool) -> Floats | None:
-    """Offset at the points of the response, (G,), where it is no choice by a word."""
+    """Return the offset at the points of the response, (G,), unless it is chosen by a word."""
     if isinstance(offset, str):
         check_choice("offset", offset, OFFSETS)
         if offset == "smooth" and not functional:
-            raise ModelError("offset: a mean is smoothed along a curve, and the response is a number")
+            raise ModelError("offset: 'smooth' needs a response curve, but the response is a number")
         return None
     G = len(points)
     try:
@@ -83,61 +83,67 @@ def given_offset(offset: object, points: Floats, *, functional: bool) -> Floats 
 
 
 def check_site_folds(masked: bool | None, n_sites: int, masks_wanted: bool) -> bool:
-    """Refuse sites as folds where their sums are to be hidden, or where there is one; say not to mask."""
+    """Refuse sites as folds if their sums must be masked, or if there is one site; otherwise do not mask."""
     if masked or masks_wanted:
-        who = "masked=True asks for" if masked else "an owner lets sums leave in no other way than by"
+        who = "masked=True requests" if masked else "an owner's policy requires"
         raise ModelError(
-            f"folds: sites are folds by their own sums, which masks hide, and {who} masks; use folds=10"
+            f"folds: folds='site' needs every site's own sums, which masks hide, and {who} masks; use "
+            f"folds=10"
         )
     if n_sites < 2:
-        raise ModelError('folds: "site" needs two sites or more')
+        raise ModelError('folds: "site" needs at least two sites')
     return False
 
 
 def check_every(every: int | None, loss: LossSpec | None) -> int:
-    """Find how many steps there are between two exchanges of scores."""
+    """Return the number of steps between two exchanges of scores."""
     if loss is None:
         if every is not None:
-            raise ModelError("every: of squares all steps follow from one round; it belongs to other losses")
+            raise ModelError(
+                "every: with squared loss all steps follow from one round; the argument is for other losses"
+            )
         return 1
     jumps = loss.entry.bound == 0.0
     if every is None:
         return 1 if jumps else EVERY
     check_whole("every", every, 1)
     if jumps and every > 1:
-        raise ModelError(f"every: the slopes of a quantile's loss jump; expected 1, received {every!r}")
+        raise ModelError(
+            f"every: the slopes of the quantile loss are discontinuous; expected 1, received {every!r}"
+        )
     return int(every)
 
 
 def check_loss(
     loss: LossSpec | None, select: str | None, learners: Sequence[Learner], *, uneven: bool
 ) -> None:
-    """Refuse what follows from sums of products alone."""
+    """Refuse settings that need sums of products alone."""
     if loss is None:
         return
     if select == "aicc":
-        raise ModelError("select: AICc is one of squares; of another loss there is 'cv'")
+        raise ModelError("select: AICc needs squared loss; use 'cv' for other losses")
     along = [one.label for one in learners if one.varying]
     if along:
         raise ModelError(
-            f"{loss.title}: {along[0]} varies along the response, of which there are squares only"
+            f"{loss.title}: {along[0]} varies along the response, which is available for squared loss only"
         )
     if uneven:
         raise ModelError(
-            f"{loss.title}: curves of the response are measured at different points, or lack some, of which "
-            "there are squares only. Leave out curves with gaps by Curve(..., max_gap=0), or fill them in"
+            f"{loss.title}: curves of the response are measured at different points, or lack some; this is "
+            "available for squared loss only. Leave out curves with gaps by Curve(..., max_gap=0), or fill "
+            "them in"
         )
 
 
 # ----------------------------------------------------------------------------------------------------
-# How many rows sums of products of so many columns want, and what would pass with fewer.
+# Number of rows required for sums of products of this number of columns, and remedies with fewer rows.
 
 
 @dataclass(frozen=True, slots=True)
 class SumsSize:
-    """Columns of all learners and one, folds, learners; the basis along a response of uneven points.
+    """Columns of all learners plus one, folds, learners; the basis along a response with uneven points.
 
-    `slopes` of these columns are those of a loss that is no square, at all exchanges.
+    `slopes` of these columns are those of a loss other than squares, at all exchanges.
     """
 
     columns: int
@@ -148,7 +154,7 @@ class SumsSize:
 
 
 def check_points(learners: Sequence[Learner], curves: Mapping[str, Mapping[str, CurveArray]]) -> None:
-    """Require as many points of a curve, at every site, as a learner has splines along it."""
+    """Require at every site at least as many points of a curve as a learner has splines along it."""
     for one in learners:
         k = one.knots + one.degree + 1
         found = {site: held[one.of] for site, held in curves.items() if one.of_curve and one.of in held}
@@ -158,13 +164,13 @@ def check_points(learners: Sequence[Learner], curves: Mapping[str, Mapping[str, 
                 fewer = m - one.degree - 1
                 way = f"give knots={fewer} or fewer" if fewer >= 0 else "give a lower degree and knots=0"
                 raise DesignError(
-                    f"{site}: curve '{one.of}' has {m} points, and {one.label} {k} splines along it, which "
-                    f"these cannot tell apart; {way}, or leave the site out"
+                    f"{site}: curve '{one.of}' has {m} points, fewer than the {k} splines of {one.label} "
+                    f"along it; {way}, or leave the site out"
                 )
 
 
 def bands(time: Learner) -> int:
-    """Pairs of splines along the response that overlap."""
+    """Return the number of overlapping pairs of splines along the response."""
     return len(overlapping_pairs(time.knots + time.degree + 1, time.degree)[0])
 
 
@@ -176,9 +182,9 @@ def check_size(
     *,
     masked: bool,
 ) -> None:
-    """Require rows for the columns of all learners, by fold, as the owners do; name what passes.
+    """Require rows for the columns of all learners, by fold, as the owners do; the error names remedies.
 
-    Sites in `weighed` have curves of the response that weigh differently; a strict owner then counts columns
+    Sites in `weighed` have curves of the response with different weights. A strict owner then counts columns
     as often as there are weighted sums.
     """
     rows = {row.site: row.n // asked.folds for row in sites}
@@ -204,9 +210,9 @@ def refuse_few_rows(
     where: str, n: int, least: int, learners: Sequence[Learner], columns: int, most: int, folds: int,
     times: int = 1, slopes: int = 0,
 ) -> NoReturn:  # fmt: skip
-    """Raise a DesignError that names what passes: at most so many columns, those of all learners and one.
+    """Raise a DesignError with remedies: the largest number of columns, those of all learners plus one.
 
-    Products are summed so many `times`, with different weights. Of the columns `slopes` are those of a loss.
+    There are `times` sums of products with different weights. `slopes` of the columns are those of a loss.
     """
     smooth = [one for one in learners if one.smooth]
     fixed = columns - sum(one.knots for one in smooth)
@@ -217,12 +223,12 @@ def refuse_few_rows(
     and_more = f"slopes of the loss at all exchanges, {slopes:,}" if slopes else "one"
     each, what = " a fold" if folds > 1 else "", "sums of their products are"
     if times > 1:
-        ways += ["fewer knots in time=...", "Curve(..., max_gap=0), which leaves uneven curves out"]
+        ways += ["fewer knots in time=...", "Curve(..., max_gap=0), which leaves out uneven curves"]
         what = (
-            f"curves of the response with missing points, or points of their own, take {times} weighted sums "
+            f"curves of the response with missing points, or different points, need {times} weighted sums "
             "of their products,"
         )
     raise DesignError(
         f"{where}: {n:,} rows{each} for {columns} columns, those of all learners and {and_more}; {what} "
-        f"released over {least:,} or more. It would pass with {', or '.join([*ways, 'fewer learners'])}"
+        f"released over at least {least:,}. Remedies:  {', or '.join([*ways, 'fewer learners'])}"
     )

@@ -43,14 +43,14 @@ from fedstat.models.vertical.model import VerticalModel
 
 
 class ColumnSource(MomentSource, VerticalModel):
-    """Sums over institutions that hold different columns of the same entities; secure products once.
+    """Sums over sites that hold different columns of the same entities; secure products once.
 
-    Entities without a response, or that an institution lacks, are left out, and counted.
+    Entities without a response, or missing at a site, are left out and counted.
     """
 
     family: ClassVar[str] = FAMILY
     model_name: ClassVar[str] = "Federated functional boosting"
-    where = "where institutions hold different columns"
+    where = "where sites hold different columns"
     settings = ("time", "penalty", "missing", "coordinator")
     options = ("steps", "nu", "select", "folds", "random_state")
 
@@ -101,13 +101,13 @@ class ColumnSource(MomentSource, VerticalModel):
         notes = ["One exchange, whatever the number of steps; its sums do not depend on steps and nu."]
         if lacking:
             notes.append(
-                f"{lacking:,} of {self.layout.n_design:,} entities with a response lack what an institution "
-                "brings, and are left out."
+                f"{lacking:,} of {self.layout.n_design:,} entities with a response are incomplete at a "
+                "site, and are left out."
             )
-        return [("Coordinator", f"could trace: {tracing_sentence(self._n_columns, n)}.")], notes
+        return [("Coordinator", f"membership inference: {tracing_sentence(self._n_columns, n)}.")], notes
 
     def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults:
-        """Exchange the sums by fold, once, and follow the path."""
+        """Exchange the sums by fold, once, and compute the path."""
         steps, nu = self.checked(options)
         folds = np.arange(self.layout.n) % self._n_folds(options)
         code = np.random.default_rng(options.random_state).permutation(folds).astype(np.int64)
@@ -132,17 +132,17 @@ class ColumnSource(MomentSource, VerticalModel):
 
     @property
     def read_curves(self) -> Sequence[str]:
-        """Curves of the formula, the response among them."""
+        """Curves of the formula, including the response."""
         return self.question.read_curves
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Places of each learner's columns among all."""
+        """Positions of each learner's columns among all."""
         return tuple(np.cumsum([0, *self.widths]).tolist())
 
     @property
     def question(self) -> RowsRequest:
-        """What new rows are coded by, as those of one table."""
+        """Coding of new rows, as for one table."""
         formula = self.formula
         terms = [self.apart.terms(client) for client in self.apart.clients]
         return RowsRequest(
@@ -173,17 +173,20 @@ class ColumnSource(MomentSource, VerticalModel):
         if without or lacking:
             listed = ", ".join(f"{count:,} at {client}" for client, count in self.layout.absent.items())
             warn(
-                f"left out {without:,} entities without a response, and {lacking:,} that an institution "
-                f"lacks{f' ({listed})' if listed else ''}",
+                f"left out {without:,} entities without a response, and {lacking:,} that are incomplete at "
+                f"a site{f' ({listed})' if listed else ''}",
                 DataWarning,
             )
 
     def _check_size(self, folds: int) -> None:
-        """Require entities for the columns of all learners, by fold, as the owners do; name what passes."""
+        """Require entities for the columns of all learners, by fold, as the owners do.
+
+        The error names remedies.
+        """
         n, columns = self.layout.n // folds, self.starts[-1] + 1
         clients = self.layout.clients
         allowed = {name: self.partition.sites[name].policy.max_parameters for name in clients}
-        # Of a product of two institutions' columns its doors judge these, the response among them.
+        # The sites check these columns in a product of two sites, including the response.
         *_, second, first = sorted([0, *self.layout.sizes])
         strictest = min(clients, key=lambda name: allowed[name])
         pairs = MIN_ENTITIES_PER_EQUATION * (first + second)
@@ -207,7 +210,7 @@ class ColumnSource(MomentSource, VerticalModel):
 
 
 def exchange_notes(layout: Layout, dealers: Mapping[tuple[str, str], str]) -> Iterator[Note]:
-    """Say what was exchanged, who dealt, and whose columns were dithered."""
+    """State what was exchanged, who dealt random numbers, and whose columns were dithered."""
     yield sums_note("", layout.n)
     yield from dither_notes(layout)
     yield from dealer_notes(dealers, bystanders=layout.bystanders)
@@ -216,7 +219,7 @@ def exchange_notes(layout: Layout, dealers: Mapping[tuple[str, str], str]) -> It
 def pooled_agreement(
     question: RowsRequest, specs: tuple[BlockSpec, ...], n: int, n_entities: int
 ) -> RowsAgreement:
-    """Put the codings of institutions together, as those of one table: new rows are coded by it."""
+    """Join the sites' codings to that of one table, by which new rows are coded."""
     spec = BlockSpec(
         terms=question.terms,
         columns=question.columns,

@@ -8,24 +8,24 @@ from scipy.stats import norm
 from fedstat.models.horizontal.results import MASKED
 
 # ----------------------------------------------------------------------------------------------------
-# Forecast of boosting before the round: what its sums tell.
+# Expected disclosure of boosting before the round, from its sums.
 
 
 def tracing_auc(columns: int, rows: float) -> float:
-    """AUC of who knows a record, and the population, and asks whether it is among the rows.
+    """AUC of an attacker who knows a record and the population, and asks whether the record is in the data.
 
-    That of the likelihood ratio on a Gram of so many normal columns, Phi(columns / (2 sqrt(rows))).
+    It is that of the likelihood ratio on a Gram matrix of normal columns, Phi(columns / (2 sqrt(rows))).
     """
     return float(norm.cdf(columns / (2.0 * np.sqrt(rows))))
 
 
 def traced_columns(columns: int, along: int, weighted: int = 0, scores: int = 0, varying: int = 0) -> int:
-    """Columns of one Gram with as many products as the sums of a fit.
+    """Return the size of one Gram matrix with as many products as the sums of a fit.
 
-    Of columns of all learners, and `along` of the response in its basis; with so many `weighted` sums beside
-    the first there are products of the learners' columns in each, and none of the response's. Of a loss that
-    is no square there are so many `scores` in the response's place. Columns that vary along the response, so
-    many with their splines, are multiplied with all others times its basis.
+    It has the columns of all learners, and `along` columns of the response in its basis. Each of the
+    `weighted` further sums has products of the learners' columns, without the response. For a loss other than
+    squares, `scores` replace the response. Columns that vary along the response, given with their numbers of
+    splines, are multiplied with all others times its basis.
     """
     if scores:
         return int(np.ceil(np.sqrt(columns**2 + 2.0 * columns * along * scores)))
@@ -37,34 +37,34 @@ def traced_columns(columns: int, along: int, weighted: int = 0, scores: int = 0,
 
 
 def masking_sentence(sites: int, weighted: int) -> str:
-    """Say what masks hid."""
+    """State the effect of masks."""
     if not weighted:
         return f"Sums were masked over {sites} sites: {MASKED.format('')}"
     return (
-        f"Sums were masked over {sites} sites. Where these measured the response at points that differ, "
-        "every site's own can be solved for from the weighted sums, as if in clear; each was held to its "
-        "own rows."
+        f"Sums were masked over {sites} sites. At sites with different response points, every site's own "
+        "sums can be computed from the weighted sums, as if unmasked; each site was therefore checked by "
+        "its own number of rows."
     )
 
 
 def tracing_sentence(columns: int, rows: float, weighted: int = 0) -> str:
-    """Say what the sums tell about who is behind them; `columns` by :func:`traced_columns`."""
-    sums = f"{weighted + 1} weighted sums of products, as many as" if weighted else "sums of products"
+    """State what the sums disclose about membership; `columns` from :func:`traced_columns`."""
+    sums = f"{weighted + 1} weighted sums of products" if weighted else "sums of products"
     return (
-        f"{sums} of {columns} columns over {rows:,.0f} rows tell who knows all values of a person "
-        f"whether these are among the rows: AUC about {tracing_auc(columns, rows):.2f} (.5 is chance; .6 "
-        f"needs {4 * columns**2:,} rows)"
+        f"{sums} of {columns} columns over {rows:,.0f} rows: an attacker who knows a person's full record "
+        f"can detect that it is in the data with AUC about {tracing_auc(columns, rows):.2f} (0.5 = chance; "
+        f"0.6 needs {4 * columns**2:,} rows)"
     )
 
 
 ONE_ROUND = "One round, whatever the number of steps"
-OWN_SUMS = "learns every site's own sums: a baseline is made of them, and none can be masked."
+OWN_SUMS = "learns every site's own sums: a baseline is computed from them, so that none can be masked."
 BASELINE_ROUNDS = (
-    "In the publication sites send their fits of all learners in every step, in as many rounds. These tell "
-    "about as much: how a fit changes by a step that is known gives the products of its columns with those "
-    "of the learner that was taken."
+    "In the published method sites send their fits of all learners in every step, in as many rounds. This "
+    "reveals about as much: the change of a fit by a known step gives the products of its columns with "
+    "those of the chosen learner."
 )
 UNEVEN_MASKS = (
-    "Curves of the response were measured at different points: where these differ by site, masks hide no "
-    "site's own sums, so that each is held to its own rows."
+    "Curves of the response were measured at different points. If these differ by site, masks do not hide "
+    "a site's own sums, so each site is checked by its own number of rows."
 )

@@ -30,7 +30,7 @@ __all__ = ["FedFunctionBoost", "PublicCurve"]
 
 
 class BoostPlan(ForecastPlan):
-    """All shapes are known in advance; the provider of moments says what they disclose."""
+    """All shapes are known in advance; the source of moments describes the disclosure."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
@@ -38,41 +38,42 @@ class BoostPlan(ForecastPlan):
         self._source, self._options = model.source, BoostOptions(**options)
 
     def arguments(self) -> Mapping[str, Any]:
-        """Run the dry run without lines on the way."""
+        """Run the dry run without progress lines."""
         return {"progress": False}
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """Say what a tracing attack would find."""
+        """State the success of a membership inference attack."""
         yield from self._source.expected(self._options)[0]
 
     def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
-        """Say what steps cost, and who is left out."""
+        """State the cost of steps, and which rows are left out."""
         yield from self._source.expected(self._options)[1]
 
 
 class FedFunctionBoost(Explainable):
     """Regression of curves, or of a number, on curves and other columns, by component-wise L2 boosting.
 
-    Every step fits all base learners to what is left and moves by a share of the best. The sites sum, in one
-    round, products of the learners' columns and of the response; steps, their number by cross-validation, and
-    all statements follow from these sums, and the path is that of the pooled table.
+    Every step fits all base learners to the residuals and moves by a share of the best fit. The sites sum, in
+    one round, products of the learners' columns and of the response. Steps, their number by cross-validation,
+    and all statistics follow from these sums, and the path is that of the pooled table.
 
-    Where institutions hold different columns of the same entities, every learner is of one institution, and
-    sums of products of two institutions' columns come from secure multiplication, once. With `epsilon` these
-    sums have noise: every curve counts as its public mean plus scores on a few public functions, every column
-    by its public range or levels; each institution cuts its part of a row to a public length and adds noise
-    before anything leaves it. Boosting of noisy sums, any number of steps, costs nothing more: a second
-    :meth:`fit` of the same model requests nothing. A step that gains less than 1.5 times what noise alone
-    would is not taken; none is in 19 of 20 releases in which nothing has an effect.
+    If sites hold different columns of the same entities, every learner belongs to one site, and sums of
+    products of two sites' columns come from secure multiplication, once. With `epsilon` these sums have
+    noise. Every curve then counts as its public mean plus scores on a few public functions, and every column
+    by its public range or levels. Each site cuts its part of a row to a public length and adds noise before
+    it releases anything. Boosting of noisy sums costs nothing more for any number of steps: a second
+    :meth:`fit` of the same model sends no request. A step is not taken if it gains less than 1.5 times the
+    expected gain from noise. If nothing has an effect, 19 of 20 releases take no step.
 
     Make one with :meth:`from_formula`.
 
     Attributes
     ----------
     source : MomentSource
-        The provider of moments, by layout and privacy. Its public attributes are those of the model too:
-        `boost`, `curves`, `time`, `loss` and `penalty`; `agreement` and `sites` of rows apart; `design`,
-        `layout` and `widths` of columns apart; `epsilon`, `delta`, `bounds` and `parts` under privacy.
+        The source of moments, by layout and privacy. Its public attributes are those of the model too:
+        `boost`, `curves`, `time`, `loss` and `penalty`; `agreement` and `sites` in the horizontal layout;
+        `design`, `layout` and `widths` in the vertical layout; `epsilon`, `delta`, `bounds` and `parts` under
+        privacy.
     learners : tuple of Learner
         Base learners, the intercept first.
     model_name : str
@@ -111,52 +112,55 @@ class FedFunctionBoost(Explainable):
         Parameters
         ----------
         formula : str
-            ``"cca(t) ~ bsignal(rcst) + bols(C(case)) + bbs(age)"``: with ``(t)`` the response is a
-            curve, else a number. Learners are ``bsignal(curve, knots=10, differences=1, df=4)``, the integral
+            ``"cca(t) ~ bsignal(rcst) + bols(C(case)) + bbs(age)"``: with ``(t)`` the response is a curve,
+            otherwise a number. Learners are ``bsignal(curve, knots=10, differences=1, df=4)``, the integral
             of a curve times a smooth function; ``bfpc(curve, pve=0.99)``, the same in principal components
-            that have a share of the curve's variance; ``bconcurrent(curve)``, the curve at the same point
-            times a smooth function; ``bhist(curve)``, its integral up to that point; ``bols(term)``, linear,
-            of levels as well; ``bbs(column, knots=20, lower_bound=..., upper_bound=...)``, smooth, with
-            bounds unless the sites publish a range; and ``brandom(column)``, an effect of every level, all
-            shrunken. ``by=column`` multiplies the effect of `bsignal`, `bols` or `bbs` by a column of numbers
-            or of two levels. A bare name is ``bsignal`` of a curve and ``bols`` of another column; there is
-            an intercept. Effects are smooth along a curve that responds, but for those in ``const(...)``.
+            with this share of the curve's variance; ``bconcurrent(curve)``, the curve at the same point times
+            a smooth function; ``bhist(curve)``, its integral up to that point; ``bols(term)``, a linear
+            effect, also of levels; ``bbs(column, knots=20, lower_bound=..., upper_bound=...)``, a smooth
+            effect, with bounds unless the sites publish a range; and ``brandom(column)``, an effect of every
+            level with shrinkage. ``by=column`` multiplies the effect of `bsignal`, `bols` or `bbs` by a
+            column of numbers or of two levels. A bare name is ``bsignal`` for a curve and ``bols`` for
+            another column. An intercept is included. Effects are smooth along a response curve, except those
+            in ``const(...)``.
         partition : ClientPartition
-            With ``curves={...}``. In the vertical layout every learner is of one institution, and none varies
+            With ``curves={...}``. In the vertical layout every learner belongs to one site, and none varies
             along the response (``bconcurrent``, ``bhist``).
         time : str
             Basis along the response, ``"bbs(t, knots=10, df=4)"``.
         penalty : {"separable", "fdboost"}
-            Whether both directions of a surface are smoothed one after the other, which is faster, or by the
-            one parameter of FDboost, whose numbers these are then.
+            Both directions of a surface are smoothed one after the other, which is faster, or by the one
+            parameter of FDboost, which reproduces its numbers.
         family : statsmodels family, optional
-            ``Binomial()`` or ``Poisson()`` with their canonical links; squares by default. Learners are
+            ``Binomial()`` or ``Poisson()`` with their canonical links; squared loss by default. Learners are
             fitted to slopes of the loss without weights, as in mboost.
         loss : {"huber", "quantile"}, optional
             Instead of a family: squares up to residuals of `delta`, in units of the response, and linear
-            beyond; or the loss of a quantile `q`, by default the median. Its slopes jump, so that a step
-            tells of the few rows on either side: strict owners do not answer it, and others give their last
-            answer again where fewer than their least number of rows have changed sides.
+            beyond; or the loss of a quantile `q`, by default the median. The slopes of the latter are
+            discontinuous, so that a step reveals the few rows whose residual changes sign. Sites with a
+            strict policy refuse it; other sites repeat their last reply if fewer rows than their minimum have
+            changed.
         missing : {"drop", "raise"}
-            Rows that lack a value which the model reads, and those of which a stretch of a curve longer than
-            a tenth of its domain is unknown, are left out and counted, or an error.
+            Rows that lack a value of the model, and rows with an unknown stretch of a curve longer than a
+            tenth of its domain, are left out and counted, or raise an error.
         coordinator : str, optional
-            Vertical: the institution at which the coordinator sits, or ``"apart"``.
+            Vertical: the site of the coordinator, or ``"apart"``.
         epsilon : float, optional
-            Vertical: boost under differential privacy, for the whole record of one entity, replaced by any
+            Vertical: boost under differential privacy of the whole record of one entity, replaced by any
             other. Learners are ``bsignal(curve)`` and ``bols(column)``.
         public : mapping of str to PublicCurve, range or levels, optional
-            With `epsilon`: what is public of every curve and column of the formula, the response among them;
-            ranges and levels as for :class:`fedstat.Bounds`, by default what the owners have published.
+            With `epsilon`: public description of every curve and column of the formula, including the
+            response; ranges and levels as for :class:`fedstat.Bounds`, by default the owners' published ones.
         delta : float, optional
-            With `epsilon`: of differential privacy, at most 1e-6. Else of ``loss="huber"``.
+            With `epsilon`: delta of differential privacy, at most 1e-6. Otherwise the delta of
+            ``loss="huber"``.
 
         Raises
         ------
         FormulaError
-            What is not in the language, or names what is not there.
+            An expression is not part of the formula language, or a name does not exist.
         ModelError
-            A setting belongs to another layout, or something has no public description.
+            A setting belongs to another layout, or a column has no public description.
         PolicyError
             A site's owner does not allow it.
 
@@ -197,60 +201,62 @@ class FedFunctionBoost(Explainable):
         random_state: int | None = None,
         progress: bool | None = None,
     ) -> BoostResults | LocalBoosts:
-        """Follow the path of boosting.
+        """Compute the path of boosting.
 
         Parameters
         ----------
         steps : int, optional
-            Steps, or the most that `select` looks at: 100 by default, and 80 of a private fit.
+            Number of steps, or the largest number that `select` considers: 100 by default, 80 for a private
+            fit.
         nu : float, optional
-            Share of a fit by which a step moves, in (0, 1]: 0.1 by default, and 0.2 of a private fit.
+            Share of a fit by which a step moves, in (0, 1]: 0.1 by default, 0.2 for a private fit.
         select : {"cv", "aicc"}, optional
-            Take the number of steps with the least loss over folds that are left out, or with the least
-            corrected criterion of Akaike, as mboost has it: that takes the points of a curve as independent,
-            and so goes on too long where errors are correlated along it. Without, all steps are taken. All
-            follows from sums which leave in the same round.
+            Choose the number of steps with the smallest loss over left-out folds, or with the smallest
+            corrected Akaike criterion, as in mboost. The latter treats the points of a curve as independent,
+            and takes too many steps if errors are correlated along it. By default all steps are taken. All
+            methods use sums that are released in the same round.
         folds : int or "site", optional
-            Folds, drawn at random within every site; by default ten with ``select="cv"``, and one, which is
-            none, without. With folds also :meth:`BoostResults.stability` can be told. With "site" each site
-            is a fold, so that the loss is that at a site which took no part; masks could hide no site's sums
-            then, and there are none.
+            Number of folds, drawn at random within every site; by default ten with ``select="cv"``, and one
+            otherwise, which means no folds. Folds also make :meth:`BoostResults.stability` available. With
+            "site" each site is a fold, so that the loss is that at a site which took no part; masks are then
+            impossible, since each site's sums are used.
         offset : {"mean", "smooth"}, float or sequence of float
-            Curve from which boosting starts: the mean of the response at each point, this smoothed along the
-            basis `time`, or a number or curve (G,) that is given. Of a family it is on the scale of the link;
-            a quantile starts from that of a normal law.
+            Curve from which boosting starts: the mean of the response at each point, this mean smoothed along
+            the basis `time`, or a given number or curve (G,). For a family it is on the scale of the link; a
+            quantile starts from that of a normal distribution.
         every : int, optional
-            Of a loss that is no square: steps between two exchanges of scores with the sites, 10 by default.
-            Between, scores move as those of the parabola above the loss; 1 is mboost's path. A quantile has
-            no parabola, and 1.
+            For a loss other than squares: steps between two exchanges of scores with the sites, 10 by
+            default. Between exchanges, scores follow the quadratic bound of the loss; 1 gives mboost's path.
+            A quantile has no such bound and needs 1.
         aggregation : {"exact", "lsa", "average", "local"}
-            By default the path of the pooled table. The others are the publication's, for comparison, and
-            have no inference: every site fits the learners to its own rows in every step, and the fits are
-            averaged by least squares with their information as weights, or by rows; or every site fits by
-            itself. They are made of every site's own sums, which leave in the clear.
+            By default the path of the pooled table. The other values are the publication's methods, for
+            comparison, without inference. Every site fits the learners to its own rows in every step, and the
+            fits are averaged by least squares with their information as weights, or by rows; or every site
+            fits by itself. They use every site's own sums, which are released unmasked.
         masked : bool, optional
-            Whether sites hide their parts by pairwise masks; by default where there are three or more and the
-            folds are not the sites.
+            Whether sites hide their parts by pairwise masks; by default with at least three sites, unless the
+            folds are the sites.
         random_state : int, optional
             Seed of the folds.
         progress : bool, optional
-            Tell how far the fit has come (:func:`fedstat.progress`).
+            Report the progress of the fit (:func:`fedstat.progress`).
 
-        Rows apart take all of these. Where institutions hold different columns folds are of all entities, and
-        there are `steps`, `nu`, `select`, `folds` and `random_state`; under privacy `steps` and `nu`.
+        The horizontal layout accepts all of these arguments. In the vertical layout folds are of all
+        entities, and the arguments are `steps`, `nu`, `select`, `folds` and `random_state`; under privacy
+        `steps` and `nu`.
 
         Returns
         -------
-        BoostResults, or LocalBoosts, results by site, of local fits
+        Local fits return LocalBoosts, with results by site.
 
         Raises
         ------
         ModelError
-            An argument has no meaning here, or nobody is left to deal for two institutions.
+            An argument is invalid here, or no third party can deal random numbers for two sites.
         DesignError
-            There are too few rows for the columns; names the knots that would pass.
+            There are too few rows for the columns; the error names a sufficient number of knots.
         EstimationError
-            Two institutions share too few entities.
+            Two sites share too few entities.
         PolicyError, DescriptionError
             A site refuses, or its budget does not allow the release.
         """
@@ -264,19 +270,19 @@ class FedFunctionBoost(Explainable):
     # -- what the provider knows -----------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        """Public attributes of the provider."""
+        """Public attributes of the source of moments."""
         if name.startswith("_") or name == "source":
             raise AttributeError(name)
         return getattr(self.source, name)
 
     @property
     def engine(self) -> Engine:
-        """What carries requests to the sites."""
+        """Engine that transfers requests to the sites."""
         return self.source.engine
 
     @engine.setter
     def engine(self, engine: Engine) -> None:
-        # A dry run gives an engine of its own to a copy of the model; the original keeps its provider.
+        # A dry run gives its own engine to a copy of the model; the original keeps its source.
         self.source = copy.copy(self.source)
         self.source.engine = engine
 

@@ -39,19 +39,19 @@ IntoPublic: TypeAlias = PublicCurve | IntoBound
 
 
 class PrivateSource(MomentSource, PrivateRelease):
-    """All products of scores, released once with noise; boosting of them requests nothing more.
+    """All products of scores, released once with noise; boosting of them sends no further request.
 
     Parameters
     ----------
     boost : BoostFormula
-        Of ``bsignal(curve)`` and ``bols(column)``.
+        Formula of ``bsignal(curve)`` and ``bols(column)``.
     partition : ClientPartition
         In the vertical layout, at sites whose owners allow a budget (``Policy(privacy=Budget(...))``).
     epsilon, public, delta, coordinator
         See :meth:`fedstat.FedFunctionBoost.from_formula`.
     """
 
-    where = "where institutions hold different columns, with epsilon,"
+    where = "where sites hold different columns, with epsilon,"
     model_name = "Private functional boosting"
     settings = ("epsilon", "public", "delta", "coordinator")
     options = ("steps", "nu")
@@ -79,7 +79,7 @@ class PrivateSource(MomentSource, PrivateRelease):
         (response,) = self.formula.response_columns or ("",)
         if not boost.functional and boost.response != response:
             raise FormulaError(
-                f"formula: a private fit is of a column as it stands, and not of {boost.response}"
+                f"formula: a private fit needs an untransformed response column, not {boost.response}"
             )
         of_curves, others = _split(public, [*names, response], set(self.curves))
         owners = [*self.apart.owners[1:], self.apart.holder]
@@ -104,12 +104,12 @@ class PrivateSource(MomentSource, PrivateRelease):
 
     @property
     def _description(self) -> str:
-        """What is asked for, in words."""
+        """Description of the request."""
         return f"{self.formula.text} at epsilon {self.epsilon:g}"
 
     @cached_property
     def _planned(self) -> CurvesPlan:
-        """The plan of the noise, which public descriptions settle."""
+        """The noise plan, which depends on public descriptions only."""
         owners = [*self.apart.owners[1:], self.apart.holder]
         parts = {
             client: tuple(part for part, k in zip(self.parts, owners, strict=True) if k == client)
@@ -126,20 +126,20 @@ class PrivateSource(MomentSource, PrivateRelease):
     def expected(self, options: BoostOptions) -> tuple[list[tuple[str, str]], list[str]]:
         """See :meth:`MomentSource.expected`."""
         plan, n = self._planned, min(self._counts.values())
-        costs = [("Coordinator and institutions", one) for one in cost_statements(plan, self.delta)]
-        learned = [*costs, ("Coordinator", f"could trace: {tracing_statement(plan, n)}.")]
+        costs = [("Coordinator and sites", one) for one in cost_statements(plan, self.delta)]
+        learned = [*costs, ("Coordinator", f"membership inference: {tracing_statement(plan, n)}.")]
         return learned, [*budget_notes(plan, n, self.epsilon, self.delta), *self._budget_shares()]
 
     def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults:
-        """Ask the institutions once, under their budgets, and boost."""
+        """Send one request to the sites, under their budgets, and boost."""
         steps, nu = self.checked(options)
-        # A dry run has an engine of its own and must send the requests.
+        # A dry run has its own engine and must send the requests.
         if self._released is None or self._released[2] is not self.engine:
             self._released = (self._release(attempt), attempt.ledger, self.engine)
         released, ledger, _ = self._released
         sums = sort_sums(released, self.apart.owners, [1, *(part.width for part in self.parts[:-1])])
         along = PublicBasis.response_at(self.parts[-1], self._points)
-        no_squares = np.zeros((1, sums.T.shape[1], sums.T.shape[1]))  # none of the response are needed
+        no_squares = np.zeros((1, sums.T.shape[1], sums.T.shape[1]))  # squares of the response are not needed
         boosting = NoisyBoosting(
             moments=CurveMoments(sums.S[None], sums.T[None], no_squares, along[0][None], np.array([sums.yy])),
             design=BoostDesign(self.boost.learners, sums.starts, None, self.penalty),
@@ -160,7 +160,7 @@ class PrivateSource(MomentSource, PrivateRelease):
 
     @property
     def read_curves(self) -> list[str]:
-        """Curves of the formula, the response among them."""
+        """Curves of the formula, including the response."""
         return [part.name for part in self.parts if part.curve is not None]
 
     def _release(self, attempt: FitAttempt) -> ReleasedCurves:
@@ -172,20 +172,20 @@ class PrivateSource(MomentSource, PrivateRelease):
         return attempt.run(protocol)
 
     def _budget_shares(self) -> Iterator[str]:
-        """Say what the release leaves of each budget."""
+        """State what the release leaves of each budget."""
         for client in self._planned.parts:
             budget = self.partition.sites[client].policy.privacy
             if budget is not None:
                 total = float(rho_of_budget(budget.epsilon, budget.delta))
                 share = float(self._planned.site_cost(client)) / total if total else math.inf
-                yield f"{client}: this costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
+                yield f"{client}: this fit costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
 
     def _columns_read(self, site: str) -> Sequence[str]:
         return [part.name for part in self._planned.parts.get(site, ())]
 
 
 def _column_of(learner: Learner) -> str:
-    """Column or curve that a learner of a private fit is of; a FormulaError where it is another one."""
+    """Return the column or curve of a private learner; FormulaError for another kind of learner."""
     if learner.kind == "bsignal" and not learner.by and not learner.constant:
         return learner.of
     if learner.kind == "bols" and not learner.by and not learner.constant:
@@ -196,15 +196,15 @@ def _column_of(learner: Learner) -> str:
         if plain:
             return term_columns(term)[0]
     raise FormulaError(
-        f"formula: {learner.label} is none of a private fit, which has bsignal(curve) and bols(column), each "
-        "by what is public of it"
+        f"formula: {learner.label} is not available in a private fit. It has bsignal(curve) and "
+        "bols(column), with public descriptions of each"
     )
 
 
 def _split(
     public: Mapping[str, IntoPublic] | None, names: Sequence[str], curves: set[str]
 ) -> tuple[dict[str, PublicCurve], Bounds | dict[str, Any] | None]:
-    """Tell public curves from ranges and levels; a ModelError lists curves without a description."""
+    """Separate public curves from ranges and levels; a ModelError lists curves without a description."""
     given = dict(public or {})
     of_curves = {name: one for name, one in given.items() if isinstance(one, PublicCurve)}
     absent = [name for name in names if name in curves and name not in of_curves]
@@ -213,18 +213,18 @@ def _split(
             f"    {name!r}: fs.PublicCurve(grid, mean, functions, deviations)," for name in absent
         )
         raise ModelError(
-            "public: a private fit takes means, functions and deviations of curves from elsewhere, and none "
-            f"from the data. Write what is public of each:\npublic={{\n{lines}\n}}"
+            "public: a private fit takes means, functions and deviations of curves from public sources, "
+            f"never from the data. Write the public description of each:\npublic={{\n{lines}\n}}"
         )
     others = {name: one for name, one in given.items() if name not in of_curves}
     strange = [name for name in of_curves if name not in curves]
     if strange:
-        raise ModelError(f"public: there is no curve {', '.join(map(repr, strange))} at any institution")
+        raise ModelError(f"public: no site has a curve {', '.join(map(repr, strange))}")
     return of_curves, others or None
 
 
 def _check_response(part: PublicPart) -> None:
     if part.bins is not None and (part.bins.levels or part.bins.scale != "linear"):
         raise ModelError(
-            f"public: the response '{part.name}' is a curve, or a number with a range (low, high)"
+            f"public: the response '{part.name}' must be a curve, or a number with a range (low, high)"
         )

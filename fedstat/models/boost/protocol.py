@@ -30,15 +30,15 @@ from fedstat.progress_line import ProgressLine
 from fedstat.typing import Array, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# One round: rows are opened, and what learners and response add up to is summed over all sites.
+# One round: sites open their rows, and the moments of learners and response are summed over all sites.
 
 
 def take_moments(
     session: RowsSession, asked: CurveSumsRequest, basis: Floats, *, uneven: bool, by_site: bool = False
 ) -> FitProtocol[tuple[Moments, None]]:
-    """Open the rows, and ask every site for its sums; `by_site` makes each of them a fold of its own.
+    """Open the rows, and request every site's sums; with `by_site` each site is a fold.
 
-    Those of an `uneven` response, whose curves have points of their own, are shown at `basis` (G, L).
+    Sums of an `uneven` response, whose curves have different points, are shown at `basis` (G, L).
     """
     answers = yield from _answers(session, asked, "sum_uneven_curves" if uneven else "sum_curves")
     sums = _together(answers, IRREGULAR_SUMS if uneven else REGULAR_SUMS, by_site)
@@ -54,7 +54,7 @@ def take_varying_moments(
     uneven: bool,
     by_site: bool = False,
 ) -> FitProtocol[tuple[Moments, VaryingMoments]]:
-    """Take the sums of either kind, and those of columns that vary along the response, shown at points t."""
+    """Read the sums of either kind, and those of columns that vary along the response, shown at points t."""
     answers = yield from _answers(session, asked, "sum_uneven_curves_along" if uneven else "sum_curves_along")
     along = VaryingMoments.of(_together(answers, VARYING if uneven else (*VARYING, MEANS), by_site), t)
     sums = _together(answers, IRREGULAR_SUMS if uneven else REGULAR_SUMS, by_site)
@@ -62,7 +62,7 @@ def take_varying_moments(
 
 
 def take_own_moments(session: RowsSession, asked: CurveSumsRequest) -> FitProtocol[tuple[CurveMoments, ...]]:
-    """Take the sums of every site, in the clear: what local fits and their averages are made of."""
+    """Read the unmasked sums of every site, for local fits and their averages."""
     answers = yield from _answers(session, asked, "sum_curves")
     return tuple(CurveMoments.of({name: one.arrays[name] for name in REGULAR_SUMS}) for one in answers)
 
@@ -73,7 +73,7 @@ def _irregular(sums: Mapping[str, Array], asked: CurveSumsRequest, basis: Floats
 
 
 def _together(answers: Sequence[Reply], names: Sequence[str], by_site: bool) -> dict[str, Array]:
-    """Add up over all sites, or take each site's as a fold."""
+    """Sum over all sites, or use each site as a fold."""
     if by_site:
         return {name: np.concatenate([one.arrays[name] for one in answers]) for name in names}
     return {name: np.asarray(add(answers, name)) for name in names}
@@ -86,16 +86,16 @@ def _answers(session: RowsSession, asked: CurveSumsRequest, step: str) -> FitPro
 
 
 # ----------------------------------------------------------------------------------------------------
-# Rounds of a loss that is no square: sums of products once, then scores at coefficients of every path.
+# Rounds of a loss other than squares: sums of products once, then scores at coefficients of every path.
 
 TOLD = ("gram", "totals")
 RISING = 1e-6
-"""Share by which a loss may rise above that at the start."""
+"""Share by which a loss may exceed the loss at the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
-    """Most steps, and after how many of them scores are exchanged; folds, and whether these are the sites."""
+    """Largest number of steps, steps between exchanges of scores, folds, and whether these are the sites."""
 
     steps: int
     every: int
@@ -104,12 +104,12 @@ class ScorePlan:
 
     @property
     def n_exchanges(self) -> int:
-        """Exchanges: at the start, after each `every` steps, and at the end."""
+        """Number of exchanges: at the start, after each `every` steps, and at the end."""
         return -(-self.steps // self.every) + 1
 
     @property
     def n_scores(self) -> int:
-        """Scores that all exchanges tell, of every path."""
+        """Number of scores that all exchanges release, over all paths."""
         return self.n_exchanges * (self.n_folds + 1 if self.n_folds > 1 else 1)
 
 
@@ -125,9 +125,9 @@ def plan_scores(
 
 @dataclass(slots=True, eq=False)
 class ScoreRounds:
-    """One fit; `start` has design, basis, step length and offset, and no moments yet.
+    """One fit; `start` has design, basis, step length and offset, but no moments yet.
 
-    `level` is the largest mean of the response at a point; a `line` is told of every exchange.
+    `level` is the largest mean of the response at a point; a `line` receives every exchange.
     """
 
     session: RowsSession
@@ -143,7 +143,7 @@ class ScoreRounds:
     level: float = 0.0
 
     def run(self) -> FitProtocol[ScoredBoosting]:
-        """Sum products, then follow every path from exchange to exchange."""
+        """Sum products, then compute every path from exchange to exchange."""
         opening = open_requests(self.session.agreement, self.session.session)
         replies = yield opening + self.session.ask_all("start_scores", {}, codec.to_json(self.asked))
         boosting = replace(self.start, moments=self._moments(replies[len(opening) :]))
@@ -171,7 +171,7 @@ class ScoreRounds:
         )
 
     def _moments(self, answers: Sequence[Reply]) -> CurveMoments:
-        """Put sums of products together, without those with the response."""
+        """Assemble sums of products, without those with the response."""
         if self.plan.by_site:
             sums = {name: np.concatenate([one.arrays[name] for one in answers]) for name in TOLD}
         else:
@@ -188,7 +188,7 @@ class ScoreRounds:
         return [every, *(np.arange(F) != f for f in range(F))] if F > 1 else [every]
 
     def _ask(self, coef: Floats, offsets: Floats) -> list[Request]:
-        """Ask all sites for scores; where these are the folds, none of their rows is left out."""
+        """Request scores from all sites; if the sites are the folds, none of their rows is left out."""
         left_out = np.full(len(coef), -1)
         if not self.plan.by_site:
             left_out[1:] = np.arange(len(coef) - 1)
@@ -196,17 +196,17 @@ class ScoreRounds:
         return self.session.ask_all("score_curves", arrays)
 
     def _take(self, replies: Sequence[Reply], paths: Sequence[CurveSums]) -> None:
-        """Take scores, curvatures and losses."""
+        """Read scores, curvatures and losses."""
         if int(add(replies, "inside")) < len(replies):
             raise self._infinite()
         if int(add(replies, "spread")) < len(replies):
             if not self.scores:
                 raise EstimationError(
-                    f"at the start only a few rows of some site weigh in the scores of {self.loss.title}: "
-                    "their residuals are alike, or beyond the number of the loss. Start closer to the "
-                    "response by offset=, or take a larger delta"
+                    "at the start only a few rows of a site have weight in the scores of "
+                    f"{self.loss.title}: their residuals are equal, or beyond the delta of the loss. Start "
+                    "closer to the response by offset=, or use a larger delta"
                 )
-            self.held += 1  # such a site gave its last answer again, but for a few rows the same
+            self.held += 1  # such a site repeated its last reply, which is the same except for a few rows
         score, loss, weight = (np.asarray(self._added(replies, name)) for name in ("score", "loss", "weight"))
         cells = np.array([one.cells for one in paths])
         bound = self.loss.entry.bound
@@ -220,7 +220,7 @@ class ScoreRounds:
             raise self._infinite()
 
     def _added(self, replies: Sequence[Reply], name: str) -> Array:
-        """Add up over sites; without its own where a path leaves a site out, whose loss is that left out."""
+        """Sum over sites; a path that leaves a site out lacks its part, and the loss is that of this site."""
         if not self.plan.by_site:
             return add(replies, name)
         own = np.array([one.arrays[name] for one in replies])
@@ -234,7 +234,7 @@ class ScoreRounds:
     def _moves(
         self, paths: Sequence[CurveSums], ready: Sequence[PreparedLearners], steps: int, nu: float
     ) -> Floats:
-        """Coefficients that every path moves by."""
+        """Coefficients of every path."""
         T, c = self.scores[-1], self.bounds[-1]
         return np.array(
             [
@@ -246,7 +246,7 @@ class ScoreRounds:
     def _infinite(self) -> EstimationError:
         below = f"below {1.0 / self.level:.1g}" if self.level > 1.0 else "smaller"
         return EstimationError(
-            f"{self.loss.title}: steps are infinite, or raise the loss. Learners are fitted without weights, "
-            f"so that steps are too long where the response is large: take a nu {below}, fewer steps between "
-            "exchanges (every=), or an offset close to the logarithm of the mean"
+            f"{self.loss.title}: steps are infinite, or increase the loss. Learners are fitted without "
+            f"weights, so that steps are too long where the response is large. Use a nu {below}, fewer "
+            "steps between exchanges (every=), or an offset close to the logarithm of the mean"
         )

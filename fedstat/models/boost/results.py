@@ -59,18 +59,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # ----------------------------------------------------------------------------------------------------
-# Reasons why a fit has no such statement, and words of the summary.
+# Reasons why a fit lacks some statistics, and words of the summary.
 
 BASELINE = (
     "aggregation='{}' is a baseline without inference; aggregation='exact' has refits with intervals, tests "
     "and selection frequencies"
 )
 NO_ERROR = (
-    "a boosted surface is shrunken, and no interval around it covers as often as it says; refit() has "
-    "surfaces with intervals, and tests"
+    "boosting shrinks its surfaces, so that intervals around them do not reach their nominal coverage; "
+    "refit() has surfaces with intervals, and tests"
 )
-NO_RSQUARED = "the loss is no square; the summary has the share of the loss that is explained"
-NO_LIKELIHOOD = "boosting minimises squares, and stops before their minimum"
+NO_RSQUARED = "the loss is not squared; the summary has the explained share of the loss"
+NO_LIKELIHOOD = "boosting minimizes squares, and stops before their minimum"
 AVERAGED = {
     "lsa": "sites' fits, averaged by LSA",
     "average": "sites' fits, averaged by rows",
@@ -80,19 +80,20 @@ AVERAGED = {
 
 
 NO_NOISY_ERROR = (
-    "intervals would have to count the noise of the release, and the shrinkage of boosting; neither is done"
+    "intervals would have to include the noise of the release and the shrinkage of boosting; neither is "
+    "available"
 )
-NO_NOISY_LIKELIHOOD = "sums with noise were released and no likelihood"
+NO_NOISY_LIKELIHOOD = "only sums with noise were released, not a likelihood"
 NO_STEP = (
-    "NOISE IS TOO LARGE: no learner gains more than noise alone lets one in one of twenty releases; no step "
-    "was taken, and predictions are the public mean. Take a larger epsilon, more entities, or fewer "
+    "NOISE IS TOO LARGE: no learner gains more than noise alone gains in one of twenty releases. No step "
+    "was taken, and predictions are the public mean. Use a larger epsilon, more entities, or fewer "
     "functions of each curve"
 )
 PUBLIC = (
-    "Public, and never taken from the data: means, functions and deviations of curves, bounds and levels of "
-    "columns, to which rows are cut; numbers of entities, who has a record where. Noise is discrete Gaussian "
-    "from the operating system's randomness; each institution adds its own before anything leaves, and "
-    "nobody, dealer included, holds a sum without."
+    "Means, functions and deviations of curves, bounds and levels of columns (to which rows are cut), "
+    "numbers of entities, and which site has a record of which entity are public and never taken from the "
+    "data. Noise is discrete Gaussian from the operating system's randomness. Each site adds its noise "
+    "before it releases anything; no participant, including the dealer, holds a sum without noise."
 )
 EPSILONS = (0.5, 1.0, 3.0, 10.0)
 DRAWS = 10
@@ -101,7 +102,7 @@ PICTURES = ("surface", "effects", "path", "cv", "importance", "fitted")
 
 
 # ----------------------------------------------------------------------------------------------------
-# Surfaces, the path, predictions, refits: all of it from the sums of one exchange.
+# Surfaces, the path, predictions, refits: all from the sums of one exchange.
 
 
 class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", record=BoostRecord):
@@ -110,12 +111,12 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
     Attributes
     ----------
     params : Series
-        Coefficients of every learner's basis; of a private fit, of scores on scores of the response.
+        Coefficients of every learner's basis; for a private fit, of scores on scores of the response.
     mstop : int
-        Steps of the path that were taken; by `select`, or all. Of a private fit those before the first that
-        gains less than 1.5 times what noise alone is expected to; none where noise is large.
+        Number of steps taken; chosen by `select`, or all. A private fit stops before the first step that
+        gains less than 1.5 times the expected gain from noise; none is taken if noise is large.
     epsilon, delta : float or None
-        Of a private fit; steps, their number and refits cost nothing more.
+        Values of a private fit; steps, their number and refits cost nothing more.
 
     Examples
     --------
@@ -142,7 +143,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
     ... except (ImportError, fs.errors.FedstatError):  # of curves, with fedstat[skfda]
     ...     objects = {}
 
-    A private fit, over institutions that hold different columns:
+    A private fit over sites that hold different columns:
 
     >>> table = table[["age", "sex", "chol"]].dropna()
     >>> held = {"Registry": ["age", "sex"], "Laboratory": ["chol"]}
@@ -171,7 +172,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         if record.select is not None:
             criterion = self._cv.mean(axis=0) if record.select == "cv" else self.aicc["aicc"].to_numpy()
             self.mstop = int(np.nanargmin(criterion)) + 1
-        # Follow the path at once: it may be refused, and noise may end it earlier.
+        # Compute the path at once: it may raise an error, and noise may end it earlier.
         self.mstop = len(self._followed[1].selected)
 
     @classmethod
@@ -186,14 +187,14 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         masked: bool = False,
         ledger: LedgerLike,
     ) -> Self:
-        """Make results of a fit; `source` is the provider of the moments."""
+        """Make results of a fit; `source` is the source of moments."""
         held = {name: source.curves[name] for name in source.read_curves}
         declared = {name: curve.declared for name, curve in held.items()}
         grids = {name: curve.shown for name, curve in held.items()}
         t = source._points
         record = BoostRecord(basis, source.boost, boosting, t, declared, grids, steps, select, masked)
         result = cls(record, ledger)
-        # A response that does not vary is an error of the fit, not of the first look at its results.
+        # A constant response must raise an error in the fit, not at the first use of its results.
         _ = result._followed
         return result
 
@@ -204,7 +205,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
 
     @property
     def _loss(self) -> LossSpec | None:
-        """Loss that is no square."""
+        """Loss other than squares."""
         return self._boosting.loss if isinstance(self._boosting, ScoredBoosting) else None
 
     @cached_property
@@ -229,7 +230,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
 
     @property
     def learners(self) -> pd.DataFrame:
-        """Degrees of freedom, first step, and shares of steps and of what is explained, by learner."""
+        """Degrees of freedom, first step, shares of steps and of the explained variation, by learner."""
         ready, path = self._followed
         P, start = len(self._boosting.design.learners), self._boosting.start_risk()
         return pd.DataFrame(
@@ -246,8 +247,8 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
     def path(self) -> pd.DataFrame:
         """The learner of every step, and ``rsquared`` after it; index ``step``.
 
-        Of a loss that is no square it is ``loss``, the mean over rows and points; what is told at exchanges
-        is shared among the steps between.
+        For a loss other than squares it is ``loss``, the mean over rows and points; steps between two
+        exchanges share the values of the exchanges.
         """
         path = self._followed[1]
         labels = [one.label for one in self._boosting.design.learners]
@@ -278,7 +279,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
     def aicc(self) -> pd.DataFrame:
         """Degrees of freedom ``df`` and corrected criterion of Akaike ``aicc`` after every step.
 
-        The trace of the boosting operator, and mboost's criterion; points of a curve count as independent,
+        The trace of the boosting operator, and mboost's criterion. Points of a curve count as independent,
         and the offset has no degrees of freedom.
         """
         self._need_exact()
@@ -290,7 +291,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         return pd.DataFrame({"df": df, "aicc": aicc}, index=index)
 
     def steps(self, m: int) -> BoostResults:
-        """Results of the same sums after another number of steps."""
+        """Return results of the same sums after another number of steps."""
         check_whole("m", m, 1)
         return type(self)(replace(self._record, steps=int(m), select=None), self._ledger)
 
@@ -302,13 +303,13 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         Parameters
         ----------
         learner : str
-            Its label, such as ``"bsignal(rcst)"``, or what it is of.
+            Its label, such as ``"bsignal(rcst)"``, or the name of its column.
 
         Returns
         -------
         DataFrame
-            ``s`` (of a curve), ``x`` (of a smooth effect) or ``column`` (of a linear one), ``t`` where the
-            response is a curve, and ``estimate``: of a curve the weight in its integral.
+            ``s`` (for a curve), ``x`` (for a smooth effect) or ``column`` (for a linear one), ``t`` if the
+            response is a curve, and ``estimate``: for a curve the weight in its integral.
         """
         return effect_frame(self._record, self._place(learner), self._followed[1])
 
@@ -318,22 +319,23 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         which: Literal["mean", "linear"] = "mean",
         interval: float | None = None,
     ) -> pd.DataFrame | pd.Series:
-        """Predict the response of rows that you hold, with columns as the sites have them.
+        """Predict the response of the analyst's own rows, with the columns of the sites.
 
         Parameters
         ----------
         new : DataFrame
         which : {"mean", "linear"}
-            Of a family the mean, or the predictor on the scale of its link; else both are the same.
+            The mean, or for a family the predictor on the scale of its link; without a family both are the
+            same.
         interval : float, optional
-            Level of intervals, such as .95. A boosted fit has none: they are those of :meth:`refit` to the
-            selected learners, conditional on the selection, whose prediction they surround.
+            Level of intervals, such as .95. A boosted fit has none: the intervals are those of :meth:`refit`
+            for the selected learners, conditional on the selection, around the refit's prediction.
 
         Returns
         -------
-        DataFrame (m, G) with the points of the response as columns, or Series (m,) for a number; NaN where
-        something is missing. With `interval` a DataFrame as of ``refit().get_prediction(new)``:
-        ``mean``, its interval, and ``obs_ci_lower`` and ``obs_ci_upper`` of the response, by row and ``t``.
+        DataFrame (m, G) with the points of the response as columns, or Series (m,) for a number; NaN if a
+        value is missing. With `interval` a DataFrame as of ``refit().get_prediction(new)``: ``mean``, its
+        interval, and ``obs_ci_lower`` and ``obs_ci_upper`` of the response, by row and ``t``.
         """
         if interval is not None:
             if not 0.0 < interval < 1.0:
@@ -344,9 +346,10 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         return linear if self._loss is None or which == "linear" else linear.map(self._loss.entry.mean)
 
     def score(self, new: pd.DataFrame) -> dict[str, float]:
-        """R-squared about the mean of the fit, and mean absolute percentage error, of rows with responses.
+        """R-squared about the mean of the fit, and mean absolute percentage error, for rows with responses.
 
-        Of a loss that is no square: its mean ``loss``, and the share ``explained`` of that at the offset.
+        For a loss other than squares: its mean ``loss``, and the share ``explained`` of the loss at the
+        offset.
         """
         return scores(self._record, self._loss, self.offset, new, self.predict(new, "linear"))
 
@@ -359,9 +362,9 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
 
     @cached_property
     def by_epsilon(self) -> pd.Series:
-        """R-squared of fits of noisy sums by epsilon, if this fit were the truth: simulated, free of charge.
+        """R-squared of fits of noisy sums by epsilon if this fit were the truth: simulated, at no cost.
 
-        The last row, ``inf``, is that without noise: what any fit could reach then.
+        The last row, ``inf``, has no noise: the best value of any fit.
         """
         if self._noisy is None or self.epsilon is None or self.delta is None:
             raise NotAvailableError("by_epsilon: the sums of this fit have no noise; fit with epsilon=...")
@@ -382,14 +385,14 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
     # -- refits, selection, tests ----------------------------------------------------------------
 
     def to_skfda(self) -> dict[str, Any]:
-        """Effects as objects of scikit-fda, for its pictures and methods.
+        """Effects as objects of scikit-fda, for its plots and methods.
 
         Returns
         -------
         dict of str to skfda.FDataGrid
-            The ``"offset"`` and each learner's effect by its label: a function of (s, t) or (x, t), of t
-            alone with one sample for each column of a linear effect, or of s where the response is a number,
-            whose linear effects are none.
+            The ``"offset"`` and each learner's effect by its label: a function of (s, t) or (x, t); of t
+            alone with one sample for each column of a linear effect; or of s if the response is a number.
+            Linear effects are then left out.
 
         Raises
         ------
@@ -401,13 +404,13 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
     def refit(self, learners: Sequence[str] | None = None, *, random_state: int = 0) -> SurfaceFit:
         """Fit learners again without the shrinkage of boosting: surfaces with intervals, and tests.
 
-        By generalised least squares, with errors correlated along the response; nothing further is asked of
+        Generalized least squares with errors correlated along the response; it sends no further request to
         the sites.
 
         Parameters
         ----------
         learners : sequence of str, optional
-            By default those that were selected: intervals and tests are then conditional on the selection.
+            By default the selected ones: intervals and tests are then conditional on the selection.
         random_state : int
             Seed of the draws behind simultaneous bands.
 
@@ -424,9 +427,9 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         return fit_surfaces(self._record, self._all_folds, chosen, how, random_state)
 
     def split(self, *, random_state: int = 0) -> SurfaceFit:
-        """Select by one half of the folds, after as many steps, and fit the others.
+        """Select learners by one half of the folds, after as many steps, and fit them to the other half.
 
-        Intervals and tests are not conditional on the selection then.
+        Intervals and tests are then not conditional on the selection.
 
         Raises
         ------
@@ -452,25 +455,25 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         random_state: int = 0,
         progress: bool | None = None,
     ) -> tuple[pd.Series, float]:
-        """How often halves of the folds select each learner among the first q of their path.
+        """Return how often halves of the folds select each learner among the first q of their path.
 
         Parameters
         ----------
         q : int
-            Learners that a half selects.
+            Number of learners that a half selects.
         tau : float
             Frequency, above one half, from which a learner counts as selected.
         draws : int
             Pairs of halves.
         random_state : int
         progress : bool, optional
-            Tell how far the computation has come (:func:`fedstat.progress`).
+            Report the progress of the computation (:func:`fedstat.progress`).
 
         Returns
         -------
         Series, float
-            Frequencies by learner; and a bound on the expected number of learners that reach `tau` in error,
-            of Shah and Samworth (2013), for frequencies of these that are unimodal.
+            Frequencies by learner; and a bound by Shah and Samworth (2013) on the expected number of learners
+            that reach `tau` falsely, for unimodal frequencies of these.
 
         Raises
         ------
@@ -489,10 +492,10 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         return pd.Series(found, pd.Index(labels, name="learner"), name="frequency"), bound
 
     def entry_test(self, *, draws: int = 999, random_state: int = 0) -> pd.DataFrame:
-        """Test for every learner that it has no effect by itself, adjusted for their number.
+        """Test for every learner whether it has an effect by itself, adjusted for the number of learners.
 
-        The gain of its first step, standardised, against draws of scores without an effect; step-down, so
-        that the chance of any false rejection is kept.
+        The standardized gain of its first step is compared with draws of scores without an effect. The
+        step-down procedure controls the probability of any false rejection.
 
         Returns
         -------
@@ -521,19 +524,19 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         if self._noisy is not None:
             raise NotAvailableError(NO_NOISY_ERROR)
         if least > F:
-            raise NotAvailableError(f"it needs sums of {least} folds or more: fit(folds=10)")
+            raise NotAvailableError(f"it needs sums of at least {least} folds: fit(folds=10)")
         return F
 
     # -- plots -----------------------------------------------------------------------------------
 
     @property
     def importance(self) -> pd.Series:
-        """Share of each learner in what is explained, the largest first."""
+        """Share of each learner in the explained variation, the largest first."""
         return self.learners["explained"].sort_values(ascending=False).rename("importance")
 
     @property
     def effects(self) -> Mapping[str, pd.DataFrame]:
-        """Effects of all learners that were taken, by label, as :meth:`surface`; the largest first."""
+        """Effects of all chosen learners, by label, as :meth:`surface`; the largest first."""
         taken = self.learners["first_step"] > 0
         return {str(label): self.surface(str(label)) for label in self.importance.index if taken[label]}
 
@@ -544,19 +547,20 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         ax: Axes | None = None,
         new: pd.DataFrame | None = None,
     ) -> Any:
-        """Draw a picture.
+        """Draw a plot.
 
         Parameters
         ----------
         what : {"surface", "effects", "path", "cv", "importance", "fitted"}
-            The effect of a learner; those of all that were taken; R-squared or loss along the path; the loss
-            of left-out folds; shares in what is explained; responses of `new` rows beside what is fitted.
+            The effect of a learner; those of all chosen learners; R-squared or loss along the path; the loss
+            of left-out folds; shares of the explained variation; responses of `new` rows compared with their
+            fits.
         learner : str, optional
-            For "surface"; by default the one that explains most.
+            For "surface"; by default the one with the largest share.
         ax : matplotlib Axes, optional
-            Not for "effects", which takes a figure.
+            Not for "effects", which needs a figure.
         new : DataFrame
-            For "fitted": rows that you hold, with responses; of curves the first six are drawn.
+            For "fitted": the analyst's rows with responses; for curves the first six are drawn.
 
         Returns
         -------
@@ -574,7 +578,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         response = self.estimate.response
         if what == "effects":
             if ax is not None:
-                raise ModelError("ax: the effects of all learners take a figure of their own")
+                raise ModelError("ax: the effects of all learners need their own figure")
             return draw_effects(self.effects, response)
         best = str(self.importance.drop("1").index[0]) if learner is None else learner
         return draw_surface(self.surface(best), best, response, ax)
@@ -582,7 +586,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
     def _draw_fitted(self, new: pd.DataFrame | None, ax: Axes | None) -> Axes:
         if new is None:
             raise ModelError(
-                "new: responses beside what is fitted need rows that you hold: plot(..., new=rows)"
+                "new: a comparison of responses with fits needs your own rows: plot(..., new=rows)"
             )
         held = self._record
         functional = held.formula.functional
@@ -591,14 +595,16 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         if not functional:
             return draw_scatter(found.ravel(), y.ravel(), self.estimate.response, ax)
         if y.ndim == 1:
-            raise ModelError("new: curves are drawn beside fits at the same points, and these have others")
+            raise ModelError(
+                "new: curves are compared with fits at the same points, but these rows have different points"
+            )
         names = [str(name) for name in rows.index]
         return draw_curves(np.asarray(held.t), y, found, names, self.estimate.response, ax)
 
     # -- summary ---------------------------------------------------------------------------------
 
     def summary(self, alpha: float = 0.05) -> SheetSummary:
-        """Print the fit: learners in the place of coefficients, which are many."""
+        """Print the fit: learners instead of coefficients, which are many."""
         kinds = None if self._ledger is None else self._ledger.kinds_by_client()
         sheets = [
             header_sheet(f"{self.model_name} results", self._summary_left(), self._summary_right()),
@@ -638,7 +644,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         rows = super()._summary_right()
         if self._noisy is not None:
             return rows
-        masked = f"masked over {len(self.estimate.blocks)} sites" if self._record.masked else "in clear"
+        masked = f"masked over {len(self.estimate.blocks)} sites" if self._record.masked else "unmasked"
         if isinstance(self._record.basis, BlocksBasis):
             masked = "in shares"
         return [*rows[:-1], ("Sums", masked), rows[-1]]
@@ -657,21 +663,24 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
         yield Note("no_covariance", f"No standard errors, tests and intervals: {self._no_error}.")
         if self._record.select == "cv" and self.mstop == self._record.steps:
             yield Note(
-                "more_steps", "The loss of left-out folds still falls at the last step: allow more steps."
+                "more_steps", "The loss of left-out folds still decreases at the last step: allow more steps."
             )
         if self._record.select == "aicc" and self._boosting.design.time is not None:
             yield Note(
                 "correlated_errors",
-                "AICc takes errors at the points of a curve as independent; where they are correlated it "
-                'takes too many steps, and select="cv" does not.',
+                "AICc treats errors at the points of a curve as independent. If they are correlated it "
+                'takes too many steps; select="cv" does not.',
             )
         if self._record.masked:
             yield Note("masking", masking_sentence(len(self.estimate.blocks), moments.weighted))
-        yield Note("tracing", f"Tracing: {tracing_sentence(columns, moments.total.n, moments.weighted)}.")
+        yield Note(
+            "tracing",
+            f"Membership inference: {tracing_sentence(columns, moments.total.n, moments.weighted)}.",
+        )
         if left_out := basis.left_out:
-            who = "rows that lack what the model reads were"
+            who = "rows with missing values of the model were"
             if isinstance(basis, BlocksBasis):
-                who = "entities without a response, or that an institution lacks, were"
+                who = "entities without a response, or missing at a site, were"
             yield Note("left_out", f"{left_out:,} {who} left out.")
         if isinstance(basis, BlocksBasis):
             yield from basis.notes
@@ -686,7 +695,7 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
             yield Note(
                 "rsquared_by_epsilon",
                 f"R-squared by epsilon, simulated as if this fit were the truth ({DRAWS} draws each; inf is "
-                f"without noise): {table}. Above, it is by the noisy sums.",
+                f"without noise): {table}. The value above comes from the noisy sums.",
             )
         yield Note("public", PUBLIC)
 
@@ -765,9 +774,9 @@ class BoostResults(CoefficientResults, saved_as="fedstat boost results 3", recor
 
 
 class LocalBoosts(Mapping[str, BoostResults]):
-    """Boosting of every site by itself, by its name: the baseline of those who share nothing.
+    """Boosting of every site by itself, by its name: the baseline without any sharing.
 
-    ``fit["North"]`` has all that :class:`BoostResults` have but statements beyond the path.
+    ``fit["North"]`` has all methods of :class:`BoostResults` that use the path only.
 
     Examples
     --------
@@ -793,11 +802,11 @@ class LocalBoosts(Mapping[str, BoostResults]):
         return len(self._fits)
 
     def score(self, new: pd.DataFrame) -> pd.DataFrame:
-        """R-squared and mean absolute percentage error of the same rows by every site's fit."""
+        """Return R-squared and mean absolute percentage error of the same rows by every site's fit."""
         return pd.DataFrame({site: one.score(new) for site, one in self.items()}).T.rename_axis("site")
 
     def summary(self) -> pd.DataFrame:
-        """Rows, steps and R-squared of every site's fit, and how many learners it selected."""
+        """Rows, steps and R-squared of every site's fit, and its number of selected learners."""
         return pd.DataFrame(
             {
                 site: {

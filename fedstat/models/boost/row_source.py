@@ -83,7 +83,7 @@ SEED_BITS = 53
 
 
 class RowSource(MomentSource, HorizontalModel):
-    """Sums over sites that hold different rows: one round, or repeated scores of a loss that is no square."""
+    """Sums over sites that hold different rows: one round, or repeated scores (losses other than squares)."""
 
     model_name: ClassVar[str] = "Federated functional boosting"
     where = "where sites hold different rows"
@@ -137,20 +137,22 @@ class RowSource(MomentSource, HorizontalModel):
         if self.loss:
             notes = [
                 f"Sums of products in one round, and {plan.n_exchanges:,} exchanges of scores; coefficients "
-                "go to the sites at each of them."
+                "are sent to the sites at each of them."
             ]
-        learned = [("Coordinator", f"could trace: {tracing_sentence(columns, sum(n.values()), weighted)}.")]
+        learned = [
+            ("Coordinator", f"membership inference: {tracing_sentence(columns, sum(n.values()), weighted)}.")
+        ]
         if options.aggregation != "exact":
             learned = [("Coordinator", OWN_SUMS)]
             learned += [
-                ("Coordinator", f"could trace at {site}: {tracing_sentence(columns, rows)}.")
+                ("Coordinator", f"membership inference at {site}: {tracing_sentence(columns, rows)}.")
                 for site, rows in n.items()
             ]
             notes.append(BASELINE_ROUNDS)
         return learned, [*notes, *([UNEVEN_MASKS] if weighted else []), UNTOLD]
 
     def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults | LocalBoosts:
-        """Take the sums in one round, or exchange scores, and follow the path."""
+        """Request the sums in one round, or exchange scores, and compute the path."""
         steps, nu = self.checked(options)
         select, folds, offset, masked = options.select, options.folds, options.offset, options.masked
         aggregation, exact = options.aggregation, options.aggregation == "exact"
@@ -159,7 +161,7 @@ class RowSource(MomentSource, HorizontalModel):
             check_choice("folds", folds, ("site",))
             masked = check_site_folds(masked, len(self.sites), self._masks_wanted)
         folds = (FOLDS if select == "cv" else 1) if folds is None else folds
-        own_folds = 1 if isinstance(folds, str) else folds  # that a site deals its rows to
+        own_folds = 1 if isinstance(folds, str) else folds  # to which a site assigns its rows
         check_whole("folds", own_folds, 2 if select == "cv" and not by_site else 1)
         seed = secrets.randbits(SEED_BITS) if options.random_state is None else options.random_state
         check_whole("random_state", seed, 0)
@@ -168,12 +170,13 @@ class RowSource(MomentSource, HorizontalModel):
         smooth = isinstance(offset, str) and offset == "smooth"
         if not exact and (self._uneven or varying_of(self.learners)):
             raise ModelError(
-                f"aggregation: {aggregation!r} wants all curves of the response at the same points, and no "
+                f"aggregation: {aggregation!r} needs all curves of the response at the same points, and no "
                 "learner that varies along it"
             )
         if not exact and (by_site or select == "aicc" or smooth or given is not None or self.loss):
             raise ModelError(
-                f"aggregation: {aggregation!r} is of squares about means, has no AICc, and no sites as folds"
+                f"aggregation: {aggregation!r} needs squared loss about means, and has neither AICc nor "
+                "sites as folds"
             )
         check_loss(self.loss, select, self.learners, uneven=self._uneven)
         masked = exact and check_masked(masked, len(self.sites), self._masks_wanted)
@@ -213,7 +216,7 @@ class RowSource(MomentSource, HorizontalModel):
 
     @property
     def _points(self) -> Floats:
-        """Points of the response, (G,), or at which it is shown; one for a number."""
+        """Points of the response, (G,), or points at which it is shown; one for a number."""
         if self.time is None:
             return np.zeros(1)
         grids = [curve.grid for curve in self._responses.values()]
@@ -228,31 +231,37 @@ class RowSource(MomentSource, HorizontalModel):
 
     @property
     def read_curves(self) -> Sequence[str]:
-        """Curves of the formula, the response among them."""
+        """Curves of the formula, including the response."""
         return self.question.read_curves
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Places of each learner's columns among all."""
+        """Positions of each learner's columns among all."""
         terms = coded_names(self.agreement).term_names
         widths = [one.width(terms.count(one.of)) for one in self.learners]
         return tuple(np.cumsum([0, *widths]).tolist())
 
     def _along(self, learner: Learner) -> tuple[float, float]:
-        """Domain of a learner's curve, which has to be the response's where it varies along this."""
+        """Domain of a learner's curve.
+
+        If the learner varies along the response, it must be the response's.
+        """
         ends, response = self.curves[learner.of].domain, self.boost.response
         if not learner.varying:
             return ends
         if ends != (along := self.curves[response].domain):
             raise FormulaError(
-                f"formula: {learner.label} is of '{learner.of}' at or before each point of '{response}', and "
-                f"their domains differ: {ends[0]:g} to {ends[1]:g}, and {along[0]:g} to "
-                f"{along[1]:g}. Declare one domain for both, or use bsignal()"
+                f"formula: {learner.label} uses '{learner.of}' at or before each point of '{response}', but "
+                f"their domains differ: {ends[0]:g} to {ends[1]:g}, and {along[0]:g} to {along[1]:g}. "
+                "Declare one domain for both, or use bsignal()"
             )
         return ends
 
     def _check_size(self, columns: int, folds: int, masked: bool, slopes: int = 0) -> None:
-        """Require rows for the columns of all learners, by fold, as the owners do; name what passes."""
+        """Require rows for the columns of all learners, by fold, as the owners do.
+
+        The error names remedies.
+        """
         policies = {name: site.policy for name, site in self.partition.sites.items()}
         weighed = [name for name, one in self._responses.items() if one.gaps] if self._uneven else []
         time = self.time if self._uneven else None

@@ -1,4 +1,4 @@
-"""What a boosting model requires of a provider of moments, and the options of a fit."""
+"""Interface of a boosting model to its source of moments, and the options of a fit."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class BoostOptions:
 
 
 class MomentSource(Explainable):
-    """A provider of the moments that boosting follows: sums over the sites of one layout.
+    """A source of the moments for boosting: sums over the sites of one layout.
 
-    A subclass names in `settings` the arguments of ``from_formula`` that it takes, in `options` those of
-    ``fit``, and in `where` the situation that it is for.
+    A subclass lists the valid arguments of ``from_formula`` in `settings`, those of ``fit`` in `options`, and
+    its situation in `where`.
     """
 
     where: ClassVar[str]
@@ -74,18 +74,18 @@ class MomentSource(Explainable):
 
     @classmethod
     def of_formula(cls, formula: str, partition: ClientPartition, **settings: Any) -> Self:
-        """Parse a formula, and make a provider."""
+        """Parse a formula, and make a source."""
         raise NotImplementedError
 
     @classmethod
     def refuse_others(cls, given: Mapping[str, Any] | Sequence[str], known: Sequence[str]) -> None:
-        """Raise a ModelError for the first argument that is not known here."""
+        """Raise a ModelError for the first unknown argument."""
         unknown = [name for name in given if name not in known]
         if unknown:
-            raise ModelError(f"{unknown[0]}: {cls.where} there are {', '.join(known)}")
+            raise ModelError(f"{unknown[0]}: {cls.where} the arguments are {', '.join(known)}")
 
     def checked(self, options: BoostOptions) -> tuple[int, float]:
-        """Check the options that all providers share; return steps and step length."""
+        """Check the options that all sources share; return steps and step length."""
         self.refuse_others(options.given, self.options)
         steps = self.default_steps if options.steps is None else options.steps
         nu = self.default_nu if options.nu is None else options.nu
@@ -98,11 +98,11 @@ class MomentSource(Explainable):
         return int(steps), float(nu)
 
     def boosted(self, attempt: FitAttempt, options: BoostOptions) -> BoostResults | LocalBoosts:
-        """Obtain the moments from the sites, and follow the path."""
+        """Request the moments from the sites, and compute the path."""
         raise NotImplementedError
 
     def expected(self, options: BoostOptions) -> tuple[list[tuple[str, str]], list[str]]:
-        """Who could learn what from a fit with these options, and notes; before any request."""
+        """Return what each party could learn from a fit with these options, and notes; before any request."""
         raise NotImplementedError
 
     def _set_learners(
@@ -112,7 +112,7 @@ class MomentSource(Explainable):
         ends: Callable[[Learner], tuple[float, float]],
         ranges: Callable[[str], tuple[float, float] | None],
     ) -> None:
-        """Give all bases their ends: of curves by `ends`, of columns by the published `ranges`."""
+        """Set the ends of all bases: of curves by `ends`, of columns by the published `ranges`."""
         check_choice("penalty", penalty, PENALTIES)
         self.penalty = penalty
         basis = parse_time(time)
@@ -125,17 +125,17 @@ class MomentSource(Explainable):
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Places of each learner's columns among all."""
+        """Positions of each learner's columns among all."""
         raise NotImplementedError
 
     @property
     def _n_along(self) -> int:
-        """Functions of the basis along the response; one of a number."""
+        """Number of functions of the basis along the response; one for a number."""
         return 1 if self.time is None else self.time.knots + self.time.degree + 1
 
     @property
     def _n_columns(self) -> int:
-        """Columns whose products are summed: of all learners, and of the response in its basis."""
+        """Number of columns whose products are summed: of all learners, and of the response in its basis."""
         return self.starts[-1] + self._n_along
 
     @property
@@ -145,7 +145,7 @@ class MomentSource(Explainable):
 
     @property
     def read_curves(self) -> Sequence[str]:
-        """Curves of the formula, the response among them."""
+        """Curves of the formula, including the response."""
         raise NotImplementedError
 
     @property

@@ -50,19 +50,18 @@ from fedstat.models.boost.learning.varying import (
 from fedstat.typing import Array, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Sums of one institution from which all of boosting follows.
+# A site's sums, from which all of boosting follows.
 #
-# Released, by fold: `gram`, the upper triangle of the products of all learners' columns, (F, K (K + 1) /
-# 2); `score`, their products with the response in its basis, (F, K, L); `spread`, the products of the
-# latter, (F, L (L + 1) / 2); `totals`, sums of the response at each of its points, and of its square, (F, G
-# + 1).
+# Released by fold: `gram`, the upper triangle of the products of all learners' columns, (F, K (K + 1) / 2);
+# `score`, their products with the response in its basis, (F, K, L); `spread`, the products of the latter, (F,
+# L (L + 1) / 2); `totals`, sums of the response at each of its points, and of its square, (F, G + 1).
 #
-# Where curves of the response were measured at different points: `gram` and `score`; `banded`, (F, r, K (K
-# + 1) / 2), the products of `gram` weighted by what pairs of splines that overlap add up to over a curve's
-# points; `totals`, (F, 2), points and sums of squares.
+# If curves of the response were measured at different points: `gram` and `score`; `banded`, (F, r, K (K + 1)
+# / 2), the products of `gram` weighted by the sums of products of overlapping splines over a curve's points;
+# `totals`, (F, 2), points and sums of squares.
 #
-# Where columns of learners vary along the response: `varying_gram`, (F, M (M + 1) / 2), the products of
-# these times their own splines along it, over rows and points; `varying_cross`, (F, K, L, M), their
+# If columns of learners vary along the response: `varying_gram`, (F, M (M + 1) / 2), the products of these
+# columns times their own splines along it, over rows and points; `varying_cross`, (F, K, L, M), their
 # products with the other columns times the response's basis; `varying_score`, (F, M), with the response; at
 # common points `varying_means`, (F, G, k), the sums of the columns without splines.
 
@@ -70,9 +69,9 @@ FAMILY = "boost"
 RESPONSE = "response"
 POINTS = "points of the response, which Curve(..., max_gap=0) makes those of all"
 BLOCK = 4096
-"""Rows whose curves are in memory at once."""
+"""Number of rows whose curves are in memory at once."""
 MOST_HELD = 2**25
-"""Numbers of learners' columns and responses that are kept from one pass to the next."""
+"""Largest number of values of learners' columns and responses that are kept for the next pass."""
 
 
 SUM_FACTS = (*OPEN_ROWS, SummedColumns, RowGroups)
@@ -116,7 +115,7 @@ def sum_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array
 
 @step(FAMILY, releases=OWN, asks=ASKED, name="sum_uneven_curves")
 def sum_irregular_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Sum the same where curves of the response have points of their own, or lack some."""
+    """Sum the same if curves of the response have different points, or lack some."""
     return _sum_by_fold(data, state, text, uneven=True)
 
 
@@ -135,11 +134,11 @@ def sum_irregular_curves_along(data: SiteData, state: State, text: str) -> tuple
 def _sum_by_fold(
     data: SiteData, state: State, text: str, *, uneven: bool, along: bool = False
 ) -> tuple[dict[str, Array], str]:
-    asked = codec.from_json(CurveSumsRequest, text, f"{data.name}: the question about curves")
+    asked = codec.from_json(CurveSumsRequest, text, f"{data.name}: the request for sums of curves")
     if uneven and asked.time is None:
-        raise MessageError(f"{data.name}: the question about curves has no basis along their points")
+        raise MessageError(f"{data.name}: the request for sums of curves has no basis along their points")
     if along != any(one.varying for one in asked.learners) or (along and asked.time is None):
-        raise MessageError(f"{data.name}: the question about curves asks for products of other learners")
+        raise MessageError(f"{data.name}: the request for sums of curves belongs to other learners")
     state.tell(smooth_request(asked.learners))
     made = LearnerColumns(data, rows_of(state), asked, uneven)
     n = state.entities
@@ -171,14 +170,14 @@ def _sum_along(made: LearnerColumns, fold: Ints) -> dict[str, Array]:
 
 
 def deal(n: int, asked: CurveSumsRequest, site: str) -> Ints:
-    """Fold of each row, (n,), drawn from the seed and the name of the site."""
+    """Return the fold of each row, (n,), drawn from the seed and the name of the site."""
     own = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     random = np.random.default_rng([asked.seed, own])
     return np.asarray(random.permutation(np.arange(n) % asked.folds), dtype=np.int64)
 
 
 def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[CompleteRows, Floats]]:
-    """Whole rows with some curves, and their coded terms in the units of the data, (m, p), by blocks."""
+    """Complete rows with some curves, and their coded terms in the units of the data, (m, p), by blocks."""
     first = int(opened.question.intercept)
     for rows, X in opened.chunks():
         frame = rows.frame[list(curves)]
@@ -193,7 +192,7 @@ def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[CompleteRo
 class LearnerColumns:
     """Columns of all learners and the response, by blocks of rows.
 
-    They are `held` after the first pass unless there are too many, and else made in every pass.
+    They are `held` after the first pass unless there are too many; otherwise they are computed in every pass.
     """
 
     data: SiteData
@@ -203,7 +202,7 @@ class LearnerColumns:
     held: Sequence[tuple[list[Floats], Response]] = ()
 
     def hold(self, n: int) -> None:
-        """Make the columns of n rows once, unless they are too many."""
+        """Compute the columns of n rows once, unless they are too many."""
         held: list[tuple[list[Floats], Response]] = []
         for parts, response in self.blocks():
             held.append((parts, response))
@@ -212,7 +211,7 @@ class LearnerColumns:
         self.held = held
 
     def blocks(self) -> Iterator[tuple[list[Floats], Response]]:
-        """All of them."""
+        """Columns of all learners."""
         if self.held:
             yield from self.held
             return
@@ -225,7 +224,7 @@ class LearnerColumns:
     def of(self, p: int) -> Iterator[Floats]:
         """Columns of one learner."""
         learner = self.asked.learners[p]
-        if learner.varying:  # what a row adds up to over its points
+        if learner.varying:  # sums of a row over its points
             yield from (columns.by_row() for _, _, columns in self.along([learner]))
             return
         if self.held:
@@ -265,18 +264,19 @@ class LearnerColumns:
             return IrregularResponse.of(curves, self.asked.time, offset)
         if curves.gaps:
             raise DesignError(
-                f"{self.data.name}: curves of the response were not measured at the same points, and the "
-                "question takes them as such; make the partition and the model again"
+                f"{self.data.name}: curves of the response were not measured at the same points, but the "
+                "request assumes that they were; make the partition and the model again"
             )
         return RegularResponse(curves.values, time_basis(self.asked.time, curves.grid))
 
 
 def declare_summed_columns(state: State, made: LearnerColumns, fold: Ints) -> None:
-    """Tell what stands behind the sums: rows for the columns of all learners, whom these single out, folds.
+    """Return facts behind the sums: rows for the columns of all learners, the rows they single out, folds.
 
-    Sums that three sites or more hide add up to those over all rows, so that columns of one learner at a time
-    are held against a site's own; in the clear all together are, by fold. Masks do not hide what curves
-    weigh: where points differ by site, sums with different weights can be solved for every site's.
+    Sums that at least three sites mask add up to those over all rows, so that columns of one learner at a
+    time are checked against a site's own rows. Unmasked sums are checked for all columns together, by fold.
+    Masks do not hide the weights of curves: if points differ by site, the sums with different weights can be
+    solved for every site's own.
     """
     n, hidden, asked = len(fold), hides(len(state.hidden_among)) and not made.uneven, made.asked
     columns: list[tuple[str, Callable[[], Iterator[Floats]]]] = [
@@ -285,7 +285,7 @@ def declare_summed_columns(state: State, made: LearnerColumns, fold: Ints) -> No
     columns.append((RESPONSE, made.scores))
     width, sizes, names = 1, [], list[str]()
     for label, own in columns:
-        held = list(own())  # of one learner at a time
+        held = list(own())  # one learner at a time
         k = held[0].shape[1]
         width += k if label != RESPONSE else 0
         sizes.append(_size(held))
@@ -308,14 +308,14 @@ def declare_summed_columns(state: State, made: LearnerColumns, fold: Ints) -> No
 
 
 def _declare_weights(state: State, made: LearnerColumns, fold: Ints, width: int) -> None:
-    """Tell whose curves weigh differently: what all others have cancels between two weights."""
+    """Declare the sites whose curves have different weights: other weights cancel."""
     parts = [(one.weights, one.uneven) for one in made.responses() if isinstance(one, IrregularResponse)]
     weights, n = [W for W, _ in parts], len(fold)
     r, size = weights[0].shape[1], _size(weights)
     scaled = [W / size for W in weights]
     uneven = np.concatenate([one for _, one in parts])
     by_fold = np.bincount(fold[: len(uneven)][uneven], minlength=made.asked.folds)
-    # Of rows that a forecast invents there are fewer.
+    # A dry run has fewer synthetic rows.
     fewest = int(min((count for count in by_fold if count), default=0) * n // max(len(uneven), 1))
     state.tell(UnequalWeights(fewest, width, r + 1))
     state.tell(DesignDirections(scaled.__iter__, n, [POINTS] * r))
@@ -328,7 +328,7 @@ def _side_by_side(made: Sequence[Callable[[], Iterator[Floats]]], size: Floats) 
 
 
 def _used(opened: OpenRows) -> Array:
-    """Rows of the table that are whole; of those that a forecast invents, all."""
+    """Return the complete rows of the table; in a dry run, all synthetic rows."""
     return opened.used if len(opened.used) else np.concatenate([rows.whole for rows, _ in opened.chunks()])
 
 
@@ -339,28 +339,27 @@ def _size(blocks: Sequence[Floats]) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Scores of one institution's rows at coefficients of boosting, for losses that are no squares.
+# Scores of a site's rows at coefficients of boosting, for losses other than squares.
 #
-# Released, for each of P paths, that of all rows or without a fold: `score`, products of the learners'
-# columns with the slopes of the loss in the basis along the response, (P, K, L); `loss`, summed over the
-# rows of the path and over those of the fold left out, (P, 2); `weight`, the sum of bounds of the
-# curvature, (P,).
+# Released for each of P paths, over all rows or without a fold: `score`, products of the learners' columns
+# with the slopes of the loss in the basis along the response, (P, K, L); `loss`, summed over the rows of the
+# path and over those of the fold left out, (P, 2); `weight`, the sum of bounds of the curvature, (P,).
 #
-# What the scores of several exchanges tell together: products of the columns with every combination of
-# slopes. A coordinator that sends other coefficients than those of a path could have slopes that differ in
-# one row, and so, of the difference of two scores, that row. Slopes of a session are therefore kept, and
-# what they change by is held against the rule on weights, and their combinations against that on shares.
+# The scores of several exchanges together reveal products of the columns with every combination of slopes. A
+# coordinator that sends coefficients that do not belong to a path could obtain slopes that differ in one row,
+# and the difference of two scores would be that row. Slopes of a session are therefore kept. Their changes
+# are checked by the rule on weights, their combinations by the rule on shares.
 
 FLAT = 1e-4
-"""Mean weight beside the largest that a value can have below which a loss is flat at nearly all rows."""
+"""Ratio of the mean weight to the largest possible one below which a loss is flat at nearly all rows."""
 
 
 @dataclass(slots=True, eq=False)
 class ScoredRows:
     """Columns that scores are summed over, the fold of each row, the number of columns and one.
 
-    `slopes` (P, n, L) are the latest that scores were told of, `changes` (P, R, n, L) what led to these, and
-    `told` the scores.
+    `slopes` (P, n, L) are those of the latest released scores, `changes` (P, R, n, L) the steps that led to
+    them, and `told` the scores.
     """
 
     made: LearnerColumns
@@ -373,13 +372,13 @@ class ScoredRows:
 
 @step(FAMILY, releases={name: COMMON[name] for name in ("gram", "totals")}, asks=ASKED)
 def start_scores(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Sum products of learners' columns, and the response, over the open rows, by fold; scores follow.
+    """Sum products of learners' columns, and the response, over the open rows, by fold, before scores.
 
-    Released are `gram` and `totals` as by :func:`fedstat.models.boost.steps.sum_curves`.
+    It releases `gram` and `totals` as :func:`fedstat.models.boost.steps.sum_curves`.
     """
-    asked = codec.from_json(CurveSumsRequest, text, f"{data.name}: the question about curves")
+    asked = codec.from_json(CurveSumsRequest, text, f"{data.name}: the request for sums of curves")
     if asked.loss is None:
-        raise MessageError(f"{data.name}: scores belong to a loss that is no square")
+        raise MessageError(f"{data.name}: scores need a loss other than squares")
     opened, n = rows_of(state), state.entities
     state.tell(smooth_request(asked.learners), *_jumps(opened, asked.loss))
     made, fold = LearnerColumns(data, opened, asked), deal(n, asked, data.name)
@@ -395,7 +394,7 @@ def start_scores(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
         first += len(response)
         width = 1 + sum(one.shape[1] for one in parts)
     rows = ScoredRows(made, fold, width)
-    if "boost" in state:  # slopes that this session was told of stay in memory
+    if "boost" in state:  # slopes that this session has released stay in memory
         earlier: ScoredRows = state.look_at("boost")
         if earlier.changes.shape[2] == n:
             rows.slopes, rows.changes = earlier.slopes, earlier.changes
@@ -404,7 +403,7 @@ def start_scores(data: SiteData, state: State, text: str) -> tuple[dict[str, Arr
 
 
 def _jumps(opened: OpenRows, loss: LossSpec) -> Iterator[FactorsRequested]:
-    """Tell of a loss that compares the response with numbers of the asker's making."""
+    """Return facts about a loss that compares the response with numbers chosen by the analyst."""
     if loss.entry.bound == 0.0:
         columns = opened.question.response_columns or (opened.question.curve_response,)
         yield FactorsRequested([FormulaFactor(f"{columns[0]} > predictor", columns, written=True)])
@@ -439,12 +438,14 @@ def score_curves(
     """Sum scores and losses over the rows, for P paths.
 
     `coef` (P, K, L) are coefficients of the columns in the basis along the response, `offset` (P, G) the
-    predictors to start from, `left_out` (P,) the fold that takes no part in a path, -1 for none. ``inside``
-    tells whether all numbers are finite; sums are zero where they are not. ``spread`` tells whether slopes of
-    more than a few rows have changed since the last answer, and weights are not those of a few; where it is
-    not so, the last answer is given again, zeros at first.
+    initial predictors, `left_out` (P,) the fold that takes no part in a path, -1 for none. ``inside`` is
+    whether all numbers are finite; otherwise sums are zero. ``spread`` is whether the slopes of more than a
+    few rows have changed since the last reply, and the weights are not those of a few rows; otherwise the
+    last reply is repeated, which is zeros at first.
     """
-    asked = state.use("boost", ScoredRows, "no scores were started in this session; ask 'start_scores' first")
+    asked = state.use(
+        "boost", ScoredRows, "no scores were started in this session; request 'start_scores' first"
+    )
     loss, n = asked.made.asked.loss, len(asked.fold)
     assert loss is not None
     P, K, L = coef.shape
@@ -454,7 +455,7 @@ def score_curves(
     check_lengths(data.name, offset=(offset, P), left_out=(left_out, P))
     check_allocation(data.name, P * n * L, n * (K + L))
     if not ((left_out >= -1) & (left_out < asked.made.asked.folds)).all():
-        raise MessageError(f"{data.name}: a path leaves out a fold that there is not")
+        raise MessageError(f"{data.name}: a path leaves out a fold that does not exist")
     slopes, weights = np.empty((P, n, L)), np.empty((P, n))
     score, losses, weight = np.zeros((P, K, L)), np.zeros((P, 2)), np.zeros(P)
     first = 0
@@ -480,7 +481,7 @@ def score_curves(
     if not inside:
         slopes, weights, answer = np.zeros_like(slopes), np.ones_like(weights), nothing
     elif loss.entry.bound and (weights.mean(axis=1) < FLAT * loss.entry.bound * offset.shape[1]).any():
-        # Scores of a flat loss are those of the rows on one side of the coefficients' cut.
+        # Scores of a flat loss come from the rows on one side of the coefficients' cut.
         weights[:, 0], weights[:, 1:] = 1.0, 0.0
     again = asked.told or nothing
     _declare_score_columns(
@@ -493,14 +494,14 @@ def score_curves(
 def _declare_score_columns(
     state: State, asked: ScoredRows, slopes: Floats, weights: Floats, instead: Mapping[str, Array]
 ) -> None:
-    """Tell whose slopes have changed, and what all that were told of single out; keep the change."""
+    """Return whose slopes have changed, and what all released slopes single out; keep the change."""
     change = slopes - asked.slopes
     sizes = np.sqrt((change**2).sum(axis=2))
     state.tell(WorkingWeights(lambda: np.concatenate([sizes, weights]), instead=instead))
     kept = np.concatenate([asked.changes, change[:, None]], axis=1)  # (P, R, n, L)
     P, R, n, L = kept.shape
     hidden = hides(len(state.hidden_among))
-    if hidden:  # what leaves is of all sites: a path and a spline at a time are held against this site's rows
+    if hidden:  # the release is a sum over sites: each path and spline is checked against this site's rows
         columns = [kept[p, :, :, j].T for p in range(P) for j in range(L)]
     else:
         columns = [kept.transpose(2, 0, 1, 3).reshape(n, P * R * L)]

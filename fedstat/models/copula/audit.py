@@ -34,36 +34,36 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Results of an audit: what it measured beside what is claimed.
+# Results of an audit: its measurements compared with the claim.
 
 ALL = "all together"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AuditResults:
-    """Guesses of which of two records was behind each release, and what is claimed of any guess.
+    """Guesses which of two records was behind each release, and the claimed limit of any guess.
 
     Attributes
     ----------
     view : str
-        Who looks.
+        The observer.
     mu : float
-        Claimed: no test tells two records apart better than N(0, 1) and N(mu, 1).
+        Claim: no test distinguishes two records better than N(0, 1) and N(mu, 1).
     pair_mu : float
-        What the pair of records should show, by the plan.
+        The mu of this pair of records by the plan.
     epsilon, delta : float
-        Claimed, of the mu above.
+        The claim for the mu above.
     first : (R,) array of bool
-        Whether the first record was in.
+        Whether the first record was in the data.
     log_ratios : (R, m) array
-        Statistic of each release by its parts, large for the first record.
+        Statistic of each release by its parts; large values indicate the first record.
     parts : tuple of str
     faults : tuple of str
-        What is wrong by construction, whatever was guessed.
+        Errors of construction that were found, independent of the guesses.
     alpha : float
-        With which probability an interval is wrong.
+        Probability that an interval is wrong.
     evidence : bool
-        Whether the statistic is the best that there is; else nothing follows from a low one.
+        Whether the statistic is the most powerful one; otherwise a low value proves nothing.
 
     Examples
     --------
@@ -94,15 +94,15 @@ class AuditResults:
 
     @property
     def releases(self) -> int:
-        """How many releases were made."""
+        """Number of releases."""
         return len(self.first)
 
     @property
     def intervals(self) -> pd.DataFrame:
-        """What each statistic has shown: right guesses, mu and its interval, and epsilon at least.
+        """Results of each statistic: correct guesses, mu with its interval, and a lower bound of epsilon.
 
-        A statistic that is wrong more often than right tells as much as its opposite. Lower ends hold for all
-        rows at once, with a probability of 1 - alpha.
+        A statistic that is wrong more often than right is as informative as its opposite. Lower ends hold for
+        all rows simultaneously, with probability 1 - alpha.
         """
         rows = []
         tests = {ALL: self.log_ratios.sum(axis=1)}
@@ -120,17 +120,17 @@ class AuditResults:
 
     @property
     def mu_low(self) -> float:
-        """Mu is at least this, by the best of the statistics."""
+        """Lower bound of mu, by the best of the statistics."""
         return float(self.intervals["low"].max())
 
     @property
     def mu_high(self) -> float:
-        """What all statistics together have shown is at most this."""
+        """Upper bound of the mu that all statistics together have shown."""
         return float(self.intervals["high"].iloc[0])
 
     @property
     def epsilon_low(self) -> float:
-        """Epsilon at :attr:`delta` is at least this."""
+        """Lower bound of epsilon at :attr:`delta`."""
         return epsilon_of(self.mu_low, self.delta)
 
     @property
@@ -140,14 +140,14 @@ class AuditResults:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The verdict in words."""
         if not self.passed:
-            better = ("records are told apart better than is claimed",) if self.mu_low > self.mu else ()
+            better = ("records can be distinguished better than claimed",) if self.mu_low > self.mu else ()
             return "FAILS: " + "; ".join((*self.faults, *better))
         if not self.evidence:
-            return "no evidence: a weak attack that fails says nothing"
+            return "no evidence: the failure of a weak attack proves nothing"
         if self.mu_high < self.pair_mu:
-            return "holds; less is told apart than the noise of the plan allows"
+            return "the claim holds; records are distinguished less well than the planned noise allows"
         return "holds"
 
     def roc(self) -> pd.DataFrame:
@@ -158,7 +158,7 @@ class AuditResults:
         return pd.DataFrame({"false_positives": rates[0], "true_positives": rates[1]})
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the ROC curve beside the trade-off that is claimed: above it no test may be."""
+        """Draw the ROC curve and the claimed limit: no test may be above it."""
         ax = axes_for(ax, 4.8, 5.2)
         x = np.linspace(0.0, 1.0, 501)
         claimed = ndtr(ndtri(x) + self.mu)
@@ -170,18 +170,18 @@ class AuditResults:
         ax.plot([0, 1], [0, 1], color="0.6", linewidth=1.0, linestyle="--", label="guessing")
         ax.set(xlabel="false positives", ylabel="true positives", xlim=(0, 1), ylim=(0, 1), aspect="equal")
         legend_below(ax)
-        set_headline(ax, f"Who was in? As seen by {self.view}")
+        set_headline(ax, f"Which record was in the data? Observer: {self.view}")
         return ax
 
     def summary(self) -> SheetSummary:
-        """Lay out what is claimed, what was measured, and the verdict.
+        """Return tables of the claim, the measurements, and the verdict.
 
         Returns
         -------
         SheetSummary
         """
         left = [
-            ("Who looks", self.view),
+            ("Observer", self.view),
             ("Epsilon", f"{self.epsilon:.3g} at delta {self.delta:g}"),
             ("mu", f"{self.mu:.3f}"),
             ("mu of the pair", f"{self.pair_mu:.3f}" if self.evidence else "not known"),
@@ -206,38 +206,39 @@ class AuditResults:
         yield f"Verdict: {self.verdict}."
         if not self.evidence:
             yield (
-                "A demonstration on synthetic tables, of one simple attack. That it guesses badly is no "
-                "evidence of privacy; what is evidence are audits of the release itself, view='coordinator' "
-                "or an institution."
+                "A demonstration on synthetic tables with one simple attack. If it guesses badly, this is "
+                "no evidence of privacy. For evidence, audit the release itself: view='coordinator' or the "
+                "name of a site."
             )
         else:
             yield (
-                "Two records that the plan says are the hardest to hide, each in about half of the releases; "
-                "likelihood ratios of all that is seen. Every release passed the doors of new sites, with "
-                "new keys and a budget for one. The sites hold invented rows; none of yours was asked."
+                "The two records are the hardest to hide according to the plan; each is in about half of "
+                "the releases. The statistic is the likelihood ratio of the whole observation. Every "
+                "release passed the disclosure checks of new sites, with new keys and a budget for one "
+                "release. The sites hold synthetic rows; none of your rows was used."
             )
         yield (
-            f"Intervals are Clopper and Pearson's, all wrong at once with a probability of at most "
-            f"{self.alpha:g}; mu as of Gaussian noise, which discrete noise of this size is to many digits. "
-            "From below they are proof; that no more was shown proves nothing of other records, of bugs "
-            "elsewhere, or of clocks."
+            "Intervals are Clopper and Pearson's, all wrong at once with probability at most "
+            f"{self.alpha:g}; mu is that of Gaussian noise, and discrete noise of this size agrees with it "
+            "to many digits. Lower bounds are proof. Upper bounds prove nothing about other records, "
+            "errors in other code, or timing."
         )
         if self.evidence and math.isfinite(self.pair_mu) and self.pair_mu < 0.99 * self.mu:
             yield (
-                f"The pair should show {self.pair_mu:.3f} of the {self.mu:.3f} that is claimed: what is "
-                "charged is a bound, which no pair attains here."
+                f"The pair should show {self.pair_mu:.3f} of the claimed {self.mu:.3f}: the charge is an "
+                "upper bound, and no pair attains it here."
             )
 
 
 # ----------------------------------------------------------------------------------------------------
-# Who was in, guessed from a synthetic table alone: a demonstration.
+# Guessing which record was in the data from a synthetic table alone: a demonstration.
 
 
 def agreement(pair: WorstPair, seen: ObservedRelease, random: np.random.Generator) -> float:
-    """Draw a table of a release, and compare how it agrees with the two records, in standard errors.
+    """Draw a synthetic table, and compare its agreement with the two records, in standard errors.
 
-    The mean number of columns in which a synthetic row has the bin of the first record, less that of the
-    second.
+    The statistic is the mean number of columns in which a synthetic row has the bin of the first record,
+    minus the same number for the second.
     """
     noise = pair.sums.noise
     margins = [margin for client in noise.columns for margin in seen.margins[client]]
@@ -256,10 +257,11 @@ def agreement(pair: WorstPair, seen: ObservedRelease, random: np.random.Generato
 
 
 # ----------------------------------------------------------------------------------------------------
-# Audits: many releases of one of two records, through real doors, and what tells them apart.
+# Audits: many releases of one of two records, with real disclosure checks, and how well they are
+# distinguished.
 
 TIMES_NOISE = 50.0
-"""How many times the noise on a count the invented entities are: scores are of margins near their truth."""
+"""Number of synthetic entities over the noise on a count; released margins are then near the true ones."""
 FEWEST, MOST = 200, 20_000
 EXACT = 1.0 + 1e-9
 COORDINATOR, TABLE = "coordinator", "table"
@@ -275,40 +277,41 @@ def audit(
     seed: int | None = None,
     progress: bool | None = None,
 ) -> AuditResults:
-    """Measure from below what a private release tells of one record, and hold it against its claim.
+    """Measure how well a private release distinguishes two records, and compare this with its claim.
 
-    By the model's columns, bounds and epsilon, the two records are found that are hardest to hide. A fair
-    coin says which of them is in a table of invented rows, of which new sites, with new keys and a budget for
-    one release, release margins and products through their doors; and a likelihood ratio guesses which. No
-    block is missing there. The institutions of the model are asked nothing, and charged nothing.
+    The two records that are hardest to hide are derived from the model's columns, bounds and epsilon. A fair
+    coin decides which of them is in a table of synthetic rows. New sites, with new keys and a budget for one
+    release, release margins and products of this table through their disclosure checks. A likelihood ratio
+    then guesses the record. No block is missing there. The model's own sites receive no request and no
+    charge.
 
     Parameters
     ----------
     model : CopulaSynthesizer or PrivateCopulaGLM
-        With ``missing="em"`` of one pattern of records, the squares and sums of scores included.
+        With ``missing="em"``, one pattern of records, including the squares and sums of scores.
     view : str
-        Who looks: ``"coordinator"``, at a whole record; an institution, at whose part of a record all others
-        together look, whose own noise hides nothing from them; or ``"table"``, whoever has one synthetic
-        table, which is a demonstration and no evidence.
+        The observer. ``"coordinator"`` observes a whole record. With the name of a site, all other sites
+        together observe its part of a record; their own noise hides nothing from them. ``"table"`` is an
+        observer with one synthetic table, which is a demonstration and not evidence.
     releases : int
-        100 or more; each takes some hundredths of a second, more with many columns.
+        At least 100; each takes some hundredths of a second, more with many columns.
     alpha : float
-        Probability with which the intervals may be wrong.
+        Probability that the intervals may be wrong.
     seed : int, optional
-        Of the coins; the noise is drawn anew each time.
+        Seed of the coins; the noise is drawn again each time.
     progress : bool, optional
-        Tell how far the computation has come (:func:`fedstat.progress`).
+        Report the progress of the computation (:func:`fedstat.progress`).
 
     Returns
     -------
     AuditResults
-        ``print(result.summary())``; ``result.passed``; ``result.plot()`` draws the ROC curve beside the
-        claim.
+        ``print(result.summary())``; ``result.passed``; ``result.plot()`` draws the ROC curve and the claimed
+        limit.
 
     Raises
     ------
     ModelError
-        An argument has no meaning.
+        An argument is invalid.
 
     References
     ----------
@@ -330,14 +333,14 @@ def audit(
     if not issubclass(type(model), PrivateRelease):
         raise ModelError(f"audit: expected a CopulaSynthesizer or PrivateCopulaGLM, received {came}")
     if isinstance(model, CopulaSynthesizer) and model.mechanism == "published":
-        raise ModelError("audit: mechanism='published' is a simulation, and passes no door")
+        raise ModelError("audit: mechanism='published' is a simulation without disclosure checks")
     clients = list(model.bounds)
     check_choice("view", view, (COORDINATOR, *([TABLE] if synthesis else []), *clients))
     check_whole("releases", releases, 100)
     if not 0.0 < alpha < 1.0:
         raise ModelError(f"alpha: expected a number between 0 and 1, received {alpha!r}")
     if view in clients and len(clients) < 2:
-        raise ModelError("view: there are no others who could look at the only institution")
+        raise ModelError("view: a single site has no other sites as observers")
     pair = _pair_of(model, view if view in clients else "")
     making = Releases(pair, Policy(privacy=Budget(model.epsilon, model.delta)), model._family_name)
     random = np.random.default_rng(seed)
@@ -357,19 +360,21 @@ def audit(
         longest = max(longest, pair.share(seen.margins))
     faults = []
     if short:
-        faults.append(f"too little was charged at {', '.join(sorted(short))}")
+        faults.append(f"the charge was too small at {', '.join(sorted(short))}")
     if longest > EXACT:
-        faults.append(f"a row of scores was {100.0 * (math.sqrt(longest) - 1.0):.2g} % longer than may be")
+        faults.append(f"a row of scores was {100.0 * (math.sqrt(longest) - 1.0):.2g} % longer than allowed")
     for name, found in squares.items():
         if chdtr(releases * noise[name].size, found) < alpha / len(squares):
-            faults.append(f"noise on {name} is smaller than was charged for")
+            faults.append(f"noise on {name} is smaller than its charge")
     if len(seen_noise) < releases:
-        faults.append(f"{releases - len(seen_noise):,} releases had the noise of another one")
+        faults.append(f"{releases - len(seen_noise):,} releases had the noise of another release")
     parts = PARTS if pair.sums.moments else PARTS[:-1]
     told = np.array(ratios)
     cost = pair.sums.site_cost(pair.view) if pair.view else pair.sums.coordinator_cost()
     return AuditResults(
-        view={COORDINATOR: "the coordinator", TABLE: "who has one table"}.get(view, f"all others at {view}"),
+        view={COORDINATOR: "the coordinator", TABLE: "an owner of one table"}.get(
+            view, f"all others at {view}"
+        ),
         mu=pair.claimed,
         pair_mu=pair.attained,
         epsilon=epsilon_of_zcdp(cost, model.delta),
@@ -384,7 +389,7 @@ def audit(
 
 
 def _pair_of(model: PrivateRelease, view: str) -> WorstPair:
-    """Plan a release of the model's columns on as many invented entities as its noise needs."""
+    """Plan a release of the model's columns on the number of synthetic entities that its noise needs."""
     rho = rho_of_budget(model.epsilon, model.delta) * (1 - ROUNDING)
     of_column = float(NoisePlan.of_column(Fraction(rho), sum(map(len, model.bounds.values()))))
     n = int(np.clip(math.ceil(TIMES_NOISE / math.sqrt(of_column)), FEWEST, MOST))
@@ -393,7 +398,7 @@ def _pair_of(model: PrivateRelease, view: str) -> WorstPair:
 
 
 def _noise_of(pair: WorstPair, seen: ObservedRelease, which: int) -> dict[str, Floats]:
-    """Return the noise of a release by its parts, over its deviation; of those who hide it from who looks."""
+    """Return the noise of a release by its parts, in standard deviations, and the sites that add it."""
     parts = list[tuple[str, set[str], Floats]]()
     for (client, kind), counts in seen.counts.items():
         expected, variance = pair.counts(client, kind)

@@ -28,35 +28,35 @@ from fedstat.models.copula.request import PLACES, GramPlan, GramRequest, NoisePl
 from fedstat.typing import Array, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# The two records that a release tells apart best, and the others beside them, from bins alone.
+# The two records that a release distinguishes best, and the records of all others, from bins alone.
 
 
 @dataclass(frozen=True)
 class WholeSums:
-    """Sums of products over all entities at once, as a plan of noise asks for them by itself."""
+    """Sums of products over all entities at once, as an independent noise plan requests them."""
 
     noise: NoisePlan
     moments: bool = False
 
     @property
     def columns(self) -> Mapping[str, tuple[Bins, ...]]:
-        """Bins of every institution's columns."""
+        """Bins of every site's columns."""
         return self.noise.columns
 
     def asked(self, client: str) -> GramRequest:
-        """Ask an institution for its part of the sums."""
+        """Return the request for a site's part of the sums."""
         return self.noise.gram_asked(client, 1)
 
     def deviation(self, group: int, shares: int) -> float:
-        """Return the deviation of the noise on a sum of products, of so many institutions' shares."""
+        """Return the standard deviation of the noise on a sum of products, from `shares` sites' shares."""
         return self.noise.product_deviation(shares)
 
     def site_cost(self, client: str) -> Fraction:
-        """Return what an institution is charged."""
+        """Return the charge of a site."""
         return self.noise.site_cost(client)
 
     def coordinator_cost(self) -> Fraction:
-        """Return what a whole record costs against the coordinator."""
+        """Return the cost of a whole record against the coordinator."""
         return self.noise.coordinator_cost()
 
 
@@ -65,10 +65,13 @@ Sums: TypeAlias = GramPlan | WholeSums
 
 @dataclass(frozen=True, eq=False)
 class WorstPair:
-    """Two records as bins of all columns, (2, p), and the two of which all others are copies, (2, p).
+    """Two records as bins of all columns, (2, p), and two further ones.
 
-    `view` is empty where the coordinator looks, else the institution whose part is told apart, by all others
-    together; then it alone has noise. There are `n` entities, of which the first is one of the two records.
+    All other entities are copies of these.
+
+    `view` is empty if the coordinator observes. Otherwise it is the site whose part is to be distinguished by
+    all others together, and only this site has noise. There are `n` entities; the first is one of the two
+    records.
     """
 
     sums: Sums
@@ -79,10 +82,10 @@ class WorstPair:
 
     @classmethod
     def of(cls, sums: Sums, view: str, n: int) -> WorstPair:
-        """Search for the pair by the number of scores whose sign differs, institution by institution.
+        """Search for the pair by the number of scores whose sign differs, site by site.
 
-        Orthogonal parts of rows of full length attain the bound on the products (one of an even number of
-        columns has half its signs turned); the margins of all columns move as well.
+        Orthogonal parts of rows of full length attain the bound on the products: half of the signs of a part
+        with an even number of columns are changed. The margins of all columns move as well.
         """
         looked = [view] if view else list(sums.columns)
         turned = {client: len(sums.columns[client]) // (1 if view else 2) for client in looked}
@@ -96,15 +99,15 @@ class WorstPair:
 
     @classmethod
     def _with(cls, sums: Sums, view: str, n: int, turned: Mapping[str, int]) -> WorstPair:
-        """Turn the signs of the first scores of some institutions."""
+        """Change the signs of the first scores of some sites."""
         columns = []
         for client, bins in sums.columns.items():
             moves = not view or client == view
             for j, one in enumerate(bins):
                 last, at = one.count - 1, (one.count // 2, (one.count - 1) // 2)
-                if j < turned.get(client, 0):  # opposite ends, all others in the middle
+                if j < turned.get(client, 0):  # opposite ends; all other entities are in the middle
                     columns.append((0, last, at[1], at[0]))
-                else:  # two bins below all others, whose scores are both at the lower end
+                else:  # two bins below all others; the scores of both are at the lower end
                     columns.append((0, min(at[0], last - 1) if moves else 0, last, last))
         codes = np.array(columns, dtype=np.int64).T
         return cls(sums, view, n, codes[:2], codes[2:])
@@ -116,11 +119,11 @@ class WorstPair:
 
     @property
     def copies(self) -> Ints:
-        """How many of the others are copies of each of the two: (2,)."""
+        """Return how many of the others are copies of each of the two: (2,)."""
         return np.array([self.n // 2, self.n - 1 - self.n // 2], dtype=np.int64)
 
     def frames(self, which: int) -> dict[str, pd.DataFrame]:
-        """Return the table of every institution, the first row being one of the records."""
+        """Return the table of every site; the first row is one of the records."""
         codes = np.vstack([self.records[[which]], np.repeat(self.others, self.copies, axis=0)])
         columns = [
             pd.Series(one.values(code) if one.levels else _middles(one)[code], name=one.name)
@@ -129,7 +132,7 @@ class WorstPair:
         return {client: pd.concat(columns[place], axis=1) for client, place in self.places().items()}
 
     def places(self) -> dict[str, slice]:
-        """Where the columns of each institution stand, of which there may be more or fewer scores."""
+        """Return the positions of each site's columns, which may have more or fewer scores."""
         ends = np.cumsum([0, *map(len, self.sums.columns.values())]).tolist()
         return {c: slice(a, b) for c, (a, b) in zip(self.sums.columns, pairwise(ends), strict=True)}
 
@@ -157,7 +160,7 @@ class WorstPair:
         return out
 
     def scores(self, margins: Mapping[str, Sequence[Margin]]) -> Ints:
-        """Score both records and both others as sites do, by released margins: (4, p), in units."""
+        """Return the scores of both records and both others, by released margins: (4, p), in units."""
         codes = np.vstack([self.records, self.others])
         return np.hstack(
             [self.sums.asked(c).score(margins[c], codes[:, place]) for c, place in self.places().items()]
@@ -172,9 +175,10 @@ class WorstPair:
         ]
 
     def variances(self) -> tuple[Floats, Floats]:
-        """Return variances of the noise on products within institutions, and between two: (q, q), or inf.
+        """Return variances of the noise on products within sites, and between two: (q, q), or inf.
 
-        Above the diagonal alone; whoever looks knows the noise of all but the one at which it looks.
+        Only entries above the diagonal count. The observer knows the noise of all sites except the observed
+        one.
         """
         widths = list(map(self.sums.noise.width, self.sums.columns))
         owner = np.repeat(np.arange(len(widths)), widths)
@@ -187,13 +191,13 @@ class WorstPair:
 
     @property
     def claimed(self) -> float:
-        """The mu that the plan says at most: sqrt(2 rho), of what a record or its part is charged."""
+        """The largest mu by the plan: sqrt(2 rho), from the charge of a record or its part."""
         cost = self.sums.site_cost(self.view) if self.view else self.sums.coordinator_cost()
         return math.sqrt(2.0 * float(cost))
 
     @property
     def attained(self) -> float:
-        """The mu by which this pair is told apart where margins are as they are without noise."""
+        """The mu by which this pair can be distinguished when margins are free of noise."""
         squared = 0.0
         for client in self.sums.columns:
             for kind in ("levels", "trees"):
@@ -207,7 +211,7 @@ class WorstPair:
         return math.sqrt(squared + sum(float((moved / one).sum()) for one in self.variances()))
 
     def share(self, margins: Mapping[str, Sequence[Margin]]) -> float:
-        """Return the largest share of R^2 that a row of scores has at an institution: above 1 is a fault."""
+        """Return the largest share of R^2 of a row of scores at a site; a value above 1 is a fault."""
         S, places = self.scores(margins).astype(object), self.sums.noise.places()
         radius = self.sums.noise.radius
         return max(
@@ -222,25 +226,25 @@ def _middles(bins: Bins) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Releases of one of two records through the doors of sites made for each, and what tells the two apart.
+# Releases of one of two records through real sites, and the statistics that distinguish the two.
 
 PARTS = ("margins", "own products", "products of two", "squares and sums")
-"""What is seen; of squares and sums of scores only where they are released."""
+"""Parts of the observation; squares and sums of scores only if they are released."""
 CHARGED_SHORT = 1e-12
 
 
 class KnownNoiseSite(NoiseMechanism):
-    """Answers of a site that tells whoever looks its noise: what leaves is as if there were none."""
+    """Replies of a site that reveals its noise to the observer, who can then remove it."""
 
     def add(
         self, ask: Request, step: Step, owed: Mapping[str, NoiseRequired], arrays: Mapping[str, Array]
     ) -> tuple[dict[str, Array], dict[str, str]]:
-        """Charge, and take the noise off again."""
+        """Charge, and remove the noise again."""
         return dict(arrays), super().add(ask, step, owed, arrays)[1]
 
 
 class ColludingSite(Site):
-    """A site that has joined forces with whoever looks."""
+    """A site that colludes with the observer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -250,7 +254,10 @@ class ColludingSite(Site):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservedRelease:
-    """What is seen of one release: margins, sums of products, noisy counts by site and kind, and faults."""
+    """The observation of one release: margins, sums of products, noisy counts by site and kind.
+
+    And faults.
+    """
 
     margins: Mapping[str, list[Margin]]
     sums: SumsByGroup
@@ -260,7 +267,7 @@ class ObservedRelease:
     def log_ratios(self, pair: WorstPair) -> Floats:
         """Return the log likelihood ratio of the first record to the second, by :data:`PARTS`: (4,).
 
-        Margins come first; the law of the products is that given the margins as released.
+        Margins come first; the distribution of the products is conditional on the released margins.
         """
         margins, moments, sums = 0.0, 0.0, self.sums
         for (client, kind), counts in self.counts.items():
@@ -269,7 +276,7 @@ class ObservedRelease:
         products, totals = pair.products(self.margins)
         both = [_ratio(sums.products[0], products, variance) for variance in pair.variances()]
         if pair.sums.moments:
-            # What others have themselves is known without noise, and does not move.
+            # The others know their own values without noise, and these do not move.
             at = pair.sums.noise.places()[pair.view] if pair.view else slice(None)
             squares, of_one = np.diagonal(products, axis1=1, axis2=2), pair.sums.deviation(0, 1) ** 2
             moments = _ratio(sums.squares[0][at], squares[:, at], of_one)
@@ -278,14 +285,14 @@ class ObservedRelease:
 
 
 def _ratio(found: Floats, expected: Floats, variance: Floats | float) -> float:
-    """Return the log likelihood ratio of two normal laws with the same variance."""
+    """Return the log likelihood ratio of two normal distributions with the same variance."""
     moved, middle = expected[0] - expected[1], 0.5 * (expected[0] + expected[1])
     return float((moved * (found - middle) / variance).sum())
 
 
 @dataclass(frozen=True, eq=False)
 class Releases:
-    """Makes releases of either record, each by new sites with new keys and a budget for one."""
+    """Makes releases of either record, each by new sites with new keys and a budget for one release."""
 
     pair: WorstPair
     policy: Policy
@@ -325,7 +332,7 @@ class Releases:
     def _protocol(
         self, asking: SecureProductSession
     ) -> FitProtocol[tuple[dict[str, list[Margin]], SumsByGroup]]:
-        """Ask for all that a synthesis releases; what it makes of that costs nothing."""
+        """Request everything that a synthesis releases; its later computations cost nothing."""
         sums, n = self.pair.sums, self.pair.n
         names = {client: tuple(one.name for one in bins) for client, bins in sums.columns.items()}
         yield [asking.ask(client, "find_complete", to_json(some)) for client, some in names.items()]

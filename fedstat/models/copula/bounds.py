@@ -16,25 +16,25 @@ from fedstat.federation.tables.published import Published, PublishedColumn, Scal
 
 IntoBound: TypeAlias = PublishedColumn | tuple[float, float] | Sequence[LevelValue]
 MOST_LEVELS = 64
-"""Levels of a column; one with more is a range."""
+"""Largest number of levels of a column; a column with more is a range."""
 SHOWN = 40
-"""Columns of a skeleton that an error shows."""
+"""Number of columns in the template that an error shows."""
 
 
 class Bounds(Mapping[str, PublishedColumn]):
-    """What is public of every column: a range of numbers, or all levels that there can be.
+    """Public description of every column: a range of numbers, or all possible levels.
 
     Parameters
     ----------
     columns : mapping of str to range or levels
         ``(low, high)`` is a range, :func:`asinh` and :func:`log` are ranges on another scale; a list or a
-        ``range`` are levels in their order. Numbers beyond a range count at its end; another level than
-        those listed is an error.
+        ``range`` are levels in order. Numbers outside a range count at its end; a level that is not listed is
+        an error.
 
     Raises
     ------
     ModelError
-        A range does not ascend, a level stands twice, or there are more than 64; names the column.
+        A range does not ascend, a level occurs twice, or there are more than 64; the error names the column.
 
     Examples
     --------
@@ -55,14 +55,14 @@ class Bounds(Mapping[str, PublishedColumn]):
         ----------
         path : path
             Sections by column: ``kind = "number"`` with ``range = [low, high]`` or ``levels = [...]``, and
-            ``scale = "log"`` or ``"asinh"`` where wanted; ``kind = "category"`` with ``levels``.
+            optionally ``scale = "log"`` or ``"asinh"``; ``kind = "category"`` with ``levels``.
 
         Raises
         ------
         PartitionError
-            The file cannot be read, or says something else.
+            The file cannot be read, or has invalid entries.
         ModelError
-            As the class.
+            See the class.
 
         Examples
         --------
@@ -77,7 +77,7 @@ class Bounds(Mapping[str, PublishedColumn]):
 
     @classmethod
     def from_sites(cls, partition: ClientPartition) -> Self:
-        """Take what the owners of the sites have published of their columns.
+        """Use the owners' published descriptions of their columns.
 
         Parameters
         ----------
@@ -86,7 +86,7 @@ class Bounds(Mapping[str, PublishedColumn]):
         Raises
         ------
         ModelError
-            As the class.
+            See the class.
 
         Examples
         --------
@@ -127,29 +127,29 @@ class Bounds(Mapping[str, PublishedColumn]):
         Raises
         ------
         ModelError
-            Some have none: lists them, with a skeleton to fill in.
+            Some columns have none; the error lists them, with a template to fill in.
         """
         absent = [name for name in names if name not in self._columns or not _bounded(self._columns[name])]
         if absent:
             lines = "\n".join(f"    {json.dumps(name)}: (low, high)," for name in absent[:SHOWN])
             more = f"\n    ... and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
             raise ModelError(
-                f"bounds: {len(absent)} of {len(names)} columns have none, and none are taken from the data. "
-                "Write what is public of each, a range (low, high) or a list of levels:\n"
+                f"bounds: {len(absent)} of {len(names)} columns have none, and none are taken from the "
+                "data. Write the public range (low, high) or list of levels of each:\n"
                 f"fs.Bounds({{\n{lines}{more}\n}})"
             )
         return {name: self._columns[name] for name in names}
 
 
 def asinh(low: float, high: float, scale: float = 1.0) -> PublishedColumn:
-    """Bound a number whose bins are equally wide in asinh(x / scale), such as an amount of either sign.
+    """Bound a number with bins equally wide in asinh(x / scale), for amounts of either sign.
 
     Parameters
     ----------
     low, high : float
         Range of the number itself.
     scale : float
-        Up to about this, on either side of zero, the scale is linear; beyond, logarithmic.
+        The scale is about linear up to this value on either side of zero, and logarithmic beyond.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def asinh(low: float, high: float, scale: float = 1.0) -> PublishedColumn:
 
 
 def log(low: float, high: float) -> PublishedColumn:
-    """Bound a positive number whose bins are equally wide in its logarithm.
+    """Bound a positive number with bins equally wide in its logarithm.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def log(low: float, high: float) -> PublishedColumn:
 
 def _range(scale: Scale, low: float, high: float, around: float = 1.0) -> PublishedColumn:
     if not (np.isfinite(low) and np.isfinite(high) and low < high):
-        raise ModelError(f"expected a range (low, high) that ascends, received ({low!r}, {high!r})")
+        raise ModelError(f"expected an ascending range (low, high), received ({low!r}, {high!r})")
     column = PublishedColumn("number", (float(low), float(high)), scale=scale, around=float(around))
     try:
         column.check()
@@ -203,7 +203,7 @@ def _bounded(column: PublishedColumn) -> bool:
 
 
 def _read(name: str, bound: Any) -> PublishedColumn:
-    """Read one bound as a user writes it."""
+    """Read one bound in the user's notation."""
     try:
         column = bound if isinstance(bound, PublishedColumn) else _of_values(bound)
         column.check()
@@ -212,11 +212,11 @@ def _read(name: str, bound: Any) -> PublishedColumn:
     if len(column.levels) > MOST_LEVELS:
         if column.range is None:
             raise ModelError(
-                f"bounds of column '{name}': {len(column.levels)} levels, and {MOST_LEVELS} at most can be "
-                "told apart; merge them, or give a range (low, high)"
+                f"bounds of column '{name}': {len(column.levels)} levels; at most {MOST_LEVELS} are "
+                "possible. Merge some, or give a range (low, high)"
             )
     elif len(column.levels) == 1:
-        raise ModelError(f"bounds of column '{name}': one level alone is a constant; leave the column out")
+        raise ModelError(f"bounds of column '{name}': a column with one level is constant; leave it out")
     return column
 
 

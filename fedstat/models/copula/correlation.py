@@ -18,19 +18,18 @@ from fedstat.typing import Bools, Floats, Ints
 # From a noisy Gram matrix of cut scores to the correlation matrix of the copula.
 
 FEWEST_DRAWS, MOST_DRAWS, NUMBERS = 2**14, 2**17, 2**20
-"""Rows of the simulation by which the cut of long rows is undone: so many numbers, within bounds."""
+"""Largest number of rows in the simulation that corrects for the cut of long rows, and its limits."""
 INVERSION_MAXITER = 25
 INVERSION_TOL = 2e-4
-"""Change of a correlation at which these rounds end."""
+"""Change of a correlation at which the iteration ends."""
 INVERSION_SEED = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inversion:
-    """Correlation matrix (p, p), nearest to the one that each pair gives by itself, and how far they are.
+    """Correlation matrix (p, p) nearest to the pairwise correlations, and the distance between the two.
 
-    `moved` (p,) is the root mean square by which the correlations of each column were moved to be of one
-    matrix.
+    `moved` (p,) is the root mean square change of each column's correlations.
     """
 
     correlation: Floats
@@ -50,18 +49,19 @@ def invert_products(
     Parameters
     ----------
     products : (p, p) symmetric
-        Mean products of scores; its diagonal is not read.
+        Mean products of scores; its diagonal is not used.
     margins : sequence of Margin, (p,)
     blocks, squared_radii
-        Columns of each institution, and the squared length to which its part of a row is cut.
+        Columns of each site, and the squared length to which its part of a row is cut.
     standardise : bool
-        Take the correlations of the scores, and let the margins say how large their variances are: for
-        covariances with means and variances of their own.
+        Use the correlations of the scores, with variances from the margins. This is for covariances with
+        means and variances of their own.
 
     Notes
     -----
-    Pair by pair through Mehler's formula, as if no row had been cut; then what the cut does to rows drawn
-    from the copula found is taken off the products, and they are inverted anew.
+    Correlations are first estimated pair by pair through Mehler's formula, as if no row had been cut. The
+    effect of the cut on rows drawn from this copula is then subtracted from the products, and these are
+    inverted again.
     """
     p = len(margins)
     upper = np.triu_indices(p, 1)
@@ -107,30 +107,30 @@ def _cut(rows: Floats, squared_radius: float) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Blocks that are missing: which missing patterns are summed by themselves, and maximum likelihood over
-# them.
+# Missing blocks: the missing patterns that are summed separately, and maximum likelihood over them.
 #
-# Who has a record is public, so that patterns are merged and a method is chosen by counts alone. The sums
-# of a pattern have the noise of a whole budget; a small one loses its rarest institution and joins the
-# pattern that is left.
+# It is public which site has which record, so that patterns are merged and a method is chosen by counts
+# alone. The sums of a pattern have the noise of a whole budget. A small pattern loses its rarest site and
+# joins the pattern that remains.
 
 Method = Literal["complete", "pairs", "em"]
 Missing = Literal["auto", "pairs", "em"]
 METHODS = {
-    "complete": "No institution lacks an entity.",
-    "pairs": "Missing blocks: each correlation and margin rests on the entities that its institutions have. "
-    "Right where who has a record does not depend on the values (missing completely at random), and else "
-    "biased, by .03 to .05 in simulations and at any epsilon; missing='em' allows for what others hold.",
-    "em": "Missing blocks: maximum likelihood over the patterns of who has whom, right for correlations "
-    "where records are missing by what others hold (at random). Margins are those of the records there are.",
+    "complete": "No site lacks an entity.",
+    "pairs": "Missing blocks: each correlation and margin uses the entities that its sites have. This "
+    "is valid "
+    "if missing records do not depend on values (missing completely at random). Otherwise there is a bias, "
+    ".03 to .05 in simulations, at any epsilon; missing='em' adjusts for observed values.",
+    "em": "Missing blocks: maximum likelihood over the missing patterns. Correlations are valid if missing "
+    "records depend on observed values only (missing at random). Margins are those of the existing records.",
 }
-"""How missing blocks are dealt with, in words."""
+"""Descriptions of the treatments of missing blocks."""
 FEWEST = 40
-"""Entities of a pattern that is summed by itself."""
+"""Least number of entities of a pattern that is summed separately."""
 TIMES_NOISE = 8.0
-"""How many times the noise on its sums its entities have to be."""
+"""Least ratio of a pattern's entities to the noise on its sums."""
 SMALL = 0.02
-"""Noise on mean products of the rarest institution, over all patterns, up to which EM has smaller errors."""
+"""Noise on mean products of the rarest site, over all patterns, up to which EM has smaller errors."""
 FLOOR = 1e-2
 EM_MAXITER = 500
 EM_TOL = 1e-6
@@ -138,7 +138,7 @@ EM_TOL = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SummedPatterns:
-    """Missing patterns that are summed by themselves, and the group of each entity, -1 for none: (n,)."""
+    """Missing patterns that are summed separately, and the group of each entity, -1 for none: (n,)."""
 
     method: Method
     plan: GramPlan
@@ -150,18 +150,18 @@ class SummedPatterns:
         return np.bincount(self.group[self.group >= 0], minlength=len(self.plan.patterns))
 
     def of_client(self, client: str, held: Bools) -> Ints:
-        """Return the group of each entity at an institution, -1 where it takes no part: (n,)."""
+        """Return the group of each entity at a site, -1 if it takes no part: (n,)."""
         member = np.array([client in pattern for pattern in self.plan.patterns])
         return np.where(held & (self.group >= 0) & member[self.group], self.group, -1)
 
     def behind(self, table: Bools) -> Ints:
-        """Count the entities behind products of two institutions: (K, K), from who has whom (n, K)."""
+        """Count the entities behind products of two sites: (K, K), from the sites' presence (n, K)."""
         clients = list(self.plan.noise.columns)
         held = np.column_stack([self.of_client(c, table[:, k]) >= 0 for k, c in enumerate(clients)])
         return held.T.astype(np.int64) @ held.astype(np.int64)
 
     def noise(self, table: Bools) -> Floats:
-        """Return the deviation of one institution's noise on products of two, over all groups: (K, K)."""
+        """Return the deviation of one site's noise on products of two, over all groups: (K, K)."""
         clients = list(self.plan.noise.columns)
         variance = np.zeros((len(clients), len(clients)))
         for g, pattern in enumerate(self.plan.patterns):
@@ -171,7 +171,7 @@ class SummedPatterns:
 
 
 def choose_groups(noise: NoisePlan, table: Bools, missing: Missing) -> SummedPatterns:
-    """Choose how missing blocks are dealt with, from who has whom: (n, K)."""
+    """Choose the treatment of missing blocks from the sites' presence: (n, K)."""
     clients = list(noise.columns)
     used = table.any(axis=1)
     by_pairs = SummedPatterns("pairs", GramPlan.of_all(noise), np.where(used, 0, -1))
@@ -186,15 +186,15 @@ def choose_groups(noise: NoisePlan, table: Bools, missing: Missing) -> SummedPat
 
 
 def describe_choice(noise: NoisePlan, table: Bools) -> str:
-    """Say by what a method was chosen, and what the choice leaves out, from who has whom: (n, K)."""
+    """State the reason for the choice of a method, and what the method omits, from presence (n, K)."""
     by_pattern = merge_patterns(noise, list(noise.columns), table)
-    found = f"noise of {_rarest_noise(by_pattern, table):.2g} on mean products of the rarest institution"
+    found = f"noise of {_rarest_noise(by_pattern, table):.2g} on mean products of the rarest site"
     if not by_pattern.behind(table).min():
-        found = "no entity in common to some two institutions, small patterns merged"
+        found = "two sites without a common entity, after small patterns are merged"
     return (
-        f"missing='auto' goes by noise alone, which is public: maximum likelihood would have {found} (it is "
-        f"taken below {SMALL}). Why records are missing it cannot know: where that depends on what others "
-        "hold, pairs have the bias above, and missing='em' is worth up to as much noise."
+        f"missing='auto' depends on the noise alone, which is public: maximum likelihood would have {found} "
+        f"(used below {SMALL}). It cannot know why records are missing. If this depends on observed values, "
+        "pairs have the bias above, and missing='em' is worth up to as much noise."
     )
 
 
@@ -206,7 +206,7 @@ def _rarest_noise(groups: SummedPatterns, table: Bools) -> float:
 
 
 def merge_patterns(noise: NoisePlan, clients: Sequence[str], table: Bools) -> SummedPatterns:
-    """Let small patterns lose their rarest institution, until each is large beside the noise on its sums."""
+    """Let small patterns lose their rarest site until each is large compared with the noise on its sums."""
     patterns, code = np.unique(table, axis=0, return_inverse=True)
     code = code.ravel()
     counts = dict(zip(map(tuple, patterns.tolist()), np.bincount(code).tolist(), strict=True))
@@ -242,7 +242,7 @@ def _needed(noise: NoisePlan, clients: Sequence[str], pattern: Sequence[bool]) -
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredPattern:
-    """Of one pattern: entities, observed columns (q,), means (q,) and second moments (q, q) of scores."""
+    """Moments of one pattern's scores: entities, observed columns (q,), means (q,), second moments (q, q)."""
 
     n: int
     observed: Ints
@@ -251,16 +251,16 @@ class ScoredPattern:
 
     @classmethod
     def of_noisy(cls, n: int, observed: Ints, mean: Floats, second: Floats) -> ScoredPattern:
-        """Make the covariance of noisy moments positive."""
+        """Make the covariance of noisy moments positive definite."""
         values, vectors = np.linalg.eigh(second - np.outer(mean, mean))
         covariance = (vectors * np.maximum(values, FLOOR)) @ vectors.T
         return cls(n, observed, mean, covariance + np.outer(mean, mean))
 
 
 def fit_normal(moments: Sequence[ScoredPattern], p: int) -> tuple[Floats, Floats]:
-    """Return mean (p,) and covariance (p, p) of a normal law by EM from moments by pattern.
+    """Return mean (p,) and covariance (p, p) of a normal distribution by EM from moments by pattern.
 
-    Right where records are missing by what is observed (at random).
+    Valid if missingness depends on observed values only (missing at random).
     """
     total = sum(one.n for one in moments)
     mean, covariance = np.zeros(p), np.eye(p)
@@ -269,7 +269,7 @@ def fit_normal(moments: Sequence[ScoredPattern], p: int) -> tuple[Floats, Floats
         for one in moments:
             rest = np.setdiff1d(np.arange(p), one.observed)
             at = np.ix_(one.observed, one.observed)
-            # What is missing is linear in what is observed: T x + shift, with a conditional covariance.
+            # Missing values are linear in observed ones: T x + shift, with a conditional covariance.
             T, shift, spare = np.zeros((p, len(one.observed))), np.zeros(p), np.zeros((p, p))
             T[one.observed] = np.eye(len(one.observed))
             if len(rest):

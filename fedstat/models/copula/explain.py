@@ -25,14 +25,14 @@ from fedstat.typing import Bools, Floats
 
 MOST_JOINED = 3
 LARGE = 0.1
-"""Noise of a correlation above which little can be said."""
+"""Noise of a correlation above which the release says little."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedNoise:
-    """Deviations of the noise on correlations near zero: of one institution, of two, of the worst two.
+    """Deviations of the noise on correlations near zero: within one site, between two, between the worst two.
 
-    `n` are the entities behind the usual two.
+    `n` is the number of entities of a typical pair.
     """
 
     own: float
@@ -42,7 +42,7 @@ class PredictedNoise:
 
     @classmethod
     def of(cls, groups: SummedPatterns, table: Bools) -> PredictedNoise:
-        """Predict them from who has whom, (n, K), with even margins."""
+        """Predict the deviations from the presence of entities, (n, K), with even margins."""
         columns = groups.plan.columns
         inverse = np.array([_slope(one) ** -2.0 for bins in columns.values() for one in bins])
         # Mean over pairs of different columns of 1 / (c_j c_l)^2, as errors of pairs are squared.
@@ -63,61 +63,69 @@ def _slope(bins: Bins) -> float:
 
 
 def noise_statements(noise: PredictedNoise) -> Iterator[str]:
-    """Say how large the noise on correlations will be."""
+    """State the expected noise on correlations."""
     worst = "" if noise.worst < 1.5 * noise.cross else f" (up to {noise.worst:.2g})"
     yield (
-        f"Noise on a correlation near 0: about {noise.own:.2g} within an institution and {noise.cross:.2g}"
-        f"{worst} between two, with columns of even margins; sampling adds "
-        f"{1 / math.sqrt(max(noise.n, 1)):.2g} at the {noise.n:,} entities of the usual two."
+        f"Noise on a correlation near 0: about {noise.own:.2g} within a site and {noise.cross:.2g}"
+        f"{worst} between two sites, for columns with even margins. Sampling adds "
+        f"{1 / math.sqrt(max(noise.n, 1)):.2g} at the {noise.n:,} entities of a typical pair."
     )
 
 
 def large_noise(plan: NoisePlan, cross: float, n: int, epsilon: float, delta: float) -> Iterator[str]:
-    """Say what would do where noise is too large for anything to be told."""
+    """State remedies if noise is too large for useful results."""
     if not math.isfinite(cross):
         yield (
-            "Noise is larger than anything that could be told of some column: its margin has one value with "
-            "noise taken off. A larger epsilon or more entities would do, or fewer columns."
+            "Noise exceeds all information about some column: without noise its margin would be a single "
+            "value. Use a larger epsilon, more entities, or fewer columns."
         )
     elif cross > LARGE:
         factor = cross / LARGE
         yield (
-            f"Noise on correlations is {cross:.2g} or so, more than {LARGE}: few will be told from 0. About "
-            f"{math.ceil(n * factor):,} entities would do at epsilon {epsilon:g}, or an epsilon of about "
-            f"{_enough(plan, factor, delta):.2g} at {n:,}; fewer columns need less."
+            f"Noise on correlations is about {cross:.2g}, above {LARGE}: few will be distinguishable "
+            f"from 0. About "
+            f"{math.ceil(n * factor):,} entities would suffice at epsilon {epsilon:g}, or an epsilon of "
+            f"about "
+            f"{_enough(plan, factor, delta):.2g} at {n:,} entities. Fewer columns need less."
         )
 
 
 def _enough(plan: NoisePlan, factor: float, delta: float) -> float:
-    """Epsilon at which noise is smaller by a factor."""
+    """Return the epsilon at which noise is smaller by a factor."""
     return epsilon_of_zcdp(plan.rho * round(factor**2 * 1000) / 1000, delta)
 
 
 def cost_statements(plan: NoisePlan | GramPlan, delta: float) -> Iterator[str]:
-    """Say what epsilon a record has against whom."""
+    """State the epsilon of a record for each kind of observer."""
     whole = epsilon_of_zcdp(plan.coordinator_cost(), delta)
     yield (
-        f"The whole record of one entity, replaced by any other: epsilon {whole:.3g} at delta {delta:g} "
-        "against the coordinator, who knows nobody's noise. Numbers of entities, and who has a record where, "
-        "are public."
+        f"Replacing the whole record of one entity by any other: epsilon {whole:.3g} at delta {delta:g} "
+        "against the coordinator, who knows no site's noise. The numbers of entities, and which site has "
+        "a record of which entity, are public."
     )
     parts = ", ".join(
         f"{client} {epsilon_of_zcdp(plan.site_cost(client), delta):.3g}" for client in plan.columns
     )
     yield (
-        "The part of a record at one institution against the coordinator and all other institutions "
-        f"together, which is what its budget is charged: {parts}. Whoever deals random numbers for a product "
-        "is taken not to tell them to one of its two institutions, which would have the other's columns."
+        "The part of a record at one site against the coordinator and all other sites "
+        f"together, which is the charge to the site's budget: {parts}. This assumes that the dealer of "
+        f"the random numbers "
+        "of a product does not reveal them to one of its two sites, which could then compute the "
+        "other's columns."
     )
     fewer = [joined_cost(plan, joined) for joined in range(min(len(plan.columns) - 1, MOST_JOINED))]
     told = [f"epsilon {epsilon_of_zcdp(rho, delta):.3g} (rho {float(rho):.2g})" for rho in fewer]
     if told:
-        joined = "".join(f", joined by {k} other{'s' * (k > 1)} {one}" for k, one in enumerate(told[1:], 1))
-        yield f"Of any institution's part of a record the coordinator learns what {told[0]} allows{joined}."
+        joined = "".join(
+            f", in collusion with {k} other{'s' * (k > 1)} {one}" for k, one in enumerate(told[1:], 1)
+        )
+        yield (
+            f"About any site's part of a record the coordinator learns at most what {told[0]} allows{joined}."
+        )
 
 
 def joined_cost(plan: NoisePlan | GramPlan, joined: int) -> Fraction:
-    """Return what a site's part of a record costs at most against the coordinator and so many others."""
+    """Return the largest cost of a site's part of a record against the coordinator and some others."""
     costs = []
     for client in plan.columns:
         peers = [name for name in plan.columns if name != client]
@@ -127,7 +135,7 @@ def joined_cost(plan: NoisePlan | GramPlan, joined: int) -> Fraction:
 
 
 def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:
-    """Say of every column how much noise its margin and correlations have, and what is told of it.
+    """Return for every column the noise of its margin and correlations, and how much it reveals.
 
     `noise` (p, p) is the deviation on correlations.
     """
@@ -140,8 +148,8 @@ def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:
         others, n = pairs[j], fit.entities[client]
         asked = fit.plan.margins_asked(client)
         levels = bool(margin.bins.levels)
-        # Noise on a distribution function: half of the levels added up, or, as simulated for 5 to 10 levels,
-        # what least squares leave on the mean edge of a tree.
+        # Noise on a distribution function: half of the levels added up, or, simulated for 5 to 10 levels,
+        # the noise after least squares on the mean edge of a tree.
         counts = margin.bins.count / 4.0 if levels else 0.15 + 0.09 * margin.bins.depth
         variance = asked.of_levels if levels else asked.of_trees
         rows.append(
@@ -162,19 +170,19 @@ def utility_of_columns(fit: CopulaFit, noise: Floats) -> pd.DataFrame:
 
 
 class CopulaPlan(ForecastPlan):
-    """What is known of a synthesis before it runs."""
+    """Facts about a synthesis before it runs."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
         self.model = model
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """Say what noise leaves to be learned."""
+        """State what the noise allows to learn."""
         for sentence in cost_statements(self.model._planned, self.model.delta):
-            yield "Coordinator and institutions", sentence
+            yield "Coordinator and sites", sentence
 
     def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
-        """Say how large errors will be."""
+        """State the expected size of errors."""
         model, missing = self.model, getattr(self.model, "missing", None)
         table = np.zeros((model.partition.n_entities, len(model._rows)), dtype=np.bool_)
         for k, rows in enumerate(model._rows.values()):
@@ -192,4 +200,4 @@ class CopulaPlan(ForecastPlan):
             if budget is not None:
                 total = float(rho_of_budget(budget.epsilon, budget.delta))
                 share = float(model._planned.site_cost(client)) / total if total else math.inf
-                yield f"{client}: this costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."
+                yield f"{client}: this fit costs {share:.0%} of its budget, epsilon {budget.epsilon:g}."

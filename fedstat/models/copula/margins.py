@@ -29,17 +29,17 @@ from fedstat.typing import Array, Floats, Ints
 LEAST_DEPTH, MOST_DEPTH = 5, 10
 """Levels of the binary tree of a range."""
 TAIL = 0.1
-"""Share of a range's distribution at either end in which probabilities fall towards the end."""
+"""Share of a range's distribution at either end in which probabilities decrease towards the end."""
 
 
 def tree_depth(n: int, rho: float) -> int:
-    """Levels of the tree of a range: as fine as n entities and a column's budget rho let bins be told."""
+    """Depth of the tree of a range: as fine as n entities and a column's budget rho can resolve bins."""
     return int(np.clip(round(math.log2(max(n * math.sqrt(rho), 1.0))), LEAST_DEPTH, MOST_DEPTH))
 
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """Bins of one column: its `levels`, or else 2^depth bins of its `range`, equally wide on its `scale`."""
+    """Bins of one column: its `levels`, or 2^depth bins of its `range`, equally wide on its `scale`."""
 
     name: str
     levels: tuple[LevelValue, ...] = ()
@@ -49,7 +49,7 @@ class Bins:
     depth: int = 0
 
     def check(self) -> None:
-        """Require levels that differ, or a range that ascends on its scale, and a depth within bounds."""
+        """Require levels that differ, or a range that ascends on its scale, and a valid depth."""
         if self.levels:
             PublishedColumn("number", levels=self.levels).check()
             fits = len(self.levels) <= MOST_LEVELS
@@ -57,7 +57,7 @@ class Bins:
             PublishedColumn("number", self.range, scale=self.scale, around=self.around).check()
             fits = LEAST_DEPTH <= self.depth <= MOST_DEPTH and all(map(math.isfinite, self.range))
         if not fits:
-            raise MessageError("bins: too many levels, or a depth out of bounds")
+            raise MessageError("bins: too many levels, or an invalid depth")
 
     @classmethod
     def of(cls, name: str, column: PublishedColumn, depth: int) -> Bins:
@@ -69,17 +69,17 @@ class Bins:
 
     @property
     def count(self) -> int:
-        """How many bins."""
+        """Number of bins."""
         return len(self.levels) or 2**self.depth
 
     @property
     def released(self) -> int:
-        """How many counts are released: those of the bins, or of all nodes of a tree below its root."""
+        """Number of released counts: those of the bins, or of all nodes of a tree below its root."""
         return len(self.levels) or 2 ** (self.depth + 1) - 2
 
     @property
     def squared_sensitivity(self) -> int:
-        """Largest squared change of the counts where one entity is replaced: two counts, on every level."""
+        """Largest squared change of the counts when one entity is replaced: two counts, on every level."""
         return 2 if self.levels else 2 * self.depth
 
     @property
@@ -89,10 +89,10 @@ class Bins:
         return self._unscaled(np.linspace(low, high, self.count + 1))
 
     def code(self, values: pd.Series) -> Ints:
-        """Return the bin of every value, -1 for none; what lies outside a range is at its end.
+        """Return the bin of every value, -1 for none; values outside a range are at its end.
 
-        In no bin are missing values, and those that are no level or no number: which would be told by an
-        error, and no budget pays for that.
+        Missing values, and values that are not numbers or listed levels, are in no bin. An error would reveal
+        them, and no budget pays for that.
         """
         if self.levels:
             return read_codes(values, self.levels)
@@ -104,7 +104,7 @@ class Bins:
         return codes
 
     def tally(self, codes: Ints) -> Ints:
-        """Count what is to be released of codes, (released,); missing ones are in no bin."""
+        """Count codes for release, (released,); missing codes are in no bin."""
         counts = np.bincount(codes + 1, minlength=self.count + 1)[1:].astype(np.int64)
         return counts if self.levels else count_tree(counts)
 
@@ -137,7 +137,7 @@ class Margin:
 
     @classmethod
     def of_counts(cls, bins: Bins, counts: Floats, n: int) -> Margin:
-        """Make probabilities of noisy counts (released,) of n entities."""
+        """Estimate probabilities from noisy counts (released,) of n entities."""
         n = max(n, 1)
         if bins.levels:
             return cls(bins, project_simplex(counts, float(n)) / n)
@@ -168,7 +168,7 @@ class Margin:
 
     @cached_property
     def variance(self) -> float:
-        """Mean square of the scores: 1 of a continuous column, less with ties."""
+        """Mean square of the scores: 1 for a continuous column, less with ties."""
         return float(self.probabilities @ self.scores**2)
 
     def quantile(self, z: Floats) -> Array:
@@ -177,13 +177,16 @@ class Margin:
             at = np.searchsorted(self.thresholds[1:-1], z, side="right")
             return self.bins.values(np.asarray(at, dtype=np.int64))
         from_zero = np.asarray(ndtr(z))
-        # Bins without rows have edges of one probability: the smallest ascent tells them apart.
+        # The edges of an empty bin have equal probability: the smallest increase separates them.
         rising = self.cumulated + 1e-12 * np.arange(len(self.cumulated))
         return interpolate_inverse(from_zero, rising, self.bins.edges)
 
 
 def tables_of(margins: Sequence[Margin]) -> tuple[Floats, Floats, Ints]:
-    """Thresholds (p, k + 1), scores (p, k) and numbers of bins (p,) of margins, filled up."""
+    """Return thresholds (p, k + 1), scores (p, k) and numbers of bins (p,) of margins, padded.
+
+    @t few will be told from 0 => few will be distinguishable from 0.
+    """
     bins = np.array([margin.bins.count for margin in margins], dtype=np.int64)
     thresholds, scores = np.full((len(bins), bins.max() + 1), np.inf), np.zeros((len(bins), bins.max()))
     for j, margin in enumerate(margins):

@@ -37,44 +37,45 @@ Mechanism: TypeAlias = Literal["private", "published"]
 
 
 class CopulaSynthesizer(PrivateRelease):
-    """Synthetic rows of columns that several institutions hold, from one release with a stated epsilon.
+    """Synthetic rows of columns at several sites, from one release with a stated epsilon.
 
-    Every institution releases the margins of its columns, and all together the products of scores of their
-    columns; noise that each adds to its own part before it leaves makes both differentially private. What is
-    made of these, correlations and any number of synthetic rows, costs nothing more. Each site's owner has to
-    allow a budget: ``Policy(privacy=Budget(epsilon, delta))``.
+    Every site releases the margins of its columns, and all sites together release the products of scores of
+    their columns. Each site adds noise to its own part first, which makes both differentially private.
+    Correlations and any number of synthetic rows are computed from them at no further cost. Each site's owner
+    has to allow a budget: ``Policy(privacy=Budget(epsilon, delta))``.
 
     Parameters
     ----------
     partition : ClientPartition
         In the vertical layout.
     epsilon : float
-        Of differential privacy, for the whole record of one entity, replaced by any other.
+        Differential privacy of the whole record of one entity, replaced by any other.
     bounds : Bounds or mapping, optional
-        What is public of every column; by default what the owners have published.
+        Public description of every column; by default the owners' published one.
     missing : {"auto", "pairs", "em"}
-        How entities are used that an institution lacks: by the pairs of institutions that have them, or by
-        maximum likelihood over missing patterns; "auto" chooses by the noise to be expected.
+        Use of entities that a site lacks: "pairs" uses the entities of each pair of sites, "em" maximum
+        likelihood over missing patterns; "auto" chooses by the expected noise.
     delta : float
         At most 1e-6.
     columns : sequence of str, optional
-        To be synthesised; by default all.
+        Columns to synthesize; by default all.
     coordinator : str, optional
-        The institution at which the coordinator sits, or ``"apart"``, the default.
+        The site of the coordinator, or ``"apart"``, the default.
     mechanism : {"private", "published"}
-        The release described here, or a simulation of the publication's, which takes numeric columns that are
-        all in this process, no bounds and no budgets, and protects nobody: see :meth:`fit`.
+        The release described here, or a simulation of the publication's mechanism. The simulation takes
+        numeric columns that are all in this process, without bounds and budgets, and gives no privacy
+        protection: see :meth:`fit`.
 
     Raises
     ------
     ModelError
-        An argument has no meaning, or columns lack bounds: lists them, with a skeleton to fill in.
+        An argument is invalid, or columns lack bounds: the error lists them, with a template to fill in.
 
     Notes
     -----
-    Tang, Feng, Li and Wang (2025) proposed the copula; their mechanism has another unit, and is not this one.
-    Its epsilon is that of one comparison of two records, of which a record takes part in thousands:
-    ``mechanism="published"`` repeats it, and says what a whole record spends.
+    Tang, Feng, Li and Wang (2025) proposed the copula; their mechanism differs in its unit of privacy. Their
+    epsilon applies to one comparison of two records, and a record takes part in thousands of them:
+    ``mechanism="published"`` simulates it and reports what a whole record spends.
 
     References
     ----------
@@ -120,22 +121,22 @@ class CopulaSynthesizer(PrivateRelease):
         if mechanism == "published" and not (bounds is None and missing == "auto"):
             raise ModelError(
                 "mechanism='published' scales columns by their own smallest and largest values, and its "
-                "methods deal with missing blocks each in its way: leave bounds and missing out"
+                "methods treat missing blocks in their own ways. Omit bounds and missing"
             )
         super().__init__(partition, epsilon, delta, self._choose(partition, columns), bounds, coordinator)
 
     @property
     def _description(self) -> str:
-        """What is asked for, in words."""
+        """Description of the request."""
         return f"synthesis of {self._planned.p} columns at epsilon {self.epsilon:g}"
 
     @cached_property
     def _planned(self) -> NoisePlan:
-        """The plan of the noise, if no record lacks a value."""
+        """The noise plan for records without missing values."""
         return plan_columns(self.bounds, self._counts, self._rho)
 
     def _noise_for(self, n: int) -> GramPlan:
-        """Plan the noise of a release of n entities, all of them complete: of an audit."""
+        """Plan the noise of a release of n complete entities, for an audit."""
         plan = plan_columns(self.bounds, dict.fromkeys(self.bounds, n), self._rho)
         return GramPlan(plan, (tuple(self.bounds),), self.missing == "em")
 
@@ -161,35 +162,38 @@ class CopulaSynthesizer(PrivateRelease):
         seed: int | np.random.Generator | None = None,
         progress: bool | None = None,
     ) -> CopulaResults | PublishedSynthesis:
-        """Ask the institutions, under their budgets, and make the copula; or simulate what was published.
+        """Request the release from the sites, under their budgets, and compute the copula.
+
+        Or run the simulation.
 
         Parameters
         ----------
         method : {"vcds", "evcds", "ievcds"}, optional
-            Of ``mechanism="published"`` alone, and needed there: rows drawn from the copula, rows made of the
-            perturbed ranks of each entity, or these again on tables that were completed.
+            Only for ``mechanism="published"``, and required there: rows drawn from the copula, rows computed
+            from the perturbed ranks of each entity, or the latter again on completed tables.
         rounds : int
-            Of "ievcds".
+            Rounds of "ievcds".
         seed : int or numpy.random.Generator, optional
-            Of the simulation, to repeat it.
+            Seed of the simulation.
         progress : bool, optional
-            Tell how far the computation has come (:func:`fedstat.progress`).
+            Report the progress of the computation (:func:`fedstat.progress`).
 
         Returns
         -------
         CopulaResults
-            Or a PublishedSynthesis: ``table``, ``correlation``, and ``record_epsilon``, what a whole record
-            has spent.
+            For the simulation a PublishedSynthesis: ``table``, ``correlation``, and ``record_epsilon``, the
+            epsilon that a whole record has spent.
 
         Raises
         ------
         DescriptionError
-            A budget does not allow it, or is spent; says what is left, and the line of the policy.
+            A budget does not allow the release, or is spent; the error states what is left, and the line of
+            the policy.
         EstimationError
-            Values of a column are not what its bounds list, or two institutions share too few entities.
+            Values of a column are not in its bounds, or two sites share too few entities.
         ModelError
-            The coordinator sits at one of two institutions, and nobody else can deal random numbers. An
-            argument has no meaning for the mechanism.
+            The coordinator is at one of two sites, so that no third party can deal random numbers. An
+            argument is invalid for the mechanism.
 
         Warns
         -----
@@ -260,7 +264,7 @@ class CopulaSynthesizer(PrivateRelease):
         """
         if self.mechanism == "published":
             raise NotAvailableError(
-                "mechanism='published' is a simulation, which asks no institution for anything; print(fit("
+                "mechanism='published' is a simulation, which sends no request to a site; print(fit("
                 "method).summary()) says what a record would spend"
             )
         return super().explain(**arguments)
@@ -283,28 +287,28 @@ class CopulaSynthesizer(PrivateRelease):
 
     @staticmethod
     def _choose(partition: ClientPartition, columns: Sequence[str] | None) -> dict[str, list[str]]:
-        """Names of the columns by institution, of institutions that have some."""
+        """Names of the columns by site, for sites with requested columns."""
         held = partition.columns
         wanted = None if columns is None else list(columns)
         known = {name for names in held.values() for name in names}
         absent = [name for name in wanted or () if name not in known]
         if absent:
-            raise ModelError(f"columns: no institution has {', '.join(map(repr, absent))}")
+            raise ModelError(f"columns: no site has {', '.join(map(repr, absent))}")
         chosen = {
             client: [name for name in names if wanted is None or name in wanted]
             for client, names in held.items()
         }
         chosen = {client: names for client, names in chosen.items() if names}
         if sum(map(len, chosen.values())) < 2:
-            raise ModelError("columns: expected two or more to be synthesised together")
+            raise ModelError("columns: expected at least two columns to synthesize together")
         return chosen
 
 
 # ----------------------------------------------------------------------------------------------------
-# A partition of synthetic rows, on which a whole analysis can be tried.
+# A partition of synthetic rows for trying a whole analysis.
 
 NUMBER = "entity"
-"""Key of synthetic rows, where that of the partition is none or of several columns."""
+"""Key of synthetic rows if the partition has no key or a key of several columns."""
 
 
 @shows_progress
@@ -320,36 +324,36 @@ def rehearse(
 ) -> ClientPartition:
     """Make a partition of synthetic rows with the columns, kinds and presence of a real one.
 
-    A script can be written and tried on it, models, receipts and plots, before the institutions are asked for
-    more than the one private release behind the rows. Estimates on it are not those of the data: they miss
-    what is no Gaussian copula, and their standard errors count no noise.
+    A script can be written and tried on it, with models, receipts and plots. Only the one private release
+    behind the rows is requested from the sites. Estimates from synthetic rows differ from those of the data:
+    they lack everything beyond a Gaussian copula, and their standard errors do not include the noise.
 
     Parameters
     ----------
     partition : ClientPartition
         In the vertical layout, at sites whose owners allow a budget.
     epsilon, delta : float
-        As in :class:`CopulaSynthesizer`; every site is charged once.
+        See :class:`CopulaSynthesizer`; every site is charged once.
     bounds : Bounds or mapping, optional
-        What is public of every column; by default what the owners have published.
+        Public description of every column; by default the owners' published one.
     seed : int, optional
-        To draw the same rows again from the same release.
+        Seed for the same rows from the same release.
     policy : Policy or str, optional
-        Of the rehearsal's sites, such as ``"strict"``; by default open, since rows are synthetic.
+        Policy of the synthetic sites, such as ``"strict"``; by default open, since rows are synthetic.
     progress : bool, optional
-        Tell how far the computation has come (:func:`fedstat.progress`).
+        Report the progress of the computation (:func:`fedstat.progress`).
 
     Returns
     -------
     ClientPartition
-        In one process, with as many entities. Each institution has records of as many as it has, together
-        with whom it has them; but who lacks a record does not depend on any value, and no cell is missing
-        within a record. Keys are numbers.
+        In one process, with as many entities. Each site, and each combination of sites, has as many records
+        as in the partition. Missing records do not depend on values, and no cell is missing within a record.
+        Keys are numbers.
 
     Raises
     ------
     ModelError, DescriptionError, EstimationError
-        As :meth:`CopulaSynthesizer.fit`.
+        See :meth:`CopulaSynthesizer.fit`.
 
     Warns
     -----
@@ -381,8 +385,8 @@ def rehearse(
         frames[client].insert(0, key, partition.rows[client])
     made = ClientPartition.from_frames(frames, on=key, policy=policy, min_count=partition.min_count)
     warn(
-        f"rows are synthetic, from one release with epsilon {epsilon:g}: who lacks a record depends on no "
-        "value, no cell is missing within a record, and standard errors of fits count no noise",
+        f"rows are synthetic, from one release with epsilon {epsilon:g}. Missing records do not depend on "
+        "values, no cell is missing within a record, and standard errors of fits do not include the noise",
         DataWarning,
     )
     return made

@@ -26,14 +26,14 @@ from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget
 
 LARGEST_DELTA = 1e-6
 ROUNDING = Fraction(1, 2**40)
-"""Share of a budget that is left for what doors round up."""
+"""Share of a budget that is reserved for rounding up at the sites."""
 
 
 class PrivateRelease(Explainable):
-    """A model of one release with noise, of some columns of the institutions of a vertical partition.
+    """A model of one release with noise, of some columns of the sites of a vertical partition.
 
-    `columns` are their names by institution, `bounds` what is public of them; by default what owners have
-    published.
+    `columns` are their names by site, `bounds` the public description of them, by default the owners'
+    published one.
     """
 
     _instead: ClassVar[Mapping[tuple[str, str], Step]]
@@ -65,20 +65,20 @@ class PrivateRelease(Explainable):
 
     @cached_property
     def _planned(self) -> NoisePlan:
-        """The plan of the noise, if no record lacks a value."""
+        """The noise plan for records without missing values."""
         raise NotImplementedError
 
     def _noise_for(self, n: int) -> NoisePlan | GramPlan:
-        """Plan the noise of a release of n entities, all of them complete: of an audit."""
+        """Plan the noise of a release of n complete entities, for an audit."""
         raise NotImplementedError
 
     @property
     def _counts(self) -> dict[str, int]:
-        """Records of every institution."""
+        """Records of every site."""
         return {client: len(rows) for client, rows in self._rows.items()}
 
     def _check_budgets(self) -> None:
-        """Refuse what a site has no budget for, or nobody could deal for, before any has spent its own."""
+        """Refuse a release without sufficient budgets or a dealer, before any site spends its own budget."""
         at = None if self.coordinator == "apart" else self.coordinator
         for a, b in combinations(self.columns, 2):
             choose_dealer(a, b, tuple(self.partition.sites), at)
@@ -88,20 +88,20 @@ class PrivateRelease(Explainable):
                 raise DescriptionError.of_rule(
                     "privacy budget",
                     client,
-                    "is none, and answers with noise are charged to one. The owner may set it by the lines  "
-                    f"{BUDGET_EXAMPLE}  in policy.toml; nothing was asked",
+                    "is none, and releases with noise are charged to one. The owner may set it by the "
+                    f"lines  {BUDGET_EXAMPLE}  in policy.toml; no request was sent",
                 )
             if budget.delta and cost > rho_of_budget(budget.epsilon, budget.delta):
                 raise DescriptionError.of_rule(
                     "privacy budget",
                     client,
                     f"is epsilon {budget.epsilon:g} at delta {budget.delta:g} over all analyses, and this "
-                    f"one costs it {epsilon_of_zcdp(cost, budget.delta):.3g}. Ask with a smaller epsilon; "
-                    "nothing was asked",
+                    f"one costs {epsilon_of_zcdp(cost, budget.delta):.3g}. Use a smaller epsilon; no "
+                    "request was sent",
                 )
 
     def _describe(self, bounds: Bounds | Mapping[str, IntoBound] | None) -> dict[str, Published]:
-        """Public descriptions of the columns of every institution."""
+        """Public descriptions of the columns of every site."""
         if bounds is None:
             bounds = Bounds.from_sites(self.partition)
         elif not isinstance(bounds, Bounds):
@@ -109,7 +109,7 @@ class PrivateRelease(Explainable):
         known = {name for names in self.partition.columns.values() for name in names}
         unknown = [name for name in bounds if name not in known]
         if unknown:
-            raise ModelError(f"bounds: no institution has a column {', '.join(map(repr, unknown))}")
+            raise ModelError(f"bounds: no site has a column {', '.join(map(repr, unknown))}")
         found = bounds.of([name for names in self.columns.values() for name in names])
         return {client: {name: found[name] for name in names} for client, names in self.columns.items()}
 
@@ -127,7 +127,7 @@ class PrivateRelease(Explainable):
 def _check_epsilon(epsilon: Any) -> float:
     number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
     if not number or not 0.0 < epsilon < math.inf:
-        more = "; without noise nothing is private, and no site releases it" if epsilon == math.inf else ""
+        more = "; without noise there is no privacy, and no site releases it" if epsilon == math.inf else ""
         raise ModelError(f"epsilon: expected a positive number, received {epsilon!r}{more}")
     return float(epsilon)
 
@@ -135,7 +135,7 @@ def _check_epsilon(epsilon: Any) -> float:
 def _check_delta(delta: Any) -> float:
     if not isinstance(delta, float) or not 0.0 < delta <= LARGEST_DELTA:
         raise ModelError(
-            f"delta: expected a number above 0 and at most {LARGEST_DELTA:g}, received {delta!r}: with more, "
-            "whole records might leave in clear"
+            f"delta: expected a number above 0 and at most {LARGEST_DELTA:g}, received {delta!r}; a larger "
+            "one would allow the release of whole records"
         )
     return delta

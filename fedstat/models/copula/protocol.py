@@ -32,45 +32,45 @@ from fedstat.models.copula.steps import SCALED, SCORES
 from fedstat.typing import Array, Bools, Floats, Ints
 
 FAR = 6.0
-"""Standard deviations of noise beyond which counts do not add up by chance."""
+"""Deviations of noise beyond which a shortfall of counts is not attributed to noise."""
 FEW = 0.01
 """Share of the entities that may be in no bin."""
 FEWEST = 50
-"""Entities of a pair of institutions below which nothing can be said of their columns."""
+"""Entities of a pair of sites below which nothing is estimated for their columns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Participation:
-    """Which entities take part: `rows` of each institution among all, and which of these are complete."""
+    """Entities that take part: `rows` of each site among all, and which of these are complete."""
 
     n_entities: int
     rows: Mapping[str, Ints]
     seen: Mapping[str, Bools]
 
     def table(self, clients: Sequence[str]) -> Bools:
-        """Which entities each institution has, complete: (n_entities, K)."""
+        """Entities that each site has, complete: (n_entities, K)."""
         out = np.zeros((self.n_entities, len(clients)), dtype=np.bool_)
         for k, client in enumerate(clients):
             out[self.rows[client][self.seen[client]], k] = True
         return out
 
     def count(self, client: str) -> int:
-        """Complete entities of an institution."""
+        """Complete entities of a site."""
         return int(np.count_nonzero(self.seen[client]))
 
     def everywhere(self) -> tuple[Bools, Participation]:
-        """Find the entities that every site holds, (n_entities,), and each site's rows of them."""
+        """Return the entities that every site holds, (n_entities,), and each site's rows of them."""
         used = np.asarray(self.table(list(self.seen)).all(axis=1), dtype=np.bool_)
         return used, replace(self, seen={client: used[self.rows[client]] for client in self.seen})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopulaFit:
-    """What a synthesis has released, and what was made of it.
+    """Released values of a synthesis, and the estimates from them.
 
-    `margins` (p,) in the order of the columns, `products` (p, p) mean products of cut scores with their
-    noise, or with `method` "em" their covariance, `pairs` (p, p) entities behind each, `noise` (p, p) the
-    deviation of the noise on each. `sums` has the missing patterns by which products were summed.
+    `margins` (p,) are in the order of the columns. `products` (p, p) are mean products of cut scores with
+    their noise, or their covariance with `method` "em". `pairs` (p, p) are the entities behind each, `noise`
+    (p, p) the deviation of its noise. `sums` has the missing patterns by which products were summed.
     """
 
     plan: NoisePlan
@@ -97,7 +97,7 @@ class SumsByGroup:
 def plan_columns(
     bounds: Mapping[str, Mapping[str, PublishedColumn]], counts: Mapping[str, int], rho: Fraction
 ) -> NoisePlan:
-    """Choose the bins of all columns, by institution, from bounds and numbers of entities."""
+    """Choose the bins of all columns, by site, from bounds and numbers of entities."""
     p = sum(map(len, bounds.values()))
     each = float(NoisePlan.of_column(rho, p))
     columns = {
@@ -112,7 +112,7 @@ def plan_columns(
 def request_participation(
     asking: SecureProductSession, asked: Mapping[str, str], rows: Mapping[str, Ints], n_entities: int
 ) -> FitProtocol[Participation]:
-    """Ask every institution, by a text, which of its rows are complete."""
+    """Request from every site which of its rows are complete."""
     replies = yield [asking.ask(client, "find_complete", text) for client, text in asked.items()]
     return Participation(n_entities, rows, {reply.site: reply.arrays["seen"] for reply in replies})
 
@@ -126,17 +126,17 @@ def fit_copula(
     rho: Fraction,
     missing: Missing,
 ) -> FitProtocol[CopulaFit]:
-    """Ask for all that a copula is made of.
+    """Request all values from which a copula is estimated.
 
     Parameters
     ----------
     asking : Conversation
     bounds : mapping
-        Public descriptions of the columns of each institution.
+        Public descriptions of the columns of each site.
     rows : mapping of str to (n_k,) array
-        Positions of each institution's records among all entities.
+        Positions of each site's records among all entities.
     sites : sequence of str
-        Those that may deal, the institutions among them.
+        Sites that may deal random numbers, including the sites with data.
     n_entities : int
     rho : Fraction
         The budget.
@@ -176,13 +176,13 @@ def fit_copula(
 
 
 def _of_columns(plan: NoisePlan, of_clients: Array) -> Array:
-    """Give every pair of columns what its institutions have: (K, K) -> (p, p)."""
+    """Expand a matrix of pairs of sites to pairs of columns: (K, K) -> (p, p)."""
     widths = list(map(plan.width, plan.columns))
     return np.repeat(np.repeat(of_clients, widths, axis=0), widths, axis=1)
 
 
 def _shares(plan: NoisePlan) -> Ints:
-    """Of how many institutions each product of columns has noise: (q, q)."""
+    """Return the number of sites with noise on each product of columns: (q, q)."""
     owners = np.repeat(np.arange(len(plan.columns)), list(map(plan.width, plan.columns)))
     return np.where(owners[:, None] == owners, 1, 2)
 
@@ -201,7 +201,7 @@ def _covariance(plan: NoisePlan, groups: SummedPatterns, sums: SumsByGroup) -> F
 def request_margins(
     asking: SecureProductSession, plan: NoisePlan, present: Participation
 ) -> FitProtocol[dict[str, list[Margin]]]:
-    """Ask every institution for its margins, and make them of the noisy counts."""
+    """Request every site's margins, and estimate them from the noisy counts."""
     asks = {client: plan.margins_asked(client) for client in plan.columns}
     replies = yield [
         asking.ask(client, "release_margins", to_json(asked), keep=present.seen[client])
@@ -223,18 +223,18 @@ def request_margins(
 
 
 def _check_total(site: str, bins: Bins, counts: Floats, n: int, deviation: float) -> None:
-    """Require that the counts of all bins add up to all entities, as far as noise lets that be told.
+    """Require that the counts of all bins add up to all entities, as far as noise allows a check.
 
-    Values that are in no bin were not told by an error, which no budget would have paid for.
+    Sites raise no error for values in no bin, since such an error would reveal data outside the budget.
     """
     parts = counts if bins.levels else counts[:2]
     short = n - float(parts.sum())
     if short > max(FEW * n, FAR * deviation * math.sqrt(len(parts))):
-        what = "levels that its bounds do not list" if bins.levels else "values that are no numbers"
+        what = "levels that its bounds do not list" if bins.levels else "values that are not numbers"
         raise EstimationError(
-            f"column '{bins.name}' at '{site}' has {what}, at about {short:,.0f} of {n:,} entities by the "
-            "noisy counts. Bounds list all levels that there can be, written as in the table; what was "
-            "charged for the margins stays charged, and asking for the same again is free"
+            f"column '{bins.name}' at '{site}' has {what}, for about {short:,.0f} of {n:,} entities by the "
+            "noisy counts. Bounds must list all possible levels, written as in the table. The charge for "
+            "the margins remains; repeating the same request is free"
         )
 
 
@@ -245,9 +245,9 @@ def request_products(
     margins: Mapping[str, Sequence[Margin]],
     sites: Sequence[str],
 ) -> FitProtocol[tuple[Floats, Floats]]:
-    """Ask for sums of products of cut scores: own blocks at home, cross blocks by secure products.
+    """Request sums of products of cut scores: own blocks at each site, cross blocks by secure products.
 
-    Returned are the matrix (q, q), symmetric, and the standard deviations of its noise.
+    Return the matrix (q, q), symmetric, and the standard deviations of its noise.
     """
     asks = {client: plan.gram_asked(client, 1) for client in plan.columns}
     group = {client: np.where(present.seen[client], 0, -1) for client in plan.columns}
@@ -264,7 +264,10 @@ def request_pattern_sums(
     margins: Mapping[str, Sequence[Margin]],
     sites: Sequence[str],
 ) -> FitProtocol[SumsByGroup]:
-    """Ask for sums of products by group; `asks` are for each institution, `group` (n_k,) -1 for no part."""
+    """Request sums of products by group.
+
+    `asks` has one request per site, `group` (n_k,) is -1 for no part.
+    """
     clients = list(plan.columns)
     replies = yield [
         asking.ask(
@@ -288,7 +291,7 @@ def gather_sums(
     present: Participation,
     sites: Sequence[str],
 ) -> FitProtocol[SumsByGroup]:
-    """Put sums of products at home, as replied, beside those across, from secure products."""
+    """Combine the sites' own sums of products with those across sites, from secure products."""
     clients, places = list(plan.columns), plan.places()
     asked, q = asks[clients[0]], sum(map(plan.width, clients))
     G = asked.groups
@@ -312,12 +315,12 @@ def gather_sums(
     for one in multiplied:
         products[:, one.a.place, one.b.place] = one.products
     scales = asked.scales.astype(np.float64)
-    # Shares that do not fit together add up to random words: far beyond any sum of cut scores.
+    # Shares that do not match add up to random words, far beyond any sum of cut scores.
     most = float(max(map(plan.radius, clients))) * present.n_entities * scales
     if (np.abs(products) > most[:, None, None] + 20.0 * math.sqrt(asked.variance) / 4.0**PLACES).any():
         raise SecurityError(
-            "the shares of a product do not fit together: what was dealt, or a share, is wrong; nothing of "
-            "it is used"
+            "the shares of a product do not match: the dealer's numbers or a share are wrong. None of it "
+            "is used"
         )
     upper = products / scales[:, None, None]
     both = upper + upper.transpose(0, 2, 1)
@@ -332,9 +335,9 @@ def _require(both: Ints, clients: Sequence[str], method: Method) -> None:
     ]
     if not few:
         return
-    merged, remedy = "", "Leave one of the two out"
+    merged, remedy = "", "Leave out one of the two"
     if method == "em":
-        merged, remedy = ", small patterns merged", "Take missing='pairs', a larger epsilon, or leave one out"
+        merged, remedy = ", small patterns merged", "Use missing='pairs', a larger epsilon, or leave one out"
     raise EstimationError(
-        f"fewer than {FEWEST} entities are complete at both of{merged}: {', '.join(few)}. {remedy}"
+        f"fewer than {FEWEST} entities are complete at both sites{merged}: {', '.join(few)}. {remedy}"
     )

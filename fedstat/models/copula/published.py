@@ -1,17 +1,18 @@
 """Simulation of the published synthesis by randomized comparisons: VCDS, EVCDS and IEVCDS.
 
-Columns of all institutions are in one place and the noise is that of numpy's generator: nothing is private
-here. It shows what the mechanism gives, and the budget of a whole record that it really spends. Comparisons
-of the values of two entities are flipped with probability 1 / (1 + e^a), a = epsilon / 2, and their debiased
-sums are perturbed ranks; margins are noisy counts of levels or Bernstein polynomials of a noisy distribution
-function, of columns brought to [0, 1] by their own smallest and largest value, with epsilon / 2 each.
+Columns of all sites are in one process and the noise comes from numpy's generator: nothing is private here.
+The simulation shows the results of the mechanism and the budget that a whole record really spends.
+Comparisons of the values of two entities are flipped with probability 1 / (1 + e^a), a = epsilon / 2; their
+debiased sums are perturbed ranks. Margins are noisy counts of levels or Bernstein polynomials of a noisy
+distribution function, of columns scaled to [0, 1] by their own smallest and largest value, with epsilon / 2
+each.
 
 * VCDS draws rows of the normal copula: for blocks that are missing completely at random.
-* EVCDS keeps every entity's perturbed ranks as the scores of its row, and draws what is missing given them.
+* EVCDS keeps every entity's perturbed ranks as the scores of its row, and draws missing scores given them.
 * IEVCDS repeats EVCDS on the tables that it completed, with new comparisons of all entities in every round.
 
-Where the publication leaves a step open it is read so that the step serves its purpose: ties answer by a
-fair coin, a completed value comes from the margin of the completed column as it is.
+Where the publication leaves a step open, a choice was made that serves the purpose of the step: ties are
+decided by a fair coin, and a completed value comes from the current margin of its column.
 
 References
 ----------
@@ -43,34 +44,34 @@ from fedstat.typing import Floats
 Method: TypeAlias = Literal["vcds", "evcds", "ievcds"]
 METHODS: tuple[Method, ...] = ("vcds", "evcds", "ievcds")
 ROUNDS = 10
-"""Of IEVCDS."""
+"""Rounds of IEVCDS."""
 Quantiles: TypeAlias = Callable[[Floats], Floats]
 LEVELS = 12
-"""Distinct values up to which a column has counts, and no polynomial."""
+"""Largest number of distinct values of a column for which counts are used instead of a polynomial."""
 DEGREE, ITERATED = 16, 2
-"""Of the Bernstein polynomial."""
+"""Degree of the Bernstein polynomial."""
 GRID = 801
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedSynthesis:
-    """A table that the published mechanism makes, and what it costs: a simulation; nothing is private.
+    """A table of the published mechanism, and its cost: a simulation; nothing is private.
 
     Attributes
     ----------
     table : DataFrame
-        One row per entity and all columns. Of EVCDS and IEVCDS its rows have the order of the entities: row
-        i is made of the perturbed ranks of entity i.
+        One row per entity and all columns. For EVCDS and IEVCDS rows have the order of the entities: row i
+        comes from the perturbed ranks of entity i.
     correlation : DataFrame
-        Of the normal scores.
+        Correlation of the normal scores.
     method : str
     epsilon : float
-        As published: of one comparison and one margin together.
+        The published epsilon: for one comparison and one margin together.
     delta : float
     record_epsilon : Series
-        By institution, of one record of it at this delta: of all comparisons that it takes part in, and of
-        the margins of its columns. The smallest and largest values that columns are scaled with are released
-        without noise, and have no epsilon.
+        By site: epsilon of one of its records at this delta, for all comparisons with it and the margins of
+        its columns. The smallest and largest values that scale the columns are released without noise, and
+        have no epsilon.
 
     Examples
     --------
@@ -93,24 +94,24 @@ class PublishedSynthesis:
     record_epsilon: pd.Series[float]
 
     def summary(self) -> str:
-        """State what the table costs, in words."""
+        """State the cost of the table in words."""
         worst = str(self.record_epsilon.idxmax())
-        order = "" if self.method == "vcds" else " Rows keep the order of real persons."
+        order = "" if self.method == "vcds" else " Rows keep the order of the real entities."
         return (
             f"{self.method.upper()}, a simulation: nothing is private here. The published budget of "
             f"{self.epsilon:g} counts one comparison of two records. A whole record at '{worst}' spends "
             f"epsilon {self.record_epsilon[worst]:,.0f} (delta {self.delta:g}), and smallest and largest "
-            f"values leave as they are.{order}"
+            f"values are released without noise.{order}"
         )
 
 
 def table_of(partition: ClientPartition, columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Put the columns of all sites beside each other, (n, d), missing where a site lacks an entity."""
+    """Join the columns of all sites, (n, d); values are missing if a site lacks an entity."""
     frames = partition.frames
     if len(frames) < len(partition.clients):
         raise ModelError(
-            "mechanism='published' is a simulation: it needs the rows of all institutions in one place, and "
-            "these are in processes of their own"
+            "mechanism='published' is a simulation: it needs the rows of all sites in one process, but "
+            "these sites run in processes of their own"
         )
     parts = []
     for client, names in columns.items():
@@ -118,8 +119,8 @@ def table_of(partition: ClientPartition, columns: Mapping[str, Sequence[str]]) -
         words = [name for name in names if not (is_numeric_dtype(part[name]) or is_bool_dtype(part[name]))]
         if words:
             raise ModelError(
-                f"column '{words[0]}' at '{client}' is of type {part[words[0]].dtype}: mechanism='published' "
-                "compares numbers. Code its levels, or leave it out by columns="
+                f"column '{words[0]}' at '{client}' is of type {part[words[0]].dtype}: "
+                "mechanism='published' compares numbers. Code its levels, or leave it out by columns="
             )
         parts.append(part.astype(np.float64))
     return pd.concat(parts, axis=1).reindex(partition.entities)
@@ -135,7 +136,7 @@ def synthesise(
     rounds: int,
     rng: np.random.Generator,
 ) -> PublishedSynthesis:
-    """Simulate the mechanism on a table (n, d) of columns of `clients`, who have so many `entities`."""
+    """Simulate the mechanism on a table (n, d) of columns of `clients`, with their numbers of `entities`."""
     X, half = table.to_numpy(), 0.5 * epsilon
     repeats = rounds if method == "ievcds" else 1
     if method == "vcds":
@@ -164,7 +165,7 @@ def synthesise(
 def perturbed_ranks(x: Floats, answer_epsilon: float, rng: np.random.Generator) -> Floats:
     """Debiased sums (n,) of the flipped comparisons of each value with all others, from 0 to n - 1.
 
-    The sums of two entities are drawn apart, though they share one flip.
+    The sums of two entities are drawn separately, though they share one flip.
     """
     kept, n = float(expit(answer_epsilon)), len(x)
     below = rankdata(x, "min").astype(int) - 1
@@ -175,7 +176,7 @@ def perturbed_ranks(x: Floats, answer_epsilon: float, rng: np.random.Generator) 
 
 
 def uniform_ranks(X: Floats, answer_epsilon: float, rng: np.random.Generator) -> Floats:
-    """Perturbed ranks (n, d) of every column among the values that are seen, on a scale of 0 to 1."""
+    """Perturbed ranks (n, d) of every column among the observed values, on a scale of 0 to 1."""
     U = np.full(X.shape, np.nan)
     for j, seen in enumerate(~np.isnan(X).T):
         U[seen, j] = (perturbed_ranks(X[seen, j], answer_epsilon, rng) + 0.5) / seen.sum()
@@ -183,10 +184,10 @@ def uniform_ranks(X: Floats, answer_epsilon: float, rng: np.random.Generator) ->
 
 
 def correlation_of(U: Floats) -> Floats:
-    """Correlation (d, d) of normal scores from perturbed ranks, over the entities that both columns see.
+    """Correlation (d, d) of normal scores from perturbed ranks, over entities with both columns observed.
 
-    By Spearman's correlation with the variance that ranks without noise have: noise on ranks of two columns
-    is independent, and adds to their variances only.
+    This is Spearman's correlation with the variance that ranks without noise have: noise on the ranks of two
+    columns is independent, and only increases their variances.
     """
     seen = ~np.isnan(U)
     centred = np.where(seen, U - 0.5, 0.0)
@@ -199,15 +200,15 @@ def correlation_of(U: Floats) -> Floats:
 def complete(
     X: Floats, answer_epsilon: float, rounds: int, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Floats]:
-    """Scores (n, d) of all entities, their correlation, and values with what is missing drawn.
+    """Scores (n, d) of all entities, their correlation, and values with missing ones drawn.
 
-    The first round compares what is seen, every later one the tables that the former completed.
+    The first round compares observed values, every later one the tables that the previous one completed.
     """
     missing, filled = np.isnan(X), X
     for _ in range(rounds):
         U = uniform_ranks(filled, answer_epsilon, rng)
         R = correlation_of(U)
-        # Ranked again, so that scores are those of a uniform distribution whatever the noise.
+        # Ranked again, so that scores have a uniform distribution with any noise.
         ranks = np.where(np.isnan(U), np.nan, rankdata(U, axis=0, nan_policy="omit"))
         scores = ndtri((ranks - 0.5) / (~np.isnan(U)).sum(axis=0))
         scores = draw_missing(np.where(missing, np.nan, scores), R, rng)
@@ -219,7 +220,7 @@ def complete(
 
 
 def draw_missing(scores: Floats, R: Floats, rng: np.random.Generator) -> Floats:
-    """Draw what is missing of rows of normal scores (n, d) given what is seen of them."""
+    """Draw missing normal scores of rows (n, d) given the observed ones."""
     missing, out = np.isnan(scores), scores.copy()
     patterns, code = np.unique(missing, axis=0, return_inverse=True)
     for g, gone in enumerate(patterns):

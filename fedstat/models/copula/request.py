@@ -1,4 +1,4 @@
-"""Requests of a synthesis and their privacy cost; all noise is planned here."""
+"""Requests of a synthesis and their privacy cost; this module plans all noise."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from fedstat.privacy.sensitivity import clip_rows, gram_sensitivity
 from fedstat.typing import Ints
 
 FINE, MOST_SCALE = 4, 64
-"""Binary places of the numbers by which patterns are multiplied, and the largest of these.
+"""Binary digits of the multipliers of patterns, and the largest multiplier.
 
-With it products of 390,000 entities fit into 64 bits.
+With it, products of 390,000 entities fit into 64 bits.
 """
 MOST_GROUPS = 4096
 PLACES = 16
-"""Binary places of scores: what truncation takes off a correlation is below 1e-4."""
+"""Binary digits of scores: truncation changes a correlation by less than 1e-4."""
 CUT = Fraction(6, 5)
-"""Squared length, for each of its columns, to which an institution's part of a row of scores is cut."""
+"""Squared length per column to which a site's part of a row of scores is cut."""
 OF_MARGINS = Fraction(3, 10)
 """Share of the budget for the margins, in equal parts; the rest is for the products."""
 
 
 def squared_radius(columns: int) -> Fraction:
-    """Return R^2, to which the squared length of so many scores of one institution is cut."""
+    """Return R^2, the squared length to which this number of scores of one site is cut."""
     return CUT * columns
 
 
 def squared_of_own(radius: Fraction, columns: int) -> Fraction:
-    """Square of the sensitivity of an institution's own products above the diagonal: (R^2)^2, or none."""
+    """Return the squared sensitivity of a site's own products above the diagonal: (R^2)^2, or 0."""
     if columns < 2:
         return Fraction(0)
     units = radius * 4**PLACES
@@ -48,18 +48,21 @@ def squared_of_own(radius: Fraction, columns: int) -> Fraction:
 
 
 def squared_of_cross(radius: Fraction, other: Fraction) -> Fraction:
-    """Return that of its products with another's columns: its row moves by 2 R, and theirs is at most R'."""
+    """Return the squared sensitivity of products with another site: the row moves by 2 R.
+
+    The other is R' long.
+    """
     return radius * other * Fraction(4 * 16**PLACES)
 
 
 def squared_of_moments(radius: Fraction) -> Fraction:
-    """Return what squares and sums of an institution's scores add to the square of its own products."""
+    """Return the amount that squares and sums of a site's scores add to the squared sensitivity."""
     return (5 * radius + 1) * Fraction(16**PLACES)
 
 
 @dataclass(frozen=True, slots=True)
 class MarginsRequest:
-    """Counts of columns by bins, and the variance of the noise on those of levels and on those of trees."""
+    """Counts of columns by bins, and the variance of the noise on counts of levels and of trees."""
 
     bins: tuple[Bins, ...]
     of_levels: Annotated[int, Minimum(1)]
@@ -73,9 +76,9 @@ class MarginsRequest:
 
 @dataclass(frozen=True, slots=True)
 class GramRequest:
-    """Sums of products of scores by group, the variance of their noise, and whose columns they go with.
+    """Sums of products of scores by group, the variance of their noise, and the sites of the other columns.
 
-    `peers` says how many columns each other institution has.
+    `peers` has the number of columns of each other site.
     """
 
     peers: Mapping[str, int]
@@ -85,55 +88,56 @@ class GramRequest:
     def check(self) -> None:
         """Require columns of every peer."""
         if any(columns < 1 for columns in self.peers.values()):
-            raise MessageError("products: expected a column or more of every other institution")
+            raise MessageError("products: expected at least one column of every other site")
         if self.groups > MOST_GROUPS:
             raise MessageError(f"products: expected at most {MOST_GROUPS:,} groups")
 
     @property
     def agreed(self) -> str:
-        """What both institutions of a product have to be told alike: on it rests what each is charged.
+        """Return what both sites of a product must agree on, since each is charged on this basis.
 
-        Which scores they are, of which radii follow, and the scales. Products are numbered with it, and no
-        share of one leaves that was numbered otherwise at the other.
+        This is the kind of scores, which determines the radii, and the scales. Products are numbered with
+        this text. A site releases no share of a product that the other site numbered differently.
         """
         return to_json(["rank scores", *self.scales.tolist()])
 
     def check_at(self, site: str) -> None:
-        """Require that the question is one to this institution."""
+        """Require that the request is meant for this site."""
 
     def width(self, columns: int) -> int:
-        """Return how many scores so many columns of the data have."""
+        """Return the number of scores of this number of data columns."""
         return columns
 
     def radius(self, columns: int) -> Fraction:
-        """Return R^2 of this institution's scores, so many columns."""
+        """Return R^2 of this site's scores, for this number of columns."""
         return squared_radius(columns)
 
     def peer_radius(self, peer: str) -> Fraction:
-        """Return R^2 of the scores of another institution."""
+        """Return R^2 of the scores of another site."""
         return squared_radius(self.peers[peer])
 
     @property
     def scales(self) -> Ints:
-        """By what the sums of each group are multiplied before noise is added: (groups,)."""
+        """Multipliers of the sums of each group before noise is added: (groups,)."""
         return np.ones(self.groups, dtype=np.int64)
 
     @property
     def with_moments(self) -> bool:
-        """Whether squares and sums of scores are asked for as well."""
+        """Whether squares and sums of scores are requested as well."""
         return False
 
     def together(self, peer: str) -> list[int]:
-        """Return the groups of which the entities have another institution too."""
+        """Return the groups whose entities another site has as well."""
         return list(range(self.groups))
 
     def squared(self, columns: int, held: Sequence[int], unknown: Collection[str] = ()) -> Fraction:
-        """Square of the sensitivity of all sums to a record's part here, which is in one of some groups.
+        """Return the squared sensitivity of all sums to a record's part here, which is in one of the groups.
 
-        Of own products above the diagonal, which move by R^2 together; with a diagonal of scores up to
-        sqrt(3) and sums of scores by the root of R^4 + 5 R^2 + 1. Of products with others its row moves by
-        2 R, and theirs is at most R' long: 2 R R'. Squares are added, since whoever holds the other columns
-        may have seen what came before. Sums with an institution whose noise is `unknown` have that as well.
+        Own products above the diagonal move by R^2 together; with a diagonal of scores up to sqrt(3) and sums
+        of scores they move by the root of R^4 + 5 R^2 + 1. In products with others the site's row moves by 2
+        R, and the other row is at most R' long: 2 R R'. Squares are added, since the holder of the other
+        columns may have seen earlier replies. Sums with a site whose noise is `unknown` have that noise as
+        well.
         """
         radius = self.radius(columns)
         own = squared_of_own(radius, columns) + (squared_of_moments(radius) if self.with_moments else 0)
@@ -151,14 +155,14 @@ class GramRequest:
         )
 
     def score(self, margins: Sequence[Margin], codes: Ints) -> Ints:
-        """Score rows by their bins (n, p), -1 for none, and cut them, in units of 2^-PLACES: (n, q)."""
+        """Return the scores of rows by their bins (n, p), -1 for none, cut, in units of 2^-PLACES: (n, q)."""
         scores = scores_of_codes(codes, tables_of(margins)[1])
         return clip_rows(scores, squared_radius(len(margins)), PLACES)
 
 
 @dataclass(frozen=True, slots=True)
 class PatternRequest:
-    """A missing pattern: which other institutions its entities have.
+    """A missing pattern: the other sites that have its entities.
 
     Its sums are multiplied by the scale before noise is added, so that patterns of fewer columns have less.
     """
@@ -180,32 +184,32 @@ class PatternSumsRequest(GramRequest):
     moments: bool
 
     def check(self) -> None:
-        """Require a pattern for every group, of other institutions."""
+        """Require a pattern of other sites for every group."""
         super(PatternSumsRequest, self).check()
         known = all(set(one.peers) <= set(self.peers) for one in self.patterns)
         if len(self.patterns) != self.groups or not known:
-            raise MessageError("products: expected a pattern of the other institutions for every group")
+            raise MessageError("products: expected a pattern of the other sites for every group")
 
     @property
     def scales(self) -> Ints:
-        """By what the sums of each pattern are multiplied before noise is added."""
+        """Multipliers of the sums of each pattern before noise is added."""
         return np.array([one.scale for one in self.patterns], dtype=np.int64)
 
     @property
     def with_moments(self) -> bool:
-        """Whether squares and sums of scores are asked for as well."""
+        """Whether squares and sums of scores are requested as well."""
         return self.moments
 
     def together(self, peer: str) -> list[int]:
-        """Return the patterns with another institution."""
+        """Return the patterns with another site."""
         return [g for g, one in enumerate(self.patterns) if peer in one.peers]
 
 
 @dataclass(frozen=True)
 class NoisePlan:
-    """How a budget rho is shared among margins and products, and what each site is charged.
+    """How a budget rho is divided among margins and products, and the charge of each site.
 
-    `columns` are the bins of every institution. All is settled by what is public: the numbers of columns and
+    `columns` are the bins of every site. The plan depends on public facts only: the numbers of columns and
     entities, and the bounds.
     """
 
@@ -214,49 +218,50 @@ class NoisePlan:
 
     @cached_property
     def p(self) -> int:
-        """Columns in all."""
+        """Number of all columns."""
         return sum(map(len, self.columns.values()))
 
     @staticmethod
     def of_column(rho: Fraction, p: int) -> Fraction:
-        """Return what one of p margins may cost."""
+        """Return the budget of one of p margins."""
         return rho * OF_MARGINS / p
 
     def margins_asked(self, client: str) -> MarginsRequest:
-        """Ask an institution for its margins."""
+        """Return the request for a site's margins."""
         bins, each = self.columns[client], self.of_column(self.rho, self.p)
         depth = max((one.depth for one in bins), default=1) or 1
-        # A column's cost is squared / (2 variance), and whole numbers on the safe side make draws fast.
+        # A column's cost is squared / (2 variance), and integers rounded to the safe side make draws fast.
         return MarginsRequest(bins, math.ceil(1 / each), math.ceil(depth / each))
 
     @cached_property
     def gram_variance(self) -> int:
-        """Variance of one institution's noise on every sum of products, in squared units of the products.
+        """Variance of one site's noise on every sum of products, in squared units of the products.
 
-        As small as the budget lets it be, whoever looks: the coordinator, or all others at one institution.
+        It is as small as the budget allows against every observer: the coordinator, or all other sites at
+        one.
         """
         views = [self._whole() / (self.rho - self.all_margins_cost())]
         views += [self._charged(client) / (self.rho - self.margins_cost(client)) for client in self.columns]
         return math.ceil(max(views) / 2)
 
     def _whole(self) -> Fraction:
-        """Square of the sensitivity to a whole record, in units of one share's noise."""
+        """Squared sensitivity to a whole record, in units of one share's noise."""
         return gram_sensitivity([self.radius(client) * 4**PLACES for client in self.columns]).coordinator
 
     def gram_asked(self, client: str, groups: int) -> GramRequest:
-        """Ask an institution for its part of the Gram matrix."""
+        """Return the request for a site's part of the Gram matrix."""
         return GramRequest(self._peers(client), groups, self.gram_variance)
 
     def width(self, client: str) -> int:
-        """Return how many scores an institution has."""
+        """Return the number of scores of a site."""
         return len(self.columns[client])
 
     def radius(self, client: str) -> Fraction:
-        """Return R^2 of the scores of an institution."""
+        """Return R^2 of the scores of a site."""
         return squared_radius(self.width(client))
 
     def places(self) -> dict[str, slice]:
-        """Where the scores of each institution stand among all."""
+        """Positions of each site's scores among all scores."""
         ends = np.cumsum([0, *map(self.width, self.columns)]).tolist()
         return {client: slice(a, b) for client, (a, b) in zip(self.columns, pairwise(ends), strict=True)}
 
@@ -264,7 +269,7 @@ class NoisePlan:
         return {name: self.width(name) for name in self.columns if name != client}
 
     def _charged(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        """Sum of the squared sensitivities of all sums of products to which an institution adds its noise."""
+        """Return the sum of squared sensitivities of all sums of products to which a site adds its noise."""
         own = self.radius(client)
         crosses = (
             squared_of_cross(own, self.radius(peer)) / (2 if peer in unknown else 1)
@@ -275,40 +280,40 @@ class NoisePlan:
     # ---- what it costs ---------------------------------------------------------------------------
 
     def margins_cost(self, client: str) -> Fraction:
-        """Return what an institution's margins cost it."""
+        """Return the cost of a site's margins."""
         asked = self.margins_asked(client)
         variances = [asked.of_levels if one.levels else asked.of_trees for one in asked.bins]
         costs = map(Fraction, [one.squared_sensitivity for one in asked.bins], [2 * v for v in variances])
         return sum(costs, Fraction(0))
 
     def all_margins_cost(self) -> Fraction:
-        """Return what the margins of all institutions cost."""
+        """Return the cost of the margins of all sites."""
         return sum(map(self.margins_cost, self.columns), Fraction(0))
 
     def products_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        """Return what an institution's part of the products costs it."""
+        """Return the cost of a site's part of the products."""
         return self._charged(client, unknown) / (2 * self.gram_variance)
 
     def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        """Return what an institution is charged: against all others, whose noise is known but for some."""
+        """Return the charge of a site against all others, which know their own noise."""
         return self.margins_cost(client) + self.products_cost(client, unknown)
 
     def coordinator_cost(self) -> Fraction:
-        """Return what a whole record costs against the coordinator, who knows nobody's noise."""
+        """Return the cost of a whole record against the coordinator, who knows no site's noise."""
         return self.all_margins_cost() + self._whole() / (2 * self.gram_variance)
 
     def product_deviation(self, shares: int) -> float:
-        """Return the deviation of the noise on a sum of products of two scores, of so many shares."""
+        """Return the deviation of the noise on a sum of products of two scores, from `shares` shares."""
         return math.sqrt(shares * self.gram_variance) / 4.0**PLACES
 
 
 @dataclass(frozen=True)
 class GramPlan:
-    """The noise on sums of products by missing pattern: each a tuple of institutions, in their order.
+    """The noise on sums of products by missing pattern; a pattern is a tuple of sites, in order.
 
-    It is as small as the budget lets it be, whoever looks: the coordinator at a whole record, or all others
-    together at the part of it at one institution. Patterns are disjoint sets of entities, so that each has
-    what margins leave of the whole budget.
+    The noise is as small as the budget allows against every observer: the coordinator at a whole record, or
+    all other sites together at one site's part of it. Patterns are disjoint sets of entities, so each of them
+    has the whole budget that margins leave.
     """
 
     noise: NoisePlan
@@ -317,12 +322,12 @@ class GramPlan:
 
     @classmethod
     def of_all(cls, noise: NoisePlan) -> GramPlan:
-        """Plan sums over all entities that two institutions have, whatever else is missing."""
+        """Plan sums over all entities that two sites have, whatever else is missing."""
         return cls(noise, (tuple(noise.columns),))
 
     @cached_property
     def needed(self) -> tuple[Fraction, ...]:
-        """Variance of one institution's noise that each pattern needs, in squares of 4^-PLACES."""
+        """Variance of one site's noise that each pattern needs, in squares of 4^-PLACES."""
         plan = self.noise
         out = []
         for g, pattern in enumerate(self.patterns):
@@ -335,10 +340,10 @@ class GramPlan:
         return tuple(out)
 
     def _whole(self, pattern: Sequence[str]) -> Fraction:
-        """Square of the sensitivity to a whole record, in units of one share's noise.
+        """Squared sensitivity to a whole record, in units of one share's noise.
 
-        With diagonals D and sums of scores of rows u and v, whose product is c, it is at most
-        ``T^2 / 2 + sum R_k^4 / 2 - c^2 / 2 + D / 2 + 2 T - 2 c`` with ``D <= 6 T``, and c = -2 is the worst.
+        Let rows u and v have diagonals D and sums of scores, and the product c. The square is at most ``T^2 /
+        2 + sum R_k^4 / 2 - c^2 / 2 + D / 2 + 2 T - 2 c`` with ``D <= 6 T``; c = -2 is the worst case.
         """
         radii = [self.noise.radius(client) for client in pattern]
         more = 5 * sum(radii, Fraction(0)) + 2 if self.moments else 0
@@ -346,19 +351,19 @@ class GramPlan:
 
     @cached_property
     def variance(self) -> int:
-        """Variance of the noise on the sums as they are multiplied."""
+        """Variance of the noise on the multiplied sums."""
         fine = 4**FINE if len(self.patterns) > 1 else 1
         return math.ceil(max(self.needed) * fine)
 
     @cached_property
     def scales(self) -> tuple[int, ...]:
-        """By what the sums of each pattern are multiplied, rounded down: none has too little noise."""
+        """Multipliers of the sums of each pattern, rounded down, so that no pattern has too little noise."""
         return tuple(
             min(math.isqrt(math.floor(self.variance / needed)), MOST_SCALE) for needed in self.needed
         )
 
     def asked(self, client: str) -> PatternSumsRequest:
-        """Ask an institution for its part of the sums."""
+        """Return the request for a site's part of the sums."""
         return self._asked(client, self.variance, self.scales)
 
     def _asked(self, client: str, variance: int, scales: Sequence[int]) -> PatternSumsRequest:
@@ -371,27 +376,27 @@ class GramPlan:
         return PatternSumsRequest(peers, len(patterns), variance, patterns, self.moments)
 
     def deviation(self, group: int, shares: int) -> float:
-        """Return the deviation of the noise on a sum of products of scores, of so many sites' shares."""
+        """Return the standard deviation of the noise on a sum of products of scores, from `shares` shares."""
         return math.sqrt(shares * self.variance) / self.scales[group] / 4.0**PLACES
 
     # ---- what it costs ---------------------------------------------------------------------------
 
     @property
     def columns(self) -> Mapping[str, tuple[Bins, ...]]:
-        """Bins of every institution's columns."""
+        """Bins of every site's columns."""
         return self.noise.columns
 
     def products_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        """Return what an institution's part of the sums costs it."""
+        """Return the cost of a site's part of the sums."""
         held = [g for g, pattern in enumerate(self.patterns) if client in pattern]
         return self.asked(client).squared(self.noise.width(client), held, unknown) / (2 * self.variance)
 
     def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        """Return what an institution is charged; as :meth:`NoisePlan.site_cost`."""
+        """Return the charge of a site; see :meth:`NoisePlan.site_cost`."""
         return self.noise.margins_cost(client) + self.products_cost(client, unknown)
 
     def coordinator_cost(self) -> Fraction:
-        """Return what a whole record costs against the coordinator, who knows nobody's noise."""
+        """Return the cost of a whole record against the coordinator, who knows no site's noise."""
         pairs = zip(self.patterns, self.scales, strict=True)
         squared = max(scale**2 * self._whole(pattern) for pattern, scale in pairs)
         return self.noise.all_margins_cost() + squared / (2 * self.variance)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A release drawn anew: what the mechanism would have given on other rows of the same law.
+# A simulated second release: the result of the mechanism for other rows of the same distribution.
 
 
 def draw_latents(correlation: Floats, n: int, rng: np.random.Generator) -> Floats:
@@ -58,8 +58,8 @@ def draw_rows(
 def redraw(fit: CopulaFit, rng: np.random.Generator) -> tuple[list[Margin], Inversion]:
     """Draw as many rows as there were from a released copula, and release margins and copula of these.
 
-    Where institutions lack entities, margins and products rest on as many rows as they did. The noise is
-    normal, of the same variances: nothing here is of an entity.
+    If sites lack entities, margins and products use as many rows as in the fit. The noise is normal, with the
+    same variances; nothing here comes from an entity.
     """
     Z = draw_latents(fit.inversion.correlation, fit.n, rng)
     thresholds, _, bins = tables_of(fit.margins)
@@ -85,7 +85,7 @@ def _margins(fit: CopulaFit, client: str, codes: Ints, rng: np.random.Generator)
 
 
 def _products(fit: CopulaFit, margins: list[Margin], codes: Ints) -> Floats:
-    """Mean products of cut scores, (p, p), of each pair of institutions over as many rows as it has."""
+    """Mean products of cut scores, (p, p), of each pair of sites over as many rows as the pair has."""
     places = fit.plan.places()
     scores = {
         client: np.ldexp(
@@ -102,12 +102,12 @@ def _products(fit: CopulaFit, margins: list[Margin], codes: Ints) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Results of a synthesis: synthetic rows, the copula behind them, and what it cost.
+# Results of a synthesis: synthetic rows, the copula behind them, and the privacy cost.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopulaRecord:
-    """What a file of results holds."""
+    """Content of a file of results."""
 
     fit: CopulaFit
     epsilon: float
@@ -126,7 +126,7 @@ class CopulaRecord:
             and fit.n >= 1
         )
         if not together:
-            raise ModelError("columns, margins and correlations are not of one fit")
+            raise ModelError("columns, margins and correlations do not belong to one fit")
 
 
 class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", record=CopulaRecord):
@@ -135,7 +135,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
     Attributes
     ----------
     epsilon, delta : float
-        As asked for; :attr:`privacy` has what it came to, by who would look.
+        The requested values; :attr:`privacy` has the values for each observer.
 
     Examples
     --------
@@ -167,7 +167,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns, by institution."""
+        """Names of the columns, by site."""
         return [margin.bins.name for margin in self._fit.margins]
 
     @property
@@ -186,7 +186,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
 
     @property
     def margins(self) -> pd.DataFrame:
-        """Released margins, one row a bin: column, level or interval, and its probability."""
+        """Released margins, one row per bin: column, level or interval, and its probability."""
         parts = []
         for margin in self._fit.margins:
             bins, edges = margin.bins, margin.bins.edges
@@ -198,10 +198,10 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
 
     @property
     def privacy(self) -> pd.DataFrame:
-        """What the release tells at most of one record, by who looks: rho of its parts, and epsilon.
+        """Largest disclosure about one record, by observer: rho of the parts, and epsilon.
 
-        The first row is the whole record against the coordinator; the others are the part of a record at one
-        institution against the coordinator and all other institutions together.
+        The first row is the whole record against the coordinator. The other rows are the part of a record at
+        one site against the coordinator and all other sites together.
         """
         plan, sums = self._fit.plan, self._fit.sums
         margins = plan.all_margins_cost()
@@ -224,38 +224,38 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         Parameters
         ----------
         n : int
-            As many as wanted: it costs nothing.
+            Number of rows; more rows cost nothing.
         seed : int, optional
-            To draw the same rows again.
+            Seed for the same rows again.
 
         Returns
         -------
         DataFrame
-            (n, p), columns by institution. No row is that of an entity.
+            (n, p), columns by site. No row belongs to an entity.
 
         Raises
         ------
         ModelError
-            The number of rows is none.
+            The number of rows is not positive.
         """
         check_whole("n", n, 1)
         return draw_rows(self._fit.margins, self._fit.inversion.correlation, n, np.random.default_rng(seed))
 
     def sample_tables(self, tables: int, n: int, seed: int | None = None) -> list[pd.DataFrame]:
-        """Draw synthetic tables each from a release drawn anew, for :func:`fedstat.combine`.
+        """Draw synthetic tables, each from a simulated release, for :func:`fedstat.combine`.
 
-        For each, as many rows as there are entities are drawn from the copula, margins and products of these
-        get noise as those of the entities got, and the table comes from the copula of this second release:
-        so tables differ by what sampling and noise may have done to the first one.
+        For each table, a sample with as many rows as entities is drawn from the copula. Its margins and
+        products get noise as in the release, and the table is drawn from the copula of this second release.
+        The tables therefore differ by the effects of sampling and noise on the first release.
 
         Parameters
         ----------
         tables : int
-            At least 2; :func:`fedstat.combine` wants 20.
+            At least 2; :func:`fedstat.combine` recommends 20.
         n : int
-            Rows of each: as many as there are entities, for the rule of that function.
+            Rows of each table; its rule needs as many as there are entities.
         seed : int, optional
-            To draw the same tables again.
+            Seed for the same tables again.
 
         Returns
         -------
@@ -274,20 +274,21 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         return [draw_rows(margins, copula.correlation, n, rng) for margins, copula in releases]
 
     def utility_report(self) -> pd.DataFrame:
-        """Say how far the noise lets each column be told, from released numbers alone.
+        """Report how precisely each column is known despite the noise, from released numbers alone.
 
-        A release has one number for each pair of columns, as a Gaussian copula has. So humps and interactions
-        that the copula lacks are told by none, and not in here; ``moved`` is the one sign of misfit: pairs
-        that contradict each other by more than their noise are of no Gaussian copula.
+        A release has one number for each pair of columns, as a Gaussian copula has. It therefore contains no
+        deviations from the copula such as humps and interactions, and neither does this table. The only sign
+        of misfit is ``moved``: pairs that contradict each other by more than their noise do not come from a
+        Gaussian copula.
 
         Returns
         -------
         DataFrame
-            One row a column: its institution, entities and bins; ``margin_noise``, about the standard
+            One row per column: its site, entities and bins; ``margin_noise``, the approximate standard
             deviation of the noise on its distribution function; ``ties``, the share of the variance of ranks
-            that ties take; ``correlation_noise``, the root mean square over its correlations; how many of
-            these are more than two deviations from 0 (``told_from_0``), and the ``strongest``; ``moved``, the
-            root mean square by which they were moved to be of one matrix.
+            that ties remove; ``correlation_noise``, the root mean square over its correlations; the number of
+            correlations more than two deviations from 0 (``told_from_0``), and the ``strongest``; ``moved``,
+            the root mean square change that made the correlations one valid matrix.
         """
         return utility_of_columns(self._fit, self.noise.to_numpy())
 
@@ -297,7 +298,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         Returns
         -------
         matplotlib Figure
-            A panel a column: probabilities of its levels, or of bins that are equally wide on its scale.
+            One panel per column: probabilities of its levels, or of equally wide bins on its scale.
         """
         panels = []
         for margin in self._fit.margins:
@@ -320,7 +321,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         return plot_heat(self.correlation, "Correlations of latent normals", ax)
 
     def summary(self) -> SheetSummary:
-        """Lay out what was released, what it cost, and on what it rests.
+        """Return tables of the release, its cost, and its assumptions.
 
         Returns
         -------
@@ -341,8 +342,8 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
         right = [
             ("Institutions", str(len(fit.plan.columns))),
             ("Epsilon", f"{self.epsilon:g} at delta {self.delta:g}"),
-            ("of a whole record", f"{private.iloc[0]:.3g}, the coordinator looks"),
-            ("of one site's part", f"{private.iloc[1:].max():.3g}, all others look"),
+            ("of a whole record", f"{private.iloc[0]:.3g}, against the coordinator"),
+            ("of one site's part", f"{private.iloc[1:].max():.3g}, against all others"),
             ("Rounds", "not recorded" if self._ledger is None else str(self._ledger.rounds)),
         ]
         sheets = [header_sheet("Synthesis from one private release", left, right), self._clients()]
@@ -368,7 +369,7 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
             )
             for client, bins in plan.columns.items()
         )
-        headers = ("institution", "columns", "entities", "eps margins", "eps in all", "what left it")
+        headers = ("site", "columns", "entities", "eps margins", "eps total", "what left it")
         return Sheet(headers, rows, "lrrrrl", (24, 8, 10, 12, 11, 28), gap=2, wrap=True)
 
     def _summary_notes(self) -> Iterator[Note]:
@@ -381,22 +382,23 @@ class CopulaResults(Results[CopulaRecord], saved_as="fedstat copula results 2", 
             yield Note("large_noise", text, "warning")
         yield Note(
             "copula",
-            "Rows are drawn from a Gaussian copula with the released margins: whatever is not a correlation "
-            "of ranks, such as humps, interactions and joint tails, is not in them. No standard error of an "
-            "analysis of synthetic rows counts the noise.",
+            "Rows are drawn from a Gaussian copula with the released margins. They contain rank "
+            "correlations only: no humps, interactions or joint tails. Standard errors of an analysis of "
+            "synthetic rows do not include the noise.",
         )
         yield Note("missing_blocks", METHODS[fit.method])
         if (moved := float(np.sqrt(np.mean(fit.inversion.moved**2)))) > 0.0:
             yield Note(
                 "moved",
-                f"The correlations of single pairs make no correlation matrix; the nearest one is "
+                "The pairwise correlations are not a valid correlation matrix; the nearest one is "
                 f"{moved:.2g} away (root mean square).",
                 "warning",
             )
         yield Note(
             "public",
-            "Public, and never taken from the data: bounds and levels of the columns, numbers of entities, "
-            "who has a record where. Noise is exact discrete Gaussian, of each site's own secret; each "
-            "institution adds its own before anything leaves, and nobody, dealer included, holds a sum "
-            "without. The same margins asked for again cost nothing; products are charged anew.",
+            "Bounds and levels of the columns, numbers of entities, and which site has a record of which "
+            "entity are public and never taken from the data. Noise is exact discrete Gaussian from each "
+            "site's own secret randomness. Each site adds its noise before it releases anything; no "
+            "participant, including the dealer, holds a sum without noise. A repeated request for the same "
+            "margins is free; products are charged each time.",
         )

@@ -1,8 +1,8 @@
 """Steps of a site for a synthesis: complete rows, margins, and its noisy share of products.
 
-All but who is complete leaves with noise that the door adds and charges (see
-:mod:`fedstat.federation.disclosure.privacy_budget`). Nothing fails by what rows hold: values that are no
-levels or numbers are in no bin, and infinite ones at the end of their range.
+Everything except completeness is released with noise, which the disclosure checks add and charge (see
+:mod:`fedstat.federation.disclosure.privacy_budget`). No step fails because of the content of rows: a value
+that is not a number or a listed level is in no bin, and an infinite value is at the end of the range.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ FAMILY = "copula"
 SCORES, SCALED = "scores", "scaled scores"
 ASKED = "copula columns"
 NEAR = 1e-9
-"""By how much probabilities that came with a question may miss a sum of one."""
+"""Largest difference from one of a sum of probabilities in a request."""
 T = TypeVar("T")
 ReadCodes: TypeAlias = Callable[[SiteData, Sequence[Bins]], Ints]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedRows:
-    """Bins of every row and column, (n_rows, p), -1 for none, of the rows that `keep` names."""
+    """Bins of every row and column, (n_rows, p), -1 for none, for the rows that `keep` marks."""
 
     bins: tuple[Bins, ...]
     codes: Ints
@@ -64,9 +64,9 @@ class CodedRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutScores:
-    """Scores of every row in units of 2^-PLACES, cut: (n_rows, p); the group of each, -1 for none.
+    """Scores of every row in units of 2^-PLACES, cut: (n_rows, p); the group of each row, -1 for none.
 
-    `shared` names the institutions with which they were multiplied.
+    `shared` names the sites whose scores they were multiplied with.
     """
 
     scores: Ints
@@ -78,7 +78,10 @@ class CutScores:
 
 @contextmanager
 def by_question() -> Iterator[None]:
-    """Raise what follows from a question alone as that: else it counted as a refusal that rows decided."""
+    """Raise errors of the request alone as DescriptionError.
+
+    Otherwise the refusal would count as depending on rows.
+    """
     try:
         yield
     except (MessageError, PartitionError) as error:
@@ -86,7 +89,7 @@ def by_question() -> Iterator[None]:
 
 
 def read_question(kind: type[T], text: str, where: str) -> T:
-    """Read what a coordinator asks for; a DescriptionError where it is none."""
+    """Read a coordinator's request; DescriptionError if it is invalid."""
     with by_question():
         return from_json(kind, text, where)
 
@@ -113,8 +116,8 @@ COMPLETE = {
 
 @step(FAMILY, releases=COMPLETE, asks=control("names of columns"), begins=True)
 def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Tell which rows have all of the columns named: ``seen`` (n_rows,)."""
-    names = read_question(tuple[str, ...], text, f"{data.name}: the columns asked for")
+    """Return which rows have all of the named columns: ``seen`` (n_rows,)."""
+    names = read_question(tuple[str, ...], text, f"{data.name}: the requested columns")
     declare_columns(data, state, names)
     state.keep(ASKED, names)
     missing = [series.isna().to_numpy(dtype=np.bool_) for series in series_of(data, names)]
@@ -122,18 +125,18 @@ def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Ar
 
 
 def declare_columns(data: SiteData, state: State, names: Sequence[str]) -> None:
-    """Hold the columns that are asked for against what the site has and its owner allows."""
+    """Check the requested columns against the site's columns and the owner's permissions."""
     state.play(names)
     state.tell(FactorsRequested([FormulaFactor(name, (name,)) for name in names]))
     absent = [name for name in names if name not in data.table.columns]
     if absent or not names:
         raise DescriptionError(
-            f"{data.name}: has no column {', '.join(map(repr, absent)) or 'that is asked for'}"
+            f"{data.name}: has no column {', '.join(map(repr, absent)) or 'of the request'}"
         )
 
 
 def series_of(data: SiteData, names: Sequence[str]) -> list[pd.Series]:
-    """Return whole columns of the site's table."""
+    """Return complete columns of the site's table."""
     chunks = list(data.table.chunks(tuple(names)))
     return [pd.concat([chunk[name] for chunk in chunks], ignore_index=True) for name in names]
 
@@ -157,17 +160,17 @@ def read_codes(data: SiteData, bins: Sequence[Bins]) -> Ints:
 def release_margins(
     data: SiteData, state: State, text: str, keep: Bools, *, read: ReadCodes = read_codes
 ) -> tuple[dict[str, Array], str]:
-    """Count the rows that `keep` names by the bins of every column; the door adds the noise.
+    """Count the rows that `keep` marks by the bins of every column; the disclosure checks add the noise.
 
-    ``levels`` are the counts of all columns with levels, one after the other, ``trees`` those of all nodes of
-    the others.
+    ``levels`` are the counts of all columns with levels, one column after the other, ``trees`` those of all
+    nodes of the other columns.
     """
-    asked = read_question(MarginsRequest, text, f"{data.name}: the margins asked for")
+    asked = read_question(MarginsRequest, text, f"{data.name}: the requested margins")
     with by_question():
         check_lengths(data.name, keep=(keep, data.table.n_rows))
         names = state.use(ASKED, tuple)
     if names != tuple(one.name for one in asked.bins):
-        raise DescriptionError(f"{data.name}: expected bins of the columns that were asked for")
+        raise DescriptionError(f"{data.name}: expected bins of the requested columns")
     state.tell(EntityCount(int(np.count_nonzero(keep))))
     canonical = f"{to_json(asked)} {digest_of(keep)}"
     flat, trees = ([one for one in asked.bins if bool(one.levels) is is_flat] for is_flat in (True, False))
@@ -204,17 +207,19 @@ def release_gram(
 
     With moments, squares and sums of scores follow, (G, q (q - 1) / 2 + 2 q), all in units of 4^-PLACES and
     multiplied by the scale of the group. `probabilities` are those of all bins, one column after the other,
-    as made of the margins that were released; `group` (n_rows,) is -1 for rows that take no part. The scores
-    stay for the products with other institutions, whose noise is paid for here, by one charge for all of it;
-    so this question is never the same again.
+    as computed from the released margins; `group` (n_rows,) is -1 for rows that do not take part. The scores
+    are kept for the products with other sites. The one charge made here pays for the noise of all of them, so
+    that this request is never a repetition of an earlier one.
     """
-    asked = read_question(form, text, f"{data.name}: the products asked for")
+    asked = read_question(form, text, f"{data.name}: the requested products")
     asked.check_at(data.name)
     with by_question():
-        coded = state.use("copula codes", CodedRows, "its margins come first; ask 'release_margins'")
+        coded = state.use("copula codes", CodedRows, "its margins come first; request 'release_margins'")
         check_lengths(data.name, group=(group, data.table.n_rows))
     if (group[~coded.keep] >= 0).any() or group.max(initial=-1) >= asked.groups:
-        raise DescriptionError(f"{data.name}: groups are of the rows of the margins, below {asked.groups}")
+        raise DescriptionError(
+            f"{data.name}: groups must belong to the rows of the margins, and be below {asked.groups}"
+        )
     margins = read_margins(data.name, coded.bins, probabilities)
     q, here = asked.width(len(margins)), group >= 0
     with by_question():
@@ -229,7 +234,7 @@ def release_gram(
 
 
 def sum_scores(state: State, asked: GramRequest, scores: Ints, group: Ints, canonical: str) -> Ints:
-    """Sum products of scores that are paid for, (G, ...), and keep these for products with others."""
+    """Sum products of scores that are charged, (G, ...), and keep the scores for products with others."""
     here, q = group >= 0, scores.shape[1]
     grams = grouped_gram(scores[here], scores[here], group[here], asked.groups)
     sums = grams[:, *np.triu_indices(q, 1)]
@@ -237,27 +242,27 @@ def sum_scores(state: State, asked: GramRequest, scores: Ints, group: Ints, cano
         one = np.full((int(np.count_nonzero(here)), 1), 2**PLACES)
         totals = grouped_gram(scores[here], one, group[here], asked.groups)[:, :, 0]
         sums = np.hstack([sums, np.diagonal(grams, axis1=1, axis2=2), totals])
-    if not sums.size:  # of one column there are none, and the products with others are to be paid for
+    if not sums.size:  # one column has no own products, but its products with others are charged
         sums = np.zeros((asked.groups, 1), dtype=np.int64)
-    # What was opened before is of other scores than this charge is for.
+    # Products opened earlier belong to other scores than this charge.
     state.forget_all(OPENED)
     state.keep("copula scores", CutScores(scores, group, asked, canonical), int(np.count_nonzero(here)))
     return sums * asked.scales[:, None]
 
 
 def read_margins(site: str, bins: Sequence[Bins], probabilities: Floats) -> list[Margin]:
-    """Read the probabilities of margins as if a stranger had written them."""
+    """Check and read the probabilities of margins; their sender is not trusted."""
     ends = np.cumsum([one.count for one in bins])
     with by_question():
         check_lengths(site, probabilities=(probabilities, int(ends[-1])))
     parts = np.split(probabilities, ends[:-1])
     if not all((part >= 0.0).all() and abs(part.sum() - 1.0) < NEAR for part in parts):
-        raise DescriptionError(f"{site}: expected probabilities of the bins of each column, which sum to one")
+        raise DescriptionError(f"{site}: expected probabilities of the bins of each column that sum to one")
     return [Margin(one, part) for one, part in zip(bins, parts, strict=True)]
 
 
 def fewest(group: Ints) -> int:
-    """Count the rows of the smallest group that has any."""
+    """Return the number of rows of the smallest nonempty group."""
     counts = np.bincount(group[group >= 0])
     return int(counts[counts > 0].min(initial=len(group)))
 
@@ -274,9 +279,9 @@ def digest_of(*arrays: Array) -> str:
 
 
 def columns_of(data: SiteData, state: State, which: str) -> tuple[Floats, None]:
-    """Return the cut scores, (n_rows, p): multiples of 2^-PLACES, which the fixed point holds exactly.
+    """Return the cut scores, (n_rows, p): multiples of 2^-PLACES, which are exact in fixed point.
 
-    Those of the first institution of a product are multiplied by the scale of each row's group.
+    Scores of the first site of a product are multiplied by the scale of each row's group.
     """
     held = state.use(*KEPT)
     if which not in (SCORES, SCALED):
@@ -286,34 +291,34 @@ def columns_of(data: SiteData, state: State, which: str) -> tuple[Floats, None]:
 
 
 def rows_of(state: State, which: str) -> Ints:
-    """Rows of the site's table that the scores are of: all, in their order."""
+    """Return the rows of the site's table behind the scores: all, in order."""
     return np.arange(len(state.use(*KEPT).scores))
 
 
 def check_planned(data: SiteData, state: State, part: ProductPart, rows: Ints, group: Ints) -> None:
-    """Refuse a product that is not among those that were charged for with the scores: one for each peer."""
+    """Refuse a product that was not charged with the scores; each peer has one product."""
     held, where = state.use(*KEPT), f"{data.name}: this product with '{part.peer}'"
     product, asked = part.product, held.asked
     others = product.columns_b if part.first else product.columns_a
     planned = part.bits == PLACES and asked.peers.get(part.peer) == others
-    # Of the two, the first scales; each holds itself to it, so that no product is scaled twice.
+    # The first of the two sites scales. Both check this, so that no product is scaled twice.
     planned = planned and part.columns == (SCALED if part.first else SCORES)
     if not planned or part.peer in held.shared or not part.number.startswith(asked.agreed):
-        raise DescriptionError(f"{where} is not the one that was planned")
+        raise DescriptionError(f"{where} is not the planned one")
     if product.groups != asked.groups or not np.array_equal(group, held.group[rows]):
-        raise DescriptionError(f"{where} has other groups than its own part")
+        raise DescriptionError(f"{where} has other groups than the site's own part")
     if not np.isin(group, asked.together(part.peer)).all():
-        raise DescriptionError(f"{where} has entities of a pattern without it")
+        raise DescriptionError(f"{where} has entities of a pattern that lacks this site")
 
 
 def behind_product(
     data: SiteData, state: State, part: ProductPart, rows: Ints, group: Ints, both: Bools, marks: Array
 ) -> tuple[tuple[EntityCount, NoiseRequired], Callable[[], None]]:
-    """Tell the noise that a share of a product is to have.
+    """Return the noise that a share of a product must have.
 
-    It is paid for already, but for a unit, and drawn anew for every product. What was told of the peer's
-    columns cannot be held against them here, and noise that stood while these change would cancel in a
-    difference.
+    It is charged already, except for one unit, and drawn again for every product. The site cannot verify the
+    description of the peer's columns. If the noise stayed the same while these columns changed, it would
+    cancel in a difference.
     """
     check_planned(data, state, part, rows, group)
     held = state.use(*KEPT)
@@ -323,8 +328,8 @@ def behind_product(
 
 
 UNIT = 1
-"""Square of a sensitivity, beside those of 2^60 and more: doors give no noise for nothing."""
-KEPT = ("copula scores", CutScores, "its own products come first; ask 'release_gram'")
+"""Squared sensitivity, small compared with those of 2^60 and more: a charge of zero is not possible."""
+KEPT = ("copula scores", CutScores, "its own products come first; request 'release_gram'")
 
 
 def invented_codes(data: SiteData, bins: Sequence[Bins]) -> Ints:

@@ -24,11 +24,12 @@ from fedstat.models.copula.margins import Bins, Margin
 from fedstat.typing import Array, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Columns of the design as functions of one column of the data each, and the scores released of them.
+# Columns of the design as functions of one data column each, and their released scores.
 #
-# A score is what a column adds to the linear predictor, standardised by the released margin and cut. A
-# category of k levels enters the model by indicators of k - 1 of them, and has for scores whether a code is
-# at least m, m = 1, ..., k - 1: these span the same space, and ascend with the code as the copula has it.
+# A score is the column's contribution to the linear predictor, standardized by the released margin and cut. A
+# category of k levels enters the model by indicators of k - 1 levels. Its scores are indicators that a code
+# is at least m, m = 1, ..., k - 1: they span the same space, and increase with the code as the copula
+# requires.
 
 FUNCTIONS: Mapping[str, Callable[[Floats], Floats]] = {
     "": np.asarray,
@@ -38,15 +39,15 @@ FUNCTIONS: Mapping[str, Callable[[Floats], Floats]] = {
 }
 LARGEST_SCORE = 4.0
 SQUARED_RADIUS = Fraction(36, 25)
-"""Squared length, for each of its columns, to which an institution's part of a row of scores is cut."""
+"""Squared length per column to which a site's part of a row of scores is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredColumn:
-    """A column of the design: a function of the numbers of a column of the data, or one of its levels.
+    """A column of the design: a function of the numbers of a data column, or one of its levels.
 
-    `source` is the place of the column of the data. Of a level, `level` is its place, and its score whether a
-    code is at least `above`; both are 0 for a function.
+    `source` is the position of the data column. For a level, `level` is its position, and its score is
+    whether a code is at least `above`; both are 0 for a function.
     """
 
     name: str
@@ -58,18 +59,18 @@ class ScoredColumn:
     above: int = 0
 
     def check(self) -> None:
-        """Require a function that there is."""
+        """Require an existing function."""
         if self.function not in FUNCTIONS or min(self.source, self.level, self.above) < 0:
-            raise MessageError("a column of the design is none that can be scored")
+            raise MessageError("a design column has no valid score")
 
     def at(self, values: Floats) -> Floats:
-        """Return what stands in the linear predictor at numbers of the column of the data, or at codes."""
+        """Return the values in the linear predictor at numbers of the data column, or at codes."""
         if self.above:
             return np.asarray(values == self.level, dtype=np.float64)
         return np.asarray(FUNCTIONS[self.function](values), dtype=np.float64)
 
     def scores(self, margin: Margin) -> Floats:
-        """Score of every bin, (k,), ascending: of mean 0 and variance 1 under the margin before the cut."""
+        """Scores of the bins, (k,), ascending: mean 0 and variance 1 under the margin before the cut."""
         p, k = margin.probabilities, margin.bins.count
         t = (
             self.at(midpoints(margin.bins))
@@ -83,7 +84,7 @@ class ScoredColumn:
 
 
 def midpoints(bins: Bins) -> Floats:
-    """Return the number that stands for every bin: the level, or the middle."""
+    """Return the representative number of every bin: the level, or the middle."""
     if bins.levels:
         return np.array(bins.levels, dtype=np.float64)
     return 0.5 * (bins.edges[:-1] + bins.edges[1:])
@@ -91,9 +92,9 @@ def midpoints(bins: Bins) -> Floats:
 
 @dataclass(frozen=True)
 class ScoredDesign:
-    """Columns of the data (d,), those of the design (p,), and where each institution's stand.
+    """Data columns (d,), design columns (p,), and the positions of each site's columns.
 
-    Both are in the order of the institutions, and within one the columns of the design in that of the data.
+    Both are in the order of the sites; design columns of a site follow its data columns.
     """
 
     bins: tuple[Bins, ...]
@@ -102,19 +103,19 @@ class ScoredDesign:
 
     @cached_property
     def sources(self) -> Ints:
-        """Column of the data of each column of the design: (p,)."""
+        """Data column of each design column: (p,)."""
         return np.array([column.source for column in self.columns], dtype=np.int64)
 
     @cached_property
     def blocks(self) -> tuple[slice, ...]:
-        """Columns of the design of each institution."""
+        """Design columns of each site."""
         owners = [column.client for column in self.columns]
         ends = np.cumsum([owners.count(client) for client in self.clients]).tolist()
         return tuple(slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True))
 
     @cached_property
     def squared_radii(self) -> tuple[float, ...]:
-        """Squared length to which each institution's part of a row of scores is cut."""
+        """Squared length to which each site's part of a row of scores is cut."""
         return tuple(float(SQUARED_RADIUS * (block.stop - block.start)) for block in self.blocks)
 
     def tables(self, margins: Sequence[Margin]) -> list[Floats]:
@@ -122,7 +123,7 @@ class ScoredDesign:
         return [column.scores(margins[column.source]) for column in self.columns]
 
     def score(self, codes: Ints, tables: Sequence[Floats]) -> Floats:
-        """Score rows of codes (n, d) through these tables: (n, p), cut; see :func:`cut_blocks`."""
+        """Return scores of rows of codes (n, d) by these tables: (n, p), cut; see :func:`cut_blocks`."""
         rows = np.column_stack([table[codes[:, j]] for table, j in zip(tables, self.sources, strict=True)])
         return cut_blocks(rows, self.blocks, self.squared_radii)
 
@@ -142,7 +143,7 @@ class ScoredDesign:
 
 
 def cut_blocks(rows: Floats, blocks: Sequence[slice], squared_radii: Sequence[float]) -> Floats:
-    """Shorten each institution's part of rows (n, p) to at most the length of which this is the square."""
+    """Shorten each site's part of rows (n, p) to at most the root of this squared length."""
     out = np.empty_like(rows)
     for block, radius in zip(blocks, squared_radii, strict=True):
         part = rows[:, block]
@@ -152,14 +153,14 @@ def cut_blocks(rows: Floats, blocks: Sequence[slice], squared_radii: Sequence[fl
 
 
 # ----------------------------------------------------------------------------------------------------
-# The response of a generalised linear model as it is scored: its mean score, and draws of it.
+# The scored response of a generalized linear model: its mean score, and draws of it.
 
 WEIGHTS = {"Binomial": 1.7, "Gaussian": 1.0, "Poisson": 1.0}
 LARGEST = {"Binomial": 1.0, "Gaussian": 3.0, "Poisson": 3.0}
 """Weight of the response in a row of scores, and the largest score before it is weighted, by family."""
 LARGEST_PREDICTOR = 30.0
 KNOTS = 16
-"""Of a spline through mean scores, within a standard deviation: errors are below 1e-6."""
+"""Number of knots of a spline through mean scores; errors are below 1e-6."""
 
 
 class MeanScore(NamedTuple):
@@ -174,7 +175,7 @@ class MeanScore(NamedTuple):
 class ScoredResponse:
     """Response of a family, "Binomial", "Gaussian" or "Poisson", with its released margin.
 
-    Its score is its value, standardised by the margin and cut; of a binary one -1 or 1.
+    Its score is its value, standardized by the margin and cut; that of a binary response is -1 or 1.
     """
 
     family: str
@@ -203,7 +204,7 @@ class ScoredResponse:
 
     @cached_property
     def table(self) -> Floats:
-        """Score of every bin, before it is weighted: (k,)."""
+        """Score of every bin, before weighting: (k,)."""
         if self.family == "Binomial":
             return np.array([-1.0, 1.0])
         largest = LARGEST[self.family]
@@ -246,7 +247,7 @@ class ScoredResponse:
         return self._mean_normal(eta, scale, np.column_stack([self.table, self.table**2]))
 
     def _mean_normal(self, eta: Floats, scale: float, tables: Floats) -> list[MeanScore]:
-        """Mean scores by several tables, (k, q): smooth functions of one number, which a spline takes far."""
+        """Mean scores by several tables, (k, q): smooth functions of one number, evaluated by a spline."""
         low, high = float(eta.min()) - 0.1 * scale, float(eta.max()) + 0.1 * scale
         knots = (high - low) / scale * KNOTS + 4.0
         if not knots < len(eta) / 2:
@@ -256,7 +257,7 @@ class ScoredResponse:
         return [MeanScore(*CubicSpline(at, np.column_stack(one))(eta).T) for one in exact]
 
     def _integrals(self, eta: Floats, scale: float, tables: Floats) -> list[MeanScore]:
-        # By parts: only the edges at which a score changes matter.
+        # By parts: only edges with a change of the score matter.
         rise = np.diff(tables, axis=0)
         here = (rise != 0.0).any(axis=1)
         edges, rise = self.bins.edges[1:-1][here], rise[here]
@@ -269,11 +270,11 @@ class ScoredResponse:
     def _mean_counts(self, eta: Floats, table: Floats) -> MeanScore:
         mu = np.exp(np.minimum(eta, LARGEST_PREDICTOR))
         scores = table[self._bins_of_counts]
-        # Scores are cut: beyond some count they are all the same, however far bounds go.
+        # Scores are cut: they are constant beyond some count, for any bounds.
         scores = scores[: 2 + int(np.flatnonzero(scores != scores[-1]).max(initial=-1))]
         counts = np.arange(len(scores))
         density = np.exp(np.outer(np.log(mu), counts) - mu[:, None] - gammaln(counts + 1.0))
-        # What is left beyond the last count is scored as that is.
+        # The remainder beyond the last count has its score.
         mean = scores[-1] + density @ (scores - scores[-1])
         slope = mu * (density[:, :-1] @ np.diff(scores))
         return MeanScore(mean, slope, np.zeros_like(eta))
@@ -285,7 +286,7 @@ class ScoredResponse:
         return self.code(np.arange(int(np.ceil(float(last))) + 1.0))
 
     def code(self, y: Floats) -> Ints:
-        """Bin of every response: one beyond the bounds counts at their end."""
+        """Bin of every response; a response outside the bounds counts at their end."""
         edges = np.array(self.bins.levels, dtype=np.float64) if self.bins.levels else self.bins.edges[:-1]
         return np.clip(np.searchsorted(edges, y, side="right") - 1, 0, self.bins.count - 1)
 
@@ -308,16 +309,16 @@ class ScoredResponse:
 
 
 # ----------------------------------------------------------------------------------------------------
-# From a formula and public bounds to scored columns: terms of one column each.
+# Scored columns from a formula and public bounds: terms of one column each.
 
 Described: TypeAlias = Mapping[str, PublishedColumn]
 MOST_COUNTS = 2_000
-"""Largest count of a Poisson response: means are sums over all."""
+"""Largest count of a Poisson response, since means are sums over all counts."""
 TAKEN = "a column, C(x), log(x), sqrt(x) or exp(x)"
 
 
 def columns_by_client(formula: Formula, clients: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Columns of the data of each institution that takes part; the response is the last of its holder."""
+    """Return the data columns of each participating site; the response is the last column of its holder."""
     held = {terms.client: terms.columns for terms in formula.clients}
     held[str(formula.response_client)] = (
         *held.get(str(formula.response_client), ()),
@@ -327,12 +328,12 @@ def columns_by_client(formula: Formula, clients: Sequence[str]) -> dict[str, tup
 
 
 def score_columns(formula: Formula, described: Described) -> dict[str, tuple[ScoredColumn, ...]]:
-    """Describe the columns of the design of each institution, in the order of its columns of the data.
+    """Describe the design columns of each site, in the order of its data columns.
 
-    A ModelError names a term that is more than a function of one column, or has no values within the bounds.
+    A ModelError names a term that is not a function of one column, or has no values within the bounds.
     """
     if not formula.intercept:
-        raise ModelError(f"'{formula.text}' leaves out the intercept; drop '- 1' or '0 +'")
+        raise ModelError(f"'{formula.text}' omits the intercept; remove '- 1' or '0 +'")
     found: dict[str, tuple[ScoredColumn, ...]] = {}
     for terms in formula.clients:
         place = {name: j for j, name in enumerate(terms.columns)}
@@ -368,9 +369,10 @@ def _columns_of(
             yield ScoredColumn(term[0].label, text, client, place[name], function)
         case _:
             raise ModelError(
-                f"the term {text!r} has no score that could be released under a budget: a term is {TAKEN}, "
-                "C(x) of a column whose bounds list levels. Products, splines, polynomials and standardised "
-                "columns take moments of the rows that are not released; make the column where it is held"
+                f"the term {text!r} has no score that a budgeted release contains: a term is {TAKEN}, or "
+                "C(x) of a column whose bounds list levels. Products, splines, polynomials and "
+                "standardized columns need moments of the rows that are not released; compute the column "
+                "at its site"
             )
 
 
@@ -384,14 +386,14 @@ def _levels(
 ) -> Iterator[ScoredColumn]:
     first = levels[0] if reference is None else reference
     if first not in levels:
-        raise ModelError(f"the term {text!r}: its reference is none of the levels that the bounds list")
+        raise ModelError(f"the term {text!r}: its reference is not a level in the bounds")
     others = [j for j, level in enumerate(levels) if level != first]
     for above, j in enumerate(others, 1):
         yield ScoredColumn(f"{label}[T.{levels[j]}]", text, client, source, level=j, above=above)
 
 
 def _numeric(column: PublishedColumn) -> bool:
-    """Whether a column enters as a number."""
+    """Return whether a column enters as a number."""
     return column.range is not None or not any(isinstance(level, str | bool) for level in column.levels)
 
 
@@ -400,28 +402,29 @@ def _check_range(text: str, function: str, name: str, column: PublishedColumn) -
     if not _numeric(column) or (function == "log" and lowest <= 0.0) or (function == "sqrt" and lowest < 0.0):
         raise ModelError(
             f"the term {text!r} has no value at the lower end of the bounds of '{name}'; narrow the bounds, "
-            "or make the column where it is held"
+            "or compute the column at its site"
         )
 
 
 def check_response(formula: Formula, family: str, described: Described) -> None:
-    """Require a response that is a column, with bounds that suit the family."""
+    """Require that the response is a column with bounds that suit the family."""
     if not isinstance(parse_expression(formula.response, response=True).tree, Column):
-        raise ModelError(f"response '{formula.response}': expected a column; make it where it is held")
+        raise ModelError(f"response '{formula.response}': expected a column; compute it at its site")
     column = described[formula.response_columns[0]]
     if family == "Binomial" and len(column.levels) != 2:
         raise ModelError(
-            f"response '{formula.response}': the binomial family takes two levels, the second the event; "
+            f"response '{formula.response}': the binomial family needs two levels, the second being the "
+            f"event; "
             f"write {{{formula.response!r}: [0, 1]}} in its bounds"
         )
     if family == "Gaussian" and (column.range is None or len(column.levels) > 0):
-        raise ModelError(f"response '{formula.response}': the normal family takes a range (low, high)")
+        raise ModelError(f"response '{formula.response}': the normal family needs a range (low, high)")
     if family == "Poisson" and (
         not _numeric(column) or min([*(column.range or ())[:1], *map(float, column.levels)]) != 0.0
     ):
         raise ModelError(f"response '{formula.response}': counts begin at 0, as in range(0, 40) or (0, 1000)")
     if family == "Poisson" and column.range is not None and column.range[1] > MOST_COUNTS:
         raise ModelError(
-            f"response '{formula.response}': counts of at most {MOST_COUNTS:,}; larger ones count at the end "
-            f"of the range (0, {MOST_COUNTS}), or take the normal family for them"
+            f"response '{formula.response}': expected counts of at most {MOST_COUNTS:,}. Larger ones count "
+            f"at the end of the range (0, {MOST_COUNTS}); or use the normal family"
         )

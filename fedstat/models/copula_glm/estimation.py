@@ -25,20 +25,20 @@ from fedstat.typing import Bools, Floats, Matrix
 # Coefficients from released moments: the root of E[v (t - m(x'b))] = 0.
 #
 # v are the cut scores of the columns, t is the score of the response, and m(eta) the mean of t under the
-# generalised linear model, bins and cut included. The part with t is as released; the part with m is an
-# integral over the released law of the columns. Where that law is the true one and the model holds, the
-# root is consistent, whatever bins and cuts are.
+# generalized linear model, including bins and cut. The part with t comes from the release; the part with m is
+# an integral over the released distribution of the columns. If this distribution is the true one and the
+# model holds, the root is consistent for any bins and cuts.
 
 STEPS = 60
 TOLERANCE = 1e-7
 LARGEST_STEP = 1.0
-"""Of a coefficient of a standardised column, in standard deviations of the response of the normal family."""
+"""Limit of a coefficient of a standardized column, in deviations of the response of the normal family."""
 SINGULAR = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MomentRoot:
-    """Coefficients with the intercept first, (p + 1,), the scale, and whether they are a root."""
+    """Coefficients with the intercept first, (p + 1,), the scale, and whether they solve the equations."""
 
     params: Floats
     scale: float
@@ -99,7 +99,7 @@ def solve_moments(
 def covariance_without_noise(
     law: ReleasedDistribution, response: ScoredResponse, root: MomentRoot, n: int
 ) -> Floats:
-    """Inverse information of n entities at a root under the law of the columns: (p + 1, p + 1)."""
+    """Inverse information of n entities at a root under the columns' distribution: (p + 1, p + 1)."""
     X = np.column_stack([np.ones(len(law.values)), law.values])
     eta = root.params[0] + law.values @ root.params[1:]
     weights = response.weights(eta, root.scale)
@@ -109,17 +109,17 @@ def covariance_without_noise(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Estimates from a release, and their errors by drawing from them and releasing anew.
+# Estimates from a release, and their errors by simulating data and releases from them.
 
 MOST_ROWS = 20_000
-"""Rows of a draw; errors of more are found from these."""
+"""Largest number of rows in a simulation; errors for more rows are extrapolated from these."""
 POINTS = 2**12
-"""By which to integrate in a draw: what this leaves is the same in all of them."""
+"""Number of integration points in a simulation; their error is the same in all simulations."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MomentFit:
-    """An estimate and the law of the columns that it integrates over."""
+    """An estimate and the distribution of the columns that it integrates over."""
 
     root: MomentRoot
     law: ReleasedDistribution
@@ -129,16 +129,16 @@ class MomentFit:
 def estimate(
     design: ScoredDesign, release: MomentRelease, points: Floats, start: MomentRoot | None = None
 ) -> MomentFit:
-    """Find the law of the columns, then the coefficients."""
+    """Estimate the distribution of the columns, then the coefficients."""
     law = ReleasedDistribution.find(design, release.margins, release.products[:-1, :-1], points)
     return MomentFit(solve_moments(law, release.response, release.products[-1, :-1], start), law, release)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BootstrapErrors:
-    """Deviations of estimates in simulated releases without noise, (draws, p + 1), and what noise adds.
+    """Deviations of estimates in simulated releases without noise, (draws, p + 1), and the effect of noise.
 
-    As large as those of the fit. `failed` estimates are no root of their equations.
+    They have the scale of the fit. `failed` estimates do not solve their equations.
     """
 
     sampling: Floats
@@ -147,16 +147,16 @@ class BootstrapErrors:
 
     @property
     def covariance(self) -> Floats:
-        """Covariance of the estimates, (p + 1, p + 1): that of sampling and that of noise together."""
+        """Covariance of the estimates, (p + 1, p + 1), from sampling and noise together."""
         return np.cov(self.sampling, rowvar=False) + np.cov(self.noise, rowvar=False)
 
 
 def bootstrap(
     fit: MomentFit, n: int, noise: ReleaseNoise | None, draws: int, rng: np.random.Generator
 ) -> BootstrapErrors:
-    """Draw rows from the law and responses from the model, release them with noise and without, estimate.
+    """Draw rows and responses from the model, release them with noise and without, and estimate.
 
-    Both releases are of the same rows, so that the difference is what noise adds.
+    Both releases have the same rows, so that the difference is the effect of noise.
     """
     design, response, root, law = fit.law.design, fit.release.response, fit.root, fit.law
     rows, points = min(n, MOST_ROWS), law.points[:POINTS]
@@ -189,11 +189,11 @@ def bootstrap(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MomentErrors:
-    """Standard errors in their parts, (d,) each, and what they come from.
+    """Standard errors in two parts, (d,) each, and their source.
 
-    `deviations` (draws, d) of the simulated estimates, noise included; `exact` (d, d) the covariance of
-    maximum likelihood on the rows, at the estimate and under the released law. Errors that are not
-    `simulated` are in closed form, and deviations are drawn from them.
+    `deviations` (draws, d) are those of the simulated estimates, including noise. `exact` (d, d) is the
+    covariance of maximum likelihood on the rows, at the estimate and under the released distribution. Errors
+    that are not `simulated` are in closed form, and deviations are drawn from them.
     """
 
     sampling: Floats
@@ -205,7 +205,7 @@ class MomentErrors:
 
     @classmethod
     def of(cls, errors: BootstrapErrors, exact: Floats) -> Self:
-        """Sum up simulated releases."""
+        """Summarize simulated releases."""
         return cls(
             sampling=errors.sampling.std(axis=0, ddof=1),
             noise=errors.noise.std(axis=0, ddof=1),
@@ -218,7 +218,7 @@ class MomentErrors:
     def closed(
         cls, sampling: Floats, noise: Floats, exact: Floats, draws: int, rng: np.random.Generator
     ) -> Self:
-        """Take covariances of sampling and of noise (d, d), and draw deviations for selection."""
+        """Use covariances of sampling and of noise (d, d), and draw deviations for selection."""
         d = len(exact)
         deviations = rng.multivariate_normal(np.zeros(d), sampling + noise, size=draws, method="cholesky")
         of_sampling, of_noise = np.sqrt(np.diag(sampling)), np.sqrt(np.diag(noise))
@@ -226,7 +226,7 @@ class MomentErrors:
 
     @property
     def draws(self) -> int:
-        """How many releases were simulated."""
+        """Number of simulated releases."""
         return len(self.deviations)
 
     @property
@@ -236,12 +236,12 @@ class MomentErrors:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Selection of columns from estimates alone: a penalised path on their quadratic loss.
+# Selection of columns from estimates alone: a penalized path on their quadratic loss.
 #
-# The loss is ``(b - b*)' S^-1 (b - b*)`` in the coefficients, b* being the estimate and S its covariance
-# (Wang and Leng 2007): a least squares problem in moments that were repaired by the law of the columns,
-# hence one of a positive matrix. S is the inverse information at the estimate under that law, with the
-# standard errors of the bootstrap, so that noise makes a coefficient weigh less.
+# The loss is ``(b - b*)' S^-1 (b - b*)`` in the coefficients, where b* is the estimate and S its covariance
+# (Wang and Leng 2007). It is a least squares problem in moments of a valid distribution, hence with a
+# positive definite matrix. S is the inverse information at the estimate under that distribution, with the
+# standard errors of the bootstrap, so that a noisy coefficient has less weight.
 #
 # References
 # ----------
@@ -251,7 +251,7 @@ class MomentErrors:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuadraticLoss:
-    """Precision of the slopes of n entities in units in which its diagonal is 1: (p, p), units (p,)."""
+    """Precision of n entities' slopes in units in which its diagonal is 1: (p, p), units (p,)."""
 
     precision: Floats
     units: Floats
@@ -259,14 +259,14 @@ class QuadraticLoss:
 
     @classmethod
     def of(cls, covariance: Floats, errors: Floats, n: int) -> QuadraticLoss:
-        """Give a covariance of slopes (p, p) other standard errors (p,), and invert it."""
+        """Replace the standard errors (p,) of a covariance of slopes (p, p), and invert it."""
         share = errors / np.sqrt(np.diag(covariance))
         precision = np.linalg.inv(covariance * np.outer(share, share)) / n
         units = np.sqrt(np.diag(precision))
         return cls(precision / np.outer(units, units), units, n)
 
     def path(self, slopes: Floats, penalty: Penalty) -> tuple[PenalizedPath, Floats]:
-        """Follow the path from slopes (p,): coefficients in their own units, and the BIC of every fit."""
+        """Compute the path from slopes (p,): coefficients in their own units, and the BIC of every fit."""
         u = slopes * self.units
         found = gram_path(
             self.precision, self.precision @ u, penalty, CoefficientGroups.single(len(u)), algorithm="lla"

@@ -21,25 +21,25 @@ TIMES = 3.0
 
 
 USUAL = 1.75
-"""By how much more noise than of uncorrelated even columns fits of simulated columns had, at any budget."""
+"""Factor by which simulated columns had more noise than uncorrelated even columns, at any budget."""
 
 USUAL_OF_STEP = 1.5
 """The same after a step."""
 
 
 def noise_ratio(plan: MomentPlan, n: int) -> float:
-    """Predict noise over sampling error of a slope, of columns that are as skewed and correlated as usual.
+    """Predict noise over sampling error of a slope, for typically skewed and correlated columns.
 
-    The mean product of a score of the response and one of a column varies by about n^-1/2. Beside it stands
-    the noise on this product, and that on the products of the column with all others, times their effects:
-    together half of the spread of the response.
+    The mean product of a score of the response and one of a column varies by about n^-1/2. It is compared
+    with the noise on this product, and with the noise on the products of the column with all others times
+    their effects: together half of the spread of the response.
     """
     share = USUAL * math.sqrt(WEIGHTS[plan.response] ** -2.0 + 0.5)
     return share * plan.product_deviation(2) / math.sqrt(max(n, 1))
 
 
 def step_ratio(plan: MomentPlan, n: int) -> float:
-    """Predict the same after a step, of linear predictors of a usual spread, in parts of one size."""
+    """Predict the same after a step, for linear predictors with a typical spread, in parts of equal size."""
     spread, sampling = (1.0, 0.45) if plan.response == "Binomial" else (0.7, 0.7)
     half = WIDE[plan.response] * spread / math.sqrt(len(plan.design))
     halves = {client: half if own else 0.0 for client, own in plan.design.items()}
@@ -53,28 +53,28 @@ def step_ratio(plan: MomentPlan, n: int) -> float:
 
 
 class PrivateGLMPlan(CopulaPlan):
-    """What is known of a fit before it runs."""
+    """Facts about a fit before it runs."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model._with_steps(given.get("polish", 0)), given)
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """Say what a step rests on besides."""
+        """State the further assumptions of a step."""
         yield from super().learned(forecast)
         if self.model._planned.of_step:
-            yield "Coordinator and institutions", DEPARTING
+            yield "Coordinator and sites", DEPARTING
 
     def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
-        """Say how large errors will be."""
+        """State the expected size of errors."""
         n = min(len(rows) for rows in self.model._rows.values())
         planned = self.model._planned
         ratio = (step_ratio if planned.of_step else noise_ratio)(planned, n)
         wider = math.hypot(1.0, ratio)
         yield (
-            f"Noise adds about {ratio:.2g} times the sampling error to a slope, which makes standard errors "
-            f"{wider:.2f} times as large: so it was for simulated columns of mixed kinds and middling "
+            f"Noise adds about {ratio:.2g} times the sampling error to a slope, so that standard errors are "
+            f"{wider:.2f} times as large. This comes from simulated columns of mixed kinds with moderate "
             "correlations; strong correlations add to it."
         )
         if ratio > TIMES:
-            yield f"That is a budget too small for this model: more than {TIMES:g} times the sampling error."
+            yield f"This budget is too small for this model: more than {TIMES:g} times the sampling error."
         yield from super().notes(forecast)

@@ -35,47 +35,47 @@ LINKS: Mapping[str, FamilyName] = {"Binomial": "Binomial", "Gaussian": "Gaussian
 ESTIMATORS = ("moments",)
 Estimator: TypeAlias = Literal["moments"]
 NO_STEP = (
-    "polish=1: a step sums residuals, which for the Poisson family are as large as the largest count within "
-    "the bounds, and so would be the noise; there is none for counts. Take polish=0"
+    "polish=1: a step sums residuals. For the Poisson family they, and the noise, are as large as the "
+    "largest count within the bounds, so that no step is available for counts. Use polish=0"
 )
 
 
 class PrivateCopulaGLM(PrivateRelease):
-    """Generalised linear regression under differential privacy, on columns of several institutions.
+    """Generalized linear regression under differential privacy, on columns of several sites.
 
-    Every institution releases the margins of its columns, and all together the products of bounded scores of
-    the columns and the response; noise that each adds to its own part before it leaves makes both
-    differentially private. Coefficients solve the moment equations E[v (y - mu(x'b))] = 0, of which the part
-    with y is as released, and the part with mu an integral over the law of x that the release tells of, a
-    Gaussian copula. Standard errors come from releases that are simulated from the estimate, and count the
-    noise. ``fit(polish=1)`` goes one step from there on the score of the rows, for which the law of the
-    columns matters little. Each site's owner has to allow a budget:
-    ``Policy(privacy=Budget(epsilon, delta))``.
+    Every site releases the margins of its columns, and all sites together release the products of bounded
+    scores of the columns and the response. Each site adds noise to its own part first, which makes both
+    differentially private. Coefficients solve the moment equations E[v (y - mu(x'b))] = 0. The part with y
+    uses the released products; the part with mu is an integral over the released distribution of x, a
+    Gaussian copula. Standard errors come from releases simulated from the estimate, and include the noise.
+    ``fit(polish=1)`` takes one further step on the score of the rows, for which the distribution of the
+    columns matters little. Each site's owner has to allow a budget: ``Policy(privacy=Budget(epsilon,
+    delta))``.
 
     Make one with :meth:`from_formula`.
 
     Parameters
     ----------
     formula : Formula
-        A parsed formula: main effects, of numbers or of their log, sqrt or exp, and of categories.
+        A parsed formula: main effects of numbers, of their log, sqrt or exp, and of categories.
     partition : ClientPartition
-        In the vertical layout. Entities that are not complete at every institution are left out.
+        In the vertical layout. Entities that are not complete at every site are left out.
     epsilon : float
-        Of differential privacy, for the whole record of one entity, replaced by any other.
+        Differential privacy of the whole record of one entity, replaced by any other.
     bounds : Bounds or mapping, optional
-        What is public of every column; by default what the owners have published. A binary response has two
-        levels, the second the event; a normal one a range; counts begin at 0.
+        Public description of every column; by default the owners' published one. A binary response has two
+        levels, of which the second is the event; a normal response has a range; counts begin at 0.
     family : statsmodels family, optional
         ``Gaussian()``, ``Binomial()`` or ``Poisson()`` with the canonical link.
     delta : float
         At most 1e-6.
     coordinator : str, optional
-        The institution at which the coordinator sits, or ``"apart"``, the default.
+        The site of the coordinator, or ``"apart"``, the default.
 
     Raises
     ------
     ModelError
-        An argument has no meaning, columns lack bounds, or a term takes more than one column.
+        An argument is invalid, columns lack bounds, or a term takes more than one column.
 
     Examples
     --------
@@ -144,17 +144,17 @@ class PrivateCopulaGLM(PrivateRelease):
         Parameters
         ----------
         formula : str
-            ``response ~ terms``; ``.`` is every other column of every institution. A term is a column,
-            ``C(x)``, ``log(x)``, ``sqrt(x)`` or ``exp(x)``.
+            ``response ~ terms``; ``.`` is every other column of every site. A term is a column, ``C(x)``,
+            ``log(x)``, ``sqrt(x)`` or ``exp(x)``.
         partition, epsilon, family, bounds, delta, coordinator
-            As for the class.
+            See the class.
 
         Raises
         ------
         FormulaError
-            The formula holds something that is not allowed, or an unknown column.
+            The formula has an invalid expression, or an unknown column.
         ModelError
-            As the class.
+            See the class.
         """
         check_call(cls, partition, "vertical", others)
         parsed = parse_formula(formula, partition.columns)
@@ -162,7 +162,7 @@ class PrivateCopulaGLM(PrivateRelease):
 
     @property
     def _description(self) -> str:
-        """What is asked for, in words."""
+        """Description of the request."""
         return f"{self.formula.text} at epsilon {self.epsilon:g}"
 
     @property
@@ -178,7 +178,7 @@ class PrivateCopulaGLM(PrivateRelease):
         )
 
     def _with_steps(self, polish: int) -> Self:
-        """Return the model whose plan is for so many steps after the moments."""
+        """Return the model whose plan includes this number of steps after the moments."""
         found = copy(self)
         found._polish = polish
         vars(found).pop("_planned", None)
@@ -186,11 +186,11 @@ class PrivateCopulaGLM(PrivateRelease):
 
     @cached_property
     def _planned(self) -> MomentPlan:
-        """The plan of the noise, if every entity is complete."""
+        """The noise plan if every entity is complete."""
         return self._question.plan(self._counts)
 
     def _noise_for(self, n: int) -> MomentPlan:
-        """Plan the noise of a release of n entities, all of them complete: of an audit."""
+        """Plan the noise of a release of n complete entities, for an audit."""
         return self._question.plan(dict.fromkeys(self.bounds, n))
 
     @checks_arguments
@@ -203,23 +203,23 @@ class PrivateCopulaGLM(PrivateRelease):
         random_state: int | None = None,
         progress: bool | None = None,
     ) -> PrivateGLMResults:
-        """Ask the institutions once, under their budgets, and estimate.
+        """Request one release from the sites, under their budgets, and estimate.
 
         Parameters
         ----------
         estimator : {"moments"}
-            How the release becomes coefficients.
+            Method that computes coefficients from the release.
         polish : {0, 1}
             With 1, half of the budget is for one step from these coefficients on the score of the rows: sums
-            of scores of the columns times residuals, with noise. The law of the columns then matters little,
-            at the price of more noise. Not for counts.
+            of scores of the columns times residuals, with noise. The distribution of the columns then matters
+            little, at the price of more noise. Not available for counts.
         draws : int
-            Releases to simulate for the standard errors, 10 or more; after a step errors are in closed form,
-            and draws are for :meth:`PrivateGLMResults.select`.
+            Number of simulated releases for the standard errors, at least 10. After a step errors are in
+            closed form, and draws are for :meth:`PrivateGLMResults.select`.
         random_state : int, optional
-            Of these.
+            Seed of these draws.
         progress : bool, optional
-            Tell how far the computation has come (:func:`fedstat.progress`).
+            Report the progress of the computation (:func:`fedstat.progress`).
 
         Returns
         -------
@@ -228,11 +228,12 @@ class PrivateCopulaGLM(PrivateRelease):
         Raises
         ------
         DescriptionError
-            A budget does not allow it, or is spent; says what is left, and the line of the policy.
+            A budget does not allow the release, or is spent; the error states what is left, and the line of
+            the policy.
         EstimationError
-            Values of a column are not what its bounds list, or too few entities are complete.
+            Values of a column are not in its bounds, or too few entities are complete.
         ModelError
-            The coordinator sits at one of two institutions, and nobody else can deal random numbers.
+            The coordinator is at one of two sites, so that no third party can deal random numbers.
 
         Warns
         -----

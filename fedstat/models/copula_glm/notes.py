@@ -11,27 +11,27 @@ from fedstat.models.copula_glm.estimation import MOST_ROWS, MomentErrors
 from fedstat.models.copula_glm.protocol import ReleasedMoments
 from fedstat.models.copula_glm.score import OF_STEP, ScoreStep
 
-NO_LIKELIHOOD = "moments were released and no likelihood"
+NO_LIKELIHOOD = "only moments were released, not a likelihood"
 NOT_EVALUATED = (
-    "no evaluation: the one release that the budget pays for tells the law of the columns and their moments "
-    "with the response, and the response of no entity, so that there is nothing to hold predictions against "
-    "but what they were made of. Hold predict(frame) against rows of your own that have the response, or let "
-    "a model that asks the institutions be evaluated: FederatedGLM or VFEMRegression, whose evaluate() "
-    "counts where the response is, by their policy and without noise"
+    "no evaluation: the one release that the budget pays for contains the distribution of the columns and "
+    "their moments with the response. It has no entity's response to compare predictions with. Compare "
+    "predict(frame) with your own rows that have the response, or evaluate a model without a privacy "
+    "budget: FederatedGLM or VFEMRegression, whose evaluate() counts at the site of the response, by its "
+    "policy and without noise"
 )
-NO_RSQUARED = "the residuals are of no one"
+NO_RSQUARED = "there are no residuals of entities"
 NO_ROOT = (
-    "no coefficients solve the released moments, the noise is too large for this model; take a larger "
+    "no coefficients solve the released moments: the noise is too large for this model. Use a larger "
     "epsilon, more entities or fewer columns"
 )
 TOO_SMALL = (
-    "BUDGET TOO SMALL FOR THIS MODEL: the noise is {:.1f} times the sampling error; read no significance "
-    "into these numbers"
+    "BUDGET TOO SMALL FOR THIS MODEL: the noise is {:.1f} times the sampling error. Do not interpret "
+    "significance"
 )
 VALID = (
-    "Valid if the columns are a Gaussian copula and the generalised linear model holds. Of real tables the "
-    "first is an approximation: standard errors do not count its error, which more entities or a larger "
-    "epsilon do not remove."
+    "Valid if the columns follow a Gaussian copula and the generalized linear model holds. For real tables "
+    "the copula is an approximation. Standard errors do not include its error; more entities or a larger "
+    "epsilon do not remove it."
 )
 VALID_STEP = (
     "Valid if the generalised linear model holds. The estimate is one step from that of the moments, by the "
@@ -43,30 +43,30 @@ LEFT = {
     True: "a cut of response and predictor leaves",
     False: "a cubic leaves of the logistic mean",
 }
-"""What a step leaves to the law of the columns, where there is a scale and where not."""
+"""The remainder that the distribution of the columns supplies to a step, with a scale and without."""
 MUCH = 1.5
-"""Noise over sampling error beyond which it moves what closed-form errors take for known."""
+"""Noise over sampling error beyond which noise affects values that closed-form errors treat as known."""
 TOO_NARROW = (
-    f"Noise above {MUCH} times the sampling error moves the derivatives, too, which the standard errors take "
-    "for known: in simulations of a logistic model intervals of level .95 held the truth in .93 of cases, "
-    "those of the worst column in .90. With polish=0 errors are found by simulation, and were smaller."
+    f"Noise above {MUCH} times the sampling error also affects the derivatives, which the standard errors "
+    "treat as known. In simulations of a logistic model intervals of level .95 covered the truth in .93 of "
+    "cases, those of the worst column in .90. With polish=0 errors come from simulation, and were smaller."
 )
 DEPARTING = (
-    "The budget of the step holds where institutions, and who deals their random numbers, keep to the "
-    "protocol: one that puts other numbers in the place of its shares can make single entities weigh more in "
-    "the sums."
+    "The budget of the step holds if the sites and the dealer of their random numbers follow the protocol. "
+    "A site that sends other numbers as its shares can give single entities more weight in the sums."
 )
 PUBLIC = (
-    "Public, and never taken from the data: bounds and levels of the columns, numbers of entities, who has a "
-    "record where. Noise is discrete Gaussian from the operating system's randomness; each institution adds "
-    "its own before anything leaves, and nobody, dealer included, holds a sum without."
+    "Bounds and levels of the columns, numbers of entities, and which site has a record of which entity "
+    "are public and never taken from the data. Noise is discrete Gaussian from the operating system's "
+    "randomness. Each site adds its noise before it releases anything; no participant, including the "
+    "dealer, holds a sum without noise."
 )
 
 
 def fit_notes(
     released: ReleasedMoments, errors: MomentErrors | None, step: ScoreStep | None, delta: float
 ) -> Iterator[Note]:
-    """Say what the numbers rest on, and what they cost."""
+    """State the assumptions behind the numbers, and their cost."""
     if step is None:
         yield Note("valid", VALID)
     if errors is not None:
@@ -76,9 +76,9 @@ def fit_notes(
     if released.plan.of_step:
         yield Note(
             "step_budget",
-            f"{float(OF_STEP):.0%} of the budget was for the step"
-            + ("." if step is not None else ", and was not asked for, since there is nowhere to begin it.")
-            + f" Of the rest, {float(OF_MARGINS):.0%} went to margins of the columns, and what was left to "
+            f"{float(OF_STEP):.0%} of the budget was reserved for the step"
+            + ("." if step is not None else ", which was not taken, since there is no starting point.")
+            + f" Of the rest, {float(OF_MARGINS):.0%} went to margins of the columns, and the remainder to "
             "products of scores.",
         )
     else:
@@ -93,15 +93,16 @@ def fit_notes(
     if lost:
         yield Note(
             "left_out",
-            "Entities that are not complete at every institution are left out: "
-            f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}. The estimates are of "
-            "those that are left; with missing='pairs', fs.CopulaSynthesizer makes tables of all.",
+            "Entities that are not complete at every site are left out: "
+            f"{', '.join(f'{count:,} at {client}' for client, count in lost.items())}. The estimates "
+            "describe the remaining entities; with missing='pairs', fs.CopulaSynthesizer makes tables of "
+            "all.",
         )
     yield Note("public", PUBLIC)
 
 
 def _step_notes(released: ReleasedMoments, step: ScoreStep) -> Iterator[Note]:
-    """Say what a step rests on, and where its errors come from."""
+    """State the assumptions of a step, and the source of its errors."""
     yield Note("valid", VALID_STEP.format(LEFT[released.release.response.has_scale], step.remainder))
     yield Note(
         "closed_form",
@@ -113,19 +114,20 @@ def _step_notes(released: ReleasedMoments, step: ScoreStep) -> Iterator[Note]:
 
 
 def _error_notes(released: ReleasedMoments, errors: MomentErrors) -> Iterator[Note]:
-    """Say where standard errors come from."""
+    """State the source of the standard errors."""
     draws = errors.draws
     rows = f", of {MOST_ROWS:,} rows each" if released.n > MOST_ROWS else ""
     yield Note(
         "simulated_errors",
         f"Standard errors come from {draws} releases simulated from the estimate{rows}: margins, noise, "
-        "copula and estimate anew. `sampling` is their spread without noise, `noise` what noise adds; "
-        f"squares add up. Tests are of Student's t with {draws - 1} degrees of freedom.",
+        "copula and estimate are computed again each time. `sampling` is their spread without noise, "
+        f"`noise` the contribution of the noise; squares add up. Tests use Student's t with {draws - 1} "
+        "degrees of freedom.",
     )
     if errors.failed:
         yield Note(
             "no_exact_root",
-            f"{errors.failed} of {2 * draws} simulated estimates are no exact root of their equations: the "
+            f"{errors.failed} of {2 * draws} simulated estimates do not solve their equations exactly: the "
             "noise is large for this model.",
             "warning",
         )

@@ -45,16 +45,16 @@ from fedstat.models.copula_glm.steps import FIRST, SECOND
 from fedstat.typing import Bools, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# The release of a private generalised linear model: who is complete, margins, products of scores.
+# The release of a private generalized linear model: complete entities, margins, products of scores.
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class MomentReleasePlan:
-    """What is to be released: public descriptions of columns by institution, scores of these, the response.
+    """Content of the release: public descriptions of columns by site, their scores, the response.
 
-    Of the columns of the data of its `holder` the response is the last. `rho` is the budget of the moments,
+    The response is the last of the data columns of its `holder`. `rho` is the budget of the moments,
     `of_step` that of a step on the score.
     """
 
@@ -66,7 +66,7 @@ class MomentReleasePlan:
     of_step: Fraction = Fraction(0)
 
     def plan(self, counts: Mapping[str, int]) -> MomentPlan:
-        """Plan the noise for so many complete entities of each institution."""
+        """Plan the noise for this number of complete entities at each site."""
         found = plan_columns(self.bounds, counts, self.rho)
         design = {client: self.design.get(client, ()) for client in self.bounds}
         return MomentPlan(found.rho, found.columns, design, self.holder, self.response, self.of_step)
@@ -74,9 +74,9 @@ class MomentReleasePlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReleasedMoments:
-    """What `n` complete entities have released, the noise on it, and the plan by which it was asked for.
+    """The release of `n` complete entities, its noise, and the plan behind the request.
 
-    `entities` are the complete ones of each institution, `used` positions of those of the fit among all.
+    `entities` are the complete ones of each site, `used` positions of those of the fit among all.
     """
 
     plan: MomentPlan
@@ -95,9 +95,10 @@ def release_moments(
     sites: Sequence[str],
     n_entities: int,
 ) -> FitProtocol[ReleasedMoments]:
-    """Ask for all that the estimator takes, of the entities that are complete at every institution.
+    """Request all inputs of the estimator, for the entities that are complete at every site.
 
-    `rows` are positions of each institution's records among all entities, `sites` those that may deal.
+    `rows` are positions of each site's records among all entities, `sites` those that may deal random
+    numbers.
     """
     clients = list(question.bounds)
     asked = {client: to_json(tuple(question.bounds[client])) for client in clients}
@@ -109,7 +110,7 @@ def release_moments(
     plan = question.plan(dict.fromkeys(clients, n))
     margins = yield from request_margins(asking, plan, present)
     products, noise = yield from request_products(asking, plan, present, margins, sites)
-    # The response is last in the row of its holder, and last of all here.
+    # The response is last in the row of its holder; here it is the last of all.
     last = plan.places()[plan.holder].stop - 1
     order = np.append(np.delete(np.arange(len(products)), last), last)
     *of_columns, y = _in_order(margins, plan.holder)
@@ -129,7 +130,7 @@ def release_moments(
 
 
 def require_complete(table: Bools, clients: Sequence[str], holder: str) -> None:
-    """Require enough entities that every site has, (n, K) of bool; says which one to leave out, if not."""
+    """Require enough entities that every site has, (n, K) of bool; the error names a site to leave out."""
     n = int(np.count_nonzero(table.all(axis=1)))
     if n >= FEWEST:
         return
@@ -145,14 +146,14 @@ def require_complete(table: Bools, clients: Sequence[str], holder: str) -> None:
         else "Make"
     )
     raise EstimationError(
-        f"{n:,} entities are complete at every institution of the formula, and {FEWEST} or more are needed. "
-        f"{without} tables of fs.CopulaSynthesizer(partition, ..., missing='pairs'), which takes every "
-        "entity that two institutions have, and fit the model to these"
+        f"{n:,} entities are complete at every site of the formula, but at least {FEWEST} are needed. "
+        f"{without} tables of fs.CopulaSynthesizer(partition, ..., missing='pairs'), which uses every "
+        "entity that two sites have, and fit the model to these"
     )
 
 
 def whole_design(plan: MomentPlan) -> ScoredDesign:
-    """Put the columns of all institutions with some one after the other."""
+    """Concatenate the columns of all participating sites."""
     clients = [client for client, columns in plan.design.items() if columns]
     bins: list[Bins] = []
     columns: list[ScoredColumn] = []
@@ -166,7 +167,7 @@ def whole_design(plan: MomentPlan) -> ScoredDesign:
 
 
 def _in_order(held: Mapping[str, Sequence[T]], holder: str) -> list[T]:
-    """List what institutions have of each column of the data, that of the response last."""
+    """Collect the sites' values of each data column, with that of the response last."""
     *own, last = held[holder]
     return [*chain.from_iterable(own if client == holder else some for client, some in held.items()), last]
 
@@ -175,7 +176,7 @@ def _in_order(held: Mapping[str, Sequence[T]], holder: str) -> list[T]:
 # A step on the score, round by round: powers of the linear predictor, residuals, sums with noise.
 
 FAR = 20.0
-"""Standard deviations of noise beyond which shares do not fit together."""
+"""Deviations of noise beyond which shares are inconsistent."""
 
 
 def release_score(
@@ -185,7 +186,7 @@ def release_score(
     rho: Fraction,
     sites: Sequence[str],
 ) -> FitProtocol[ScoreStep]:
-    """Ask for the sums of scores times residuals at the estimate, of the rows of the release before."""
+    """Request the sums of scores times residuals at the estimate, for the rows of the earlier release."""
     moments, n = released.plan, released.n
     clients = tuple(moments.columns)
     widths = tuple(len(moments.design[client]) for client in clients)
@@ -220,10 +221,10 @@ def release_score(
     largest = max(map(abs, terms.mean.range)) + max(map(abs, terms.mean.responses))
     if (np.abs(sums) > n * terms.length * largest + FAR * plan.deviation).any():
         raise SecurityError(
-            "the shares of the sums of residuals do not fit together: what was dealt, or a share, is wrong; "
-            "nothing of it is used"
+            "the shares of the sums of residuals do not match: the dealer's numbers or a share are wrong. "
+            "None of it is used"
         )
-    # Intercept first, columns in the order of the law: institutions without columns have none.
+    # Intercept first, then columns in the order of the distribution; some sites have no columns.
     places = [np.arange(terms.size)[place] for place in terms.places.values()]
     first = next(p for c, p in zip(clients, places, strict=True) if c == moments.holder)[0]
     order = np.concatenate([[first], *(p[p != first] for p in places)]).astype(np.int64)
@@ -237,7 +238,7 @@ def _multiply(
     used: Mapping[str, Ints],
     sites: Sequence[str],
 ) -> FitProtocol[None]:
-    """Let every two institutions multiply, entity by entity or summed over all."""
+    """Let every two sites multiply, entity by entity or summed over all."""
     n = len(next(iter(used.values())))
     groups = 1 if phase == "score" else n
     code = np.zeros(n, dtype=np.int64) if groups == 1 else np.arange(n)
@@ -252,15 +253,15 @@ def _multiply(
 
 
 # ----------------------------------------------------------------------------------------------------
-# A private generalised linear model, round by round: moments, and a step on the score from there.
+# A private generalized linear model, round by round: moments, and a step on the score from there.
 
 SEED = 1
-"""Of the points by which integrals are taken."""
+"""Seed of the integration points."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrivateFit:
-    """What was released, the estimate from it, and the step that was taken from there, if any."""
+    """The release, the estimate from it, and the step from there, if any."""
 
     released: ReleasedMoments
     fit: MomentFit
@@ -275,10 +276,10 @@ def fit_private(
     n_entities: int,
     regardless: bool,
 ) -> FitProtocol[PrivateFit]:
-    """Ask for the moments, estimate, and take a step where there is a budget for one and a root to begin at.
+    """Request the moments, estimate, and take a step if there is a budget for one and a valid start.
 
-    With `regardless` it is asked for in any case: numbers of a rehearsal are none that a root could depend
-    on.
+    With `regardless` the step is always requested: a dry run's synthetic numbers must not affect the
+    protocol.
     """
     released = yield from release_moments(asking, question, rows, sites, n_entities)
     fit = estimate(released.design, released.release, normal_points(len(released.design.bins), SEED))

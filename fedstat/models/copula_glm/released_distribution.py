@@ -16,12 +16,12 @@ from fedstat.models.copula_glm.design import WEIGHTS, ScoredDesign, ScoredRespon
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# The law of the columns that a release tells of: margins, a Gaussian copula, points to integrate by.
+# The released distribution of the columns: margins, a Gaussian copula, integration points.
 
 POINTS = 2**15
-"""By which to integrate: what this leaves is below a tenth of a standard error of 10,000 entities."""
+"""Number of integration points; their error is below a tenth of a standard error of 10,000 entities."""
 ROUNDS = 3
-"""Simulations by which the cut of long rows is undone."""
+"""Number of rows in the simulation that corrects for the cut of long rows."""
 
 
 def normal_points(d: int, seed: int, size: int = POINTS) -> Floats:
@@ -32,7 +32,7 @@ def normal_points(d: int, seed: int, size: int = POINTS) -> Floats:
 
 @dataclass(frozen=True)
 class ReleasedDistribution:
-    """Margins and correlations of the copula (d, d), and standard normals (N, d) by which to integrate."""
+    """Margins and correlations of the copula (d, d), and standard normals (N, d) for integration."""
 
     design: ScoredDesign
     margins: tuple[Margin, ...]
@@ -80,10 +80,10 @@ class ReleasedDistribution:
     def find(
         cls, design: ScoredDesign, margins: Sequence[Margin], products: Floats, points: Floats
     ) -> ReleasedDistribution:
-        """Find the copula whose mean products of cut scores are these, (p, p).
+        """Find the copula with these mean products of cut scores, (p, p).
 
-        For each pair of columns of the data from the sum of the products of their scores, through Mehler's
-        formula as if no row had been cut; then what the cut does to rows of the copula found is taken off.
+        Each pair of data columns is estimated from the sum of the products of their scores, through Mehler's
+        formula, as if no row had been cut. The effect of the cut on rows of this copula is then subtracted.
         """
         sums = np.equal.outer(np.arange(len(margins)), design.sources).astype(np.float64)
         tables = design.tables(margins)
@@ -112,15 +112,15 @@ class ReleasedDistribution:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is released, as the estimator takes it; and the same of simulated rows, for errors by simulation.
+# A release in the estimator's form, and the same for simulated rows.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReleaseNoise:
-    """Standard deviations of the noise: of the counts of each column and of the response, of mean products.
+    """Standard deviations of the noise on the counts of each column and the response, and on mean products.
 
-    `counts` (d,), `response` of the counts of the response, `products` (p + 1, p + 1) of means over n rows,
-    the response last.
+    `counts` (d,) are for the columns, `response` for the response, `products` (p + 1, p + 1) for means over n
+    rows, with the response last.
     """
 
     counts: Floats
@@ -128,9 +128,10 @@ class ReleaseNoise:
     products: Floats
 
     def scaled(self, share: float) -> ReleaseNoise:
-        """Return the noise of another number of rows that is as large beside their sampling error.
+        """Return the noise for another number of rows with the same ratio to their sampling error.
 
-        `share` is that number over n. Of counts it has to be `share` ** .5 as large, of means the inverse.
+        `share` is that number over n. Noise on counts is multiplied by `share` ** .5, noise on means divided
+        by it.
         """
         root = float(np.sqrt(share))
         return ReleaseNoise(self.counts * root, self.response * root, self.products / root)
@@ -140,7 +141,7 @@ class ReleaseNoise:
 class MomentRelease:
     """Margins of the columns (d,), the response with its margin, mean products of scores (p + 1, p + 1).
 
-    The response is last, its score divided by its weight.
+    The response is last; its score is divided by its weight.
     """
 
     margins: tuple[Margin, ...]

@@ -23,15 +23,15 @@ from fedstat.privacy.sensitivity import clip_rows
 from fedstat.typing import Ints
 
 # ----------------------------------------------------------------------------------------------------
-# What sites are asked for: scores of columns of the design and of the response, and what these cost.
+# Requests to sites: scores of design columns and of the response, and their cost.
 
 FamilyName = Literal["Binomial", "Gaussian", "Poisson"]
 SLACK = Fraction(1, 2**20)
-"""By which the weighted response may be longer than its largest score, as a double."""
+"""Factor by which the weighted response may exceed its largest score, since it is a double."""
 
 
 def radius_of(columns: int, family: str) -> Fraction:
-    """Return R^2 of so many scores of columns, and of the response where it is of a family."""
+    """Return R^2 of this number of column scores, and of the response if its family is given."""
     squared = SQUARED_RADIUS * columns
     if family:
         squared += (Fraction(WEIGHTS[family]) * Fraction(LARGEST[family])) ** 2 + SLACK
@@ -40,10 +40,10 @@ def radius_of(columns: int, family: str) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class MomentsRequest(GramRequest):
-    """Sums of products of scores of columns of the design, and of the response at its `holder`, the last.
+    """Sums of products of scores of design columns, and of the response at its `holder`, the last score.
 
-    The columns are this institution's, and `source` is the place of its columns of the data, of which the
-    response is the last. `site` is the institution that is asked.
+    The columns are this site's. `source` has the positions of its data columns, of which the response is the
+    last. `site` receives the request.
     """
 
     site: str
@@ -52,31 +52,31 @@ class MomentsRequest(GramRequest):
     columns: tuple[ScoredColumn, ...] = field(default=())
 
     def check(self) -> None:
-        """Require columns that there can be."""
+        """Require valid columns."""
         super(MomentsRequest, self).check()
         if not self.columns and self.site != self.holder:
             raise MessageError("products: expected columns of the design")
 
     @property
     def agreed(self) -> str:
-        """Whose row has the response, and of which family: its radius follows."""
+        """The site with the response in its row, and the family, which determines its radius."""
         return to_json(["values", self.holder, self.response])
 
     def check_at(self, site: str) -> None:
-        """Require that the question is to this institution: whether it holds the response follows."""
+        """Require that the request is meant for this site: this decides whether it holds the response."""
         if self.site != site:
-            raise DescriptionError(f"{site}: asked for products of '{self.site}'")
+            raise DescriptionError(f"{site}: the request is for products of '{self.site}'")
 
     def width(self, columns: int) -> int:
-        """Return how many scores it has: of columns of the design, and of the response at its holder."""
+        """Return the number of scores: of design columns, and of the response at its holder."""
         return len(self.columns) + (self.site == self.holder)
 
     def radius(self, columns: int) -> Fraction:
-        """Return R^2 of this institution's scores."""
+        """Return R^2 of this site's scores."""
         return self._radius_at(self.site, columns)
 
     def peer_radius(self, peer: str) -> Fraction:
-        """Return R^2 of the scores of another institution."""
+        """Return R^2 of the scores of another site."""
         return self._radius_at(peer, self.peers[peer])
 
     def _radius_at(self, site: str, columns: int) -> Fraction:
@@ -84,10 +84,13 @@ class MomentsRequest(GramRequest):
         return radius_of(columns - holds, self.response if holds else "")
 
     def score(self, margins: Sequence[Margin], codes: Ints) -> Ints:
-        """Score rows by their bins (n, d), -1 for none: the columns are cut together, the response is not."""
+        """Return the scores of rows by bins (n, d), -1 for none.
+
+        Columns are cut together, the response is not.
+        """
         q, holds = len(self.columns), self.site == self.holder
         if any(not 0 <= column.source < len(margins) - holds for column in self.columns):
-            raise DescriptionError(f"{self.site}: a column of the design is of none that was asked for")
+            raise DescriptionError(f"{self.site}: a design column does not come from a requested column")
         parts = []
         if q:
             sources = [column.source for column in self.columns]
@@ -101,8 +104,8 @@ class MomentsRequest(GramRequest):
             parts.append(clip_rows(found, radius_of(q, ""), PLACES))
         if holds:
             table = WEIGHTS[self.response] * ScoredResponse(self.response, margins[-1]).table
-            if len(table) != margins[-1].bins.count:  # else rows decided whether this fails
-                raise DescriptionError(f"{self.site}: a binary response has two bins")
+            if len(table) != margins[-1].bins.count:  # otherwise rows would decide whether this fails
+                raise DescriptionError(f"{self.site}: expected two bins for a binary response")
             scores = np.where(codes[:, -1] >= 0, table[np.maximum(codes[:, -1], 0)], 0.0)
             parts.append(clip_rows(scores[:, None], radius_of(0, self.response), PLACES))
         return np.hstack(parts)
@@ -110,10 +113,10 @@ class MomentsRequest(GramRequest):
 
 @dataclass(frozen=True)
 class MomentPlan(NoisePlan):
-    """The plan of a generalised linear model: scores of columns of the design, by site, and a response.
+    """The plan of a generalized linear model: scores of design columns, by site, and a response.
 
-    Of the columns of the data that its holder is asked for, the response is the last. `of_step` is kept for a
-    step on the score afterwards.
+    The response is the last of the data columns requested from its holder. `of_step` is reserved for a later
+    step on the score.
     """
 
     design: Mapping[str, tuple[ScoredColumn, ...]] = field(default_factory=dict)
@@ -122,23 +125,23 @@ class MomentPlan(NoisePlan):
     of_step: Fraction = Fraction(0)
 
     def site_cost(self, client: str, unknown: Collection[str] = ()) -> Fraction:
-        """Return what an institution is charged, with what is kept for a step."""
+        """Return the charge of a site, including the reserve for a step."""
         return super().site_cost(client, unknown) + self.of_step
 
     def coordinator_cost(self) -> Fraction:
-        """Return what a whole record costs against the coordinator, with what is kept for a step."""
+        """Return the cost of a whole record against the coordinator, including the reserve for a step."""
         return super().coordinator_cost() + self.of_step
 
     def width(self, client: str) -> int:
-        """Return how many scores an institution has."""
+        """Return the number of scores of a site."""
         return len(self.design[client]) + (client == self.holder)
 
     def radius(self, client: str) -> Fraction:
-        """Return R^2 of the scores of an institution."""
+        """Return R^2 of the scores of a site."""
         return radius_of(len(self.design[client]), self.response if client == self.holder else "")
 
     def gram_asked(self, client: str, groups: int) -> MomentsRequest:
-        """Ask an institution for its part of the Gram matrix."""
+        """Return the request for a site's part of the Gram matrix."""
         return MomentsRequest(
             peers=self._peers(client),
             groups=groups,
@@ -150,22 +153,22 @@ class MomentPlan(NoisePlan):
         )
 
     def count_deviation(self, client: str, place: int) -> float:
-        """Return the deviation of the noise on the counts of an institution's column."""
+        """Return the deviation of the noise on the counts of a site's column."""
         asked = self.margins_asked(client)
         return math.sqrt(asked.of_levels if asked.bins[place].levels else asked.of_trees)
 
 
 # ----------------------------------------------------------------------------------------------------
-# What sites are asked for in a step on the score, what it costs each, and what all must be told alike.
+# Requests of a step on the score, the cost for each site, and the terms that all sites must share.
 
 PHASES: Mapping[int, tuple[str, ...]] = {1: ("score",), CUBE: ("power", "square", "score")}
-"""Products of every two institutions, one after the other, by the degree of the shared mean."""
+"""Products of every two sites, one after the other, by the degree of the shared mean."""
 LENGTH_OF_DIGEST = 32
 
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """What all institutions are told alike: who they are, how many columns each has, and the shared mean.
+    """Terms that all sites receive alike: the sites, their numbers of columns, and the shared mean.
 
     `holder` has the response, and the column of ones.
     """
@@ -176,20 +179,20 @@ class ScoreTerms:
     mean: SharedMean
 
     def check(self) -> None:
-        """Require ranges of every institution, and columns of all but the holder."""
+        """Require ranges of every site, and columns of all sites but the holder."""
         named = len(set(self.sites)) == len(self.sites) == len(self.widths) and self.holder in self.sites
         few = [k for k, q in zip(self.sites, self.widths, strict=False) if not q and k != self.holder]
         if not named or few or set(self.mean.halves) != set(self.sites):
-            raise MessageError("a step on the score: expected columns and ranges of every institution")
+            raise MessageError("a step on the score: expected columns and ranges of every site")
 
     @property
     def agreed(self) -> str:
-        """Number of the products, by which none passes where two institutions were told otherwise."""
+        """Digest of the products; no product passes if two sites received different terms."""
         return hashlib.sha256(to_json(self).encode()).hexdigest()[:LENGTH_OF_DIGEST] + " "
 
     @cached_property
     def radii(self) -> dict[str, float]:
-        """Squared lengths to which the scores of each are cut."""
+        """Squared lengths to which each site's scores are cut."""
         return {k: float(radius_of(q, "")) for k, q in zip(self.sites, self.widths, strict=True) if q}
 
     @property
@@ -198,38 +201,38 @@ class ScoreTerms:
         return math.sqrt(1.0 + sum(self.radii.values()))
 
     def width(self, site: str) -> int:
-        """Return how many columns residuals are multiplied by at an institution."""
+        """Return the number of columns that are multiplied with residuals at a site."""
         return self.widths[self.sites.index(site)] + (site == self.holder)
 
     @cached_property
     def places(self) -> dict[str, slice]:
-        """Where the sums of each stand among all."""
+        """Positions of each site's sums among all sums."""
         ends = np.cumsum([0, *(self.width(site) for site in self.sites)]).tolist()
         return {site: slice(a, b) for site, (a, b) in zip(self.sites, pairwise(ends), strict=True)}
 
     @property
     def size(self) -> int:
-        """How many sums there are."""
+        """Number of sums."""
         return sum(self.widths) + 1
 
     @property
     def sum_places(self) -> int:
-        """Binary places of the sums."""
+        """Binary digits of the sums."""
         return self.mean.places + SCORE_PLACES
 
     @cached_property
     def sensitivity(self) -> ScoreSensitivity:
-        """Squares of the sensitivities of the sums, in real numbers."""
+        """Squared sensitivities of the sums, in real numbers."""
         return ScoreSensitivity.of(self.mean, self.radii, self.holder)
 
     def squared(self, site: str) -> int:
-        """Square of the sensitivity to a record's part at an institution, in units of the sums."""
+        """Squared sensitivity to a record's part at a site, in units of the sums."""
         return _in_units(self.sensitivity.parts[site], self.sum_places)
 
 
 @dataclass(frozen=True)
 class ScoreStepRequest:
-    """A step on the score, asked of `site`: coefficients of its columns, middle of its part, its noise."""
+    """A step on the score for `site`: coefficients of its columns, middle of its part, its noise."""
 
     terms: ScoreTerms
     site: str
@@ -249,16 +252,16 @@ class ScoreStepRequest:
 
     @property
     def peers(self) -> list[str]:
-        """The other institutions."""
+        """The other sites."""
         return [site for site in self.terms.sites if site != self.site]
 
 
 @dataclass(frozen=True)
 class ScoreNoise:
-    """The noise of a step of a budget rho: each institution's own pays for its part of a record.
+    """The noise of a step with budget rho: each site's own noise pays for its part of a record.
 
-    Together they pay for the whole record against the coordinator, and for what several institutions have
-    of it against all others.
+    Together the noise pays for the whole record against the coordinator, and for the parts at several sites
+    against all others.
     """
 
     terms: ScoreTerms
@@ -266,7 +269,7 @@ class ScoreNoise:
 
     @cached_property
     def variances(self) -> dict[str, int]:
-        """Variance of each institution's noise, in squared units of the sums."""
+        """Variance of each site's noise, in squared units of the sums."""
         found = self.terms.sensitivity
         more = max(Fraction(1), Fraction(found.whole) / sum(map(Fraction, found.parts.values())))
         return {k: math.ceil(more * self.terms.squared(k) / (2 * self.rho)) for k in self.terms.sites}
@@ -277,7 +280,7 @@ class ScoreNoise:
         return math.ldexp(math.sqrt(sum(self.variances.values())), -self.terms.sum_places)
 
     def cost(self, site: str) -> Fraction:
-        """Return what an institution is charged, against all others together."""
+        """Return the charge of a site, against all others together."""
         return Fraction(self.terms.squared(site), 2 * self.variances[site])
 
 

@@ -43,16 +43,16 @@ from fedstat.models.results import CoefficientResults, EstimateRecord
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Predictions for rows that the caller holds, coded by the public bounds as the institutions coded theirs.
+# Predictions for the analyst's rows, coded by the public bounds as at the sites.
 
-NONE_HELD = "predictions of the institutions' entities are values of each, which no budget pays for"
+NONE_HELD = "predictions for the sites' entities are values of single entities, which no budget pays for"
 
 
 def design_rows(design: ScoredDesign, frame: pd.DataFrame | None) -> PredictedRows:
-    """Code rows, (m, p + 1) with the column of ones, of those that lack no value; no linear predictor yet.
+    """Code complete rows, (m, p + 1) with the column of ones, still without a linear predictor.
 
-    Values beyond a range stand at its end. A DesignError names an absent column, one that holds no numbers,
-    and one with a level that its bounds do not list.
+    Values outside a range are at its end. A DesignError names an absent column, a column without numbers, and
+    one with a level that its bounds do not list.
     """
     frame = check_frame("predict", frame, NONE_HELD)
     needed = sorted(set(design.sources.tolist()))
@@ -63,7 +63,7 @@ def design_rows(design: ScoredDesign, frame: pd.DataFrame | None) -> PredictedRo
     columns = [np.ones(len(frame))]
     for column in design.columns:
         bins, x = design.bins[column.source], values[column.source]
-        if bins.levels and not column.above:  # a function of numbers that are listed
+        if bins.levels and not column.above:  # a function of listed numbers
             x = np.append(np.array(bins.levels, dtype=np.float64), np.nan)[
                 np.nan_to_num(x, nan=-1.0).astype(int)
             ]
@@ -74,12 +74,12 @@ def design_rows(design: ScoredDesign, frame: pd.DataFrame | None) -> PredictedRo
 
 
 def _values(bins: Bins, series: pd.Series) -> Floats:
-    """Numbers of a column, or places of its levels where these are no numbers; nan where it is missing."""
+    """Numbers of a column, or positions of its levels if these are not numbers; nan if missing."""
     missing = series.isna().to_numpy(dtype=np.bool_)
     codes = bins.code(series)
     wrong = int(np.count_nonzero((codes < 0) & ~missing))
     if wrong:
-        what = "levels that its bounds do not list" if bins.levels else "values that are no numbers"
+        what = "levels that its bounds do not list" if bins.levels else "values that are not numbers"
         raise DesignError(f"predict: the column '{bins.name}' has {what}, in {wrong:,} rows")
     return np.where(missing, np.nan, codes if bins.levels else _numbers(bins, series))
 
@@ -91,12 +91,12 @@ def _numbers(bins: Bins, series: pd.Series) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Results of a private generalised linear model: errors in two parts, selection, notes.
+# Results of a private generalized linear model: errors in two parts, selection, notes.
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PrivateGLMRecord(EstimateRecord):
-    """What a file of results holds."""
+    """Content of a file of results."""
 
     errors: MomentErrors | None
     design: ScoredDesign
@@ -111,19 +111,20 @@ class PrivateGLMRecord(EstimateRecord):
         if errors is None:
             return
         if not (errors.sampling.shape == errors.noise.shape == errors.deviations.shape[1:] == (d,)):
-            raise ModelError("estimates and errors are not of one fit")
+            raise ModelError("estimates and errors do not belong to one fit")
 
 
 class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results 2", record=PrivateGLMRecord):
     """Results of :meth:`fedstat.PrivateCopulaGLM.fit`, with statsmodels' names and meanings.
 
-    Standard errors count sampling and the noise of the release; tests and intervals are of Student's t, with
-    one degree of freedom less than there were simulated releases, and normal after a step (`polish=1`).
+    Standard errors include sampling and the noise of the release. Tests and intervals use Student's t, with
+    one degree of freedom less than the number of simulated releases, and the normal distribution after a step
+    (`polish=1`).
 
     Attributes
     ----------
     epsilon, delta : float
-        Of the release.
+        Values of the release.
 
     Examples
     --------
@@ -170,7 +171,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         draws: int,
         rng: np.random.Generator,
     ) -> Self:
-        """Name the numbers of a fit; without a root there are no errors, and nothing is said of them."""
+        """Name the numbers of a fit; without a root there are no errors, and none are printed."""
         columns, (epsilon, delta), n = released.design.columns, budget, released.n
         exact = covariance_without_noise(fit.law, fit.release.response, fit.root, n)
         found = None if errors is None else MomentErrors.of(errors, exact)
@@ -212,7 +213,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
 
     @property
     def df_inference(self) -> float | None:
-        """One less than the simulated releases behind the standard errors; None of those in closed form."""
+        """Number of simulated releases behind the standard errors minus one; None for closed-form errors."""
         errors = self._errors
         return float(errors.draws - 1) if errors is not None and errors.simulated else None
 
@@ -227,7 +228,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
     def budget_too_small(self) -> bool:
         """Whether noise is more than three times the sampling error of the slopes (root mean square).
 
-        So it is, too, where no coefficients solve the released moments.
+        It is also True if no coefficients solve the released moments.
         """
         return self._errors is None or self._errors.ratio > TIMES
 
@@ -239,13 +240,13 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         return str(self._record.distribution)
 
     def predict(self, frame: pd.DataFrame) -> pd.Series:
-        """Predict the mean response of rows that you hold; it asks nobody, and costs nothing.
+        """Predict the mean response of the analyst's own rows; it sends no request, and costs nothing.
 
         Parameters
         ----------
         frame : DataFrame
-            With the columns of the formula, of any institution; the response may be absent. Numbers beyond
-            the bounds of a column count at their end, as in the fit.
+            With the columns of the formula, of any site; the response may be absent. Numbers outside the
+            bounds of a column count at their end, as in the fit.
 
         Returns
         -------
@@ -255,19 +256,19 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         Raises
         ------
         DesignError
-            A column is absent, or holds what its bounds do not list.
+            A column is absent, or has values that its bounds do not list.
         ModelError
-            There is no frame: values of the institutions' entities are not released.
+            There is no frame: values of the sites' entities are not released.
         """
         return self._predicted(frame, None).predicted_mean
 
     def get_prediction(self, frame: pd.DataFrame) -> GLMPrediction:
-        """Predict with standard errors and intervals of the mean, which count the noise of the release.
+        """Predict with standard errors and intervals of the mean, which include the noise of the release.
 
         Parameters
         ----------
         frame : DataFrame
-            As for :meth:`predict`.
+            See :meth:`predict`.
 
         Returns
         -------
@@ -277,7 +278,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         Raises
         ------
         DesignError, ModelError
-            As :meth:`predict`.
+            See :meth:`predict`.
         NotAvailableError
             No coefficients solve the released moments.
         """
@@ -291,7 +292,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         return GLMPrediction(linear, errors, self._record.distribution.make(), self._law)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Say where predictions can be evaluated: the release tells no response to hold them against.
+        """Explain why there is no evaluation: the release has no response to compare predictions with.
 
         Raises
         ------
@@ -312,10 +313,10 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
     # -- selection -------------------------------------------------------------------------------
 
     def select(self, penalty: str = "scad", a: float | None = None) -> pd.DataFrame:
-        """Select columns by a penalised fit, from what was released: it costs nothing more.
+        """Select columns by a penalized fit, from released values: it costs nothing more.
 
-        The loss is quadratic around the estimate, with the moments of the released law and the errors above;
-        the penalty is chosen by BIC.
+        The loss is quadratic around the estimate, with the moments of the released distribution and the
+        errors above; the penalty is chosen by BIC.
 
         Parameters
         ----------
@@ -326,7 +327,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
         Returns
         -------
         DataFrame
-            One row per column: ``client``, ``name``, ``term``, ``selected``, ``coef``, the penalised
+            One row per column: ``client``, ``name``, ``term``, ``selected``, ``coef``, the penalized
             estimate, and ``frequency``, the share of simulated releases in which it is selected.
 
         References
@@ -348,7 +349,7 @@ class PrivateGLMResults(CoefficientResults, saved_as="fedstat copula_glm results
 
     @property
     def _known_errors(self) -> MomentErrors:
-        """What the standard errors come from; a NotAvailableError where there are none."""
+        """Source of the standard errors; NotAvailableError if there are none."""
         if self._errors is None:
             raise NotAvailableError("no standard errors: " + self._reason("cov_params"))
         return self._errors

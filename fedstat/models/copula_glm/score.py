@@ -19,12 +19,12 @@ from fedstat.models.copula_glm.estimation import MomentFit
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# The mean of a response as institutions can share it: a polynomial of the sum of their parts.
+# The mean of a response in a form that sites can share: a polynomial of the sum of their parts.
 #
-# Institution k has a part of the linear predictor, z_k, less its middle and cut to a public half width h_k.
-# The mean is taken for p(w), w = z_1 + ... + z_K: the line itself for the normal family, and a cubic for
-# the logistic one. What the cubic leaves is found under the released law, which has no part in what any
-# entity is charged for.
+# Site k has a part of the linear predictor, z_k, minus its middle and cut to a public half width h_k. The
+# mean is p(w), w = z_1 + ... + z_K: the line itself for the normal family, and a cubic for the logistic one.
+# The remainder of the cubic is computed under the released distribution, which has no effect on the charges
+# of entities.
 #
 # All numbers are integers: w in units of 2^-bits, residuals in units of 2^-(3 bits), so that the cube of w
 # needs no rounding.
@@ -32,16 +32,16 @@ from fedstat.typing import Floats, Ints
 CUBE = 3
 MOST_BITS, FEWEST_BITS = 9, 7
 SCORE_PLACES = 10
-"""Binary places of the scores that residuals are multiplied by."""
+"""Binary digits of the scores that are multiplied with residuals."""
 SMALLEST_CUBE = 0.03
-"""Smallest size of the cubic's last coefficient: with less, its variable would have too few places."""
+"""Smallest size of the cubic's last coefficient; a smaller one would leave its variable too few digits."""
 OF_RANGE = 0.1
-"""Weight of the whole range in the fit of the cubic, beside the law of the predictor."""
+"""Weight of the whole range in the fit of the cubic, relative to the predictor's distribution."""
 GRID = 400
 
 
 def bits_for(n: int, largest: float) -> int:
-    """Return binary places of z at which sums over n residuals times scores up to `largest` fit 62 bits."""
+    """Return binary digits of z for which sums over n residuals times scores up to `largest` fit 62 bits."""
     left = 62 - SCORE_PLACES - ceil(log2(max(n, 1))) - ceil(log2(largest))
     return min(left // CUBE, MOST_BITS)
 
@@ -50,9 +50,9 @@ def bits_for(n: int, largest: float) -> int:
 class SharedMean:
     """The polynomial ``constant + linear w + square w^2 + cube w^3`` in integers, and ranges of all parts.
 
-    A part of the linear predictor is multiplied by `unit`, to be cut to `halves`, in units of 2^-bits, by
-    institution. `constant` has 3 bits places, `linear` and `square` bits; `cube` is -1, 0 or 1. `low` and
-    `high` are the smallest and largest response, in units of 2^-(3 bits).
+    A part of the linear predictor is multiplied by `unit`, and cut to `halves`, in units of 2^-bits, by site.
+    `constant` has 3 bits digits, `linear` and `square` bits; `cube` is -1, 0 or 1. `low` and `high` are the
+    smallest and largest response, in units of 2^-(3 bits).
     """
 
     bits: Annotated[int, Minimum(FEWEST_BITS)]
@@ -76,21 +76,21 @@ class SharedMean:
 
     @property
     def places(self) -> int:
-        """Binary places of residuals."""
+        """Binary digits of residuals."""
         return CUBE * self.bits
 
     @property
     def degree(self) -> int:
-        """3 of a cubic, 1 of a line."""
+        """3 for a cubic, 1 for a line."""
         return CUBE if self.cube or self.square else 1
 
     def part(self, site: str, predictor: Floats) -> Floats:
-        """Cut an institution's part of the linear predictor, less its middle: (n,) in the unit."""
+        """Cut a site's part of the linear predictor, minus its middle: (n,) in the unit."""
         half = self.halves[site] / 2.0**self.bits
         return np.clip(np.nan_to_num(self.unit * predictor), -half, half)
 
     def encode(self, part: Floats) -> tuple[Ints, Ints]:
-        """Return a part in integers, and its linear term in places of residuals: the finer of the two."""
+        """Return a part in integers, and its linear term in digits of residuals, the finer of the two."""
         whole = np.rint(np.ldexp(part, self.bits)).astype(np.int64)
         return whole, np.rint(self.linear * np.ldexp(part, 2 * self.bits)).astype(np.int64)
 
@@ -114,7 +114,7 @@ class SharedMean:
 
     @cached_property
     def range(self) -> tuple[float, float]:
-        """Smallest and largest mean over all w that there can be, with what rounding of parts adds."""
+        """Smallest and largest possible mean over all w, including the rounding of parts."""
         ends = [-self.reach, self.reach]
         if self.degree == CUBE:
             turns = np.roots(
@@ -126,7 +126,7 @@ class SharedMean:
 
     @property
     def slack(self) -> float:
-        """By how much the linear term, which is rounded later than the others, may differ from theirs."""
+        """Largest difference of the linear term from the others, since it is rounded later."""
         each = abs(self.linear) * 2.0 ** (self.bits - 1) + 1.0
         return float(np.ldexp(each * (len(self.halves) + 1), -self.places)) + 2.0**-30
 
@@ -145,9 +145,9 @@ class SharedMean:
 
 @dataclass(frozen=True, slots=True)
 class ScoreSensitivity:
-    """Squares of what one replaced record moves the sums of scores times residuals by.
+    """Squared changes of the sums of scores times residuals when one record is replaced.
 
-    `whole` is of the record, `parts` of its part at each institution where the others know all the rest.
+    `whole` is for the record, `parts` for its part at each site if the others know all the rest.
     """
 
     whole: float
@@ -155,13 +155,13 @@ class ScoreSensitivity:
 
     @classmethod
     def of(cls, mean: SharedMean, radii: Mapping[str, float], holder: str) -> ScoreSensitivity:
-        """Bound the sums of (1, v_1, ..., v_K) r, of scores with squared lengths up to `radii`.
+        """Bound the sums of (1, v_1, ..., v_K) r, for scores with squared lengths up to `radii`.
 
-        Scores and residual of two records move the sum by u v - u' v': its part at others, (1, v_-k), by
-        (r - r')^2 (1 + sum of their R^2), and its own by (|r| + |r'|)^2 R_k^2. Both are convex in (r, r') and
-        in the response, so that the corners of what these can be are the worst: an interval, of which r and
-        r' are no farther apart than the part at the institution can move the mean, and at the holder the
-        response.
+        Scores and residual of two records move the sum by u v - u' v'. Its part at others, (1, v_-k), moves
+        by (r - r')^2 (1 + sum of their R^2), and its own by (|r| + |r'|)^2 R_k^2. Both are convex in (r, r')
+        and in the response, so the corners of their ranges are the worst case. The range is an interval in
+        which r and r' differ at most as far as the part at the site can move the mean, and at the holder also
+        the response.
         """
         low, high = mean.range
         first, last = mean.responses
@@ -178,7 +178,7 @@ class ScoreSensitivity:
 
 
 def _worst(intervals: list[tuple[float, float]], apart: float, own: float, rest: float) -> float:
-    """Return the largest (r - r')^2 rest + (|r| + |r'|)^2 own, of r and r' in one interval, so far apart."""
+    """Return the largest (r - r')^2 rest + (|r| + |r'|)^2 own, for r, r' in one interval at a distance."""
     found = []
     for a, b in intervals:
         corners = [(a, a), (b, b), (b, max(a, b - apart)), (a, min(b, a + apart))]
@@ -189,7 +189,7 @@ def _worst(intervals: list[tuple[float, float]], apart: float, own: float, rest:
 def share_line(
     bits: int, halves: Mapping[str, float], unit: float, constant: float, largest: float
 ) -> SharedMean:
-    """Share a mean ``constant + w``, the linear predictor in a unit, of responses up to `largest`."""
+    """Express a mean ``constant + w``, the linear predictor in a unit, for responses up to `largest`."""
     whole = {site: ceil(unit * h * 2.0**bits) for site, h in halves.items()}
     one = 2.0 ** (CUBE * bits)
     end = ceil(largest * one)
@@ -199,10 +199,10 @@ def share_line(
 def share_cubic(
     bits: int, halves: Mapping[str, float], mean: Callable[[Floats], Floats], predictors: Floats
 ) -> SharedMean:
-    """Share a mean in [0, 1] of a binary response by a cubic of w, fitted where predictors (N,) lie.
+    """Express a mean in [0, 1] of a binary response by a cubic of w, fitted at predictors (N,).
 
-    `mean` is a function of w; beside the law of w, the whole range has a small weight, so that no mean far
-    out makes residuals, and with them the noise, large.
+    `mean` is a function of w. In addition to the distribution of w the whole range has a small weight, so
+    that no mean at its ends makes residuals, and with them the noise, large.
     """
     H = sum(halves.values())
     t = np.linspace(-1.0, 1.0, GRID)
@@ -214,7 +214,7 @@ def share_cubic(
         a[3] = np.copysign(SMALLEST_CUBE, a[3])
         rest = (target - a[3] * t**3) * weight
         a[:3] = np.linalg.lstsq(powers[:, :3] * weight[:, None], rest, rcond=None)[0]
-    # In the variable whose cube has a coefficient of one.
+    # In the variable with cubic coefficient one.
     unit = abs(a[3]) ** (1.0 / 3.0) / H
     scale = unit * H
     return SharedMean(
@@ -234,25 +234,24 @@ def share_cubic(
 # One step from released moments on the score of the rows, and its covariance in closed form.
 #
 # U = sum_i v_i (y_i - p(w_i)) + noise has mean n E[v (mu - p)] at the true coefficients where the step
-# begins; of the rows it takes no law of the columns but for what the polynomial leaves, v (mu - p). With H
-# the derivative of E[v mu] by the coefficients under the released law,
+# begins. The distribution of the columns only enters through the remainder of the polynomial, v (mu - p).
+# With H the derivative of E[v mu] by the coefficients under the released distribution,
 #
 #     b_1 = b_0 + H^-1 (U / n - E[v (mu - p)]),    cov = H^-1 (V / n + sigma^2 I / n^2) H^-T.
 #
-# So the copula matters where it gives a derivative and a small remainder, and no longer for what is
-# estimated.
+# So the copula only affects the derivative and a small remainder, and no longer the estimate itself.
 
 OF_STEP = Fraction(1, 2)
 """Share of the budget for the step; the rest is for the release before it."""
 WIDE = {"Binomial": 3.5, "Gaussian": 2.5}
-"""Half width of a part of the linear predictor, in its deviations under the released law, by family."""
+"""Half width of a part of the linear predictor, in deviations under the released distribution, by family."""
 LEAST = 1e-3
 """Smallest half width, in units of the linear predictor."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreStepStart:
-    """Where a step begins: coefficients (p + 1,), the middle of each institution's part, the shared mean."""
+    """Start of a step: coefficients (p + 1,), the middle of each site's part, the shared mean."""
 
     params: Floats
     middles: Mapping[str, float]
@@ -263,8 +262,8 @@ class ScoreStepStart:
 class ScoreStep:
     """Coefficients after a step (p + 1,), and the parts of their covariance (p + 1, p + 1).
 
-    `remainder` is by how much the law of the columns moved the coefficients through what the polynomial
-    leaves, in sampling errors (root mean square).
+    `remainder` is the effect of the columns' distribution on the coefficients through the remainder of the
+    polynomial, in sampling errors (root mean square).
     """
 
     params: Floats
@@ -279,7 +278,7 @@ class ScoreStep:
 
 
 def plan_score(fit: MomentFit, holder: str, n: int, length: float) -> ScoreStepStart:
-    """Choose ranges and polynomial from what was released; `length` is the largest of a row of scores."""
+    """Choose ranges and polynomial from released values; `length` is the largest of a row of scores."""
     response, b = fit.release.response, fit.root.params
     parts = _parts_of(fit)
     wide = WIDE[response.family]
@@ -301,7 +300,7 @@ def plan_score(fit: MomentFit, holder: str, n: int, length: float) -> ScoreStepS
 
 
 def take_step(fit: MomentFit, asked: ScoreStepStart, sums: Floats, n: int, deviation: float) -> ScoreStep:
-    """Take the step that sums (p + 1,) of n rows with noise say, intercept first."""
+    """Take the step by the sums (p + 1,) of n rows with noise, intercept first."""
     law, response, root = fit.law, fit.release.response, fit.root
     V = np.column_stack([np.ones(len(law.scores)), law.scores])
     X = np.column_stack([np.ones(len(V)), law.values])
@@ -310,7 +309,7 @@ def take_step(fit: MomentFit, asked: ScoreStepStart, sums: Floats, n: int, devia
     w = np.sum([asked.mean.part(s, part - asked.middles[s]) for s, part in _parts_of(fit).items()], axis=0)
     left = found.mean - asked.mean.at(w)
     remainder = V.T @ left / len(V)
-    # Derivatives of E[v mu] by coefficients of columns of one spread, so that the inverse is a good one.
+    # Derivatives of E[v mu] by coefficients of columns with equal spread, for a well conditioned inverse.
     units = np.where(X.std(axis=0) > 0.0, X.std(axis=0), 1.0)
     Hi = np.linalg.inv((V * found.slope[:, None]).T @ (X / units) / len(V)) / units[:, None]
     spread = _variance_of(response, eta, root.scale, found.mean) + left**2
@@ -326,7 +325,7 @@ def take_step(fit: MomentFit, asked: ScoreStepStart, sums: Floats, n: int, devia
 
 
 def _parts_of(fit: MomentFit) -> dict[str, Floats]:
-    """Return each institution's part of the linear predictor at the points of the law: (N,) each."""
+    """Return each site's part of the linear predictor at the points of the distribution: (N,) each."""
     design, b = fit.law.design, fit.root.params[1:]
     return {
         client: fit.law.values[:, block] @ b[block]
@@ -335,7 +334,7 @@ def _parts_of(fit: MomentFit) -> dict[str, Floats]:
 
 
 def _mean_of(response: ScoredResponse, eta: Floats, scale: float) -> MeanScore:
-    """Mean of the response as it is summed, 0 or 1 or the score, and its derivative."""
+    """Mean of the summed response, 0 or 1 or the score, and its derivative."""
     found = response.mean(eta, scale)
     if response.has_scale:
         return found
@@ -344,7 +343,7 @@ def _mean_of(response: ScoredResponse, eta: Floats, scale: float) -> MeanScore:
 
 
 def _variance_of(response: ScoredResponse, eta: Floats, scale: float, mean: Floats) -> Floats:
-    """Variance of the response as it is summed."""
+    """Variance of the summed response."""
     if response.has_scale:
         return response.mean(eta, scale, 2).mean - mean**2
     return mean * (1.0 - mean)

@@ -50,19 +50,18 @@ from fedstat.models.copula_glm.score import SCORE_PLACES
 from fedstat.typing import Array, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# What one institution answers in a step on the score: nothing but a share of the sums, with its own noise.
+# A site's replies in a step on the score: only a share of the sums, with the site's own noise.
 #
-# Its part of the linear predictor is shared by itself already: all parts add up to it. Every two
-# institutions multiply theirs entity by entity (powers), so that all hold shares of the square; once more
-# for the cube; then residuals are shared, and every two multiply scores and residuals, summed over the
-# entities. Of products an institution holds random words. It adds its noise to its share of the sums, and
-# nobody holds these without.
+# A site's part of the linear predictor is already a share: all parts add up to the predictor. Every two sites
+# multiply their parts entity by entity (powers), so that all hold shares of the square, and once more for the
+# cube. Then residuals are shared, and every two sites multiply scores and residuals, summed over the
+# entities. A site's shares of products are random words. Each site adds its noise to its share of the sums;
+# no participant holds the sums without noise.
 #
-# The adversary is that of :mod:`fedstat.federation.crypto.secure_product`: whoever looks keeps to the
-# protocol,
-# and the dealer of a product joins forces with neither of the two. What an institution is charged rests on
-# residuals within their range, which one that puts other numbers in the place of its share, or a dealer of
-# wrong random numbers, can leave.
+# The adversary is that of :mod:`fedstat.federation.crypto.secure_product`: it follows the protocol, and the
+# dealer of a product colludes with neither of the two sites. The charge of a site assumes residuals within
+# their range. A site that sends other numbers as its share, or a dealer of wrong random numbers, can violate
+# this.
 
 FAMILY = "copula_glm"
 KEPT_ROWS = "copula score rows"
@@ -72,10 +71,10 @@ TAKEN = np.ones(1, dtype=np.bool_)
 
 @dataclass(slots=True, eq=False)
 class ScoreRows:
-    """Shares of one institution, of the n entities of the fit: of the square and the cube, and of the sums.
+    """Shares of one site, for the n entities of the fit: of the square and the cube, and of the sums.
 
     `rows` (n,) of the table, `scores` (n, m), `part` (n,) and `line` (n,) of the linear predictor in their
-    places, `response` (n,) less the constant at its holder; `met` says with whom each product was made.
+    digits, `response` (n,) minus the constant at its holder; `met` has the peers of each finished product.
     """
 
     asked: ScoreStepRequest
@@ -92,15 +91,15 @@ class ScoreRows:
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """Products that are to be made, in their order."""
+        """Products of the step, in order."""
         return PHASES[self.asked.terms.mean.degree]
 
     def done(self, phase: str) -> bool:
-        """Whether a product was made with everybody."""
+        """Return whether a product was made with all peers."""
         return set(self.met.get(phase, ())) == set(self.asked.peers)
 
     def ready(self, phase: str) -> bool:
-        """Whether all products before one were made."""
+        """Return whether all products before one were made."""
         at = self.phases.index(phase)
         return all(self.done(one) for one in self.phases[:at])
 
@@ -114,7 +113,7 @@ class ScoreRows:
         return np.asarray(self.response - self.line - (curved if mean.degree > 1 else 0))
 
     def columns(self, phase: str, first: bool) -> Ints:
-        """Columns of this institution in a product: (n, q)."""
+        """Return the columns of this site in a product: (n, q)."""
         if phase == "power":
             return self.part[:, None]
         if phase == "square":
@@ -122,13 +121,13 @@ class ScoreRows:
         return np.column_stack([self.scores, self.residual])
 
     def shape(self, phase: str, site: str, n: int) -> tuple[int, int]:
-        """Columns of an institution in a product, and groups of its rows: each its own, or one."""
+        """Return the columns of a site in a product, and groups of its rows: one per row, or one for all."""
         if phase == "score":
             return self.asked.terms.width(site) + 1, 1
         return (1 if phase == "power" else 2), n
 
     def add(self, phase: str, peer: str, first: bool, share: Ints) -> None:
-        """Add this institution's share of a product with another, (groups, q, q')."""
+        """Add this site's share of a product with another, (groups, q, q')."""
         if phase == "power":
             self.square = self.square + 2 * share[:, 0, 0]
         elif phase == "square":
@@ -143,14 +142,14 @@ class ScoreRows:
         self.met.setdefault(phase, []).append(peer)
 
 
-BEGUN = (KEPT_ROWS, ScoreRows, "a step comes first; ask 'begin_score'")
+BEGUN = (KEPT_ROWS, ScoreRows, "a step comes first; request 'begin_score'")
 ReadPredictor: TypeAlias = Callable[[SiteData, ScoreStepRequest, CodedRows], Floats]
 
 
 def read_predictor(data: SiteData, asked: ScoreStepRequest, coded: CodedRows) -> Floats:
-    """Return this institution's part of the linear predictor, less its middle, of all rows: (n_rows,).
+    """Return this site's part of the linear predictor, minus its middle, for all rows: (n_rows,).
 
-    A value that is missing, or no number, has the middle of its bounds.
+    A value that is missing, or not a number, is replaced by the middle of its bounds.
     """
     used = [coded.bins[column.source] for column in asked.columns]
     series = dict(zip([one.name for one in used], series_of(data, [one.name for one in used]), strict=True))
@@ -173,15 +172,15 @@ def _numbers(bins: Bins, codes: Ints, series: pd.Series) -> Floats:
 
 
 def invented_predictor(data: SiteData, asked: ScoreStepRequest, coded: CodedRows) -> Floats:
-    """Return zeros for rows that are not there."""
+    """Return zeros for a simulated site."""
     return np.zeros(data.table.n_rows)
 
 
 ANSWERED = {
     "taken": presence(
-        "that the rows of the release before take part",
+        "that the rows of the earlier release take part",
         dtype="bool",
-        unpaid="who has a record is public, and what rows hold makes nothing fail",
+        unpaid="it is public which site has a record, and the content of rows causes no failure",
     )
 }
 
@@ -195,7 +194,7 @@ ANSWERED = {
 def begin_score(
     data: SiteData, state: State, text: str, *, read: ReadPredictor = read_predictor
 ) -> tuple[dict[str, Array], str]:
-    """Make scores and the part of the linear predictor of the rows of the release before; nothing leaves."""
+    """Compute scores and the linear predictor's part for the rows of the earlier release; release nothing."""
     asked = from_json(ScoreStepRequest, text, f"{data.name}: the step on the score")
     held, coded = state.use(*KEPT), state.use("copula codes", CodedRows)
     form = held.asked
@@ -204,12 +203,12 @@ def begin_score(
         form.holder,
         form.columns,
     ):
-        raise DescriptionError(f"{data.name}: a step on the score of other columns than were released")
+        raise DescriptionError(f"{data.name}: the step on the score has other columns than the release")
     mean, holds = asked.terms.mean, asked.site == form.holder
     rows = np.flatnonzero(held.group >= 0)
     part, line = mean.encode(mean.part(asked.site, read(data, asked, coded)[rows]))
     q, n = len(asked.columns), len(rows)
-    # Towards zero: no row becomes longer than its radius.
+    # Rounded towards zero, so that no row becomes longer than its radius.
     scores = np.trunc(np.ldexp(held.scores[rows, :q].astype(np.float64), SCORE_PLACES - PLACES))
     ones = [np.full((n, 1), 2**SCORE_PLACES)] if holds else []
     zero = np.zeros(n, dtype=np.int64)
@@ -225,14 +224,14 @@ def begin_score(
         cube=zero.copy(),
         sums=np.zeros(asked.terms.size, dtype=np.int64),
     )
-    # What was opened before is of another step than this charge is for.
+    # Products opened earlier belong to another step than this charge.
     state.forget_all(OPENED)
     state.keep(KEPT_ROWS, kept, n)
     return {"taken": TAKEN}, ""
 
 
 def _response(asked: ScoreStepRequest, form: MomentsRequest, held: CutScores, rows: Ints) -> Ints:
-    """Return the response less the constant, 0 or 1 or the score in its range, in places of residuals."""
+    """Return the response minus the constant, 0 or 1 or the score in its range, in digits of residuals."""
     mean, last = asked.terms.mean, held.scores[rows, -1]
     if form.response == "Binomial":
         y = np.where(last > 0, mean.high, mean.low)
@@ -250,7 +249,7 @@ def score_columns(data: SiteData, state: State, which: str) -> tuple[Array, None
 
 
 def score_rows_of(state: State, which: str) -> Ints:
-    """Rows of the site's table that the columns of a product are of."""
+    """Return the rows of the site's table behind the columns of a product."""
     if which.partition(" ")[2] in (FIRST, SECOND):
         return state.use(*BEGUN).rows
     return rows_of(state, which)
@@ -264,13 +263,15 @@ def score_rows_of(state: State, which: str) -> Ints:
     asks=control("which product"),
 )
 def take_product(data: SiteData, state: State, text: str, opened: Array) -> tuple[dict[str, Array], str]:
-    """Keep this institution's share of a product of a step; nothing leaves.
+    """Keep this site's share of a product of a step; release nothing.
 
-    Every product is made once with everybody: with another one under the same noise, shares of two would
-    differ by what no noise hides.
+    Every product is made once with each peer. A second product under the same noise would make the difference
+    of two shares free of noise.
     """
     held = state.use(*BEGUN)
-    product = state.use(f"{OPENED}{from_json(str, text, data.name)}", OpenProduct, "it was not opened here")
+    product = state.use(
+        f"{OPENED}{from_json(str, text, data.name)}", OpenProduct, "it was not opened at this site"
+    )
     part = product.part
     check_score_product(data, state, part, product.rows, product.group)
     held.add(part.columns.partition(" ")[0], part.peer, part.first, take_share(state, product, opened))
@@ -278,9 +279,11 @@ def take_product(data: SiteData, state: State, text: str, opened: Array) -> tupl
 
 
 def check_score_product(data: SiteData, state: State, part: ProductPart, rows: Ints, group: Ints) -> None:
-    """Refuse a product of a step that is not the next one: of all rows, in shapes that follow from who it is.
+    """Refuse a product of a step that is not the next one.
 
-    Products of the release before it are refused as there.
+    It has all rows, in shapes that follow from the sites.
+
+    Products of the earlier release are refused by its own rules.
     """
     phase, _, side = part.columns.partition(" ")
     if side not in (FIRST, SECOND):
@@ -301,12 +304,12 @@ def check_score_product(data: SiteData, state: State, part: ProductPart, rows: I
             and np.array_equal(group, code)
         ):
             return
-    raise DescriptionError(f"{data.name}: this product with '{part.peer}' is not the one that was planned")
+    raise DescriptionError(f"{data.name}: this product with '{part.peer}' is not the planned one")
 
 
 SHARE = ArrayDeclaration(
     "masked share",
-    "share of the sums of scores times residuals, with this institution's noise",
+    "share of the sums of scores times residuals, with this site's noise",
     dtype="int64",
     behind=(EntityCount, NoiseRequired),
     noisy=True,
@@ -323,14 +326,14 @@ SHARE = ArrayDeclaration(
     },
 )
 def release_score(data: SiteData, state: State) -> dict[str, Array]:
-    """Release this institution's share of the sums of scores times residuals, to which the door adds noise.
+    """Release this site's share of the sums of scores times residuals; the disclosure checks add noise.
 
-    ``share`` (p + 1,), random but for the sum with the others'; where there are no others ``sums``.
+    ``share`` (p + 1,) is random except for its sum with the others'; a single site has ``sums`` instead.
     """
     held = state.use(*BEGUN)
     asked = held.asked
     if not held.done("score"):
-        raise DescriptionError(f"{data.name}: its products with the other institutions come first")
+        raise DescriptionError(f"{data.name}: its products with the other sites come first")
     name = "share" if asked.peers else "sums"
     owed = NoiseRequired(
         name, f"{to_json(asked)} {held.token}", asked.terms.squared(asked.site), Fraction(asked.variance)
@@ -364,4 +367,4 @@ DRY_RUN_STEPS = {
         FAMILIES[FAMILY]["begin_score"], run=partial(begin_score, read=invented_predictor)
     ),
 }
-"""Steps that stand for those that read rows where there are none."""
+"""Steps that replace those that read rows, for simulated sites."""

@@ -17,18 +17,18 @@ from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.models.horizontal.session import add
 from fedstat.typing import Bools, Floats, Matrix, Vector
 
-NOT_REQUESTED = "not asked for"
-"""Problem of a site whose own fit was not asked for."""
+NOT_REQUESTED = "not requested"
+"""Problem of a site without an own fit because none was requested."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coordinates:
-    """Standardised columns of a design.
+    """Standardized columns of a design.
 
     `shift` and `scale` are mean and standard deviation over all sites, 0 and 1 for the intercept; `back`
-    takes coefficients of the standardised columns to the units of the data. `own` holds mean and standard
-    deviation of every column by site, by which it standardised for its own fit; None where sites did not fit
-    their own rows.
+    converts coefficients of the standardized columns to the units of the data. `own` holds mean and standard
+    deviation of every column by site, with which the site standardized for its own fit; None if sites did not
+    fit their own rows.
     """
 
     design: RowsDesign
@@ -39,7 +39,7 @@ class Coordinates:
 
     @classmethod
     def of(cls, design: RowsDesign, own: Floats | None = None) -> Coordinates:
-        """Standardise by the pooled moments."""
+        """Standardize by the pooled moments."""
         # Sums over columns far from zero would lose digits, and rank would depend on the columns' units.
         shift, scale = standardization(design.mean, design.spread, design.intercept)
         zeros, ones = np.zeros_like(shift), np.ones_like(scale)
@@ -47,7 +47,7 @@ class Coordinates:
         return cls(design, shift, scale, back, own)
 
     def to_site(self, k: int) -> Floats:
-        """Matrix that takes standardised coefficients to those of site k's own standardised columns."""
+        """Matrix that converts standardized coefficients to those of site k's own standardized columns."""
         return translation(*self._standardised(k), self.shift, self.scale)
 
     def varies(self, k: int) -> Bools:
@@ -61,16 +61,16 @@ class Coordinates:
         return standardization(self.own[k, 0], self.own[k, 1], self.design.intercept)
 
     def local(self, k: int, beta: Floats, information: Floats) -> tuple[Floats, Floats]:
-        """Give a site's own coefficients (p,) and covariance (p, p), for dispersion one, in the data's units.
+        """Return a site's coefficients (p,) and covariance (p, p), for dispersion one, in the data's units.
 
-        NaN for columns that are constant at the site, and for the intercept where one of them is not zero:
-        the intercept then holds its effect.
+        They are NaN for columns that are constant at the site. The intercept is NaN as well if one of these
+        is not zero, since it then contains the effect of that column.
         """
         assert self.own is not None
         varies = self.varies(k)
         shift, scale = (column[varies] for column in self._standardised(k))
         back = np.linalg.inv(translation(shift, scale, np.zeros_like(shift), np.ones_like(scale)))
-        # The constant columns of a site cannot be told from its intercept, unless they are zero.
+        # A site's constant columns cannot be distinguished from its intercept, unless they are zero.
         known = varies.copy()
         if self.design.intercept and (self.own[k, 0][~varies] != 0.0).any():
             known[0] = False
@@ -94,7 +94,7 @@ class NewtonEvaluation:
 
 @dataclass(slots=True, eq=False)
 class PooledSums:
-    """Sums over sites at one point, in standardised coordinates; the parts by site where not masked."""
+    """Sums over sites at one point, in standardized coordinates; the parts by site unless masked."""
 
     score: Vector
     information: Matrix
@@ -107,8 +107,8 @@ class PooledSums:
 
     @classmethod
     def of(cls, replies: Sequence[Reply], hidden: bool) -> PooledSums | None:
-        """Add up replies in their order; None where sites give no sums: see ``sum_scores``."""
-        # Under masks only the count of willing sites is known, so that one of them silences all.
+        """Add up replies in order; None if sites give no sums: see ``sum_scores``."""
+        # Under masks only the number of valid replies is known, so that one invalid reply cancels all.
         if few_weigh(replies) or int(add(replies, "inside")) < len(replies):
             return None
         weight, deviance, pearson = add(replies, "totals").tolist()
@@ -126,8 +126,8 @@ class PooledSums:
         )
 
     def step(self) -> tuple[Floats, Floats]:
-        """Newton's step and the matrix behind it: the observed information where it is definite."""
-        # Far from the maximum the observed one may be indefinite; Fisher scoring climbs all the same.
+        """Return Newton's step and its matrix: the observed information if it is positive definite."""
+        # Far from the maximum it may be indefinite; Fisher scoring still increases the likelihood.
         for matrix in (self.observed, self.information):
             if matrix is None:
                 continue
@@ -144,14 +144,13 @@ class PooledSums:
 
 @dataclass(slots=True, eq=False)
 class GLMFit:
-    """What the iteration hands over, in standardised coordinates where not said otherwise.
+    """Output of the iteration, in standardized coordinates unless stated otherwise.
 
-    `total` are the sums at `gamma`; `null` is the intercept of the model without covariates; `fit` holds
-    log-likelihood, and log-likelihood and deviance without covariates, NaN where not defined. `meat` is the
-    sum of the outer products of the rows' scores, `between` that of the sites' scores, `apart` the sum of the
-    sites' parts of the score test of equal coefficients where sums are masked. `local` are the sites' own
-    fits in the units of the data, `n` the rows, `rounds` the Newton steps that were asked for (None: to the
-    maximum).
+    `total` are the sums at `gamma`; `null` is the intercept of the model without covariates. `fit` holds the
+    log-likelihood, and log-likelihood and deviance without covariates, NaN if not defined. `meat` is the sum
+    of the outer products of the rows' scores, `between` that of the sites' scores, `apart` the sum of the
+    sites' parts of the score test of equal coefficients if sums are masked. `local` are the sites' own fits
+    in the units of the data, `n` the rows, `rounds` the requested Newton steps (None: to the maximum).
     """
 
     gamma: Vector
@@ -183,12 +182,12 @@ class GLMFit:
 
     @property
     def masked(self) -> bool:
-        """Whether the coordinator saw no more of the sums than what all sites add up to."""
+        """Whether the coordinator saw only the sums over all sites."""
         return self.total.by_site is None
 
     @property
     def masked_parts(self) -> MaskedSiteSums | None:
-        """What compares the sites where sums are masked, in the units of the data."""
+        """Comparison of the sites if sums are masked, in the units of the data."""
         if self.apart is None or not self.masked:
             return None
         forward = np.linalg.inv(self.coordinates.back)
@@ -202,5 +201,5 @@ class GLMFit:
 
 
 def few_weigh(replies: Sequence[Reply]) -> bool:
-    """Whether a site gave no sums because only few of its rows would weigh in them."""
+    """Return whether a site gave no sums because only few of its rows would have weight in them."""
     return int(add(replies, "spread")) < len(replies)

@@ -50,7 +50,7 @@ from fedstat.models.run import Call, FitAttempt, run_fit
 
 
 class GLMPlan(ForecastPlan):
-    """What is known of a federated GLM before it is fitted."""
+    """Facts about a federated GLM before it is fitted."""
 
     guessed: ClassVar[frozenset[str]] = frozenset({"list_clusters", "sum_clusters"})
 
@@ -60,7 +60,7 @@ class GLMPlan(ForecastPlan):
         self.nested = () if strata is None else (strata,)
 
     def loops(self, course: DryRunRecord) -> Sequence[IterationLoop]:
-        """Name the evaluations of Newton's method, also of that with alpha among its coefficients."""
+        """Describe the evaluations of Newton's method, also of that with alpha among its coefficients."""
         fits, limit = sum("start" in steps for steps in course.rounds), int(self.given["maxiter"])
         # Without the sites' own fits there is one more, at a point that needs no coefficients.
         newton = IterationLoop(("sum_scores",), fits * (limit + (not self.given["local"])), fits)
@@ -69,32 +69,32 @@ class GLMPlan(ForecastPlan):
         return [newton, *([IterationLoop(("sum_nb2",), limit)] if self.given["alpha"] is not None else [])]
 
     def learned(self, forecast: ExpectedReleases) -> Iterator[tuple[str, str]]:
-        """Say what a site's own fit tells."""
+        """State what a site's own fit discloses."""
         if any(entry.step == "fit_alone" for entry in forecast.course.entries):
             yield (
                 "Coordinator",
                 "learns every site's own fit, with the means and deviations of its columns. local=False "
-                "leaves it out, and with it the comparison of the sites.",
+                "leaves this out, together with the comparison of the sites.",
             )
 
         if any(entry.step == "sum_leveraged" for entry in forecast.course.entries):
             yield (
                 "Sites",
-                "learn the inverse information of all sites' rows together; what is left of it without their "
-                "own is the sum over the others.",
+                "learn the inverse information of all sites' rows together; subtracting their own leaves "
+                "the sum over the others.",
             )
 
     def notes(self, forecast: ExpectedReleases) -> Iterator[str]:
-        """Say what is not known."""
+        """State what is unknown."""
         if self.given["rounds"] is not None:
             yield f"rounds={self.given['rounds']} fixes the number of evaluations."
         if self.given["cov_type"] in ("cluster", "survey"):
             yield (
-                "How many clusters there are is not known in advance: sizes marked '?' are those of "
-                f"{SYNTHETIC_GROUPS} clusters a site."
+                "The number of clusters is not known in advance: sizes marked '?' assume "
+                f"{SYNTHETIC_GROUPS} clusters per site."
             )
         if self.given["local"]:
-            yield "A site whose own fit fails says why in a text, which takes some bytes more."
+            yield "A site whose own fit fails adds the reason as text, which takes some more bytes."
         yield UNTOLD
 
 
@@ -104,15 +104,15 @@ class GLMPlan(ForecastPlan):
 CovType: TypeAlias = Literal["nonrobust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"]
 COV_TYPES = get_args(CovType)
 POWERS = {"HC2": 1, "HC3": 2}
-"""Of one less a row's leverage, by which its squared residual is divided."""
+"""Power of one minus a row's leverage by which its squared residual is divided."""
 
 
 class FederatedGLM(HorizontalModel):
     """Generalized linear model over sites that hold different rows: the fit of the pooled table.
 
-    Per round every site returns the score and the information of its rows; their sums are those of the pooled
-    table, and so are the estimates, standard errors and tests (Wu et al. 2012, for any family and link).
-    Every fit compares the sites as well; see :attr:`GLMResults.heterogeneity`.
+    In each round every site returns the score and the information of its rows. Their sums are those of the
+    pooled table, and so are the estimates, standard errors and tests (Wu et al. 2012, for any family and
+    link). Every fit also compares the sites; see :attr:`GLMResults.heterogeneity`.
 
     Make one with :meth:`from_formula`.
 
@@ -152,49 +152,51 @@ class FederatedGLM(HorizontalModel):
         masked: bool | None = None,
         progress: bool | None = None,
     ) -> GLMResults:
-        """Maximise the likelihood of all sites' rows.
+        """Maximize the likelihood of all sites' rows.
 
         Parameters
         ----------
         cov_type : {"nonrobust", "HC0", "HC1", "HC2", "HC3", "cluster", "survey"}
-            Inverse information; sandwich; the same times n / (n - p), which statsmodels' GLM leaves out; with
-            squared residuals over 1 - h, or over its square, h the leverage (MacKinnon and White 1985), by
-            one more round, in which sites are told the inverse information of all and keep leverages;
-            clustered, with statsmodels' correction; or linearised for a stratified, clustered sample.
+            "nonrobust" is the inverse information; "HC0" the sandwich; "HC1" the same times n / (n - p),
+            which statsmodels' GLM omits; "HC2" and "HC3" use squared residuals over 1 - h, or over its
+            square, where h is the leverage (MacKinnon and White 1985). They need one more round, in which
+            sites receive the inverse information of all and keep leverages. "cluster" is clustered, with
+            statsmodels' correction; "survey" is linearized for a stratified, clustered sample.
         cov_kwds : dict, optional
-            "cluster": ``{"groups": column}``, where the column that names the sites makes them the clusters.
-            "survey": ``{"clusters": column, "strata": column}``, strata may be left out. Columns other
+            "cluster": ``{"groups": column}``; the column that names the sites makes them the clusters.
+            "survey": ``{"clusters": column, "strata": column}``, where strata are optional. Columns other
             than that of the sites must be among the model's `labels`.
         scale : float, "X2" or "dev", optional
             Dispersion: a value, Pearson's statistic or the deviance over the residual degrees of freedom.
             By default 1 for Binomial, Poisson and NegativeBinomial, and "X2" otherwise.
         alpha : "ml", optional
-            Estimate the alpha of the family NegativeBinomial with log link by maximum likelihood, from the
-            one given; standard errors of cov_type "nonrobust" account for it.
+            Estimate the alpha of the family NegativeBinomial with log link by maximum likelihood, starting
+            from the given one; standard errors of cov_type "nonrobust" account for it.
         use_t : bool, optional
-            Tests and intervals of Student's t, on the number of clusters less one, on that of a survey's
-            clusters less its strata, or else on `df_resid`. By default for "cluster" and "survey", and where
-            the dispersion is estimated, as in R and in statsmodels' OLS. False gives normal ones, the default
-            of statsmodels' GLM: with eight clusters they cover .86.
+            Use Student's t for tests and intervals, with degrees of freedom from the number of clusters minus
+            one, the number of a survey's clusters minus its strata, or otherwise `df_resid`. This is the
+            default for "cluster" and "survey", and if the dispersion is estimated, as in R and in
+            statsmodels' OLS. False gives normal ones, the default of statsmodels' GLM: with eight clusters
+            their coverage is .86.
         rounds : int, optional
-            Take so many Newton steps from the mean of the sites' own fits and stop there: an estimate that is
-            as efficient in large samples, for sites where every round is a decision.
+            Take this number of Newton steps from the mean of the sites' own fits, and stop there. The
+            estimate is as efficient in large samples; use it if every round needs a decision at the sites.
         maxiter : int
-            Most evaluations.
+            Largest number of evaluations.
         tol : float
-            Stop when Newton's step is below, in standard errors.
+            Stop when Newton's step is below this value, in standard errors.
         local : bool
             Whether every site also fits its own rows and releases that fit, with the means and deviations of
             its columns: the start of the iteration, and the comparison of the sites.
         masked : bool, optional
             Whether sites hide their parts of all sums by pairwise masks (Bonawitz et al. 2017), which cancel
-            in the total: the coordinator learns what all sites add up to, and no part. The fit is the same.
-            By default where there are three sites or more; of two each can tell the other's part, and they
-            mask where an owner lets no sum leave otherwise. It costs one round; what compares single sites'
-            parts (the fit without each site) needs False. Own fits are in clear all the same, and unless
-            an owner lets no sum leave otherwise the sums that transforms such as ``center()`` need.
+            in the total: the coordinator learns the sum over sites, and no part. The fit is the same. Masks
+            are the default with at least three sites. With two sites each can compute the other's part; they
+            mask only if an owner requires it. Masks cost one round. Comparisons of single sites' parts (the
+            fit without each site) need False. Own fits are released unmasked in any case; so are the sums for
+            transforms such as ``center()``, unless an owner requires masks.
         progress : bool, optional
-            Tell how far the computation has come (:func:`fedstat.progress`).
+            Report the progress of the computation (:func:`fedstat.progress`).
 
         Returns
         -------
@@ -203,9 +205,9 @@ class FederatedGLM(HorizontalModel):
         Raises
         ------
         ModelError
-            An argument has no meaning here.
+            An argument is invalid here.
         EstimationError
-            Columns are collinear or the outcomes separated, and which; or no step is possible.
+            Columns are collinear or the outcomes separated (the error names them), or no step is possible.
         PolicyError
             A site refuses.
 
@@ -214,8 +216,8 @@ class FederatedGLM(HorizontalModel):
         ConvergenceWarning
             The iteration stopped before its tolerance.
         UnitsWarning
-            Mean or spread of a column at one site is far from those at all others, as sites tell them with
-            their own fits (`local`); without these, masked sums hide them.
+            Mean or spread of a column at one site is far from those at all others, according to the sites'
+            own fits (`local`). Without these, masked sums hide such differences.
 
         Examples
         --------
@@ -232,7 +234,9 @@ class FederatedGLM(HorizontalModel):
         if rounds is not None:
             check_whole("rounds", rounds, 1)
             if not local:
-                raise ModelError("rounds: it starts from the sites' own fits, which local=False leaves out")
+                raise ModelError(
+                    "rounds: the steps start from the sites' own fits, which local=False leaves out"
+                )
         if not isinstance(scale, str):
             scale = None if scale is None else float(scale)
         elif scale not in ("X2", "dev"):
@@ -268,7 +272,8 @@ class FederatedGLM(HorizontalModel):
         allowed = {"cluster": {"groups"}, "survey": {"clusters", "strata"}}.get(cov_type, set())
         if not set(kwds) <= allowed:
             raise ModelError(
-                f"cov_kwds: cov_type={cov_type!r} takes {sorted(allowed) or 'none'}, received {sorted(kwds)}"
+                f"cov_kwds: cov_type={cov_type!r} accepts {sorted(allowed) or 'none'}, received "
+                f"{sorted(kwds)}"
             )
         clusters = kwds.get("groups", kwds.get("clusters"))
         if cov_type in ("cluster", "survey") and clusters is None:
@@ -278,7 +283,7 @@ class FederatedGLM(HorizontalModel):
                 f"from_formula(..., labels=['ward']) and fit(cov_type={cov_type!r}, "
                 f"cov_kwds={{{key!r}: 'ward'}}), "
                 "with your column's name for 'ward'"
-                + ("; the column that names the institutions needs no label" * (cov_type == "cluster"))
+                + ("; the column that names the sites needs no label" * (cov_type == "cluster"))
             )
         known = (
             None,
@@ -288,8 +293,8 @@ class FederatedGLM(HorizontalModel):
         for role, name in kwds.items():
             if not isinstance(name, str | None):
                 raise ModelError(
-                    f"cov_kwds: expected the name of a column as {role!r}, received {kind_of(name)}; the "
-                    "values must be a column of the sites' own tables, named here and in "
+                    f"cov_kwds: expected the name of a column as {role!r}, received {kind_of(name)}. The "
+                    "values must be a column of the sites' tables, named here and in "
                     "from_formula(..., labels=[...])"
                 )
             if name not in known:
@@ -310,12 +315,12 @@ class FederatedGLM(HorizontalModel):
                 f"with {spec}; a known alpha belongs to the family"
             )
         if cov_type != "nonrobust":
-            raise ModelError(f"alpha: 'ml' goes with cov_type='nonrobust', received {cov_type!r}")
+            raise ModelError(f"alpha: 'ml' needs cov_type='nonrobust', received {cov_type!r}")
 
     def _maximise(
         self, newton: Newton, choice: CovarianceChoice, local: bool
     ) -> FitProtocol[tuple[GLMFit, Variance, Overdispersion | None]]:
-        # Sites as clusters need the products of their scores only, which masks can hide.
+        # Sites as clusters need only the products of their scores, which masks can hide.
         by_site = choice.cov_type == "cluster" and choice.clusters == self.partition.site_column
         wanted = SumsRequest(meat=choice.cov_type in ("HC0", "HC1"), between=by_site)
         fit = yield from newton.run(wanted, local=local)
@@ -325,13 +330,13 @@ class FederatedGLM(HorizontalModel):
         self, newton: Newton, local: bool
     ) -> FitProtocol[tuple[GLMFit, Variance, Overdispersion | None]]:
         over = yield from estimate_alpha(newton)
-        # The second fit is at a known alpha, and as any other; its covariance is not, see `over.cov`.
+        # The second fit has a known alpha, as any other; its covariance is different, see `over.cov`.
         fit = yield from with_alpha(newton, over.alpha).run(local=local)
         return fit, Variance(over.cov), over
 
     def _covariance(self, newton: Newton, fit: GLMFit, choice: CovarianceChoice) -> FitProtocol[Variance]:
         if fit.meat is not None:
-            # statsmodels' GLM leaves the factor of HC1 out; its OLS has it. Weights count as rows.
+            # statsmodels' GLM omits the factor of HC1; its OLS has it. Weights count as rows.
             n = fit.total.weight
             factor = n / (n - len(fit.gamma)) if choice.cov_type == "HC1" else 1.0
             return Variance(factor * sandwich(fit, fit.meat))
@@ -364,13 +369,13 @@ class GLORE(FederatedGLM):
 
 
 class FederatedOLS(FederatedGLM):
-    """Least squares over sites that hold different rows, with the statements of statsmodels' OLS.
+    """Least squares over sites that hold different rows, with the statistics of statsmodels' OLS.
 
-    The fit of :class:`FederatedGLM` with the Gaussian family, and R-squared, F tests, tests and intervals of
-    Student's t, and intervals of new responses. With ``var_weights`` it is statsmodels' WLS with these
-    weights; a row of ``freq_weights`` two stands for two rows.
+    The fit is that of :class:`FederatedGLM` with the Gaussian family, plus R-squared, F tests, tests and
+    intervals with Student's t, and intervals of new responses. With ``var_weights`` it is statsmodels' WLS
+    with these weights; a row with ``freq_weights`` two counts as two rows.
 
-    Make one with :meth:`from_formula`; ``family``, ``offset`` and ``exposure`` have no meaning here.
+    Make one with :meth:`from_formula`; ``family``, ``offset`` and ``exposure`` are not available here.
 
     Parameters
     ----------
@@ -404,22 +409,23 @@ class FederatedOLS(FederatedGLM):
         given = [role for role in ("offset", "exposure") if settings.get(role) is not None]
         if given or formula.offsets:
             raise ModelError(
-                f"{given[0] if given else 'offset()'}: R-squared has no meaning beside one; subtract it from "
+                f"{given[0] if given else 'offset()'}: R-squared is not defined with an offset; "
+                f"subtract it from "
                 "the response, or use FederatedGLM"
             )
         super().__init__(formula, partition, **settings)
 
     @inherits_signature(FederatedGLM.fit)
     def fit(self, **settings: Any) -> OLSResults:
-        """Minimise the sum of squares over all sites' rows; see :meth:`FederatedGLM.fit`.
+        """Minimize the sum of squares over all sites' rows; see :meth:`FederatedGLM.fit`.
 
-        Tests are of Student's t on `df_resid`, or on the number of clusters less one, also where errors are
-        robust: statsmodels takes normal ones there unless it is told ``use_t=True``.
+        Tests use Student's t on `df_resid`, or on the number of clusters minus one, also for robust errors;
+        statsmodels uses normal ones there unless ``use_t=True``.
 
         Parameters
         ----------
         **settings
-            Those of :meth:`FederatedGLM.fit`.
+            See :meth:`FederatedGLM.fit`.
 
         Returns
         -------

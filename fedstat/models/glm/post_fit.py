@@ -38,10 +38,10 @@ from fedstat.models.results import CoefficientResults, lr_test
 from fedstat.typing import Array, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# What is asked after a fit: sums for marginal effects, and the restricted fit of a wild bootstrap.
+# Analyses after a fit: sums for marginal effects, and the restricted fit of a wild bootstrap.
 
 Found: TypeAlias = tuple[EffectSums, dict[int, ChangeSums]]
-"""Sums at the estimate, and changes by the place of the column."""
+"""Sums at the estimate, and changes by the position of the column."""
 
 WHERE = ("overall", "mean", "zero")
 STAY = {
@@ -49,13 +49,13 @@ STAY = {
     "median": "medians are values of rows, which stay at the sites",
 }
 BINARY = 1e-9
-"""How far the variance of a column of zeros and ones may be from m (1 - m), m its mean, by rounding."""
+"""Largest rounding error of a 0/1 column's variance from m (1 - m), where m is its mean."""
 
 LEVEL = 0.05
 MAXITER = 100
 MASKED = (
-    "wild_cluster_bootstrap: it multiplies every site's own score by a number, and this fit's sums were "
-    "masked so that no site's part is known. "
+    "wild_cluster_bootstrap: it multiplies every site's own score by a number, but this fit's sums were "
+    "masked, so that no site's part is known."
 )
 
 
@@ -70,18 +70,18 @@ def marginal_effects(
     dummy: bool,
     count: bool,
 ) -> MarginalEffects:
-    """Effects of :meth:`fedstat.models.glm.results.GLMResults.get_margeff`, whose errors these are."""
+    """Return the effects of :meth:`fedstat.models.glm.results.GLMResults.get_margeff`, with its errors."""
     if at in STAY:
         raise NotAvailableError(f"get_margeff: at={at!r}: {STAY[at]}. Use at='overall' or at='mean'")
     check_choice("at", at, WHERE)
     check_choice("method", method, tuple(HEADINGS))
     if count:
         raise NotAvailableError(
-            "get_margeff: count=True: sites do not tell which columns are counts; a step of one is the "
-            "difference of two predictions, for rows that you hold"
+            "get_margeff: count=True: sites do not report which columns are counts. For a step of one take "
+            "the difference of two predictions, for your own rows"
         )
     if dummy and (method in ("dyex", "eyex") or at == "zero"):
-        raise ModelError(f"get_margeff: dummy=True has no meaning with method={method!r} and at={at!r}")
+        raise ModelError(f"get_margeff: dummy=True is not available with method={method!r} and at={at!r}")
     fit, beta = result._fit, result.estimate.params
     held = _fixed_covariates(result, {} if atexog is None else atexog)
     changed = _binary(result) if dummy else []
@@ -94,7 +94,7 @@ def marginal_effects(
         call, n = f"get_margeff(at={at!r}, method={method!r})", fit.total.weight
         base, moved = _over_rows(result, point, changes, log, products, call)
     else:
-        # Of an identity link derivatives are the same at every row.
+        # With an identity link derivatives are the same at every row.
         row = fit.design.mean.copy() if at == "mean" else np.zeros(len(beta))
         row[: int(fit.design.intercept)] = 1.0
         if not linear:
@@ -129,7 +129,7 @@ def _fixed_covariates(result: GLMStatements, atexog: Mapping[int | str, float]) 
         known = key in names if isinstance(key, str) else 0 <= key < len(names)
         if not known or not isinstance(value, int | float | np.number):
             raise ModelError(
-                f"get_margeff: atexog: expected a number for a column of the design, by name or place, "
+                f"get_margeff: atexog: expected a number for a column of the design, by name or position, "
                 f"received {key!r}; columns are {', '.join(names)}"
             )
         held[names.index(key) if isinstance(key, str) else key] = float(value)
@@ -137,7 +137,7 @@ def _fixed_covariates(result: GLMStatements, atexog: Mapping[int | str, float]) 
 
 
 def _binary(result: GLMStatements) -> list[int]:
-    """Places of the columns of zeros and ones, which their moments tell."""
+    """Return the positions of columns of zeros and ones, which are recognized by their moments."""
     design = result._fit.design
     mean, variance = design.mean, design.spread**2
     binary = np.abs(variance - mean * (1.0 - mean)) <= BINARY * np.maximum(variance, BINARY)
@@ -148,11 +148,11 @@ def _check_at_row(result: GLMStatements, at: str) -> None:
     question = result.basis.agreement.question
     if question.offsets or "exposure" in question.weights:
         raise NotAvailableError(
-            f"get_margeff: at={at!r} needs a value of the offset, of which no mean is known; use at='overall'"
+            f"get_margeff: at={at!r} needs a value of the offset, but its mean is unknown; use at='overall'"
         )
     if at == "mean" and "freq_weights" in question.weights:
         raise NotAvailableError(
-            "get_margeff: at='mean': sites tell means of columns over rows, and not over weights; use "
+            "get_margeff: at='mean': sites report means of columns over rows without weights; use "
             "at='overall'"
         )
 
@@ -184,7 +184,7 @@ def _over_rows(
     products: bool,
     call: str,
 ) -> Found:
-    """Ask the sites for sums over their rows, in the units of the data."""
+    """Request sums over rows from the sites, in the units of the data."""
     model: HorizontalModel | None = result._model
     if model is None:
         raise NotAvailableError(
@@ -239,8 +239,8 @@ def _effects_protocol(
 
 def _outside(result: GLMStatements) -> EstimationError:
     return EstimationError(
-        f"get_margeff: a mean lies outside the domain of family {result.distribution}, or its logarithm is "
-        "not finite: columns held at other values than they have may lead there"
+        f"get_margeff: a mean is outside the domain of family {result.distribution}, or its logarithm is "
+        "not finite. The fixed values of columns may be the cause"
     )
 
 
@@ -254,7 +254,7 @@ def wild_bootstrap(
     weights: str,
     seed: int | np.random.Generator | None,
 ) -> WildBootstrap:
-    """Bootstrap of :meth:`fedstat.models.glm.results.GLMResults.wild_cluster_bootstrap`, with its errors."""
+    """Return the bootstrap of :meth:`fedstat.models.glm.results.GLMResults.wild_cluster_bootstrap`."""
     check_choice("weights", weights, tuple(POINTS))
     check_whole("reps", reps, 2)
     read = read_constraints(hypothesis, result.estimate.names)
@@ -291,29 +291,29 @@ def wild_bootstrap(
 def _site_parts(
     result: GLMStatements, read: Constraints, beta: Floats, score: Floats, information: Floats
 ) -> SiteParts:
-    """Put sites' sums in standardised coordinates together with a hypothesis in the units of the data."""
+    """Combine sites' sums in standardized coordinates with a hypothesis in the units of the data."""
     n, p, K = result._fit.total.weight, len(beta), len(score)
     factor = K / (K - 1.0) * (n - 1.0) / (n - p)
     return SiteParts(beta, score, information, read.R @ result._fit.coordinates.back, read.q, factor)
 
 
 def _linear_parts(result: GLMStatements, read: Constraints) -> SiteParts:
-    """Scores and informations of least squares: as the sites told them, or from their own fits."""
+    """Return scores and informations of least squares: as released by the sites, or from their own fits."""
     fit = result._fit
     if fit.total.by_site is not None:
         score, information = (np.array(part) for part in zip(*fit.total.by_site, strict=True))
         return _site_parts(result, read, fit.gamma, score, information)
     question = result.basis.agreement.question
     if question.weights or not question.intercept:
-        raise NotAvailableError(MASKED + "Fit with masked=False, where owners let sums leave in clear")
+        raise NotAvailableError(MASKED + "Fit with masked=False, if the owners allow unmasked sums")
     scores, informations = [], []
     for site in fit.local:
         if site.own is None:
             raise NotAvailableError(
-                f"{MASKED}Own fits would tell them, and '{site.site}' has none "
-                f"({site.problem or 'no rest'}). Fit with masked=False, or with local=True"
+                f"{MASKED}They would follow from own fits, but '{site.site}' has none "
+                f"({site.problem or 'no residuals'}). Fit with masked=False, or with local=True"
             )
-        # An own fit's part is told over its dispersion; its intercept's information is the number of rows.
+        # An own fit's part is divided by its dispersion; its intercept's information is the number of rows.
         dispersion = site.n / site.own.information[0, 0]
         scores.append(dispersion * site.own.score)
         informations.append(dispersion * site.own.information)
@@ -321,10 +321,10 @@ def _linear_parts(result: GLMStatements, read: Constraints) -> SiteParts:
 
 
 def _restricted_parts(result: GLMStatements, read: Constraints) -> SiteParts:
-    """Ask for sums at restricted coefficients, until these are the restricted maximum."""
+    """Request sums at restricted coefficients until these are the restricted maximum."""
     model: HorizontalModel | None = result._model
     if result._fit.masked:
-        raise NotAvailableError(MASKED + "Fit with masked=False, where owners let sums leave in clear")
+        raise NotAvailableError(MASKED + "Fit with masked=False, if the owners allow unmasked sums")
     if model is None:
         raise NotAvailableError(
             "wild_cluster_bootstrap: this result was read from a file and has no partition to fit the "
@@ -341,7 +341,7 @@ def _restricted_parts(result: GLMStatements, read: Constraints) -> SiteParts:
 
 
 def _maximize(newton: Newton, result: GLMStatements, read: Constraints) -> FitProtocol[SiteParts]:
-    """Fisher scoring within the coefficients that the hypothesis allows."""
+    """Fisher scoring within the coefficients of the hypothesis."""
     yield from newton.open(local=False)
     fit = result._fit
     R, A = read.R @ fit.coordinates.back, np.linalg.inv(fit.total.information)
@@ -361,7 +361,7 @@ def _maximize(newton: Newton, result: GLMStatements, read: Constraints) -> FitPr
             score, parts = (np.array(part) for part in zip(*total.by_site, strict=True))
             return _site_parts(result, read, gamma, score, parts)
     raise EstimationError(
-        "wild_cluster_bootstrap: the fit under the hypothesis does not converge: its maximum may lie at "
+        "wild_cluster_bootstrap: the fit under the hypothesis does not converge. Its maximum may be at "
         "infinity, or outside the family's domain"
     )
 
@@ -394,9 +394,9 @@ class ScoreTest(NamedTuple):
 
 
 def score_test(result: GLMStatements, terms: str) -> ScoreTest:
-    """Test terms that the fit does not have, written as on the right side of a formula.
+    """Test terms that the fit does not have, written as the right side of a formula.
 
-    A ModelError says that they add no coefficient, or that rows lack their columns that the fit used.
+    ModelError if they add no coefficient, or if rows of the fit lack their columns.
     """
     model: HorizontalModel = result.model
     larger = type(model).from_formula(
@@ -406,14 +406,14 @@ def score_test(result: GLMStatements, terms: str) -> ScoreTest:
         labels=model.question.labels,
         **model._roles,
     )
-    # On fewer rows the smaller estimate is no maximum, and its own terms would add to the statistic.
+    # On fewer rows the smaller estimate is not a maximum, and its own terms would add to the statistic.
     rows = {row.site: row.n for row in model.agreement.sites}
     fewer = {row.site: rows[row.site] - row.n for row in larger.agreement.sites if row.n != rows[row.site]}
     if fewer:
         listed = ", ".join(f"{count:,} at '{site}'" for site, count in fewer.items())
         raise ModelError(
-            f"score_test: rows of the fit lack a column of {terms!r}: {listed}. Fit the smaller model on "
-            "the rows that have it"
+            f"score_test: rows of the fit lack a column of {terms!r}: {listed}. Fit the smaller model to "
+            "the rows that have this column"
         )
 
     def protocol(model: HorizontalModel) -> FitProtocol[ScoreTest]:
@@ -435,17 +435,17 @@ def _score_protocol(newton: Newton, result: GLMStatements) -> FitProtocol[ScoreT
     gamma: Floats = np.linalg.solve(newton.coordinates.back, beta)
     total = yield from newton.evaluate(gamma)
     assert total is not None
-    # A new term that follows from the old ones has a score of zero, and no test.
+    # A new term that depends linearly on the old ones has score zero, and no test.
     check_rank(total.information, newton.coordinates)
     statistic = float(total.score @ np.linalg.solve(total.information, total.score)) / result.scale
     return ScoreTest(statistic, float(stats.chi2.sf(statistic, len(extra))), len(extra))
 
 
 def compare_likelihoods(full: GLMStatements, restricted: CoefficientResults) -> LRTest:
-    """Likelihood ratio test; the errors of :meth:`GLMResults.compare_lr_test`.
+    """Return the likelihood ratio test; errors as in :meth:`GLMResults.compare_lr_test`.
 
-    Pearson's dispersion, which statsmodels' log-likelihood is at, does not maximise it: the larger fit's
-    may then be the lower one. The maximum follows from the deviance.
+    statsmodels' log-likelihood uses Pearson's dispersion, which does not maximize it: the larger fit may then
+    have the lower one. The maximum follows from the deviance.
     """
     small = _same_family("compare_lr_test", full, restricted)
     if not (full.estimates_dispersion or small.estimates_dispersion) or full.distribution.least_squares:
@@ -454,21 +454,21 @@ def compare_likelihoods(full: GLMStatements, restricted: CoefficientResults) -> 
     family, weights = full.distribution.name, full.basis.agreement.question.weights
     if family not in LOSSES or (family == "Gamma" and "var_weights" in weights):
         raise NotAvailableError(
-            f"compare_lr_test: no likelihood of {full.distribution} is known at its maximum over the "
+            f"compare_lr_test: the likelihood of {full.distribution} is not known at its maximum over the "
             f"dispersion{' with var_weights' if family in LOSSES else ''}; use compare_f_test"
         )
     n = full._fit.total.weight
     statistic = LOSSES[family](small.deviance, n) - LOSSES[family](full.deviance, n)
-    # Two equal fits differ by rounding.
+    # Equal fits differ by rounding.
     return LRTest(max(statistic, 0.0), float(stats.chi2.sf(statistic, df_diff)), df_diff)
 
 
 def compare_deviances(full: GLMStatements, restricted: CoefficientResults) -> FTest:
-    """F test; the errors of :meth:`GLMResults.compare_f_test`."""
+    """Return the F test; errors as in :meth:`GLMResults.compare_f_test`."""
     small = _same_family("compare_f_test", full, restricted)
     if not full.estimates_dispersion:
         raise NotAvailableError(
-            f"compare_f_test: the dispersion of {full.distribution} was taken as {full.scale:g} and not "
+            f"compare_f_test: the dispersion of {full.distribution} was fixed at {full.scale:g} and not "
             'estimated; use compare_lr_test, or fit with scale="X2"'
         )
     df_diff = check_nested(full.estimate, small.estimate)
@@ -485,7 +485,7 @@ def _same_family(what: str, full: GLMStatements, restricted: CoefficientResults)
         )
     if "survey" in (full.cov_type, restricted.cov_type):
         raise NotAvailableError(
-            f"{what}: the likelihood of a survey is a pseudo-likelihood, whose size is that of the weights; "
+            f"{what}: the likelihood of a survey is a pseudo-likelihood, whose size depends on the weights; "
             "use wald_test on the larger fit"
         )
     return restricted

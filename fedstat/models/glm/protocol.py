@@ -22,17 +22,18 @@ from fedstat.typing import Array, Floats
 MAX_HALVINGS = 30
 TINY = float(np.finfo(float).tiny)
 FALLING = 0.9
-"""Ratio of successive deviances; it goes to 1 / e where a logit grows without bound."""
+"""Largest ratio of successive deviances; it goes to 1 / e if a logit grows without bound."""
 
 VANISHING = 1e-44
-"""Sum of squares of which masked sums keep few digits."""
+"""Sum of squares below which masked sums keep few digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewtonOptions:
-    """How the maximum is sought: in at most so many evaluations, to a step below `tol` standard errors.
+    """Settings of the iteration: at most `maxiter` evaluations, to a step below `tol` standard errors.
 
-    With `rounds`, so many steps from the mean of the sites' own fits, and no more; None: to the maximum.
+    With `rounds`, exactly this number of steps from the mean of the sites' own fits; None iterates to the
+    maximum.
     """
 
     maxiter: int = 50
@@ -42,7 +43,7 @@ class NewtonOptions:
 
 @dataclass(frozen=True, slots=True)
 class SumsRequest:
-    """What to sum at the estimate: products of the rows' scores, and of the sites'."""
+    """Sums requested at the estimate: products of the rows' scores, and of the sites'."""
 
     meat: bool = False
     between: bool = False
@@ -55,9 +56,9 @@ NO_SUMS = SumsRequest()
 class NullSearch:
     """Search for the intercept of the model without covariates, safe far from its maximum.
 
-    Offsets far from zero saturate the means at the first point: the information is next to nothing there,
-    and Newton's step overshoots. The sign of the score says on which side the maximum lies; a step that
-    leaves the interval found so far, or that is larger than twice the last one, is replaced.
+    Offsets far from zero saturate the means at the first point: the information is almost zero there, and
+    Newton's step overshoots. The sign of the score gives the side of the maximum. A step that leaves the
+    interval found so far, or that is more than twice as long as the last one, is replaced.
     """
 
     below: float = -np.inf
@@ -65,7 +66,7 @@ class NullSearch:
     step: float = 4.0
 
     def next_point(self, point: float, score: float, information: float) -> float:
-        """Return the next point: Newton's where it can be trusted, else a doubled step or the middle."""
+        """Return the next point: Newton's if it is reliable, otherwise a doubled step or the middle."""
         if score > 0.0:
             self.below = point
         elif score < 0.0:
@@ -102,7 +103,7 @@ class Newton:
     def open(self, local: bool) -> FitProtocol[None]:
         """Open the rows, fit every site's rows alone, and standardise."""
         session = self.session
-        # All that needs no coefficients goes into one round: every round is a visit to every site.
+        # Everything that needs no coefficients goes into one round, since every round needs every site.
         asks = session.opening() + session.ask_all("start", {}, self.distribution.to_json())
         if local:
             asks += session.ask_all("fit_alone", {})
@@ -115,7 +116,7 @@ class Newton:
         self.n = int(design.n.sum())
         if self.n <= len(design.names):
             raise EstimationError(
-                f"{self.n:,} whole rows at all sites together for {len(design.names)} coefficients; "
+                f"{self.n:,} complete rows at all sites together for {len(design.names)} coefficients; "
                 "expected more rows than coefficients. Use fewer terms."
             )
         self._start_null(add(started, "response"))
@@ -141,7 +142,7 @@ class Newton:
     def first_point(self) -> Floats | None:
         """Mean of the sites' own fits, weighted by their informations; None where no site has a fit.
 
-        With ``rounds`` it is weighted by rows, and sites without an estimate of a coefficient are left out.
+        With ``rounds`` it is weighted by rows; sites without an estimate of a coefficient are left out.
         """
         p = len(self.coordinates.shift)
         precision, weighted = np.zeros((p, p)), np.zeros(p)
@@ -153,7 +154,7 @@ class Newton:
             weighted += T.T @ (information @ reply.arrays["beta"])
         if not precision.any():
             return None
-        # A direction that no site alone determines has no precision: least squares leaves it at zero.
+        # A direction that no single site determines has no precision: least squares leaves it at zero.
         return np.asarray(np.linalg.lstsq(precision, weighted, rcond=1e-10)[0])
 
     def _by_size(self, k: int, information: Floats) -> Floats:
@@ -163,28 +164,28 @@ class Newton:
         return weight * np.outer(known, known)
 
     def evaluate_asks(self, gamma: Floats | None) -> list[Request]:
-        """Ask for the sums at a point."""
+        """Return the request for the sums at a point."""
         arrays: dict[str, Array] = {"shift": self.coordinates.shift, "scale": self.coordinates.scale}
         if gamma is not None:
             arrays["beta"] = gamma
-        # With an offset the null model has no closed form: its score rides along with every evaluation.
+        # With an offset the null model has no closed form: its score is requested with every evaluation.
         if self.offsets:
             arrays["null"] = np.array(self.null)
-        # With a canonical link it equals the expected one; at the start of IRLS there is none.
+        # With a canonical link it equals the expected one; the start of IRLS has none.
         arrays["observed"] = np.array(not self.distribution.canonical and gamma is not None)
         return self.session.ask_all("sum_scores", arrays)
 
     def evaluate(self, gamma: Floats | None) -> FitProtocol[PooledSums | None]:
-        """Ask for the sums at a point; None where a mean lies outside the family's domain."""
+        """Request the sums at a point; None if a mean is outside the family's domain."""
         return PooledSums.of((yield self.evaluate_asks(gamma)), self.session.masked)
 
     def judge_asks(
         self, gamma: Floats, total: PooledSums, dispersion: float, wanted: SumsRequest
     ) -> list[Request]:
-        """Ask for the sums that judge the fit.
+        """Request the sums at the estimate that finish the fit.
 
-        As in statsmodels, the likelihood of the Gaussian family with identity link is that at its own
-        maximum over the dispersion.
+        As in statsmodels, the likelihood of the Gaussian family with identity link is maximized over the
+        dispersion.
         """
         own = total.deviance / total.weight if self.distribution.least_squares else dispersion
         arrays = {
@@ -208,21 +209,21 @@ class Newton:
 
     @property
     def estimates_dispersion(self) -> bool:
-        """Whether the dispersion is estimated, and not given or one."""
+        """Whether the dispersion is estimated, instead of given or one."""
         if self.scaletype is None:
             return self.distribution.estimates_scale
         return not isinstance(self.scaletype, float)
 
     def run(self, wanted: SumsRequest = NO_SUMS, local: bool = True) -> FitProtocol[GLMFit]:
-        """Open, iterate, judge."""
+        """Open the rows, iterate, and request the final sums."""
         yield from self.open(local)
         gamma, total, judged = yield from self.climb(wanted)
         self._check_units(total)
         dispersion = self.dispersion(total)
-        # A last step that was foreseen has brought the judgement along.
+        # A last step that was foreseen has the final sums already.
         if not judged:
             judged = yield self.judge_asks(gamma, total, dispersion, wanted)
-        # A site without a finite sum sends zero, which must not pass for its part.
+        # A site without a finite sum sends zero, which must not count as its part.
         defined = add(judged, "defined") == len(judged)
         return GLMFit(
             gamma=gamma,
@@ -246,13 +247,16 @@ class Newton:
     def _check_units(self, total: PooledSums) -> None:
         if self.session.masked and self.distribution.estimates_scale and total.pearson < VANISHING:
             raise EstimationError(
-                f"the sum of squared residuals of '{self._response}' is below {VANISHING:g}: it is constant, "
-                "or fitted without a rest, or in units so large that masked sums keep few digits of it; "
-                "measure it in smaller units, or fit(masked=False)"
+                f"the sum of squared residuals of '{self._response}' is below {VANISHING:g}. The response "
+                "is constant, is fitted without residuals, or has units so large that masked sums keep few "
+                "digits of it. Measure it in smaller units, or use fit(masked=False)"
             )
 
     def climb(self, wanted: SumsRequest) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
-        """Take Newton's steps until they are small; judge in the last round where it can be foreseen."""
+        """Take Newton's steps until they are small.
+
+        Request the final sums with the last round if it is foreseen.
+        """
         gamma, total = yield from self.start()
         check_rank(total.information, self.coordinates)
         judged: list[Reply] = []
@@ -260,9 +264,10 @@ class Newton:
         while not self.finished(total):
             if self.halved >= PATIENCE:
                 raise EstimationError(
-                    f"the maximum lies on the edge of what family {self.distribution} allows: means go to "
-                    "the end of their range at some rows; choose a link whose means stay inside, such as the "
-                    "log or logit. Or a site's policy lets no row weigh so much (its line max_share)"
+                    f"the maximum is at the boundary of family {self.distribution}: some means go to the "
+                    "end of their range. Choose a link whose means stay inside, such as the log or logit. "
+                    "Another possible cause is a site's policy that limits the weight of rows (its line "
+                    "max_share)"
                 )
             step, _ = total.step()
             if not self.halved and diverges([row.move for row in self.trace], [r.step for r in self.trace]):
@@ -274,13 +279,16 @@ class Newton:
     def descend(
         self, gamma: Floats, total: PooledSums, before: Floats, wanted: SumsRequest
     ) -> FitProtocol[tuple[Floats, PooledSums, list[Reply]]]:
-        """Take Newton's step, halved until the deviance falls; `before` is the information one step ago."""
+        """Take Newton's step, halved until the deviance decreases.
+
+        `before` is the information one step ago.
+        """
         K, (step, _) = len(self.session.sites), total.step()
         for halving in range(MAX_HALVINGS):
             trial = gamma + step * 0.5**halving
-            # Means outside the domain, or a deviance that rises, halve the step.
+            # Means outside the domain, or an increasing deviance, halve the step.
             asks = self.evaluate_asks(trial)
-            # One round less, if this is the last point; wasted arrays, if it is not.
+            # This saves one round if this is the last point; otherwise the arrays are not used.
             if self.expects_last():
                 asks += self.judge_asks(trial, total, self.dispersion(total), wanted)
             replies = yield asks
@@ -288,41 +296,41 @@ class Newton:
             if new is not None and not rises(new.deviance, total.deviance):
                 self.halved = self.halved + 1 if halving else 0
                 return trial, new, replies[K:]
-            # Few rows weigh after growing steps: all outcomes are separated, no step helps.
+            # Few rows have weight after growing steps: all outcomes are separated, and no step helps.
             if few_weigh(replies[:K]) and is_separated(self.trace):
                 raise self.runaway(step, before, total, complete=True)
         raise EstimationError(
-            f"no step lowers the deviance ({len(self.trace)} evaluations) and keeps the means "
-            f"inside the domain of family {self.distribution}, with weight on more than a few rows "
-            "of every site; choose another link, or transform columns with long tails"
+            f"no step decreases the deviance ({len(self.trace)} evaluations) with means inside the domain "
+            f"of family {self.distribution} and weight on more than a few rows of every site. Choose "
+            "another link, or transform columns with long tails"
         )
 
     def start(self) -> FitProtocol[tuple[Floats, PooledSums]]:
-        """First point: the mean of the sites' own fits, or the start of IRLS."""
+        """Return the first point: the mean of the sites' own fits, or the start of IRLS."""
         gamma = self.first_point()
         total = None if gamma is None else (yield from self.evaluate(gamma))
         if gamma is not None and total is not None:
             return gamma, total
         if self.options.rounds is not None:
             raise EstimationError(
-                "rounds: no site has a fit of its own to start from, or their mean lies outside the family's "
-                "domain; fit without rounds"
+                "rounds: no site has its own fit as a start, or the mean of the own fits is outside the "
+                "family's domain; fit without rounds"
             )
         return (yield from self.start_without_fits())
 
     def runaway(
         self, step: Floats, before: Floats, total: PooledSums, *, complete: bool = False
     ) -> EstimationError:
-        """Say that the maximum lies at infinity, and in which direction."""
+        """Raise the error for a maximum at infinity, with its direction."""
         found = Separation(step, before, total.information, len(self.trace), complete)
         return found.error(self.session.sites, self.coordinates)
 
     def start_without_fits(self) -> FitProtocol[tuple[Floats, PooledSums]]:
-        """First step of iteratively reweighted least squares, as statsmodels starts."""
+        """Take the first step of iteratively reweighted least squares, as statsmodels does."""
         first = yield from self.evaluate(None)
         if first is None:
             raise EstimationError(
-                f"sums over the response '{self._response}' are no finite numbers; measure it in other "
+                f"sums over the response '{self._response}' are not finite; measure it in other "
                 "units, or transform it"
             )
         check_rank(first.information, self.coordinates)
@@ -333,12 +341,12 @@ class Newton:
             total = yield from self.evaluate(gamma)
         if total is None:
             raise EstimationError(
-                f"the first point lies outside the domain of family {self.distribution}; choose another link"
+                f"the first point is outside the domain of family {self.distribution}; choose another link"
             )
         return gamma, total
 
     def finished(self, total: PooledSums) -> bool:
-        """Enter a point into the trace, and tell whether it is the last."""
+        """Add a point to the trace, and return whether it is the last."""
         options = self.options
         step, matrix = total.step()
         size = float(np.sqrt(max(float(step @ matrix @ step), 0.0) / max(self.dispersion(total), TINY)))
@@ -353,7 +361,7 @@ class Newton:
         return self.converged or len(self.trace) >= options.maxiter
 
     def expects_last(self) -> bool:
-        """Whether the next point is foreseen to be the last, from the rate at which Newton's steps shrink."""
+        """Return whether the next point should be the last, by the rate at which Newton's steps shrink."""
         if self.estimates_dispersion:
             return False
         if self.options.rounds is not None:
@@ -389,7 +397,7 @@ class Newton:
     def _own_fit(
         self, k: int, gamma: Floats, dispersion: float
     ) -> tuple[Floats | None, Floats | None, str, SiteWelchTerms | None]:
-        """Coefficients and covariance of a site's own fit, or why there are none, and its part of a test."""
+        """Return coefficients and covariance of a site's own fit, or the problem, and its part of a test."""
         if not self.alone:
             return None, None, NOT_REQUESTED, None
         reply = self.alone[k]
@@ -400,7 +408,7 @@ class Newton:
         own, cov = self.coordinates.local(k, beta, information)
         if not self.estimates_dispersion:
             return own, dispersion * cov, "", None
-        # As statsmodels estimates it from these rows alone: columns that are constant here do not count.
+        # As statsmodels estimates it from these rows alone; columns that are constant here do not count.
         n = float(reply.arrays.get("count", self.coordinates.design.n[k]))
         rest = max(n - float(self.coordinates.varies(k).sum()), 1.0)
         phi, T = float(reply.arrays["pearson"]) / rest, self.coordinates.to_site(k)
@@ -413,12 +421,12 @@ class Newton:
 
 
 def is_separated(trace: Sequence[NewtonEvaluation]) -> bool:
-    """Whether steps grow and the deviance still falls, as it does where all outcomes are separated."""
+    """Return whether steps grow while the deviance decreases, as with separated outcomes."""
     last = trace[-3:]
     growing = len(last) == 3 and last[0].move < last[1].move < last[2].move
     return growing and last[2].deviance < FALLING * last[1].deviance
 
 
 def rises(new: float, old: float) -> bool:
-    """Whether a deviance is larger than rounding explains."""
+    """Return whether a deviance exceeds rounding error."""
     return new > old + 1e-9 * (abs(old) + 1e-3)

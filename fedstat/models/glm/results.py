@@ -48,7 +48,7 @@ from fedstat.models.margins import MarginalEffects
 from fedstat.models.results import CoefficientResults
 
 # ----------------------------------------------------------------------------------------------------
-# Results of a federated GLM: its statements, their summary, and the file that keeps them.
+# Results of a federated GLM: statistics, their summary, and the file format.
 
 
 class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMRecord):
@@ -58,7 +58,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
     ----------
     family : statsmodels family
     model : HorizontalModel
-        Of results that were read from a file, the names of response and coefficients only.
+        For results that were read from a file, only the names of response and coefficients.
 
     Examples
     --------
@@ -118,15 +118,15 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
         return cls(record, ledger, model)
 
     def compare_lr_test(self, restricted: CoefficientResults) -> LRTest:
-        """Likelihood ratio test of this fit against a nested one, both at their maximum over the dispersion.
+        """Likelihood ratio test of this fit against a nested one, both maximized over the dispersion.
 
-        For Gamma, inverse Gaussian and Gaussian families that is not the log-likelihood printed, which is at
-        Pearson's dispersion as in statsmodels, and of which the larger fit may have the lower one.
+        For Gamma, inverse Gaussian and Gaussian families these are not the printed log-likelihoods, which use
+        Pearson's dispersion as in statsmodels; there the larger fit may have the lower one.
 
         Parameters
         ----------
         restricted : GLMResults
-            A fit of the same family to the same rows, with some of the coefficients left out.
+            A fit of the same family to the same rows, without some of the coefficients.
 
         Returns
         -------
@@ -135,11 +135,11 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
         Raises
         ------
         ModelError
-            The two fits are not nested, not of the same data, or of two families.
+            The two fits are not nested, use different data, or have different families.
         NotAvailableError
             The family's likelihood is not known at its maximum over an estimated dispersion (a
-            quasi-likelihood, Tweedie, Gamma with ``var_weights``); use :meth:`compare_f_test`. Or a fit is of
-            a survey, and has a pseudo-likelihood; use :meth:`wald_test`.
+            quasi-likelihood, Tweedie, Gamma with ``var_weights``); use :meth:`compare_f_test`. Or a fit is
+            for a survey, with a pseudo-likelihood; use :meth:`wald_test`.
         EstimationError
             The restricted fit has the larger log-likelihood.
         """
@@ -148,14 +148,14 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
     def compare_f_test(self, restricted: CoefficientResults) -> FTest:
         """F test of this fit against a nested one, for an estimated dispersion.
 
-        The difference of the deviances per coefficient over the dispersion of this fit, on `df_resid` degrees
-        of freedom; as R's ``anova(restricted, this, test="F")``. For the linear model it is the F test of
-        least squares.
+        The statistic is the difference of the deviances per coefficient over the dispersion of this fit, on
+        `df_resid` degrees of freedom, as R's ``anova(restricted, this, test="F")``. For the linear model it
+        is the F test of least squares.
 
         Parameters
         ----------
         restricted : GLMResults
-            As for :meth:`compare_lr_test`.
+            See :meth:`compare_lr_test`.
 
         Returns
         -------
@@ -164,9 +164,9 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
         Raises
         ------
         ModelError
-            As for :meth:`compare_lr_test`.
+            See :meth:`compare_lr_test`.
         NotAvailableError
-            The dispersion of this fit was not estimated, or a fit is of a survey.
+            The dispersion of this fit was not estimated, or a fit is for a survey.
 
         Examples
         --------
@@ -187,7 +187,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
         Parameters
         ----------
         terms : str
-            As on the right side of a formula, such as ``"chol + C(slope)"``.
+            The right side of a formula, such as ``"chol + C(slope)"``.
 
         Returns
         -------
@@ -195,7 +195,7 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
 
         Raises
         ------
-        ModelError
+        The terms add no coefficient, or some rows of the fit lack their columns.
             The terms add no coefficient, or rows of the fit lack their columns.
         NotAvailableError
             The results were read from a file.
@@ -211,8 +211,8 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
         """
         if self._model is None:
             raise NotAvailableError(
-                "score_test: this result was read from a file and has no partition; fit the model again, or "
-                "the larger one"
+                "score_test: this result was read from a file and has no partition; fit the model again, "
+                "or fit the larger one"
             )
         return score_test(self, terms)
 
@@ -226,8 +226,8 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
     ) -> MarginalEffects:
         """Marginal effects on the mean of the response, with errors by the delta method, as in statsmodels.
 
-        With ``at="overall"`` sites sum the mean's derivatives over their rows once, masked as the fit was, by
-        frequency weights and with the rows' own offsets; effects at one row need no message.
+        With ``at="overall"`` sites sum the mean's derivatives over their rows once, masked as in the fit,
+        with frequency weights and the rows' own offsets. Effects at one row need no message.
 
         Parameters
         ----------
@@ -236,26 +236,26 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
         method : {"dydx", "eyex", "dyex", "eydx"}
             Derivative, elasticity, or one of the two semi-elasticities.
         atexog : dict, optional
-            Values at which columns of the design are held, by their names or places.
+            Fixed values for columns of the design, by their names or positions.
         dummy : bool
-            Change from 0 to 1 of columns that are zero or one, which their moments tell.
+            Change from 0 to 1 of columns that are zero or one, which are recognized by their moments.
         count : bool
-            Not available: sites do not tell which columns are counts.
+            Not available: sites do not report which columns are counts.
 
         Returns
         -------
         MarginalEffects
-            ``margeff``, ``margeff_se``, ``summary_frame()``, ``summary()``; tests of the law of the fit's.
+            ``margeff``, ``margeff_se``, ``summary_frame()``, ``summary()``; tests use the fit's distribution.
 
         Raises
         ------
         NotAvailableError
-            ``at="all"`` or ``"median"``, which are values of rows; at one row with an offset; or averages of
-            results that were read from a file.
+            ``at="all"`` or ``"median"`` need values of rows; effects at one row are not available with an
+            offset; averages are not available for results that were read from a file.
         ModelError
-            An argument has no meaning here.
+            An argument is invalid here.
         EstimationError
-            A mean lies outside the family's domain.
+            A mean is outside the family's domain.
         PolicyError
             A site refuses.
 
@@ -279,22 +279,23 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
         """Test linear hypotheses with sites as clusters, for few sites, by a restricted wild bootstrap.
 
         Each site's residuals under the hypothesis are multiplied by one random number, and t, with errors
-        clustered by site, is computed anew: of linear models exactly, from every site's score and information
-        (Cameron, Gelbach and Miller 2008; Roodman, MacKinnon, Nielsen and Webb 2019). For other families the
-        sites' scores at the fit under the hypothesis are multiplied (Kline and Santos 2012), for which sites
-        sum scores at its coefficients.
+        clustered by site, is computed again. For linear models this is exact, from every site's score and
+        information (Cameron, Gelbach and Miller 2008; Roodman, MacKinnon, Nielsen and Webb 2019). For other
+        families the sites' scores at the fit under the hypothesis are multiplied (Kline and Santos 2012); for
+        these, sites sum scores at its coefficients.
 
-        It needs every site's own sums. Where these were masked, those of a linear model with an intercept and
-        no weights follow from the sites' own fits, which are told in clear unless ``local=False``; else it is
-        refused, and needs ``fit(masked=False)``: a sum of scores with signs of the asker's choice would tell
-        each site's.
+        It needs every site's own sums. If these were masked, those of a linear model with an intercept and
+        without weights follow from the sites' own fits, which are released unmasked unless ``local=False``.
+        Otherwise the bootstrap is refused, and needs ``fit(masked=False)``: sums of scores with signs of the
+        analyst's choice would reveal each site's scores.
 
         Parameters
         ----------
         r_matrix : str, list of str, array or (array, array)
-            As for :meth:`t_test`.
+            See :meth:`t_test`.
         reps : int
-            Draws; all there are, where these are fewer: of Rademacher's 2^K of K sites.
+            Number of draws; all possible ones if there are fewer: K sites have 2^K draws of Rademacher's
+            signs.
         weights : {"rademacher", "webb"}
             Signs; or Webb's six values, for fewer than about twelve sites.
         seed : int or numpy Generator, optional
@@ -307,12 +308,12 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
         Raises
         ------
         ModelError
-            The hypothesis names what is not a coefficient, or an argument has no meaning.
+            The hypothesis has an unknown coefficient, or an argument is invalid.
         NotAvailableError
-            Sums were masked, and own fits do not tell them; or results of a model that is not linear were
+            Sums were masked, and do not follow from own fits; or results of a model that is not linear were
             read from a file.
         EstimationError
-            There are no more sites than restrictions; or the restricted fit does not converge.
+            There are as many restrictions as sites or more; or the restricted fit does not converge.
         PolicyError
             A site refuses.
 
@@ -330,7 +331,10 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
     # -- summary ---------------------------------------------------------------------------------
 
     def summary(self, alpha: float = 0.05) -> SheetSummary:
-        """Estimate, federation, coefficients, sites, notes; as :meth:`CoefficientResults.summary`."""
+        """Return estimate, federation, coefficients, sites and notes.
+
+        See :meth:`CoefficientResults.summary`.
+        """
         usual = super().summary(alpha)
         return SheetSummary([*usual.sheets[:-1], site_sheet(self)], usual.notes, usual.headline)
 
@@ -360,14 +364,14 @@ class GLMResults(GLMStatements, saved_as="fedstat glm results 7", record=GLMReco
 # Results of least squares over rows: R-squared, F and t tests, intervals of new responses.
 
 LEVEL_IN_FULL = re.compile(r"\[(?![A-Z]\.)[^\]]*\]$")
-"""Ending of a column of a factor that has one for every level, as formulas without an intercept have."""
+"""Ending of a column of a factor with one column per level, as in formulas without an intercept."""
 
 
 class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord):
     """Results of :meth:`fedstat.FederatedOLS.fit`, with the names and meanings of statsmodels' OLS, or WLS.
 
-    All follows from what a Gaussian GLM sums: deviance is the sum of squared residuals, and that of the model
-    without covariates the centred total.
+    All statistics follow from the sums of a Gaussian GLM: the deviance is the sum of squared residuals, and
+    that of the model without covariates the centered total.
 
     Examples
     --------
@@ -389,7 +393,10 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord)
 
     @property
     def k_constant(self) -> int:
-        """1 where columns span a constant: an intercept, or a column for every level of a factor; else 0."""
+        """1 if columns span a constant: an intercept, or a column for every level of a factor.
+
+        Otherwise 0.
+        """
         design = self._fit.design
         if design.intercept:
             return 1
@@ -402,12 +409,12 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord)
 
     @property
     def df_model(self) -> float:
-        """Coefficients less the constant."""
+        """Number of coefficients minus the constant."""
         return float(len(self.estimate.names) - self.k_constant)
 
     @property
     def ssr(self) -> float:
-        """Sum of squared residuals, weighted where rows are."""
+        """Sum of squared residuals, weighted if rows have weights."""
         return self.deviance
 
     @property
@@ -443,15 +450,16 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord)
 
     @property
     def rsquared(self) -> float:
-        """Share of the sum of squares that is explained; about zero, and not the mean, without a constant."""
+        """Explained share of the sum of squares; about zero instead of about the mean, without a constant."""
         return self.ess / (self.ess + self.ssr)
 
     @property
     def fvalue(self) -> float:
-        """F statistic of all coefficients but the constant; Wald's where errors are robust.
+        """F statistic of all coefficients but the constant; Wald's for robust errors.
 
-        As in statsmodels nan where errors are robust and no column is the constant that several span; and
-        where there are no more clusters than these coefficients, whose covariance is then singular.
+        As in statsmodels it is nan if errors are robust and the constant is spanned by several columns. It is
+        also nan if there are no more clusters than these coefficients, since their covariance is then
+        singular.
         """
         if self.cov_type == "nonrobust":
             return self.mse_model / self.mse_resid
@@ -464,7 +472,7 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord)
     @property
     def f_pvalue(self) -> float:
         """P-value of :attr:`fvalue`."""
-        # Clusters less one, as in statsmodels also where tests of single coefficients are normal.
+        # Clusters minus one, as in statsmodels also if tests of single coefficients are normal.
         counts = self.basis.counts
         df = self.df_resid if counts is None else counts[0] - (counts[1] if self.basis.strata else 1)
         return float(stats.f.sf(self.fvalue, self.df_model, df)) if self.df_model else float("nan")
@@ -507,4 +515,7 @@ class OLSResults(GLMResults, saved_as="fedstat ols results 2", record=GLMRecord)
     def _summary_notes(self) -> Iterator[Note]:
         yield from super()._summary_notes()
         if not self.k_constant:
-            yield Note("no_constant", "R-squared is about zero and not the mean: no columns span a constant.")
+            yield Note(
+                "no_constant",
+                "R-squared refers to zero instead of the mean, because no columns span a constant.",
+            )

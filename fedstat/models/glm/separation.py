@@ -13,23 +13,23 @@ from fedstat.models.glm.fit import Coordinates
 from fedstat.typing import Array, Bools, Floats
 
 RANK_TOLERANCE = 1e-12
-"""Eigenvalue of the information with ones on its diagonal, relative to the largest, of collinear columns."""
+"""Relative eigenvalue of the information with unit diagonal below which columns are collinear."""
 
 SHARE = 1e-4
 PATIENCE = 8
-"""Evaluations after which steps that do not shrink tell that the maximum lies at infinity."""
+"""Number of evaluations after which steps that do not shrink indicate a maximum at infinity."""
 
 SHORT, NOISE = 0.1, 1e-7
-"""Standard errors that a step has at most, and at least, where it does not shrink though it gains little."""
+"""Largest and smallest length, in standard errors, of a step that does not shrink and gains little."""
 
 GROWTH = 1.5
-"""By how much a step towards infinity at least multiplies the variance of a coefficient that goes there."""
+"""Least factor by which a step towards infinity increases the variance of such a coefficient."""
 
 PART = 0.1
 
 
 def check_rank(information: Floats, coordinates: Coordinates) -> None:
-    """Require linearly independent columns; the error says which are collinear over all sites."""
+    """Require linearly independent columns; the error names those that are collinear over all sites."""
     names = coordinates.design.names
     size = np.sqrt(np.diag(information))
     if (size == 0.0).any():
@@ -38,9 +38,9 @@ def check_rank(information: Floats, coordinates: Coordinates) -> None:
     values, vectors = np.linalg.eigh(scaled)
     if values[0] > RANK_TOLERANCE * values[-1]:
         return
-    # A root of the information has the dependencies of the design, without a row of it.
+    # A root of the information has the dependencies of the design, but none of its rows.
     root = (np.sqrt(np.maximum(values, 0.0)) * vectors).T
-    # Pivoting puts the columns that follow from others last.
+    # Pivoting puts dependent columns last.
     R, pivot = qr(root, mode="r", pivoting=True)
     rank = int((np.abs(np.diag(R)) > np.sqrt(RANK_TOLERANCE)).sum())
     rank = min(max(rank, 1), len(names) - 1)
@@ -48,7 +48,7 @@ def check_rank(information: Floats, coordinates: Coordinates) -> None:
     groups = []
     for column, weight in zip(pivot[rank:], weights.T, strict=True):
         combination = np.zeros(len(names))
-        # From columns of unit information back to standardised ones.
+        # From columns of unit information back to standardized ones.
         combination[pivot[:rank]] = weight * size[column] / size[pivot[:rank]]
         involved = np.abs(combination) * size > SHARE * size[column]
         combination[column] = -1.0
@@ -58,23 +58,23 @@ def check_rank(information: Floats, coordinates: Coordinates) -> None:
         *others, last = (repr(names[i]) for i in np.flatnonzero(involved))
         groups.append(f"{last} follows from {', '.join(others)}" if others else f"{last} is zero")
     raise EstimationError(
-        f"design columns are collinear over all sites, to six digits or more: {'; '.join(groups)}. Leave one "
-        "of each group out."
+        f"design columns are collinear over all sites, to six digits or more: {'; '.join(groups)}. Leave "
+        "out one of each group."
     )
 
 
 def _has_constant(combination: Floats, coordinates: Coordinates) -> bool:
-    """Whether a combination of standardised columns that is zero has a constant in the data's units."""
+    """Return whether a zero combination of standardized columns has a constant in the data's units."""
     own = coordinates.back @ combination
     return bool(abs(own[0]) > SHARE * np.abs(own[1:] * coordinates.shift[1:]).max(initial=0.0))
 
 
 def diverges(moves: Sequence[float], lengths: Sequence[float]) -> bool:
-    """Whether steps go on that gain nothing: the maximum lies at infinity.
+    """Return whether steps continue without gain: the maximum is at infinity.
 
-    Where outcomes are separated each step adds about one to a logit, and its length in standard errors
-    shrinks by a constant factor; elsewhere Newton's steps shrink ever faster once they are short. `moves` are
-    the largest changes of a standardised coefficient, `lengths` those of the step in standard errors, both by
+    With separated outcomes each step adds about one to a logit, and its length in standard errors shrinks by
+    a constant factor; otherwise Newton's steps shrink ever faster once they are short. `moves` are the
+    largest changes of a standardized coefficient, `lengths` those of the step in standard errors, both by
     evaluation.
     """
     if len(moves) < PATIENCE or not NOISE < lengths[-1] < SHORT:
@@ -85,10 +85,10 @@ def diverges(moves: Sequence[float], lengths: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Separation:
-    """Coefficients that go to infinity, at Newton's step of standardised coefficients (p,).
+    """Coefficients that go to infinity, at Newton's step of standardized coefficients (p,).
 
-    `before` and `now` are the information at the last two points. `complete`: the outcomes of all rows are
-    known to be separated; otherwise the variances tell.
+    `before` and `now` are the information at the last two points. `complete` means that the outcomes of all
+    rows are known to be separated; otherwise the variances decide.
     """
 
     step: Floats
@@ -98,12 +98,12 @@ class Separation:
     complete: bool = False
 
     def error(self, sites: Sequence[str], coordinates: Coordinates) -> EstimationError:
-        """Say which columns separate the outcomes, and where they vary."""
+        """Describe the columns that separate the outcomes, and the sites where they vary."""
         design = coordinates.design
         grown = _variances(self.now, coordinates) > GROWTH * _variances(self.before, coordinates)
         columns = np.ones(len(grown), dtype=bool)
         columns[0] = not design.intercept
-        # Where every coefficient grows, it is the direction of the step that tells.
+        # If every coefficient grows, the direction of the step decides.
         complete = self.complete or bool(grown[columns].all())
         share = np.abs(self.step) > PART * np.abs(self.step[columns]).max(initial=0.0)
         culprits = columns & (share if complete or not (grown & columns).any() else grown)
@@ -113,9 +113,9 @@ class Separation:
         at = f" (at {', '.join(where)})" if where else ""
         kind, rows = ("complete", "all") if complete else ("quasi-complete", "some")
         return EstimationError(
-            f"{kind} separation: the responses of {rows} rows follow exactly from {listed}{at}; the estimate "
-            f"would be infinite, after {self.evaluations} evaluations the coefficients still grow. Leave the "
-            "term out, or merge its level with another."
+            f"{kind} separation: the responses of {rows} rows follow exactly from {listed}{at}. The "
+            f"estimate would be infinite; after {self.evaluations} evaluations the coefficients still grow. "
+            "Leave out the term, or merge its level with another."
         )
 
 
@@ -129,7 +129,10 @@ def _variances(information: Floats, coordinates: Coordinates) -> Floats:
 
 
 def _name(culprits: Bools, reference: bool, coordinates: Coordinates) -> str:
-    """Names of columns; where a factor's columns all run off and the intercept too, it is its reference."""
+    """Return names of columns.
+
+    If all columns of a factor and the intercept diverge, it is the reference level.
+    """
     design, listed = coordinates.design, []
     terms: Array = np.array(design.term_names, dtype=object)
     for term in dict.fromkeys(terms[culprits]):
@@ -142,7 +145,7 @@ def _name(culprits: Bools, reference: bool, coordinates: Coordinates) -> str:
 
 
 def _shows(culprits: Bools, k: int, coordinates: Coordinates) -> bool:
-    """Whether one of the columns is there at a site: it varies, or is a constant other than zero."""
+    """Return whether one of the columns occurs at a site: it varies, or is a constant other than zero."""
     assert coordinates.own is not None
     own = coordinates.varies(k) | (coordinates.own[k, 0] != 0.0)
     return bool(own[culprits].any())

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Records of a fitted model that results keep, and that a file of them holds.
+# Records of a fitted model in results, and in their files.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GLMBasis(RowsBasis):
-    """What results keep of the model, with the columns of clusters and strata that the covariance uses.
+    """Model record of results, with the columns of clusters and strata that the covariance uses.
 
-    `counts` are the numbers of these clusters and strata; `estimates_dispersion` whether the dispersion was
-    estimated; `df_inference` the degrees of freedom of Student's t, None where tests are normal.
+    `counts` are the numbers of these clusters and strata; `estimates_dispersion` is whether the dispersion
+    was estimated; `df_inference` the degrees of freedom of Student's t, None for normal tests.
     """
 
     clusters: str | None = None
@@ -46,14 +46,14 @@ class GLMBasis(RowsBasis):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GLMRecord(RowsRecord):
-    """What a file of results holds."""
+    """Content of a file of results."""
 
     fit: GLMFit
     basis: GLMBasis
     overdispersion: Overdispersion | None = None
 
     def check(self) -> None:
-        """Require parts of one fit; their shapes are checked before."""
+        """Require parts of one fit; their shapes are checked earlier."""
         agreed, local = self.basis.agreement, self.fit.local
         in_clear = {self.fit.total.by_site is not None, *(own.score is not None for own in local)}
         together = (
@@ -63,11 +63,11 @@ class GLMRecord(RowsRecord):
             and len(in_clear) == 1
         )
         if not (together and self.fit.trace):
-            raise ModelError("coefficients, sites, columns and sums are not of one fit")
+            raise ModelError("coefficients, sites, columns and sums do not belong to one fit")
 
 
 # ----------------------------------------------------------------------------------------------------
-# Numbers of a federated GLM: deviances, criteria, sites' own fits and how far they agree.
+# Numbers of a federated GLM: deviances, criteria, sites' own fits and their agreement.
 
 FAR = 1e5
 """Means, in standard deviations, beyond which sums of squares lose ten of their sixteen digits."""
@@ -88,19 +88,19 @@ no residuals: they are one value per row
 
 
 def at_the_sites(what: str) -> property:
-    """Make a property of results that says where one value per row is."""
+    """Make a property that explains where values per row are."""
 
     def refuse(self: GLMStatements) -> NoReturn:
         raise NotAvailableError(
-            f"no {what}: they are one value per row, which stay at the sites. predict(frame) predicts rows "
-            "that you hold, and evaluate() judges the predictions where the rows are"
+            f"no {what}: they are one value per row, which stay at the sites. predict(frame) predicts your "
+            "own rows, and evaluate() assesses the predictions at the sites"
         )
 
     return property(refuse, doc=f"Not available: {what} stay at the sites.{AT_THE_SITES}")
 
 
 class GLMStatements(RowsResults):
-    """What follows from a fit in numbers, with statsmodels' names and meanings.
+    """Numbers of a fit, with statsmodels' names and meanings.
 
     Examples
     --------
@@ -135,24 +135,24 @@ class GLMStatements(RowsResults):
 
     @property
     def basis(self) -> GLMBasis:
-        """What is kept of the model, with which new rows are coded."""
+        """Record of the model, by which new rows are coded."""
         return self._record.basis
 
     @property
     def overdispersion(self) -> Overdispersion | None:
-        """The negative binomial's alpha with its standard error, where it was estimated."""
+        """The negative binomial's alpha with its standard error, if it was estimated."""
         return self._record.overdispersion
 
     # -- statements ------------------------------------------------------------------------------
 
     @property
     def df_inference(self) -> float | None:
-        """Degrees of freedom of Student's t behind tests and intervals; None where they are normal."""
+        """Degrees of freedom of Student's t for tests and intervals; None if they are normal."""
         return self.basis.df_inference
 
     @property
     def estimates_dispersion(self) -> bool:
-        """Whether the dispersion was estimated, and not given or one."""
+        """Whether the dispersion was estimated, instead of given or one."""
         return self.basis.estimates_dispersion
 
     @property
@@ -193,9 +193,9 @@ class GLMStatements(RowsResults):
         ----------
         crit : {"aic", "bic", "qaic"}
         scale : float, optional
-            For "qaic": the dispersion of the largest of the models that are compared.
+            For "qaic": the dispersion of the largest of the compared models.
         dk_params : int
-            Parameters to count beside the coefficients, such as the dispersion.
+            Number of parameters in addition to the coefficients, such as the dispersion.
         """
         check_choice("crit", crit, ("aic", "bic", "qaic"))
         if crit == "bic":
@@ -225,16 +225,16 @@ class GLMStatements(RowsResults):
 
     @cached_property
     def heterogeneity(self) -> Heterogeneity:
-        """How far the sites agree: Cochran's Q, I2, random effects, the fit without each site.
+        """Agreement of the sites: Cochran's Q, I2, random effects, the fit without each site.
 
-        It needs no message: sites sent their own fits with the start, and what the score test adds up with
-        the rest. Without own fits (``local=False``) there is no Q, and the joint test takes an estimated
-        dispersion as the same at all sites; of masked sums there is no fit without each site.
+        It needs no message: sites sent their own fits at the start, and their parts of the score test with
+        the final sums. Without own fits (``local=False``) there is no Q, and the joint test assumes that an
+        estimated dispersion is equal at all sites. With masked sums there is no fit without each site.
 
         Raises
         ------
         NotAvailableError
-            There is one site, or the sums do not tell a column from the intercept.
+            There is one site, or the sums do not separate a column from the intercept.
 
         Examples
         --------
@@ -247,12 +247,13 @@ class GLMStatements(RowsResults):
         if len(self._fit.local) == 1:
             raise NotAvailableError("no heterogeneity: it compares sites, and this fit has one")
         est, columns = self.estimate, self._fit.coordinates
-        # The scores are taken back to the data's units, where such a column is the intercept to rounding.
+        # The scores are converted to the data's units, where such a column equals the intercept to rounding.
         far = np.abs(columns.shift) > FAR * columns.scale
         if far.any():
             listed = ", ".join(name for name, is_far in zip(est.names, far, strict=True) if is_far)
             raise NotAvailableError(
-                f"no heterogeneity: columns too far from zero for their spread: {listed}. Centre them, as in "
+                f"no heterogeneity: the means of these columns are too large for their spread: "
+                f"{listed}. Center them, as in "
                 "center(year)"
             )
         try:
@@ -269,7 +270,7 @@ class GLMStatements(RowsResults):
             raise NotAvailableError(f"no heterogeneity: {error}") from error
 
     def plot_forest(self, coefficient: str, ax: Axes | None = None, *, exponentiate: bool = False) -> Axes:
-        """Forest plot of a coefficient over the sites.
+        """Draw a forest plot of a coefficient over the sites.
 
         `exponentiate` draws exponentials, such as odds ratios, on a logarithmic scale.
         """
@@ -278,7 +279,7 @@ class GLMStatements(RowsResults):
         return self.heterogeneity.plot_forest(coefficient, ax, exponentiate=exponentiate, effect=named)
 
     def vif(self) -> pd.DataFrame:
-        """Variance inflation factor of every term; generalised ones of terms with several columns."""
+        """Variance inflation factor of every term; generalized ones for terms with several columns."""
         return gvif(self._cov(), self.estimate.names, self.estimate.terms)
 
     def get_prediction(self, frame: pd.DataFrame | None = None) -> GLMPrediction:
@@ -307,9 +308,9 @@ class GLMStatements(RowsResults):
         interval: Literal["confidence", "prediction"] = "confidence",
         conf_level: float = 0.95,
     ) -> pd.DataFrame:
-        """Add predictions to rows that the caller holds, as broom's ``augment`` does for new data.
+        """Add predictions to the analyst's rows, as broom's ``augment`` does for new data.
 
-        Rows of the fit and their residuals never leave the sites: there are none of these.
+        Rows of the fit and their residuals never leave the sites, and are not available.
 
         Parameters
         ----------
@@ -318,8 +319,8 @@ class GLMStatements(RowsResults):
         which : {"mean", "linear"}
             Predict the mean of the response, or the linear predictor.
         interval : {"confidence", "prediction"}
-            Of what is predicted: that of the linear predictor, transformed for the mean. Or of a new
-            response, for :class:`fedstat.FederatedOLS`.
+            Interval of the prediction: that of the linear predictor, transformed for the mean; or interval of
+            a new response, for :class:`fedstat.FederatedOLS`.
         conf_level : float
 
         Returns
@@ -333,9 +334,9 @@ class GLMStatements(RowsResults):
         NotAvailableError
             No frame is given, or the family has no prediction intervals.
         DesignError
-            A column is absent, of another type, or holds a level that the fit did not know.
+            A column is absent, has another type, or has a level that the fit did not have.
         ModelError
-            A column of the frame has one of the names that are added.
+            A column of the frame has the name of an added column.
 
         Examples
         --------
@@ -352,7 +353,7 @@ class GLMStatements(RowsResults):
         assert frame is not None
         taken = sorted({"fitted", "se_fit", "conf_low", "conf_high"} & set(frame.columns))
         if taken:
-            raise ModelError(f"augment: the frame has columns of these names already: {', '.join(taken)}")
+            raise ModelError(f"augment: the frame already has columns with these names: {', '.join(taken)}")
         check_choice("interval", interval, ("confidence", "prediction"))
         intervals = found.conf_int if which == "mean" else found.conf_int_linear
         limits = (found.conf_int_obs if interval == "prediction" else intervals)(1.0 - conf_level)

@@ -43,13 +43,13 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # ----------------------------------------------------------------------------------------------------
 # Steps of a site for a GLM: sums over its rows, and the fit of its rows alone.
 #
-# A site works on columns that it standardised by its own means and deviations. Coefficients that arrive and
-# sums that leave belong to columns standardised over all sites, so that the coordinator needs no more than
-# the sum over sites.
+# A site works on columns that it standardized by its own means and deviations. Received coefficients and
+# released sums belong to columns standardized over all sites, so that the coordinator needs only the sum over
+# sites.
 
 FAMILY = "glm"
 LARGEST = 300.0
-"""Offset above which its exponential is cut off; it serves as a first guess only."""
+"""Offset above which its exponential is truncated; it serves as a first guess only."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ class SiteModel:
         instead: Mapping[str, Array] | None = None,
         distribution: DistributionSpec | None = None,
     ) -> tuple[FittedMeanSums | WorkingWeights, ...]:
-        """Tell what sums at coefficients of the site's own columns rest on."""
+        """Declare the rows behind sums at coefficients of the site's own columns."""
         kind = distribution or self.distribution
         return answered_at(self.opened, self.chunks, self.n, beta, kind, sums, instead)
 
@@ -97,7 +97,7 @@ class SiteModel:
         return self.opened.question.column_sums(self.opened.used, True, self.weights_key)
 
     def translation(self, name: str, beta: Floats | None, shift: Floats, scale: Floats) -> Floats:
-        """Matrix that takes coefficients of all sites' standardised columns to those of this site's."""
+        """Matrix that converts coefficients of all sites' standardized columns to those of this site's."""
         lengths = {"shift": (shift, self.p), "scale": (scale, self.p)}
         check_lengths(name, **lengths, **({} if beta is None else {"beta": (beta, self.p)}))
         if not (scale > 0.0).all():
@@ -111,16 +111,16 @@ def digest(content: object, more: bytes = b"") -> str:
 
 
 def model_of(state: State) -> SiteModel:
-    """Return this fit's model, or say that the fit was not started here."""
+    """Return this fit's model; MessageError if the fit was not started here."""
     rows_of(state)
-    return state.use("glm", SiteModel, "this fit was not started here; ask 'start' first")
+    return state.use("glm", SiteModel, "this fit was not started here; request 'start' first")
 
 
 COLUMNS = {
     "shift": aggregate("means of the columns over all sites", common=True),
     "scale": aggregate("standard deviations of the columns over all sites", common=True),
 }
-BETA = "coefficients of the standardised columns"
+BETA = "coefficients of the standardized columns"
 NULL = aggregate("intercept of the model without covariates", 0, optional=True, common=True)
 
 
@@ -137,7 +137,7 @@ def _own(what: str, ndim: int = 1, *, optional: bool = False) -> ArrayDeclaratio
 def start(data: SiteData, state: State, distribution: DistributionSpec) -> dict[str, Array]:
     """Check the response, and sum it.
 
-    Released is ``response``: sum of the weights, of the weighted response, and the weighted sum of the
+    It releases ``response``: sum of the weights, of the weighted response, and the weighted sum of the
     exponentials of the offset.
     """
     opened = rows_of(state)
@@ -152,7 +152,7 @@ def start(data: SiteData, state: State, distribution: DistributionSpec) -> dict[
         sums[:2] += weight.sum(), weight @ rows.y
         sums[2] += weight.sum() if rows.offset is None else weight @ np.exp(np.minimum(rows.offset, LARGEST))
     state.keep("glm", model, state.entities)
-    if "glm point" in state:  # of another fit
+    if "glm point" in state:  # left from another fit
         state.forget("glm point")
     return {"response": sums}
 
@@ -170,16 +170,16 @@ def start(data: SiteData, state: State, distribution: DistributionSpec) -> dict[
     replies=control("what hindered the fit of the site's rows alone"),
 )
 def fit_alone(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Fit this site's rows alone, and release that fit; the text says what ``problem`` hindered it.
+    """Fit this site's rows alone, and release that fit; the text has the ``problem`` that prevented it.
 
-    ``beta`` (p,) and ``information`` (p, p) are for the columns as the site standardised them, zero for those
-    that are constant here and where there is no fit; ``columns`` (2, p) the means and deviations by which it
-    did; ``pearson`` is Pearson's statistic of the fit, and ``count`` the sum of the frequency weights, where
-    there are any.
+    ``beta`` (p,) and ``information`` (p, p) are for the columns as the site standardized them; they are zero
+    for columns that are constant here, and if there is no fit. ``columns`` (2, p) are the means and
+    deviations of this standardization, ``pearson`` is Pearson's statistic of the fit, and ``count`` the sum
+    of the frequency weights, if there are any.
     """
     model = model_of(state)
     p, varies = model.p, model.opened.varies
-    # Zeros keep the shapes that were declared where there is no fit; they add nothing to a mean.
+    # Without a fit, zeros keep the declared shapes; they add nothing to a mean.
     beta, information, pearson = np.zeros(p), np.zeros((p, p)), 0.0
     weighted = "freq_weights" in model.opened.question.weights
 
@@ -221,14 +221,14 @@ def sums_at(
 ) -> Sums:
     """Return the sums at coefficients of the site's own columns, and keep them.
 
-    What is to leave `instead` of sums to which a few rows contribute nearly all tells the coordinator to take
-    a shorter step; without it that is refused.
+    If a few rows contribute nearly all of the sums, `instead` is released, which makes the coordinator take a
+    shorter step; without it the request is refused.
     """
     if "glm point" in state:
         point = state.use("glm point", KeptSums)
         if np.array_equal(point.beta, beta) and (point.sums.observed is not None or not observed):
             return point.sums
-    # Facts are told before anything is described: the door judges what the rows weigh at this point.
+    # Facts come before any description: the disclosure checks judge the weights of rows at this point.
     sums = evaluate(model.chunks(), beta, model.distribution, observed=observed)
     state.tell(*model.answered_at(beta, sums, instead))
     state.keep("glm point", KeptSums(beta, sums), state.entities)
@@ -236,7 +236,7 @@ def sums_at(
 
 
 def describe_nothing(p: int, observed: bool) -> dict[str, Array]:
-    """Tell the coordinator to take a shorter step."""
+    """Make the coordinator take a shorter step."""
     zeros = np.zeros((p, p))
     arrays = {"inside": np.array(True), "spread": np.array(False)}
     arrays |= {"score": np.zeros(p), "information": zeros, "totals": np.zeros(3)}
@@ -269,13 +269,13 @@ def sum_scores(
 ) -> dict[str, Array]:
     """Sum score and information over the rows.
 
-    `shift` and `scale` (p,) are mean and standard deviation of the columns over all sites, `beta` (p,)
-    coefficients of the columns so standardised, the start of IRLS where left out; `null` is the intercept of
-    the model without covariates, `observed` whether to add the observed information. Released are ``inside``:
-    whether all means lie inside the distribution's domain; ``spread``: whether more than a few rows weigh in
-    the sums. These are zero where one of the two is not so, and tell nothing. ``score`` (p,), ``information``
-    and ``observed`` (p, p); ``totals``: sum of the frequency weights, deviance, Pearson's statistic;
-    ``null``: score, information, deviance.
+    `shift` and `scale` (p,) are mean and standard deviation of the columns over all sites. `beta` (p,) are
+    coefficients of columns so standardized; without them the sums are those of the start of IRLS. `null` is
+    the intercept of the model without covariates, `observed` whether to add the observed information. It
+    releases ``inside``, whether all means are inside the distribution's domain, and ``spread``, whether more
+    than a few rows have weight in the sums. If one of the two is false, the following are zero and reveal
+    nothing: ``score`` (p,), ``information`` and ``observed`` (p, p); ``totals``: sum of the frequency
+    weights, deviance, Pearson's statistic; ``null``: score, information, deviance.
     """
     model, more = model_of(state), bool(observed)
     T = model.translation(data.name, beta, shift, scale)
@@ -283,7 +283,7 @@ def sum_scores(
     if null is not None:
         without["null"] = np.array(null_sums(model.chunks(), float(null), model.distribution)[:3])
     if beta is None:
-        # Nobody has chosen coefficients: the weights are those of the data, and single out no row.
+        # No coefficients were chosen: the weights are those of the data, and single out no row.
         state.tell(*AT_THE_START)
         sums = evaluate(model.chunks(), None, model.distribution)
     else:
@@ -326,12 +326,12 @@ def judge(
     between: Array,
     apart: Array,
 ) -> dict[str, Array]:
-    """Sum what is needed once the estimate is there; refused where it leaves nearly all weight to a few rows.
+    """Sum the values needed at the estimate; refused if a few rows have nearly all weight.
 
     `beta`, `shift`, `scale` and `null` are as in :func:`sum_scores`, `dispersion` (2,) is that for the
-    log-likelihood and for the one without covariates. Released are ``fit``: log-likelihood, and
-    log-likelihood and deviance without covariates; and as asked ``meat`` (p, p), the outer products of the
-    rows' scores; ``between`` (p, p), that of the site's score, for a covariance with sites as clusters;
+    log-likelihood and for the one without covariates. It releases ``fit``: log-likelihood, and log-likelihood
+    and deviance without covariates. On request it also releases ``meat`` (p, p), the outer products of the
+    rows' scores; ``between`` (p, p), that of the site's score, for a covariance with sites as clusters; and
     ``apart`` (2,), the site's part of the score test of equal coefficients, see
     :func:`fedstat.inference.homogeneity_tests.quadratic_form`.
     """
@@ -360,19 +360,19 @@ def judge(
 # ----------------------------------------------------------------------------------------------------
 # Sums of scores by cluster and stratum at a site, for clustered and for survey variances.
 #
-# The coordinator must know which clusters occur at several sites, and need not know any label: it is told
-# keyed hashes, whose key the sites share and it does not have.
+# The coordinator must know which clusters occur at several sites, but no label. It receives keyed hashes; the
+# sites share the key, and the coordinator does not have it.
 
 CLUSTER_BLOCK = 65_536
 ZERO = 1e-9
 """Standard deviations from zero within which a value counts as zero."""
 MAX_CLUSTER_CELLS = 2**24
-"""Numbers by clusters or strata of several sites."""
+"""Largest number of values by clusters or strata of several sites."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowClusters:
-    """Clusters of a site's rows: `code` (n,) of each whole row, by number.
+    """Clusters of a site's rows: `code` (n,) numbers the cluster of each complete row.
 
     `cluster` (G,) are keyed hashes of the clusters' labels, `stratum` (G,) of their strata's; 0 without
     strata. `columns` name them.
@@ -385,14 +385,14 @@ class RowClusters:
 
 
 def hash_labels(labels: pd.Index, key: int) -> Ints:
-    """Keyed 62-bit hashes of labels; whole numbers and the same number with a fraction of zero agree."""
-    # The key is the sites' own: without it a coordinator could hash likely labels and compare.
+    """Return keyed 62-bit hashes of labels; integers and equal numbers with a zero fraction agree."""
+    # Only the sites have the key: without a key a coordinator could hash likely labels and compare.
     secret = (key % 2**128).to_bytes(16, "little")
     out = np.empty(len(labels), dtype=np.int64)
     for i, label in enumerate(labels):
         plain = int(label) if isinstance(label, float) and label.is_integer() else label
         digest = hashlib.blake2b(repr(plain).encode(), key=secret, digest_size=8).digest()
-        # 62 bits fit an int64; zero stays free for "no strata".
+        # 62 bits fit an int64; zero is reserved for "no strata".
         out[i] = (int.from_bytes(digest, "little") >> 2) + 1
     return out
 
@@ -409,9 +409,9 @@ CLUSTER_FACTS = (*SUMS, ClusterRowCounts, ClusterProducts)
     asks=schema("columns of clusters and strata"),
 )
 def list_clusters(data: SiteData, state: State, text: str) -> dict[str, Array]:
-    """Name the site's clusters and strata by keyed hashes; an error where a cluster lies in two strata.
+    """Return the site's clusters and strata as keyed hashes; an error if a cluster is in two strata.
 
-    `text` is JSON: ``clusters`` and ``strata``, the columns (``strata`` may be null). Released are
+    `text` is JSON: ``clusters`` and ``strata``, the columns (``strata`` may be null). It releases
     ``clusters`` (G,) and ``strata`` (S,).
     """
     model, content = model_of(state), json.loads(text)
@@ -429,7 +429,7 @@ def list_clusters(data: SiteData, state: State, text: str) -> dict[str, Array]:
         pairs = np.unique(np.column_stack([code, own]), axis=0)
         if len(pairs) != len(cluster):
             raise DesignError(
-                f"site {data.name!r}: {len(pairs) - len(cluster):,} labels of '{columns[0]}' lie in "
+                f"site {data.name!r}: {len(pairs) - len(cluster):,} labels of '{columns[0]}' are in "
                 f"more than one of '{columns[1]}'; give clusters labels that are unique over strata"
             )
         stratum[pairs[:, 0]] = strata[pairs[:, 1]]
@@ -475,22 +475,23 @@ def sum_clusters(
     shared: Ints,
     spanning: Ints,
 ) -> dict[str, Array]:
-    """Sum products of clusters' scores; refused where too few rows lie behind one of the sums.
+    """Sum products of clusters' scores; refused if too few rows are behind one of the sums.
 
-    `beta`, `shift` and `scale` (p,) are as for ``sum_scores``. `shared` (s,) are hashes, ascending, of
-    clusters that other sites have as well, whose scores are added up one by one; `spanning` (h,) those of
-    strata that other sites have as well, whose other clusters are summed by stratum; without strata 0, that
-    of all.
+    `beta`, `shift` and `scale` (p,) are as for ``sum_scores``. `shared` (s,) are ascending hashes of clusters
+    that other sites have as well, whose scores are summed one by one. `spanning` (h,) are hashes of strata
+    that other sites have as well, whose other clusters are summed by stratum; without strata 0, the one
+    stratum of all.
 
-    Released for the other clusters of `spanning` strata: ``counts`` (h,), ``sums`` (h, p), ``outer`` (h, p,
-    p). For the shared clusters: ``shared_sums`` (s, p), and ``shared``, ``shared_strata``, those that are
-    here and their strata. For the strata of this site alone together: ``within`` (p, p), their part of the
-    linearised variance, and ``lonely``, how many there are and how many have a single cluster. Clusters and
-    strata that are not here have zeros: of all but the hashes only the sums over sites are needed.
+    It releases for the other clusters of `spanning` strata: ``counts`` (h,), ``sums`` (h, p), ``outer`` (h,
+    p, p). For the shared clusters: ``shared_sums`` (s, p), and ``shared``, ``shared_strata``, those at this
+    site and their strata. For all strata of this site alone together: ``within`` (p, p), their part of the
+    linearized variance, and ``lonely``, their number and the number with a single cluster. Clusters and
+    strata that are not at this site have zeros, since only the sums over sites are needed, except for the
+    hashes.
     """
     model = model_of(state)
     T = model.translation(data.name, beta, shift, scale)
-    groups = state.use("glm groups", RowClusters, "clusters were not listed; ask 'list_clusters' first")
+    groups = state.use("glm groups", RowClusters, "clusters were not listed; request 'list_clusters' first")
     p = len(beta)
     _check_hashes(data.name, "shared", shared, p)
     _check_hashes(data.name, "spanning", spanning, p * p)
@@ -500,7 +501,7 @@ def sum_clusters(
     alone: Bools = ~spans & ~single
     rows = np.bincount(groups.code, minlength=len(groups.cluster))
     by_stratum = [int(rows[spans & (groups.stratum == stratum)].sum()) for stratum in spanning]
-    # Each sum below is an aggregate of its own: the door counts the rows behind every one.
+    # Each sum below is an aggregate of its own: the disclosure checks count the rows behind each.
     state.tell(ClusterRowCounts([*rows[single].tolist(), *by_stratum, int(rows[alone].sum())]))
     state.tell(ClusterProducts(count_clusters(model, groups, rows >= 2), groups.columns))
     state.tell(*model.answered_at(T @ beta))
@@ -522,11 +523,9 @@ def sum_clusters(
 
 
 def _check_hashes(site: str, name: str, hashes: Ints, size: int) -> None:
-    """Require hashes that ascend, and that stand for no more sums, `size` each, than a message may hold."""
+    """Require ascending hashes, for no more sums of `size` each than a message may hold."""
     if (np.diff(hashes) <= 0).any() or len(hashes) * size > MAX_CLUSTER_CELLS:
-        raise MessageError(
-            f"{site}: array '{name}' must ascend, and stand for at most {MAX_CLUSTER_CELLS:,} sums"
-        )
+        raise MessageError(f"{site}: array '{name}' must ascend, and have at most {MAX_CLUSTER_CELLS:,} sums")
 
 
 def _within_strata(scores: Floats, stratum: Ints) -> tuple[Floats, Ints]:

@@ -18,7 +18,7 @@ from fedstat.typing import Array, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class CovarianceChoice:
-    """How the covariance is estimated: statsmodels' name for it, and the columns of clusters and strata."""
+    """Covariance estimator: statsmodels' name for it, and the columns of clusters and strata."""
 
     cov_type: str
     clusters: str | None = None
@@ -35,11 +35,11 @@ class Variance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterSums:
-    """Clusters' scores, added up by stratum.
+    """Clusters' scores, summed by stratum.
 
     `counts` (S,) of clusters, `sums` (S, p) and `outer` (S, p, p) of their scores and outer products;
-    `within` (p, p) is the variance between clusters in the strata that lie within one site. `clusters` and
-    `strata` count all of them, `lonely` the strata within one site that have a single cluster.
+    `within` (p, p) is the variance between clusters in strata within one site. `clusters` and `strata` count
+    all of them, `lonely` the strata within one site that have a single cluster.
     """
 
     counts: Floats
@@ -54,13 +54,13 @@ class ClusterSums:
 def cluster_sums(
     session: RowsSession, fit: GLMFit, clusters: str, strata: str | None
 ) -> FitProtocol[ClusterSums]:
-    """Ask the sites for their clusters' scores; those of clusters at several sites are added first.
+    """Request the clusters' scores from the sites; those of clusters at several sites are added first.
 
-    A cluster that lies in different strata at different sites is an error.
+    It is an error if a cluster is in different strata at different sites.
     """
     text = json.dumps({"clusters": clusters, "strata": strata})
     listed = yield session.ask_all("list_clusters", {}, text)
-    # Only hashes that several sites list are asked back: a stratum of one site stays its own affair.
+    # Only hashes that several sites list are sent back: a stratum of one site stays private to it.
     several = _at_several(listed, "strata")
     arrays = {
         "beta": fit.gamma,
@@ -74,7 +74,7 @@ def cluster_sums(
     pairs = np.unique(np.column_stack(together), axis=0)
     if len(pairs) != len(np.unique(pairs[:, 0])):
         raise EstimationError(
-            f"survey variance: labels of '{clusters}' lie in different '{strata}' at different sites; give "
+            f"survey variance: labels of '{clusters}' are in different '{strata}' at different sites. Give "
             "clusters labels that are unique over strata"
         )
     listing = np.unique(np.concatenate([reply.arrays["clusters"] for reply in listed]))
@@ -82,7 +82,7 @@ def cluster_sums(
 
 
 def _at_several(replies: Sequence[Reply], name: str) -> Ints:
-    """Hashes that several sites list, (s,)."""
+    """Return the hashes that several sites list, (s,)."""
     found, counts = np.unique(np.concatenate([reply.arrays[name] for reply in replies]), return_counts=True)
     return np.asarray(found[counts > 1])
 
@@ -90,7 +90,7 @@ def _at_several(replies: Sequence[Reply], name: str) -> Ints:
 def add_clusters(
     replies: Sequence[Reply], asked: Mapping[str, Array], pairs: Ints, clusters: int
 ) -> ClusterSums:
-    """Add the sites' sums over so many clusters up.
+    """Add up the sites' sums over clusters.
 
     `asked` holds ``shared`` and ``spanning``, the clusters and strata that several sites have; `pairs` (s, 2)
     the shared clusters, ascending, and the stratum of each, which is one of `spanning`.
@@ -106,7 +106,7 @@ def add_clusters(
 
 
 def sandwich(fit: GLMFit, meat: Floats, *, expected: bool = False) -> Floats:
-    """Bread, meat, bread in the units of the data.
+    """Return bread, meat, bread in the units of the data.
 
     The bread is the inverse observed information, as in statsmodels, or the expected one.
     """
@@ -117,10 +117,10 @@ def sandwich(fit: GLMFit, meat: Floats, *, expected: bool = False) -> Floats:
 
 
 def leveraged_sums(session: RowsSession, fit: GLMFit, power: int) -> FitProtocol[Floats]:
-    """Ask for the outer products of the rows' scores over a power of one less their leverages: (p, p).
+    """Request the outer products of the rows' scores over a power of one minus their leverages: (p, p).
 
-    The sites compute leverages by the inverse of the information of all, and keep them. An EstimationError
-    says that a row has one of one.
+    The sites compute leverages by the inverse of the information of all, and keep them. EstimationError if a
+    row has leverage one.
     """
     arrays = {
         "beta": fit.gamma,
@@ -132,49 +132,49 @@ def leveraged_sums(session: RowsSession, fit: GLMFit, power: int) -> FitProtocol
     replies = yield session.ask_all("sum_leveraged", arrays)
     if int(add(replies, "inside")) < len(replies):
         raise EstimationError(
-            "cov_type: a row has leverage one, as where a level is that of one row, and no residual that HC2 "
-            "and HC3 could divide by; use 'HC1', or merge levels"
+            "cov_type: a row has leverage one, for instance the only row of a level. HC2 and HC3 would "
+            "divide its residual by zero; use 'HC1', or merge levels"
         )
     return add(replies, "meat")
 
 
 def model_based(fit: GLMFit) -> Floats:
-    """Dispersion times the inverse expected information."""
+    """Return the dispersion times the inverse expected information."""
     back = fit.coordinates.back
     return np.asarray(fit.dispersion * back @ np.linalg.inv(fit.total.information) @ back.T)
 
 
 def clustered(fit: GLMFit, sums: ClusterSums) -> Floats:
-    """Cluster-robust covariance with statsmodels' correction G / (G - 1) (n - 1) / (n - p).
+    """Return the cluster-robust covariance with statsmodels' correction G / (G - 1) (n - 1) / (n - p).
 
     n counts a row of frequency weight f as f rows, as the scores do.
     """
     G, n, p = float(sums.clusters), fit.total.weight, len(fit.gamma)
     if G < 2:
-        raise EstimationError("cov_type='cluster' needs two clusters or more; there is one")
+        raise EstimationError("cov_type='cluster' needs at least two clusters; there is one")
     factor = G / (G - 1.0) * (n - 1.0) / (n - p)
     return factor * sandwich(fit, sums.outer.sum(axis=0))
 
 
 def sites_as_clusters(fit: GLMFit, K: int) -> ClusterSums:
-    """Take each of the K sites as a cluster of one stratum."""
+    """Use each of the K sites as a cluster of one stratum."""
     assert fit.between is not None
     p = len(fit.gamma)
     return ClusterSums(np.array([float(K)]), np.zeros((1, p)), fit.between[None], np.zeros((p, p)), K, 1, 0)
 
 
 def linearised(fit: GLMFit, sums: ClusterSums) -> Floats:
-    """Linearised covariance of a stratified, clustered sample (Binder 1983), first stage with replacement.
+    """Linearized covariance of a stratified, clustered sample (Binder 1983), first stage with replacement.
 
     sum_h n_h / (n_h - 1) sum_i (u_hi - mean_h)(u_hi - mean_h)' between inverse informations, as the survey
     package of R computes it; a stratum with a single cluster is an error.
     """
-    # Strata over several sites are counted here, those of one site there.
+    # Strata over several sites are counted here, those of one site at the site.
     lonely = sums.lonely + int((sums.counts < 2).sum())
     if lonely:
         raise EstimationError(
-            f"survey variance: {lonely} of {sums.strata} strata have a single cluster, which says nothing "
-            "about their variance; merge them with similar strata"
+            f"survey variance: {lonely} of {sums.strata} strata have a single cluster, so that their "
+            "variance cannot be estimated; merge them with similar strata"
         )
     n = sums.counts[:, None, None]
     means = sums.sums[:, :, None] * sums.sums[:, None, :] / n

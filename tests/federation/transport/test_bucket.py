@@ -178,7 +178,7 @@ def test_a_stranger_is_not_answered_and_told_why(parts, address):
     _, site, coordinator, carrier = parts
     stranger = BucketTransport(carrier.bucket, Identity.generate(), carrier.fingerprints, 60.0, 0.01)
     with Service(address, site, coordinator.public.fingerprint) as service:
-        with pytest.raises(EngineError, match="takes no questions that are signed with the key of this"):
+        with pytest.raises(EngineError, match="refuses requests that are signed with the key of this"):
             stranger.carry("North", QUESTION)
         assert unpack_reply(carrier.carry("North", QUESTION)).site == "North"
     assert len(service.told) == 1 and "stranger" not in service.told[0]
@@ -253,7 +253,7 @@ def test_a_connection_that_breaks_while_a_message_is_read_ends_nothing(parts, ad
     monkeypatch.setattr(Bucket, "open", open_once_broken)
     with (
         Service(address, site, coordinator.public.fingerprint) as service,
-        pytest.warns(FedstatWarning, match="not reached"),
+        pytest.warns(FedstatWarning, match="cannot be reached"),
     ):
         assert unpack_reply(carrier.carry("North", QUESTION)).site == "North"
     assert len(broken) == 2 and "not reached" in service.told[0]

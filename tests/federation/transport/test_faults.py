@@ -279,7 +279,7 @@ def test_one_journal_serves_one_process(study, tmp_path):
             study.connected(tmp_path / "journal")
     older = study.connected(tmp_path / "journal")
     newer = study.connected(tmp_path / "journal")
-    with pytest.raises(EngineError, match="was opened again since"):
+    with pytest.raises(EngineError, match="was opened again after"):
         analysis(older)
     analysis(newer)
 
@@ -306,7 +306,7 @@ def test_a_refusal_is_kept_and_what_others_answered_entered(tmp_path):
     def script(partition):
         model = fs.GLORE.from_formula("y ~ x", partition)
         with pytest.raises(
-            PolicyError, match=r"B: its policy .masked only.*kept in the journal.*give another"
+            PolicyError, match=r"B: its policy .masked only.*stored in the journal.*give another"
         ) as refused:
             model.fit(masked=False)
         return str(refused.value), model.fit()

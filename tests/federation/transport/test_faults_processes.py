@@ -162,7 +162,7 @@ def test_a_site_is_killed_and_started_again(federation, expected, tmp_path, turn
 def test_the_folder_is_out_of_reach(federation, expected, tmp_path):
     journal, exchange = tmp_path / "journal", federation.study / "exchange"
     away = exchange.with_name("away")
-    with pytest.raises(EngineError, match=r"cannot be written .No such file.*connect the share again"):
+    with pytest.raises(EngineError, match=r"cannot be written .No such file.*reconnect the share"):
         in_the_middle(federation.connect(journal), 12, lambda: exchange.rename(away))
     assert not exchange.exists()
     away.rename(exchange)
@@ -196,7 +196,7 @@ def fill(place: Path) -> None:
 
 def test_the_coordinators_disk_is_full(federation, expected, small_disk):
     journal = small_disk / "journal"
-    with pytest.raises(EngineError, match=r"the journal .*cannot be written .No space left.*Make room"):
+    with pytest.raises(EngineError, match=r"the journal .*cannot be written .No space left.*Free disk space"):
         in_the_middle(federation.connect(journal), 10, lambda: fill(small_disk))
     (small_disk / "filling").unlink()
     federation.assert_same(analysis(federation.connect(journal)), expected)
@@ -240,7 +240,7 @@ def test_the_exchange_folders_disk_is_full(small_disk):
         refused=make_room,
     )
     analyst.join()
-    assert len(told) == 1 and "its answer cannot be written yet (No space left on device)" in told[0]
+    assert len(told) == 1 and "its reply cannot be written yet (No space left on device)" in told[0]
     assert unpack_reply(answers[0]).site == "A"
     assert [chain.round for chain in site.account.chains] == [1]
 

@@ -189,15 +189,15 @@ def test_a_stranger_and_a_site_that_wants_more_get_no_kit(provisioned, capsys, t
     other = create_key(tmp_path / "flare" / "c", Participant("south", "client", {}))
     good = sign_envelope(own, Envelope("north", COORDINATOR, "request", plain))
     forged = {
-        "no site that has joined signed it": sign_envelope(
+        "no joined site signed it": sign_envelope(
             Identity.generate(), Envelope("north", COORDINATOR, "request", plain)
         ),
-        "or it was altered on its way": good[:-1] + bytes([good[-1] ^ 1]),
+        "it was altered, or": good[:-1] + bytes([good[-1] ^ 1]),
         f"'{USER}' as lead; expected 'north'": sign_envelope(
             own, Envelope("north", COORDINATOR, "request", lead)
         ),
         "a certificate of 'south'": sign_envelope(own, Envelope("north", COORDINATOR, "request", other)),
-        "is no request for a kit": sign_envelope(own, Envelope("north", COORDINATOR, "question", plain)),
+        "is not a request for a kit": sign_envelope(own, Envelope("north", COORDINATOR, "question", plain)),
     }
     kits = {path: path.read_bytes() for path in (study / "kits").iterdir()}
     for expected, content in forged.items():
@@ -216,10 +216,12 @@ def test_a_kit_of_another_coordinator_or_for_another_site_is_refused(provisioned
     (tmp_path / "stranger.kit").write_bytes(stranger)
     text = told(capsys, "site", "join-kit", home / "north", tmp_path / "stranger.kit", code=1)
     assert "not the pinned key" in text
-    assert "no request waits" in told(capsys, "site", "join-kit", home / "north", post / "north.kit", code=1)
+    assert "no request is open" in told(
+        capsys, "site", "join-kit", home / "north", post / "north.kit", code=1
+    )
     key = load_identity(provisioned["study"]).public.fingerprint
     create_key(tmp_path / "flare" / "request", Participant("north", "client", {}))
-    with pytest.raises(EngineError, match="NVIDIA FLARE refuses"):
+    with pytest.raises(EngineError, match="NVIDIA FLARE refused the command"):
         accept_kit(tmp_path, granted, "north", key, "an old kit")
 
 

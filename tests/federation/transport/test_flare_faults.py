@@ -265,5 +265,5 @@ def test_an_expired_certificate(running, tmp_path):
     known = {client.name for client in federation.session.get_system_info().client_info}
     assert known == set(SITES) - {"north"}
     others = running.analyst()
-    with pytest.raises(EngineError, match=r"no job takes questions .* after 0 s.*are all its sites running"):
+    with pytest.raises(EngineError, match=r"no job takes requests .* after 0 s.*are all its sites running"):
         others.wait(0)

@@ -75,7 +75,7 @@ def test_another_coordinators_questions_are_passed_over(running):
     partition, service = running
     prints = service["carrier"].fingerprints
     stranger = FolderTransport(service["folder"], Identity.generate(), prints, timeout=600, poll=0.01)
-    with pytest.raises(EngineError, match=r"takes no questions that are signed with the key of this coord"):
+    with pytest.raises(EngineError, match=r"refuses requests that are signed with the key of this coord"):
         stranger.carry(next(iter(partition.sites)), b"anything")
 
 
@@ -150,5 +150,5 @@ def test_a_full_disk_is_named(running, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(journal, "write_atomic", full)
-    with pytest.raises(EngineError, match=r"cannot be written .No space left on device.*Make room"):
+    with pytest.raises(EngineError, match=r"cannot be written .No space left on device.*Free disk space"):
         fs.GLORE.from_formula("num > 0 ~ age", connected(partition, service["carrier"], tmp_path / "j"))

@@ -89,7 +89,7 @@ def test_a_fit_in_another_session_is_over_the_records_of_before_until_the_owner_
     assert main(["site", "reload", str(doors.home / "B")]) == 0
     result, later = fitted(doors)
     assert (later != first).any() and result.nobs == 3 * N + 30
-    assert "read its records anew, 150 rows: they have changed" in doors.log[-1]
+    assert "read its rows again, 150 rows: they have changed" in doors.log[-1]
 
 
 def test_a_session_that_is_open_goes_on_or_ends_but_mixes_no_two_states(doors, ward):

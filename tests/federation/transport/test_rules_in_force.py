@@ -114,7 +114,7 @@ def test_a_policy_that_cannot_be_read_answers_nothing_until_it_can(doors, wrong)
         model.fit()
     with pytest.raises(EngineError, match=r"policy.toml"):
         doors.connect()
-    assert len([line for line in doors.log if "answers nothing" in line]) == 1
+    assert len([line for line in doors.log if "answers no requests" in line]) == 1
     assert "policy.toml" in ActiveRules.load(doors.home / "B").problem
     path.write_text(text)
     path.chmod(0o600)
@@ -151,7 +151,7 @@ def test_a_site_that_is_to_be_another_one_answers_nothing_until_it_is_started_ag
     changed = re.sub(rf'(?m)^{entry} = ".*"$', f'{entry} = "{value}"', text)
     assert changed != text
     path.write_text(changed)
-    with pytest.raises(EngineError, match=rf"site.toml' has another {entry}: start the service again"):
+    with pytest.raises(EngineError, match=rf"site.toml' has another {entry}: restart the service"):
         doors.connect()
     path.write_text(text)
     assert fs.GLORE.from_formula("y ~ x", doors.connect()).fit().converged
@@ -199,10 +199,10 @@ def test_check_and_status_compare_with_what_the_service_uses(home, capsys):
         text = path.read_text()
         path.write_text("nonsense")
         until_true(lambda: ActiveRules.load(A).problem)
-        assert "answers nothing" in shown("status") and "nonsense" not in (A / "log.txt").read_text()
+        assert "answers no requests" in shown("status") and "nonsense" not in (A / "log.txt").read_text()
         path.write_text(text.replace(LINE, "min_count = 7"))
         until_true(lambda: not ActiveRules.load(A).problem)
-        assert "answers nothing" not in shown("status")
+        assert "answers no requests" not in shown("status")
         assert "goes by policy.toml" in (A / "log.txt").read_text()
         os.kill(process.pid, 19)  # while it stands still it cannot read anything
         path.write_text(text.replace(LINE, "min_count = 8"))

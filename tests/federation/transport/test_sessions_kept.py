@@ -79,7 +79,7 @@ def test_a_state_of_an_earlier_answer_is_refused(study):
         assert unpack_request(question).session == session
         with pytest.raises((SessionError, SecurityError)):
             unpack_reply(place.server.answer(question))
-    assert any("not of its latest answer" in why for why in place.server.site.refusals.reasons)
+    assert any("not belong to its latest reply" in why for why in place.server.site.refusals.reasons)
     # Nor does it begin anew, however often it is asked.
     place.restart()
     with pytest.raises(SessionError):
@@ -157,7 +157,10 @@ def test_a_full_disk_ends_sessions_and_no_service(study, monkeypatch):
 
     monkeypatch.setattr(session_store, "_write", full)
     analysis(study.connected())
-    assert any("a session is not kept" in why for why in study.places["B"].server.site.refusals.reasons)
+    assert any(
+        "a session will end with this process" in why
+        for why in study.places["B"].server.site.refusals.reasons
+    )
     with pytest.raises(SessionError):
         analysis(study.connected(None, restarted, 9))
 
@@ -205,9 +208,7 @@ def test_a_session_that_holds_what_is_not_written_is_not_kept_and_says_so(study)
     state.keep("odd", lambda: None)
     assert unpack_reply(place.server.answer(next_one)).site == "B"
     assert [path.name for path in files(place)] == ["anchor"]
-    assert any(
-        "a session is not kept beyond this process" in why for why in place.server.site.refusals.reasons
-    )
+    assert any("a session will end with this process" in why for why in place.server.site.refusals.reasons)
 
 
 def test_large_arrays_are_written_once(study, monkeypatch):

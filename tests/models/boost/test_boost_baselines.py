@@ -120,7 +120,7 @@ def test_a_baseline_is_made_of_sums_in_the_clear_and_the_forecast_says_so():
     model = fs.FedFunctionBoost.from_formula(TEXT, partition, time=FREE)
     told = model.explain(aggregation="lsa")
     assert not told.table.query("step == 'sum_curves'")["masked"].any()
-    assert "every site's own sums" in str(told) and "could trace at site 2" in str(told)
+    assert "every site's own sums" in str(told) and "membership inference at site 2" in str(told)
     assert "every site's own sums" not in str(model.explain())
     left = model.fit(steps=5, aggregation="lsa").ledger.to_frame().query("kind == 'aggregate'")
     assert not left["masked"].any()

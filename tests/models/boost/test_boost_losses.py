@@ -269,9 +269,9 @@ def test_responses_that_a_loss_cannot_have_are_named(kind, value, words):
         ({"family": sm.families.Gamma()}, {}, "boosting has Gaussian"),
         ({"family": sm.families.Binomial(sm.families.links.Probit())}, {}, "Probit"),
         ({"loss": "quantile"}, {"every": 5}, "expected 1"),
-        ({}, {"every": 5}, "of squares all steps follow"),
-        ({"loss": "quantile"}, {"select": "aicc"}, "AICc is one of squares"),
-        ({"loss": "quantile"}, {"aggregation": "lsa"}, "is of squares"),
+        ({}, {"every": 5}, "with squared loss all steps follow"),
+        ({"loss": "quantile"}, {"select": "aicc"}, "AICc needs squared loss"),
+        ({"loss": "quantile"}, {"aggregation": "lsa"}, "needs squared loss"),
     ],
 )
 def test_arguments_without_a_meaning_are_named(options, fit, words):

@@ -218,7 +218,7 @@ def test_pictures_are_drawn(result):
     np.testing.assert_allclose(lines[1].get_ydata(), result.predict(FRAME).iloc[0])
     np.testing.assert_allclose(lines[0].get_ydata(), FRAME.filter(regex="^y_").iloc[0])
     assert fitted("mean ~ x1", steps=5).plot("fitted", new=FRAME).has_data()
-    for what, words in (("fitted", "rows that you hold"), ("effects", "figure of their own")):
+    for what, words in (("fitted", "rows that you hold"), ("effects", "their own figure")):
         with pytest.raises(ModelError, match=words):
             result.plot(what, ax=effects[0, 0])
     with pytest.raises(ModelError, match="learner"):

@@ -85,9 +85,9 @@ def test_sites_are_folds_each_judged_by_the_fit_of_the_others():
 
 
 def test_sites_are_no_folds_where_their_sums_are_hidden():
-    with pytest.raises(ModelError, match="masked=True asks for masks"):
+    with pytest.raises(ModelError, match="masked=True requests masks"):
         fitted(select="cv", folds="site", masked=True)
-    with pytest.raises(ModelError, match="an owner lets sums leave in no other way"):
+    with pytest.raises(ModelError, match="an owner's policy requires"):
         fitted(select="cv", folds="site", policy=fs.Policy(masked_only=True))
     with pytest.raises(ModelError, match="two sites"):
         fitted(frame=FRAME.assign(site=0), select="cv", folds="site")

@@ -234,6 +234,6 @@ def test_two_institutions_curves_are_not_multiplied_point_by_point():
     }
     partition = fs.ClientPartition.from_frames(tables, on="id", curves=declared("x1", "y"))
     with pytest.raises(
-        FormulaError, match=r"bconcurrent\(x1\) takes products .* where institutions hold different columns"
+        FormulaError, match=r"bconcurrent\(x1\) needs products .* If sites hold different columns"
     ):
         fs.FedFunctionBoost.from_formula("y(t) ~ bconcurrent(x1)", partition)

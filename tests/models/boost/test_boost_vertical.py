@@ -90,7 +90,7 @@ def test_entities_that_an_institution_lacks_are_left_out_and_counted():
     ):
         found = fitted(frame=frame)
     assert found.nobs == len(FRAME) - 70
-    assert "70 entities without a response, or that an institution lacks, were left out" in " ".join(
+    assert "70 entities without a response, or missing at a site, were left out" in " ".join(
         str(found.summary()).split()
     )
     same = of_rows(frame=frame.iloc[70:])
@@ -206,7 +206,7 @@ def test_strict_sites_answer_learners_of_what_they_publish():
         ("y(t) ~ heigth", "no column 'heigth'"),
         ("x1(t) ~ x1", "right side too"),
         ("y(t) ~ bbs(age)", "lower_bound"),
-        ("y(t) ~ bconcurrent(x2)", r"bconcurrent\(x2\) takes products"),
+        ("y(t) ~ bconcurrent(x2)", r"bconcurrent\(x2\) needs products"),
     ],
 )
 def test_what_is_no_formula_is_named(text, words):

@@ -97,7 +97,7 @@ def test_budgets_are_charged_what_was_told_and_a_second_fit_costs_nothing():
     assert whole <= 3.0
     with pytest.raises(DescriptionError, match=r"privacy budget.*left"):
         private(FRAME, 3.0, partition=partition).fit()
-    with pytest.raises(DescriptionError, match=r"privacy budget.*is epsilon 2.*Ask with a smaller epsilon"):
+    with pytest.raises(DescriptionError, match=r"privacy budget.*is epsilon 2.*Use a smaller epsilon"):
         private(FRAME, 3.0, partition=budgeted(FRAME, budget=2.0)).fit()
     without = fs.ClientPartition.from_frame(FRAME, columns=HELD, curves={
         name: fs.Curve(f"{name}_*", domain=(0, 1)) for name in ("x1", "x2", "x3", "y")
@@ -212,8 +212,8 @@ def test_summary_and_forecast_say_what_it_costs_what_can_be_traced_and_what_othe
     plan = model.source._planned
     bound = f"{norm.cdf(np.sqrt(float(plan.coordinator_cost()))):.2f}"
     for text in (told, printed):
-        assert f"AUC of at most {bound}" in text
-        assert "against the coordinator, who knows nobody's noise" in text
+        assert f"AUC at most {bound}" in text
+        assert "against the coordinator, who knows no site's noise" in text
         assert "Clinic 3" in text
     assert "epsilon 3, delta 1e-06" in printed
     table = result.by_epsilon
@@ -221,7 +221,7 @@ def test_summary_and_forecast_say_what_it_costs_what_can_be_traced_and_what_othe
     assert (table.diff().dropna() > -0.02).all() and table[np.inf] > table[0.5]
     assert f"{table[1.0]:.2f} at 1" in printed
     assert model.explain().passes
-    with pytest.raises(NotAvailableError, match="intervals would have to count the noise"):
+    with pytest.raises(NotAvailableError, match="intervals would have to include the noise"):
         result.bse  # noqa: B018
 
 
@@ -297,15 +297,20 @@ def test_components_are_taken_from_curves_that_are_public():
 @pytest.mark.parametrize(
     ("text", "changes", "error", "words"),
     [
-        ("y(t) ~ x1", {"x1": None}, ModelError, "(?s)none from the data.*'x1': fs.PublicCurve"),
+        ("y(t) ~ x1", {"x1": None}, ModelError, "(?s)never from the data.*'x1': fs.PublicCurve"),
         ("y(t) ~ x1", {"y": None}, ModelError, "'y': fs.PublicCurve"),
         ("y(t) ~ x1 + age", {"age": None}, ModelError, "bounds: 1 of 1 columns have none"),
-        ("y(t) ~ x1", {"w": PUBLIC["x1"]}, ModelError, "no curve 'w'"),
-        ("y(t) ~ x1 + bbs(age, lower_bound=20, upper_bound=80)", {}, FormulaError, "none of a private fit"),
-        ("y(t) ~ bsignal(x2, by=age)", {}, FormulaError, "none of a private fit"),
-        ("y(t) ~ x1 + log(age)", {}, FormulaError, "none of a private fit"),
-        ("log(number) ~ x1", {}, FormulaError, "as it stands"),
-        ("number ~ x1", {"number": [1, 2]}, ModelError, "response 'number' is a curve, or a number"),
+        ("y(t) ~ x1", {"w": PUBLIC["x1"]}, ModelError, "no site has a curve 'w'"),
+        (
+            "y(t) ~ x1 + bbs(age, lower_bound=20, upper_bound=80)",
+            {},
+            FormulaError,
+            "not available in a private fit",
+        ),
+        ("y(t) ~ bsignal(x2, by=age)", {}, FormulaError, "not available in a private fit"),
+        ("y(t) ~ x1 + log(age)", {}, FormulaError, "not available in a private fit"),
+        ("log(number) ~ x1", {}, FormulaError, "untransformed"),
+        ("number ~ x1", {"number": [1, 2]}, ModelError, "response 'number' must be a curve, or a number"),
     ],
 )
 def test_what_is_not_public_or_not_private_is_refused(text, changes, error, words):
@@ -387,8 +392,8 @@ def test_rsquared_by_epsilon_is_that_of_the_prototype_and_that_of_less_noise_is_
 
 def test_statements_about_errors_are_refused_under_noise(result):
     for name in ("refit", "split", "entry_test"):
-        with pytest.raises(NotAvailableError, match="intervals would have to count the noise"):
+        with pytest.raises(NotAvailableError, match="intervals would have to include the noise"):
             getattr(result, name)()
-    with pytest.raises(NotAvailableError, match="intervals would have to count the noise"):
+    with pytest.raises(NotAvailableError, match="intervals would have to include the noise"):
         result.cv  # noqa: B018
     assert type(result) is fs.results.BoostResults and result.epsilon == 3.0

@@ -163,7 +163,7 @@ def test_what_is_printed_and_drawn(audited):
         "Verdict: holds",
         "the coordinator",
         "250",
-        "none of yours was asked",
+        "none of your rows was used",
     ):
         assert words in text
     assert not any(faults(audited.plot(page(width, 4.6)).figure) for width in JOURNAL)
@@ -205,7 +205,7 @@ def test_what_has_no_meaning_is_refused(options, words):
 def test_only_a_synthesis_can_be_audited():
     with pytest.raises(ModelError, match="CopulaSynthesizer"):
         fs.audit("model")
-    with pytest.raises(ModelError, match="no others"):
+    with pytest.raises(ModelError, match="no other sites"):
         fs.audit(model(columns={"A": list("abcd")}), "A")
 
 
@@ -283,10 +283,10 @@ def seeded_noise(monkeypatch):
         (noise_on_one_share, "coordinator", LEVELS, "products of A and B is smaller"),
         (a_quarter_of_the_noise, "coordinator", LEVELS, "levels of A is smaller"),
         (empirical_margins, "coordinator", LEVELS, "levels of A is smaller"),
-        (bounds_of_the_data, "coordinator", RANGES, "better than is claimed"),
+        (bounds_of_the_data, "coordinator", RANGES, "better than claimed"),
         (rounding_to_nearest, "coordinator", LEVELS, "% longer than"),
         (cut_after_noise, "coordinator", LEVELS, "5. % longer than"),
-        (charges_forgotten, "coordinator", LEVELS, "too little was charged at A, B"),
+        (charges_forgotten, "coordinator", LEVELS, "the charge was too small at A, B"),
         (seeded_noise, "coordinator", LEVELS, "noise of another"),
     ],
 )

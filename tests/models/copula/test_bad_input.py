@@ -71,7 +71,7 @@ def test_missing_values_are_missing_and_infinite_ones_are_at_the_end():
 
 @pytest.mark.parametrize("bound", [(4, 4), (4, -4), (0, float("nan")), (float("-inf"), 0)])
 def test_a_range_ascends(bound):
-    with pytest.raises(ModelError, match=r"column 'a': expected a range \(low, high\) that ascends"):
+    with pytest.raises(ModelError, match=r"column 'a': expected an ascending range \(low, high\)"):
         fs.Bounds({"a": bound})
 
 
@@ -96,11 +96,11 @@ def test_a_spent_budget_says_what_is_left_and_loses_nothing(tmp_path):
     assert charged(sites) == spent
     fit.save(tmp_path / "fit")
     assert fs.load(tmp_path / "fit").sample(9, seed=1).equals(fit.sample(9, seed=1))
-    assert "eps in all" in str(fit.summary())
+    assert "eps total" in str(fit.summary())
 
 
 def test_a_budget_that_is_too_small_or_none_is_told_before_anything_is_asked():
-    for budget, words in ((1.0, "this one costs it 2"), (None, "is none")):
+    for budget, words in ((1.0, "this one costs 2"), (None, "is none")):
         sites = partition(budget=budget)
         for model in (synthesizer(sites), regression("y ~ a + c", sites)):
             with pytest.raises(DescriptionError, match=rf"{words}[\s\S]*nothing was asked"):
@@ -136,7 +136,9 @@ def test_formulas(formula, words):
 
 def test_noise_that_hides_everything_is_told_with_what_would_do():
     model = synthesizer(epsilon=0.2)
-    words = "few will be told from 0. About .* entities would do at epsilon 0.2, or an epsilon of about"
+    words = (
+        "few will be distinguishable from 0. About .* entities would suffice at epsilon 0.2, or an epsilon"
+    )
     assert pd.Series(" ".join(str(model.explain()).split())).str.contains(words).all()
 
 
@@ -144,4 +146,4 @@ def test_noise_without_end_is_no_error():
     """A margin that noise has left with one value has correlations of any size."""
     found = synthesizer(epsilon=0.05).fit()
     text = " ".join(str(found.summary()).split())
-    assert "Noise is larger than anything" in text or "few will be told from 0" in text
+    assert "Noise exceeds all information" in text or "few will be distinguishable from 0" in text

@@ -120,7 +120,7 @@ def test_a_choice_says_what_it_goes_by():
     policy = fs.Policy(privacy=fs.Budget(1.0, 1e-6))
     partition = fs.ClientPartition.from_frame(missing_rows(), columns=HELD, policy=policy)
     told = {m: str(fs.CopulaSynthesizer(partition, 1.0, BOUNDS, missing=m).explain()) for m in ("auto", "em")}
-    assert "goes by noise alone" in told["auto"] and "goes by noise alone" not in told["em"]
+    assert "depends on the noise alone" in told["auto"] and "depends on the noise alone" not in told["em"]
 
 
 def test_em_is_the_factored_estimate_of_monotone_patterns():

@@ -83,7 +83,7 @@ def test_tables_cost_thousands_and_say_so():
     assert made.record_epsilon["Client 2"] == pytest.approx(2_771 + 10, abs=1)
     assert "spends epsilon 2," in made.summary() and "nothing is private" in made.summary()
     again = simulate(data, "evcds", rounds=10)
-    assert "order of real persons" in again.summary()
+    assert "order of the real entities" in again.summary()
     pd.testing.assert_series_equal(made.record_epsilon, again.record_epsilon)
 
 
@@ -96,9 +96,9 @@ def test_what_has_no_meaning_for_the_mechanism():
         with pytest.raises(ModelError, match=next(iter(given))):
             synthesizer(data, **given)
     model = synthesizer(data)
-    with pytest.raises(NotAvailableError, match="asks no institution"):
+    with pytest.raises(NotAvailableError, match="sends no request"):
         model.explain()
-    with pytest.raises(ModelError, match="passes no door"):
+    with pytest.raises(ModelError, match="without disclosure checks"):
         fs.audit(model)
     bounds = {name: (-9, 9) for names in model.columns.values() for name in names}
     with pytest.raises(ModelError, match="this release has none"):

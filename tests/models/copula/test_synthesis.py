@@ -184,7 +184,7 @@ def test_without_a_budget_nothing_leaves_and_the_line_is_named():
 def test_a_budget_that_is_too_small_is_said_before_anything_is_asked():
     assert synthesizer(epsilon=1.0, budget=1.0).fit()  # rounded up, its charges still fit
     model = synthesizer(epsilon=3.0, budget=1.0)
-    with pytest.raises(DescriptionError, match=r"A: its policy .* costs it 3.*nothing was asked"):
+    with pytest.raises(DescriptionError, match=r"A: its policy .* costs 3.*no request was sent"):
         model.fit()
     assert all(not site.account.charges.made for site in model.partition.sites.values())
 

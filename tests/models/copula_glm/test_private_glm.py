@@ -100,7 +100,7 @@ def test_errors_add_up_and_are_printed_in_their_parts(fitted):
         "sampling",
         "noise",
         "P>|t|",
-        "Valid if the columns are a Gaussian copula",
+        "Valid if the columns follow a Gaussian copula",
         "30% of the budget",
     ):
         assert told in text
@@ -221,7 +221,7 @@ def test_predictions_of_rows_that_are_at_hand(fitted, tmp_path):
     for wrong, told in [
         (new.drop(columns="c"), "lack the column 'c'"),
         (new.assign(d=17), "'d' has levels that its bounds do not list, in 40 rows"),
-        (new.assign(a="x"), "'a' has values that are no numbers"),
+        (new.assign(a="x"), "'a' has values that are not numbers"),
     ]:
         with pytest.raises(DesignError, match=told):
             result.predict(wrong)
@@ -304,7 +304,7 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_asked(formula, told
     [
         ({"epsilon": np.inf}, "epsilon"),
         ({"family": sm.families.Gamma()}, "canonical link"),
-        ({"family": sm.families.Gaussian()}, "takes a range"),
+        ({"family": sm.families.Gaussian()}, "needs a range"),
         ({"bounds": {"y": [0, 1]}}, "fs.Bounds"),
         ({"family": sm.families.Poisson(), "bounds": {**BOUNDS, "y": (1, 50)}}, "begin at 0"),
         ({"family": sm.families.Poisson(), "bounds": {**BOUNDS, "y": (0, 1e6)}}, "at most 2,000"),
@@ -365,7 +365,7 @@ def test_two_sites_that_were_told_of_other_responses_share_no_product():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MomentPlan, "gram_asked", lie)
-        with pytest.raises(PolicyError, match=r"B.* is not the one that was planned"):
+        with pytest.raises(PolicyError, match=r"B.* is not the planned one"):
             made.fit(draws=10)
 
 
@@ -390,5 +390,5 @@ def test_a_strange_column_is_refused():
 
 
 def test_an_evaluation_is_not_had_from_one_release():
-    with pytest.raises(NotAvailableError, match=r"the response of no entity.*predict\(frame\).*FederatedGLM"):
+    with pytest.raises(NotAvailableError, match=r"no entity's response.*predict\(frame\).*FederatedGLM"):
         fs.results.PrivateGLMResults.evaluate(None)

@@ -271,7 +271,7 @@ def test_no_step_is_asked_for_where_there_is_nowhere_to_begin(monkeypatch):
     with pytest.warns(ConvergenceWarning):
         result = made.fit(polish=1, draws=10)
     text = " ".join(str(result.summary()).split())
-    assert "NOT CONVERGED" in text and "P>|" not in text and "was not asked for" in text
+    assert "NOT CONVERGED" in text and "P>|" not in text and "was not taken" in text
     assert "release_score" not in set(result.ledger.releases()["step"])
 
 
@@ -297,7 +297,7 @@ def test_arguments_of_a_fit(options, told):
 def test_counts_have_no_step():
     bounds = {**BOUNDS, "y": RESPONSES["Poisson"]}
     made, _ = model(n=100, family=sm.families.Poisson(), bounds=bounds)
-    with pytest.raises(ModelError, match=r"Poisson .* Take polish=0"):
+    with pytest.raises(ModelError, match=r"Poisson .* Use polish=0"):
         made.fit(polish=1)
     assert not made.partition.sites["A"].account.charges.made
 

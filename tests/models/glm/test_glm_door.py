@@ -114,7 +114,7 @@ def test_what_a_step_out_of_turn_lacks_is_named(model):
     refuse(
         site,
         Request(SITE, "glm", "sum_clusters", groups, session),
-        "clusters were not listed; ask 'list_clusters'",
+        "clusters were not listed; request 'list_clusters'",
     )
 
 

@@ -252,4 +252,4 @@ def test_fewer_rows_than_columns_in_all_is_told():
     few = FRAME.groupby("site").head(2)
     policy = Policy(min_count=0, max_parameters=9.0, min_events=0, min_level_count=0, remember="nothing")
     message = str(error_of("y ~ x + z + x:z + poly(x, 2) + poly(z, 2)", few, policy=policy))
-    assert message.startswith("6 whole rows at all sites together for 8 coefficients")
+    assert message.startswith("6 complete rows at all sites together for 8 coefficients")

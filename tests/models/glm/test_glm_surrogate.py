@@ -143,7 +143,7 @@ def test_where_no_site_has_a_fit_there_is_nothing_to_start_from():
     partition = fs.ClientPartition.from_frames(tables, layout="horizontal")
     changed = fs.FederatedGLM.from_formula("binary ~ x + z", partition, family=F.Binomial())
     assert changed.fit().converged
-    with pytest.raises(EstimationError, match="rounds: no site has a fit of its own to start from"):
+    with pytest.raises(EstimationError, match="rounds: no site has its own fit as a start"):
         changed.fit(rounds=1)
 
 
@@ -155,7 +155,7 @@ def test_rounds_are_a_whole_number(rounds):
 
 def test_rounds_need_the_sites_own_fits():
     with pytest.raises(
-        ModelError, match="rounds: it starts from the sites' own fits, which local=False leaves"
+        ModelError, match="rounds: the steps start from the sites' own fits, which local=False leaves"
     ):
         model(300).fit(rounds=1, local=False)
 

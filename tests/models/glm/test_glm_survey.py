@@ -139,12 +139,12 @@ def test_a_stratum_with_one_cluster_is_counted(by):
 
 def test_labels_of_clusters_that_repeat_in_strata_are_told():
     frame = FRAME.assign(psu=FRAME.groupby("stratum")["psu"].rank("dense").astype(int))
-    with pytest.raises(DesignError, match=r"site 'A': \d+ labels of 'psu' lie in more than one of 'stratum'"):
+    with pytest.raises(DesignError, match=r"site 'A': \d+ labels of 'psu' are in more than one of 'stratum'"):
         survey(model("y", F.Binomial(), "by_row", frame))
     apart = FRAME.copy()
     apart.loc[apart["psu"] == 5, "stratum"] = np.where(apart.loc[apart["psu"] == 5, "by_row"] == "A", 1, 2)
     with pytest.raises(
-        EstimationError, match="labels of 'psu' lie in different 'stratum' at different sites"
+        EstimationError, match="labels of 'psu' are in different 'stratum' at different sites"
     ):
         survey(model("y", F.Binomial(), "by_row", apart))
 

@@ -26,7 +26,7 @@ def patients(n_sites=10, rows=40):
 
 
 class Dying:
-    """A door that answers nothing from its question number `turn` on, or to that one only."""
+    """A door that answers no requests from its question number `turn` on, or to that one only."""
 
     def __init__(self, site, turn, error=EngineError, back=False):
         self.site, self.policy, self.turn, self.asked = site, site.policy, turn, 0

@@ -125,7 +125,7 @@ def test_summary_has_the_lines_of_ols(tmp_path):
     for label in ("R-squared", "Adj. R-squared", "F-statistic", "Prob (F)", "Least Squares"):
         assert label in text
     assert "nan" not in text and "Pseudo" not in text and "P>|t|" in text
-    assert "R-squared is about zero" in str(federated("0 + x", {}, {}).summary())
+    assert "R-squared refers to zero" in str(federated("0 + x", {}, {}).summary())
     ours.save(tmp_path / "ols.fed")
     again = fs.load(tmp_path / "ols.fed")
     assert type(again) is type(ours) and again.f_pvalue == ours.f_pvalue

@@ -4,8 +4,7 @@ One FLARE job serves an analysis of several fits. Its server side,
 :class:`~fedstat.federation.transport.flare.job.FlareController`, receives requests from the analyst's process
 and forwards each one to its site. Its site side,
 :class:`~fedstat.federation.transport.flare.job.FlareExecutor`, holds the site. The site is opened from its
-own
-folder (:mod:`fedstat.federation.transport.site_folder`) when the job starts, and stays open until the job
+own folder (:mod:`fedstat.federation.transport.site_folder`) when the job starts, and stays open until the job
 ends. A FLARE client has the name of its site.
 
 The analyst's process and the controller run on the coordinator's machine. They communicate through a local

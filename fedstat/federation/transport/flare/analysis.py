@@ -40,7 +40,7 @@ CONNECT_PAUSE = 0.2
 PATIENCE = 60
 """Seconds for one message to or from a server on the same machine."""
 MARGIN = 30.0
-"""Seconds that the server has to say that a site was silent."""
+"""Seconds within which the server has to report a silent site."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class FlareTransport:
     """The analyst's end of a running job; several threads may use it, each with a connection of its own.
 
     `server` is the folder of the FLARE server, on this machine; `timeout` the seconds until a site counts as
-    silent, by default what the job was started with.
+    silent, by default those of the job's start.
     """
 
     server: Path
@@ -59,7 +59,7 @@ class FlareTransport:
     _connections: threading.local = field(default_factory=threading.local)
 
     def wait(self, seconds: float = START) -> None:
-        """Wait until the job takes questions; EngineError where it does not within `seconds`."""
+        """Wait until the job takes requests; EngineError if it does not within `seconds`."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -68,23 +68,23 @@ class FlareTransport:
             except (OSError, EOFError, AuthenticationError) as error:
                 if time.monotonic() > until:
                     raise EngineError(
-                        f"no job takes questions at '{Path(self.server, SOCKET)}' after {seconds:g} s "
+                        f"no job takes requests at '{Path(self.server, SOCKET)}' after {seconds:g} s "
                         f"({type(error).__name__}). Was it submitted, and are all its sites running?"
                     ) from error
             time.sleep(CONNECT_PAUSE)
 
     def carry(self, site: str, request: bytes) -> bytes:
-        """Send one question, and wait for its answer.
+        """Send one request, and wait for its reply.
 
-        EngineError where no job is running or the site did not answer, SecurityError where the answer is not
-        signed by the site, or belongs to another question.
+        EngineError if no job is running or the site did not answer, SecurityError if the site did not sign
+        the reply or it belongs to another request.
         """
         number, question = sign_request(self.identity, site, request)
         try:
             connection = self._connection()
             connection.send_bytes(json.dumps({"site": site, "timeout": self.timeout}).encode())
             connection.send_bytes(question)
-            # the server itself tells of a silent site in time: only one that hangs takes longer
+            # the server reports a silent site in time: only a blocked server takes longer
             limit = (TIMEOUT if self.timeout is None else self.timeout) + MARGIN
             if not connection.poll(limit):
                 raise TimeoutError(f"silent for {limit:g} s")
@@ -93,7 +93,7 @@ class FlareTransport:
         except TimeoutError as error:
             self._drop()
             raise EngineError(
-                f"'{site}' was not reached: the server's process is {error}; it hangs. Stop it, "
+                f"'{site}' was not reached: the server's process is {error} and no longer responds. Stop it "
                 "and start it again"
             ) from error
         except (EOFError, OSError, AuthenticationError) as error:
@@ -103,10 +103,10 @@ class FlareTransport:
             ) from error
         if problem:
             raise EngineError(f"'{site}' did not answer: {problem}")
-        return open_reply(answer, self.fingerprints[site], site, number, f"the answer of '{site}'")
+        return open_reply(answer, self.fingerprints[site], site, number, f"the reply of '{site}'")
 
     def end(self) -> bool:
-        """End the analysis; the job then completes, and the sites close their data; False if it had ended."""
+        """End the analysis: the job completes and the sites close their data; False if it had ended."""
         connection = self._connection()
         try:
             connection.send_bytes(json.dumps({"site": None}).encode())
@@ -126,7 +126,7 @@ class FlareTransport:
         return connection
 
     def _drop(self) -> None:
-        """Give up a connection in which an answer may be on its way."""
+        """Close a connection in which a reply may still arrive."""
         connection: Connection | None = getattr(self._connections, "open", None)
         if connection is not None:
             connection.close()
@@ -134,7 +134,10 @@ class FlareTransport:
 
 
 def _open(path: Path, key: bytes) -> Connection:
-    """Connect to a socket, and prove to each other that both know the secret; a frozen process ends it."""
+    """Connect to a socket.
+
+    Each side proves that it knows the secret. TimeoutError if the other is blocked.
+    """
     limit = struct.pack("@ll", PATIENCE, 0)
     with socket.socket(socket.AF_UNIX) as visitor:
         for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -151,9 +154,9 @@ def _open(path: Path, key: bytes) -> Connection:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The job of an analysis: one that runs is joined, one is begun where none runs, and it is ended by name.
+# The job of an analysis: a running job is joined, otherwise one is started; it is ended by name.
 
-# seconds: between two looks, for a login, for jobs to wind down, and since a site was last heard of
+# seconds: between two looks, for a login, for jobs to end, and since the last sign of life of a site
 PAUSE, LOGIN, LAST, FRESH = 0.5, 10.0, 12.0, 35.0
 ENDED = "FINISHED"
 
@@ -168,23 +171,23 @@ class Analysis(FlareTransport):
     started_here: bool = False
 
     def close(self) -> None:
-        """End the job where it was started here; one that another analyst started goes on."""
+        """End the job if this process started it; a job that another analyst started continues."""
         if not self.started_here:
             return
         self.started_here = False
-        # an analysis that another process has ended meanwhile is no error
+        # it is no error if another process has already ended the analysis
         if self.is_heard() and self.end():
             with _session(self.server.parent.parent) as session:
                 _wait_until_ended(session)
 
     def there(self, sites: Sequence[str]) -> list[str]:
-        """Those of some sites that take part in the job, and can be reached."""
+        """Return those of `sites` that take part in the job and can be reached."""
         connection = self._connection()
         connection.send_bytes(json.dumps({"there": list(sites)}).encode())
         return list(json.loads(connection.recv_bytes()))
 
     def is_heard(self) -> bool:
-        """Whether a job takes questions."""
+        """Return whether a job takes requests."""
         try:
             self.wait(0.0)
         except EngineError:
@@ -200,11 +203,11 @@ def open_analysis(
     timeout: float,
     patience: float = START,
 ) -> Analysis:
-    """Join the job of a federation; where none runs, start one that serves all sites that are connected.
+    """Join the job of a federation; if none runs, start one that serves all connected sites.
 
     Without any of `sites` no job is started. `timeout` is the seconds until a site counts as silent,
-    `patience` those to wait for sites that are not connected, and then for the job. PartitionError where the
-    federation has not been provisioned; EngineError where the server is not reached, a site is not connected,
+    `patience` those to wait for sites that are not connected, and then for the job. PartitionError if the
+    federation has not been provisioned; EngineError if the server cannot be reached, a site is not connected,
     or the job ended at once.
     """
     home = folder / FLARE
@@ -220,29 +223,31 @@ def open_analysis(
     if lacking := [site for site in sites if site not in there]:
         analysis.close()
         raise EngineError(
-            f"an analysis is open without {', '.join(lacking)}, which stopped or came later. End it with "
-            f"'fedstat federation stop {folder}' and connect again when 'fedstat federation status {folder}' "
-            "shows all sites; one that is gone for good is left out by connect(..., without=[...])"
+            f"an analysis is open without {', '.join(lacking)}: these sites stopped or came later. End "
+            f"it with "
+            f"'fedstat federation stop {folder}', and connect again when 'fedstat federation status "
+            f"{folder}' "
+            "shows all sites. To leave out a site for good, use connect(..., without=[...])"
         )
     return analysis
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """What the server tells: connected sites, and by number the state of jobs that have not ended."""
+    """What the server reports: connected sites, and by number the state of jobs that have not ended."""
 
     connected: tuple[str, ...]
     jobs: Mapping[str, str]
 
 
 def query_server(folder: Path) -> ServerStatus:
-    """Ask the server of a coordinator's folder which sites are connected, and which jobs there are."""
+    """Ask the server of a coordinator's folder for its connected sites and its jobs."""
     with _session(folder) as session:
         return ServerStatus(_connected(session), _jobs(session))
 
 
 def end_analysis(folder: Path, identity: Identity) -> list[str]:
-    """End the job that takes questions, and abort all others; what was ended."""
+    """End the job that takes requests and abort all others; return what was ended."""
     analysis = Analysis((folder / FLARE / SERVER).resolve(), identity, {})
     heard = analysis.is_heard() and analysis.end()
     with _session(folder) as session:
@@ -253,7 +258,7 @@ def end_analysis(folder: Path, identity: Identity) -> list[str]:
 
 
 def admit_sites(folder: Path, sites: Iterable[str], out: Iterable[str]) -> None:
-    """Have the server that runs admit some sites, and turn others away from now on."""
+    """Let the running server admit some sites, and refuse others from now on."""
     with _session(folder) as session:
         for site in sites:
             session.enable_client(site)
@@ -273,11 +278,11 @@ def _start(folder: Path, analysis: Analysis, sites: Sequence[str], timeout: floa
                 if not state.startswith(ENDED):
                     session.abort_job(job)
                 raise EngineError(
-                    f"the job of the analysis took no question ({state.lower()}). The server's log is in "
-                    f"'{folder / FLARE}'; a site that cannot run it tells why in its own log"
+                    f"the job of the analysis took no request ({state.lower()}). The server's log is in "
+                    f"'{folder / FLARE}'; a site that cannot run it writes the reason to its own log"
                 )
             time.sleep(PAUSE)
-        # Where another analyst was quicker, that job serves both, and this one must not wait for its turn.
+        # If another analyst was quicker, that job serves both; this one must not wait for its turn.
         if session.get_job_meta(job)["status"] == "RUNNING":
             analysis.started_here = True
         else:
@@ -289,15 +294,16 @@ def _wait_for_sites(session: Any, sites: Sequence[str], patience: float) -> None
     while missing := sorted(set(sites) - set(_connected(session))):
         if time.monotonic() > until:
             raise EngineError(
-                f"not connected to the server: {', '.join(missing)}. Is 'fedstat site serve' running there, "
-                "and the certificate in date ('fedstat site status' tells)? One that is gone for good is "
-                "left out by ClientPartition.connect(..., without=[...])"
+                f"not connected to the server: {', '.join(missing)}. Is 'fedstat site serve' running "
+                f"there, and "
+                "is the certificate valid (see 'fedstat site status')? To leave out a site for good, use "
+                "ClientPartition.connect(..., without=[...])"
             )
         time.sleep(PAUSE)
 
 
 def _wait_until_ended(session: Any) -> dict[str, str]:
-    """Wait for jobs to wind down; those that have not."""
+    """Wait for jobs to end; return those that have not."""
     until = time.monotonic() + LAST
     while (left := _jobs(session)) and time.monotonic() < until:
         time.sleep(PAUSE)
@@ -305,7 +311,7 @@ def _wait_until_ended(session: Any) -> dict[str, str]:
 
 
 def _connected(session: Any) -> tuple[str, ...]:
-    # A site that ended stays on the server's list for ten minutes; one that lives is heard every ten seconds.
+    # The server lists a stopped site for ten minutes; a running one sends a sign of life every ten seconds.
     since = time.time() - FRESH
     clients = session.get_system_info().client_info
     return tuple(client.name for client in clients if client.last_connect_time > since)
@@ -329,17 +335,17 @@ def _session(folder: Path) -> Iterator[Any]:
     except Exception as error:
         raise EngineError(
             f"the FLARE server does not answer ({type(error).__name__}). Start it with 'fedstat federation "
-            f"serve {folder}'; where it runs, look at host, port and the dates of the certificates with "
+            f"serve {folder}'. If it is running, check host, port and the dates of the certificates with "
             f"'fedstat federation status {folder}'"
         ) from error
     try:
         yield session
     except FedstatError:
         raise
-    except Exception as error:  # FLARE's own, whose kinds have nothing in common
+    except Exception as error:  # FLARE's errors have no common class
         raise EngineError(
-            f"the FLARE server did not do as it was told ({type(error).__name__}: {error}). Stop it and "
-            f"start it with 'fedstat federation serve {folder}', which clears what is left of jobs; its "
+            f"the FLARE server did not execute the command ({type(error).__name__}: {error}). Stop it and "
+            f"start it with 'fedstat federation serve {folder}', which removes the remains of jobs. Its "
             f"log is in '{folder / FLARE}'"
         ) from error
     finally:

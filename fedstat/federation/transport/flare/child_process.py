@@ -1,9 +1,8 @@
 """Child processes that end when their parent process ends.
 
-``python -m fedstat.federation.transport.flare.child_process MODULE WORDS`` runs a module until nobody holds
-the other
-end of its standard input. A client that the server turns away for good ends as well, where FLARE's would try
-again without a word.
+``python -m fedstat.federation.transport.flare.child_process MODULE WORDS`` runs a module until the other end
+of its standard input is closed. A client that the server rejects for good ends as well; FLARE's own client
+would try again without a message.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ PAUSE, AGAIN = 0.5, 2.0
 GONE = 75
 """Exit code of a process whose parent is gone."""
 TAKEN, OUT = 76, 77
-"""Exit codes of a client in whose place another has come, and of one that was taken out of the federation."""
+"""Exit codes of a client that another one has replaced, and of one that was removed from the federation."""
 
 CLIENT = "nvflare.private.fed.app.client.client_train"
 TURNED_AWAY = {"already registered": TAKEN, "is disabled": OUT}
-"""What FLARE's server says to a client, and the exit code."""
+"""The server's messages that reject a client, and the exit code."""
 
 
 def end_with_parent() -> None:
-    """End this process, without more ado, when its parent is gone."""
+    """End this process immediately when its parent is gone."""
     threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
 
 
@@ -44,10 +43,10 @@ def _watch_input() -> None:
 
 
 def _watch_answers() -> None:
-    """End when an answer of the server turns this client away, which FLARE's client passes over.
+    """End when a reply of the server rejects this client; FLARE's own client ignores it.
 
-    Two clients of one kit cut each other off in turns, and the answer to a heartbeat finds the other: one
-    that is asked for again and again comes through.
+    Two clients of one kit disconnect each other in turns, and the reply to a heartbeat may reach the other
+    one. A rejection that is sent again and again reaches each.
     """
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell  # noqa: PLC0415
     from nvflare.fuel.f3.cellnet.defs import CellChannelTopic, MessageHeaderKey, ReturnCode  # noqa: PLC0415
@@ -71,14 +70,14 @@ def _watch_answers() -> None:
 
 
 def check_server_answer(problem: str) -> None:
-    """End where a problem that the server names turns this client away."""
+    """End if a problem that the server reports rejects this client."""
     for words, code in TURNED_AWAY.items():
         if words in problem:
             os._exit(code)
 
 
 def main() -> None:
-    """Run the module that is named, with the words after it."""
+    """Run the named module, with the words after it."""
     module, sys.argv = sys.argv[1], sys.argv[1:]
     threading.Thread(target=_watch_input, daemon=True).start()
     if module == CLIENT:

@@ -36,18 +36,18 @@ try:
     from nvflare.apis.shareable import Shareable, make_reply
     from nvflare.apis.signal import Signal
 except ImportError as error:
-    raise ImportError("sites are served over NVIDIA FLARE: pip install fedstat[flare]") from error
+    raise ImportError("sites over NVIDIA FLARE need its package: pip install fedstat[flare]") from error
 
 TOPIC, PING = "fedstat", "fedstat.ping"
 PAUSE = 0.5
 
 
 class FlareController(Controller):  # type: ignore[misc]
-    """The server side of the job: passes questions on, and decides nothing. All times are in seconds.
+    """The server side of the job: forwards requests, and decides nothing. All times are in seconds.
 
-    A site is silent after `timeout`; a question is sent again after `again_after`, which doubles every time,
-    because a large message takes long. Sites have to open their data within `start`; one that has not is
-    named when it is asked. After `idle` without a question the analysis is taken for forgotten, and ends.
+    A site is silent after `timeout`. A request is sent again after `again_after`, which doubles every time,
+    because a large message takes long. Sites have to open their data within `start`; a request to a site that
+    has not is refused by name. After `idle` without a request the analysis counts as abandoned, and ends.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FlareController(Controller):  # type: ignore[misc]
         self._listener: Listener | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Take note of what carries the messages."""
+        """Keep the object that transfers the messages."""
         self._engine = fl_ctx.get_engine()
         end_with_parent()
 
@@ -75,7 +75,7 @@ class FlareController(Controller):  # type: ignore[misc]
         return Path(self._engine.get_workspace().get_root_dir(), SOCKET)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Wait for the sites, open the socket, and serve until the analysis is ended or the job aborted."""
+        """Wait for the sites, open the socket, and serve until the analysis ends or the job is aborted."""
         self._abort = abort_signal
         self._wait_for_sites()
         self._listener = self._listen()
@@ -95,12 +95,12 @@ class FlareController(Controller):  # type: ignore[misc]
         """There are no tasks."""
 
     def _listen(self) -> Listener:
-        """Open the socket, in the place of one that a job left behind when it was cut off."""
+        """Open the socket; replace one that an interrupted job left behind."""
         if _is_heard(self._socket):
             raise EngineError(f"another analysis is running at '{self._socket}'; end it first")
         self._socket.unlink(missing_ok=True)
         key = (self._socket.parent / "local" / KEY).read_bytes()
-        # a socket has no mode when it is made: only the mask keeps others out from its first moment on
+        # a new socket has no mode of its own: only the mask excludes others from its first moment on
         mask = os.umask(0o177)
         try:
             return Listener(str(self._socket), "AF_UNIX", backlog=16, authkey=key)
@@ -108,7 +108,7 @@ class FlareController(Controller):  # type: ignore[misc]
             os.umask(mask)
 
     def _wait_for_sites(self) -> None:
-        """Ask every site whether it is there."""
+        """Ask every site whether it is running."""
         until = time.monotonic() + self._start
         waiting = self._site_names()
         while waiting and time.monotonic() < until and not self._abort.triggered:
@@ -124,13 +124,13 @@ class FlareController(Controller):  # type: ignore[misc]
             try:
                 connection = listener.accept()
             except (AuthenticationError, EOFError, OSError):
-                # A visitor without the secret, or one that left; or the socket is closed.
+                # A process without the secret, or one that disconnected; or the socket is closed.
                 time.sleep(PAUSE)
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
-        """Pass on the questions of one connection, each with a header that says for whom it is."""
+        """Forward the requests of one connection; a header gives the site of each."""
         with connection:
             while True:
                 try:
@@ -150,11 +150,11 @@ class FlareController(Controller):  # type: ignore[misc]
                     return
 
     def _there(self, sites: list[str]) -> list[str]:
-        """Those of some sites that take part in the job, and can be reached."""
+        """Return those of `sites` that take part in the job and can be reached."""
         return [site for site in sites if self._send(site, PING, {}, PAUSE * 4) is not None]
 
     def _pass_on(self, site: str, question: bytes, timeout: float) -> tuple[str, bytes]:
-        """Send a question until it is answered; what went wrong otherwise, and the answer."""
+        """Send a request until it is answered; return the problem, if any, and the reply."""
         if site not in self._site_names():
             return "no site of this name takes part in the job", b""
         begun, wait = time.monotonic(), self._again_after
@@ -164,13 +164,13 @@ class FlareController(Controller):  # type: ignore[misc]
             if reply is not None:
                 return str(reply["problem"]), reply["payload"]
             if self._abort.triggered:
-                return "the job was aborted before it answered; its process may have stopped", b""
+                return "the job was aborted before the site replied; its process may have stopped", b""
             time.sleep(PAUSE)
             wait *= 2
         return f"silent for {timeout:g} s", b""
 
     def _send(self, site: str, topic: str, content: Mapping[str, bytes], timeout: float) -> Shareable | None:
-        """Send one message; None where no good answer came in time."""
+        """Send one message; None if no valid reply came in time."""
         with self._engine.new_context() as context:
             replies = self._engine.send_aux_request(
                 targets=[site],
@@ -185,13 +185,13 @@ class FlareController(Controller):  # type: ignore[misc]
 
 
 def _is_heard(path: Path) -> bool:
-    """Whether a process listens at a socket."""
+    """Return whether a process listens at a socket."""
     with socket.socket(socket.AF_UNIX) as visitor:
         return visitor.connect_ex(str(path)) == 0
 
 
 class FlareExecutor(Executor):  # type: ignore[misc]
-    """The site's side of the job: its data, its policy, and the one door."""
+    """The site's side of the job: its data, its policy, and its only entry point."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class FlareExecutor(Executor):  # type: ignore[misc]
         self._tried = False
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Take messages from the first moment on, and open the site when the job starts."""
+        """Register for messages at once, and open the site when the job starts."""
         engine = fl_ctx.get_engine()
         if event_type == EventType.ABOUT_TO_START_RUN:
             end_with_parent()
@@ -210,7 +210,7 @@ class FlareExecutor(Executor):  # type: ignore[misc]
             try:
                 self._site = SignedSite(folder, fl_ctx.get_identity_name(), self.logger.warning)
             except Exception as error:
-                # For the site's own log; who asks is told that the folder cannot be used, and no more.
+                # For the site's own log; the analyst learns only that the folder cannot be used.
                 self.log_error(fl_ctx, f"the site cannot be opened: {type(error).__name__}: {error}")
             self._tried = True
 
@@ -223,15 +223,15 @@ class FlareExecutor(Executor):  # type: ignore[misc]
         reply = make_reply(ReturnCode.OK)
         reply["problem"], reply["payload"] = "", b""
         if self._site is None:
-            reply["problem"] = "its folder cannot be used, see the site's own log"
+            reply["problem"] = "its folder cannot be used; see the site's own log"
             return reply
         try:
             reply["payload"] = self._site.answer(request["payload"])
         except ClosedError:
-            reply["problem"] = "it answers nothing for now, see the site's own log"
+            reply["problem"] = "it answers no requests for now; see the site's own log"
         except FedstatError as error:
-            self.log_error(fl_ctx, f"a question was refused: {error}")
-            reply["problem"] = "it does not take the question for the coordinator's, see the site's own log"
+            self.log_error(fl_ctx, f"a request was refused: {error}")
+            reply["problem"] = "the request does not come from its pinned coordinator; see the site's own log"
         return reply
 
     def execute(

@@ -30,19 +30,19 @@ from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.files import write_atomic, write_private
 
 # ----------------------------------------------------------------------------------------------------
-# Files of a FLARE participant: what its kit allows, the job, and what both ends agree on.
+# Files of a FLARE participant: what its kit allows, the job, and the settings that both ends share.
 
 SOCKET, KEY = "fedstat.socket", "fedstat.key"
-"""In the server's folder: where the analyst's process is heard, and in ``local`` the secret that opens it."""
+"""In the server's folder: the socket of the analyst's process, and in ``local`` the secret that opens it."""
 
 FOLDER = "fedstat"
 """In ``local`` of a site's kit: the folder of :mod:`fedstat.federation.transport.site_folder`."""
 
 FLARE, SERVER, ANALYST, KIT = "flare", "server", "analyst", "kit"
-"""In the coordinator's folder ``flare``, with the kits of server and analyst; in a site's, with its kit."""
+"""In the coordinator's folder ``flare``: kits of server and analyst; in a site's folder: its kit."""
 
 STORE = "store"
-"""In the server's kit: jobs, and what FLARE notes of them."""
+"""In the server's kit: jobs, and FLARE's records of them."""
 
 USER = "analyst@fedstat.org"
 """Name under which the analyst submits the job."""
@@ -55,7 +55,7 @@ RIGHTS = dict.fromkeys(("submit_job", "manage_job", "download_job", "view", "ope
 
 
 def write_local(kit: str | Path) -> None:
-    """Let the FLARE participant of a kit run this package's two classes, and no code that comes with a job.
+    """Let the FLARE participant of a kit run this package's two classes, but no code that comes with a job.
 
     Logs hold warnings only and do not travel, and the server's job store is in a private folder of the kit.
     """
@@ -63,7 +63,7 @@ def write_local(kit: str | Path) -> None:
     resources = json.loads((kit / "local" / "resources.json.default").read_text())
     resources |= {"class_list_enforcement_mode": "enforce", "class_allow_list": ALLOWED}
     resources["allow_log_streaming"] = False
-    # what a site logs is for its owner, and names what went wrong with his records
+    # a site's log is for its owner only, since it describes errors in the owner's rows
     logs = ("log_receiver", "site_log_streamer")
     resources["components"] = [part for part in resources["components"] if part["id"] not in logs]
     if "snapshot_persistor" in resources:
@@ -82,19 +82,19 @@ def write_local(kit: str | Path) -> None:
 
 
 def remove_stale_jobs(server: str | Path) -> None:
-    """Remove what a server that ended without a word left of its jobs, which would be running forever."""
+    """Remove the jobs of a server that ended without notice; they would otherwise run forever."""
     for part in Path(server, STORE).glob("*"):
         shutil.rmtree(part)
 
 
 def refuse_certificates(server: str | Path, names: Iterable[str]) -> None:
-    """Write whose certificates a server refuses when it is started."""
+    """Write the list of certificates that a server refuses when it starts."""
     content = json.dumps({"disabled_clients": sorted(names)})
     write_atomic(Path(server, "disabled_clients.json"), content.encode())
 
 
 def write_key(server: str | Path) -> None:
-    """Draw the secret with which the analyst's process opens the server's socket; for its owner alone."""
+    """Draw the secret that opens the server's socket to the analyst's process; only its owner can read it."""
     path = Path(server, "local", KEY)
     path.unlink(missing_ok=True)
     write_private(path, secrets.token_bytes(32))
@@ -103,7 +103,7 @@ def write_key(server: str | Path) -> None:
 def write_job(
     folder: str | Path, sites: Sequence[str], timeout: float = TIMEOUT, again_after: float = AGAIN_AFTER
 ) -> Path:
-    """Write what to submit for the job that serves an analysis: a specification that names two classes.
+    """Write the job of an analysis for submission: a specification that names two classes.
 
     For `timeout` and `again_after`, seconds, see
     :class:`~fedstat.federation.transport.flare.job.FlareController`.
@@ -136,11 +136,10 @@ def write_job(
 # ----------------------------------------------------------------------------------------------------
 # Keys, certificates and kits of a FLARE federation; every participant draws its own private key.
 #
-# FLARE's distributed provisioning: a site draws a key and writes a request for a certificate; the
-# coordinator's certificate authority signs it; the site puts the certificate beside its key into a kit.
-# Only the request and the certificate travel, each in an envelope that is signed with the lasting key of
-# who sends it (:mod:`fedstat.federation.crypto.envelopes`), so that no fingerprint has to be compared but
-# the pinned ones.
+# FLARE's distributed provisioning has three steps. A site draws a key and writes a certificate request; the
+# coordinator's certificate authority signs it; the site puts the certificate next to its key into a kit. Only
+# the request and the certificate are transferred. Each is in an envelope signed with the sender's long-term
+# key (:mod:`fedstat.federation.crypto.envelopes`), so that only the pinned fingerprints have to be compared.
 #
 # ::
 #
@@ -153,12 +152,12 @@ def write_job(
 AUTHORITY, REQUEST, PROJECT = "authority", "request", "fedstat"
 NAME, HOST = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?")
 LONGEST_SOCKET = 100
-"""Bytes of the path of a socket, of which the system takes some 108."""
+"""Largest length of the path of a socket in bytes; the system allows about 108."""
 
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """Who takes part, as FLARE will know it: `name` is a site's, or of the server the host.
+    """A participant as FLARE knows it: `name` is that of a site, or the host for the server.
 
     `kind` is "client", "server" or "lead"; `more` are further entries of FLARE's description.
     """
@@ -168,7 +167,7 @@ class Participant:
     more: Mapping[str, Any]
 
     def describe(self) -> str:
-        """Write FLARE's description of it."""
+        """Return FLARE's description of the participant."""
         entry = {"name": self.name, "type": self.kind, "org": PROJECT}
         if self.kind == "lead":
             entry |= {"type": "admin", "role": "lead"}
@@ -176,17 +175,17 @@ class Participant:
 
 
 def check_flare_name(name: str) -> str:
-    """Require a name that FLARE takes for a site."""
+    """Check that FLARE accepts a name for a site."""
     if not NAME.fullmatch(name):
         raise PartitionError(
-            f"the name '{name}' cannot be one of a site over NVIDIA FLARE: expected at most 64 letters, "
+            f"the name '{name}' is not valid for a site over NVIDIA FLARE: expected at most 64 letters, "
             "digits, '-' and '_', without blanks or accents"
         )
     return name
 
 
 def check_address(host: str, port: int) -> None:
-    """Require a host and a port at which a FLARE server can be reached."""
+    """Check a host and a port for a FLARE server."""
     if not HOST.fullmatch(host):
         raise PartitionError(
             f"host: expected the name of a machine such as 'stats.example.org', not {host!r}"
@@ -196,16 +195,16 @@ def check_address(host: str, port: int) -> None:
 
 
 def require_flare() -> None:
-    """Require NVIDIA FLARE; ImportError where it is not installed."""
+    """Check that NVIDIA FLARE is installed; ImportError if it is not."""
     if importlib.util.find_spec("nvflare") is None:
-        raise ImportError("this federation is carried by NVIDIA FLARE: pip install fedstat[flare]")
+        raise ImportError("this federation uses NVIDIA FLARE: pip install fedstat[flare]")
 
 
 def prepare_server(folder: Path, host: str, port: int) -> None:
     """Make the certificate authority of a coordinator's folder, once, and the kits of server and analyst.
 
-    `host` and `port` are where the sites will reach the server. PartitionError where the folder is too deep
-    for a socket, EngineError where FLARE did not make them.
+    Sites reach the server at `host` and `port`. PartitionError if the folder's path is too long for a socket,
+    EngineError if FLARE did not make them.
     """
     check_address(host, port)
     home = (folder / FLARE).resolve()
@@ -236,7 +235,7 @@ def _found_authority(home: Path, host: str, port: int) -> None:
 
 
 def create_key(folder: Path, participant: Participant) -> bytes:
-    """Draw a private key into a folder; the request for its certificate, as a zip file."""
+    """Draw a private key into a folder; return its certificate request as a zip file."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent) as place:
@@ -247,27 +246,27 @@ def create_key(folder: Path, participant: Participant) -> bytes:
 
 
 def certify(folder: Path, request: bytes, participant: Participant) -> bytes:
-    """Sign a request with the coordinator's authority; SecurityError where it asks for other rights."""
+    """Sign a request with the coordinator's authority; SecurityError if it asks for other rights."""
     home = (folder / FLARE).resolve()
     with TemporaryDirectory(dir=home) as place:
         asked, signed = Path(place, "it.request.zip"), Path(place, "it.signed.zip")
         asked.write_bytes(request)
         words = ("-c", AUTHORITY, "--profile", "profile.yaml", "--out", str(signed))
         told = _flare(home, "cert", "approve", str(asked), *words)
-        # a site could ask for the certificate of an analyst, who submits jobs
+        # a site could request the certificate of an analyst, who can submit jobs
         if (told["name"], told["cert_type"]) != (participant.name, participant.kind):
             raise SecurityError(
                 f"the request asks for a certificate of '{told['name']}' as {told['cert_type']}; expected "
-                f"'{participant.name}' as {participant.kind}. Nothing was handed out"
+                f"'{participant.name}' as {participant.kind}. No certificate was issued"
             )
         return signed.read_bytes()
 
 
 def assemble(request: Path, signed: bytes, kit: Path) -> None:
-    """Put a certificate beside its key into a kit; the folder of the request is then removed."""
+    """Put a certificate next to its key into a kit, and remove the folder of the request."""
     with zipfile.ZipFile(io.BytesIO(signed)) as content:
         root = x509.load_pem_x509_certificate(content.read("rootCA.pem"))
-    # FLARE wants it confirmed; that the coordinator sent this authority is known from the envelope
+    # FLARE asks for a confirmation; the envelope shows that the coordinator sent this authority
     fingerprint = root.fingerprint(SHA256()).hex()
     with TemporaryDirectory(dir=kit.parent) as place:
         path = Path(place, "it.signed.zip")
@@ -281,7 +280,7 @@ def assemble(request: Path, signed: bytes, kit: Path) -> None:
 
 
 def create_kit_request(folder: Path, name: str, identity: Identity) -> bytes:
-    """Draw a site's key; the signed request for its certificate."""
+    """Draw a site's key, and return the signed certificate request."""
     request = create_key(
         (folder / FLARE / REQUEST).resolve(), Participant(check_flare_name(name), "client", {})
     )
@@ -291,31 +290,30 @@ def create_kit_request(folder: Path, name: str, identity: Identity) -> bytes:
 def grant_kit(
     folder: Path, request: bytes, sites: Mapping[str, str], identity: Identity, where: str
 ) -> tuple[str, bytes]:
-    """Certify a site that has joined; its name, and what it makes its kit of, signed.
+    """Certify a site that has joined; return its name and the signed content of its kit.
 
-    SecurityError where no site that has joined signed the request, or it asks for more than a site's
-    certificate.
+    SecurityError if no joined site signed the request, or if it requests more than a site's certificate.
     """
     name, envelope = _open_request(request, sites, where)
     if (envelope.sender, envelope.receiver, envelope.number) != (name, COORDINATOR, REQUEST):
-        raise SecurityError(f"{where}: is no request for a kit")
+        raise SecurityError(f"{where}: is not a request for a kit")
     signed = certify(folder, envelope.payload, Participant(check_flare_name(name), "client", {}))
     return name, sign_envelope(identity, Envelope(COORDINATOR, name, KIT, signed))
 
 
 def accept_kit(folder: Path, granted: bytes, name: str, coordinator: str, where: str) -> Path:
-    """Make a site's kit of what the coordinator sent.
+    """Make a site's kit from the coordinator's envelope.
 
-    SecurityError where the pinned coordinator did not sign it or meant it for another site, PartitionError
-    where no request waits for it, EngineError where it is not of the key that waits.
+    SecurityError if the pinned coordinator did not sign it or meant it for another site, PartitionError if no
+    request is open, EngineError if it is for another key.
     """
     envelope = open_envelope(granted, coordinator, where)
     if (envelope.sender, envelope.receiver, envelope.number) != (COORDINATOR, name, KIT):
-        raise SecurityError(f"{where}: is a kit for '{envelope.receiver}', and this is '{name}'")
+        raise SecurityError(f"{where}: is a kit for '{envelope.receiver}', but this site is '{name}'")
     home = (folder / FLARE).resolve()
     if not (home / REQUEST).exists():
         raise PartitionError(
-            f"no request waits for '{where}': it was joined before, or the request is on another machine. "
+            f"no request is open for '{where}': the site has its kit, or the request is on another machine. "
             f"Make a new one with 'fedstat site request {folder}'"
         )
     assemble(home / REQUEST, envelope.payload, home / KIT)
@@ -332,23 +330,23 @@ def _open_request(request: bytes, sites: Mapping[str, str], where: str) -> tuple
             continue
     there = ", ".join(sites) or "none"
     raise SecurityError(
-        f"{where}: no site that has joined signed it, or it was altered on its way. Joined are {there}; add "
+        f"{where}: it was altered, or no joined site signed it. Joined sites: {there}. Add "
         "a site with 'fedstat federation join FOLDER CARD'"
     )
 
 
 def days_left(kit: Path) -> int:
-    """Days until the first certificate of a kit expires; negative where it has."""
+    """Return the days until the first certificate of a kit expires; negative if one has expired."""
     paths = [path for path in (kit / "startup").iterdir() if path.suffix in (".crt", ".pem")]
     ends = [x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc for path in paths]
     return (min(ends) - datetime.now(UTC)).days
 
 
 def _flare(home: Path, *words: str) -> dict[str, Any]:
-    """Run one of FLARE's commands, which keeps its own notes in the folder and nowhere else."""
+    """Run one of FLARE's commands; its own notes are written to the folder only."""
     require_flare()
     command = [sys.executable, "-m", "nvflare.cli", "--format", "json", *words]
-    # A home of its own for its notes, and Python's packages from where they are.
+    # A separate home folder for its notes, with the present Python packages.
     environment = os.environ | {"HOME": str(home), "PYTHONUSERBASE": site.getuserbase()}
     done = subprocess.run(
         command,
@@ -367,6 +365,8 @@ def _flare(home: Path, *words: str) -> dict[str, Any]:
             f"NVIDIA FLARE failed in '{words[0]} {words[1]}' (exit code {done.returncode})"
         ) from None
     if told.get("status") != "ok":
-        raise EngineError(f"NVIDIA FLARE refuses: {told.get('message')} {told.get('hint') or ''}".rstrip())
+        raise EngineError(
+            f"NVIDIA FLARE refused the command: {told.get('message')} {told.get('hint') or ''}".rstrip()
+        )
     data: dict[str, Any] = told["data"]
     return data

@@ -23,26 +23,26 @@ from fedstat.models.copula.protocol import FEWEST, SumsByGroup, gather_sums, req
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Boosting on sums with noise: eigenvalues off zero, a ridge, and an end where noise may explain the gain.
+# Boosting on sums with noise: positive eigenvalues, a ridge, and a stop when noise may explain the gain.
 
 FLOOR = 0.05
-"""Share of the entities that eigenvalues of the products of columns have at least."""
+"""Least eigenvalue of the products of columns, as a share of the entities."""
 RIDGE = 0.1
-"""Share of the entities that the ridge of a learner is at least."""
+"""Least ridge of a learner, as a share of the entities."""
 PURE_NOISE = 1.5
-"""By how much the gain of a step has to exceed what noise alone is expected to gain."""
+"""Factor by which the gain of a step has to exceed the expected gain from noise alone."""
 ENTRY = 0.05
-"""Probability that noise alone lets any step be taken."""
+"""Probability that noise alone allows any step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NoisySums:
     """Sums over `n` entities of products of the columns of learners, and with the response, with noise.
 
-    `S` (K, K) and `T` (K, L) are of scores of about unit variance, the first a one; `yy` the sum of squares
-    of the response's scores. `sd` is the deviation of the noise on products of the learners' columns at one
-    institution, `sd_response` (P,) that of each learner's with the response. `starts` (P + 1,) are
-    places, and `owners` (P,) number the institutions.
+    `S` (K, K) and `T` (K, L) are of scores with about unit variance, where the first is a one; `yy` is the
+    sum of squares of the response's scores. `sd` is the deviation of the noise on products of the learners'
+    columns at one site, `sd_response` (P,) that of each learner's products with the response. `starts` (P +
+    1,) are positions, and `owners` (P,) number the sites.
     """
 
     n: int
@@ -56,7 +56,7 @@ class NoisySums:
 
     @property
     def lifted(self) -> Floats:
-        """Products of columns with eigenvalues off zero."""
+        """Products of columns with positive eigenvalues."""
         return lift(self.S, FLOOR * self.n)
 
     @property
@@ -70,12 +70,12 @@ class NoisySums:
         return np.array(out)
 
     def rsquared(self, coef: Floats) -> float:
-        """Share of the response's squares that coefficients (K, L) explain, by these sums."""
+        """Return the share of the response's squares that coefficients (K, L) explain, by these sums."""
         S = self.lifted
         return float((2.0 * (coef * self.T).sum() - (coef * (S @ coef)).sum()) / self.yy)
 
     def drawn(self, coef: Floats, times: float, random: np.random.Generator) -> tuple[NoisySums, NoisySums]:
-        """Take a fit for the truth: its sums, and these with noise that is so many times as large as here."""
+        """Use a fit as the truth: return its sums, and these with noise multiplied by a factor."""
         S = self.lifted
         truth = replace(self, S=S, T=S @ coef)
         place = np.repeat(np.arange(len(self.owners)), np.diff(self.starts))
@@ -95,9 +95,9 @@ class NoisySums:
 
     @property
     def noise_gains(self) -> tuple[Floats, ...]:
-        """What noise alone lets each learner gain, by direction: times independent chi-squared numbers.
+        """Gain of each learner from noise alone, by direction: factors of independent chi-squared variables.
 
-        As many in each direction as the response has columns.
+        Each direction counts once per column of the response.
         """
         S, out = self.lifted, []
         for (lo, hi), ridge, sd in zip(pairwise(self.starts), self.ridges, self.sd_response, strict=True):
@@ -113,9 +113,9 @@ class NoisySums:
 
     @property
     def entry(self) -> Floats:
-        """Gain of each learner, (P,), that noise alone brings any of them to with a probability of ENTRY.
+        """Gain of each learner, (P,), that noise alone brings any of them to with probability ENTRY.
 
-        Sums of chi-squared numbers by their first two moments (Satterthwaite 1946).
+        Sums of chi-squared variables are approximated by their first two moments (Satterthwaite 1946).
         """
         L, P = self.T.shape[1], len(self.owners)
         out = []
@@ -135,7 +135,7 @@ class NoisySums:
 
 
 def lift(S: Floats, least: float) -> Floats:
-    """Raise the eigenvalues of a symmetric matrix to `least`, which noise may have made negative."""
+    """Raise the eigenvalues of a symmetric matrix to `least`, since noise may have made some negative."""
     values, U = np.linalg.eigh(S)
     return np.asarray((U * np.maximum(values, least)) @ U.T)
 
@@ -154,9 +154,9 @@ def prepare_noisy(sums: NoisySums) -> PreparedLearners:
 
 
 def run_noisy_path(sums: NoisySums, steps: int, nu: float) -> BoostPath:
-    """Take at most so many steps, none after the first that gains less than 1.5 times what noise would.
+    """Take at most this number of steps; stop before the first that gains less than 1.5 times the noise's.
 
-    And none at all where no learner gains more than noise alone lets any in one of twenty releases.
+    No step is taken if no learner gains more than noise alone gains in one of twenty releases.
     """
     S, ready = sums.lifted, prepare_noisy(sums)
     moments = CurveSums(S, sums.T, np.zeros((0, 0)), np.zeros(0), sums.yy)
@@ -174,7 +174,7 @@ def _steps_above(
 ) -> int:
     """Count the steps before the first whose gain is below its learner's threshold.
 
-    None where no learner gains, to begin with, more than noise alone would let any.
+    The number is zero if no learner gains more at the start than noise alone could.
     """
     (H,), L = ready.fit, ready.L
     S, T, thresholds = L.T @ S @ L, L.T @ sums.T, sums.thresholds
@@ -225,17 +225,17 @@ class NoisyBoosting(Boosting):
         return self.sums.yy
 
     def over(self, folds: Any, steps: int, test: Any = None) -> tuple[PreparedLearners, BoostPath]:
-        """Follow the path up to the step that noise may explain."""
+        """Compute the path up to the step that noise may explain."""
         return prepare_noisy(self.sums), run_noisy_path(self.sums, steps, self.nu)
 
 
 # ----------------------------------------------------------------------------------------------------
-# The release behind a private boosting: who is complete, then all products with noise, once.
+# The release behind a private boosting: complete entities, then all products with noise, once.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReleasedCurves:
-    """Sums over `n` entities that are complete everywhere; `entities` are the complete ones of each site.
+    """Sums over `n` entities that are complete at all sites; `entities` are the complete ones of each site.
 
     `products` (q + 1, q + 1) of (1, u) in the order of the sites, with noise; the response is not weighted.
     """
@@ -253,7 +253,7 @@ def release_curves(
     sites: Sequence[str],
     n_entities: int,
 ) -> FitProtocol[ReleasedCurves]:
-    """Ask for all that boosting takes; `rows` are positions among all entities, `sites` may deal."""
+    """Request all inputs of boosting; `rows` are positions among all entities, `sites` may deal."""
     clients = list(plan.parts)
     asked = {client: to_json(plan.parts[client]) for client in clients}
     found = yield from request_participation(asking, asked, rows, n_entities)
@@ -262,7 +262,8 @@ def release_curves(
     n = int(np.count_nonzero(used))
     if n < FEWEST:
         raise EstimationError(
-            f"fewer than {FEWEST} entities are complete at all of {', '.join(clients)}: {n:,}. Leave one out"
+            f"fewer than {FEWEST} entities are complete at all of {', '.join(clients)}: {n:,}. Leave "
+            f"out one of them"
         )
     group = {client: np.where(present.seen[client], 0, -1) for client in clients}
     asks = {client: plan.gram_asked(client, 1) for client in clients}
@@ -274,7 +275,7 @@ def release_curves(
 
 
 def _products(plan: CurvesPlan, sums: SumsByGroup, n: int) -> Floats:
-    """Products of (1, u), the weight of the response taken off."""
+    """Products of (1, u), with the weight of the response removed."""
     products, totals = sums.products[0].copy(), sums.totals[0]
     np.fill_diagonal(products, sums.squares[0])
     out = np.block([[np.full((1, 1), float(n)), totals[None, :]], [totals[:, None], products]])
@@ -283,10 +284,10 @@ def _products(plan: CurvesPlan, sums: SumsByGroup, n: int) -> Floats:
 
 
 def sort_sums(released: ReleasedCurves, owners: Sequence[str], widths: Sequence[int]) -> NoisySums:
-    """Sort products into those of learners, the intercept first, and of the response.
+    """Order products into those of learners, the intercept first, and of the response.
 
-    `owners` (P,) and `widths` (P,) are of the learners in the order of the formula; at each institution its
-    own stand in that order.
+    `owners` (P,) and `widths` (P,) belong to the learners in the order of the formula; each site's own
+    products are in this order.
     """
     plan, first = released.plan, {k: place.start + 1 for k, place in released.plan.places().items()}
     columns = [0]

@@ -20,26 +20,26 @@ MOST_FUNCTIONS = 50
 
 @dataclass(frozen=True, slots=True)
 class PublicCurve:
-    """Public description of a curve, in the place of what a private fit may not take from the rows.
+    """Public description of a curve, which replaces estimates from the rows in a private fit.
 
-    A curve counts as its mean plus a few functions times scores. All three have to be known from elsewhere,
-    such as a published study: they go to the institutions as they are.
+    A curve counts as its mean plus a few functions times scores. All three must come from public sources,
+    such as a published study: they are sent to the sites unprotected.
 
     Parameters
     ----------
     grid : sequence of float, (m,)
-        Points, ascending; institutions interpolate to their own.
+        Points, ascending; sites interpolate to their own points.
     mean : sequence of float, (m,)
     functions : sequence of sequences of float, (q, m)
-        Orthonormal functions: the integral of a curve less the mean times one of them is a score.
+        Orthonormal functions: the integral of a curve minus the mean, times one of them, is a score.
     deviations : sequence of float, (q,)
-        Standard deviation of each score, roughly; scores are divided by it, and rows are cut to 1.1 times the
-        length that this lets expect.
+        Approximate standard deviation of each score. Scores are divided by it, and rows are cut to 1.1 times
+        the expected length.
 
     Raises
     ------
     ModelError
-        Shapes do not fit, points do not ascend, or a deviation is not positive.
+        Shapes do not match, points do not ascend, or a deviation is not positive.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class PublicCurve:
         self.check()
 
     def check(self) -> None:
-        """Require functions on points that ascend, and a deviation of each.
+        """Require functions on ascending points, and a deviation for each.
 
         Examples
         --------
@@ -79,21 +79,21 @@ class PublicCurve:
         if not shaped or not 1 <= q <= MOST_FUNCTIONS or m < 2:
             raise ModelError(
                 f"PublicCurve: expected a mean and 1 to {MOST_FUNCTIONS} functions on the points of the "
-                f"grid, with a deviation each; received {m} points, a mean of {len(self.mean)}, functions of "
-                f"{[len(f) for f in self.functions]}, {len(self.deviations)} deviations"
+                f"grid, with a deviation each; received {m} points, a mean of {len(self.mean)}, functions "
+                f"of {[len(f) for f in self.functions]}, {len(self.deviations)} deviations"
             )
         numbers = np.concatenate([self.grid, self.mean, *self.functions, self.deviations])
         if not np.isfinite(numbers).all() or np.any(np.diff(self.grid) <= 0.0) or min(self.deviations) <= 0.0:
-            raise ModelError("PublicCurve: expected finite numbers, points that ascend, deviations above 0")
+            raise ModelError("PublicCurve: expected finite numbers, ascending points, deviations above 0")
 
     @classmethod
     def of_reference(cls, curves: pd.DataFrame | Floats, grid: Sequence[float], components: int = 2) -> Self:
-        """Take mean, principal components and deviations from curves that are public.
+        """Estimate mean, principal components and deviations from public curves.
 
         Parameters
         ----------
         curves : (n, m) array or DataFrame
-            Of a study that is published; not of the institutions' own entities.
+            Curves of a published study; not of the sites' own entities.
         grid : sequence of float, (m,)
         components : int
 
@@ -113,7 +113,7 @@ class PublicCurve:
         X, s = np.asarray(curves, dtype=np.float64), np.asarray(grid, dtype=np.float64)
         if X.ndim != 2 or X.shape[1] != len(s) or len(X) <= components or not np.isfinite(X).all():
             raise ModelError(
-                f"PublicCurve: expected more than {components} whole curves on {len(s)} points, received "
+                f"PublicCurve: expected more than {components} complete curves on {len(s)} points, received "
                 f"{X.shape}"
             )
         weights, mean = integration_weights(s), X.mean(axis=0)
@@ -149,31 +149,36 @@ class PublicCurve:
 
 @dataclass(frozen=True, slots=True)
 class PublicPart:
-    """A column of a table with what is public of it: a curve, or bins of its range or levels."""
+    """A column of a table with its public description: a curve, or bins of its range or levels."""
 
     name: str
     curve: PublicCurve | None
     bins: Bins | None
 
     def check(self) -> None:
-        """Require one of both."""
+        """Require one of the two."""
         if (self.curve is None) == (self.bins is None):
-            raise ModelError(f"column '{self.name}': expected what is public of a curve, or of a column")
+            raise ModelError(
+                f"column '{self.name}': expected the public description of a curve or of a column"
+            )
 
     @property
     def width(self) -> int:
-        """Scores: of a curve its functions, of a range one, of levels all but the first."""
+        """Number of scores: a curve has one per function, a range one, levels one less than their number."""
         if self.curve is not None:
             return len(self.curve.functions)
         return max(len(self.bins.levels) - 1, 1) if self.bins is not None else 0
 
     def missing(self, column: pd.Series) -> Bools:
-        """Which rows lack it; of a curve those with a long gap too."""
+        """Return which rows lack it, including curves with a long gap."""
         lacking = column.isna().to_numpy(dtype=np.bool_)
         return lacking | curves_of(column).gappy() if self.curve is not None else lacking
 
     def scores(self, column: pd.Series) -> Floats:
-        """Score every row, (n, width), at about mean 0 and variance 1; 0 where no value can be that."""
+        """Return scores of every row, (n, width), with about mean 0 and variance 1.
+
+        0 if that is impossible.
+        """
         if self.curve is not None:
             curves = curves_of(column)
             mean, functions = self.curve.on(curves.grid)
@@ -186,7 +191,7 @@ class PublicPart:
         assert self.bins is not None
         code, count = self.bins.code(column), self.bins.count
         if not self.bins.levels:
-            # Where a value stands between the ends of its range, as evenly spread values would.
+            # The position of a value in its range, scaled as for evenly spread values.
             return np.where(code < 0, 0.0, np.sqrt(12.0) * ((code + 0.5) / count - 0.5))[:, None]
         share = 1.0 / count
         held = (code[:, None] == np.arange(1, count)) - share
@@ -194,4 +199,4 @@ class PublicPart:
 
 
 DEPTH = MOST_DEPTH
-"""Of the bins between the ends of a range: as fine as can be, since they are not counted."""
+"""Depth of the bins of a range: as fine as possible, since they are not counted."""

@@ -1,11 +1,11 @@
 """Simulation of the published algorithm with noise in every step, and its privacy cost.
 
-Columns of all institutions are in one place and the noise is that of numpy's generator: nothing is private
-here. In every step the holder of the response shows the others its residuals, in coefficients of a basis,
-divided by the largest of them in absolute value, plus normal noise of standard deviation 2 sqrt(Q) sigma with
-``sigma = sqrt(2 log(1.25 / delta)) / epsilon``. The others fit their learners to what they see; the best one
-is added. What the publication calls its epsilon counts one step, and takes 2 sqrt(Q) for the sensitivity of a
-message whose divisor is a value of one person.
+Columns of all sites are in one process and the noise comes from numpy's generator: nothing is private here.
+In every step the holder of the response sends its residuals to the others, as coefficients of a basis,
+divided by their largest absolute value, plus normal noise of standard deviation 2 sqrt(Q) sigma with ``sigma
+= sqrt(2 log(1.25 / delta)) / epsilon``. The others fit their learners to these values; the best one is added.
+The publication's epsilon counts one step, and uses 2 sqrt(Q) as the sensitivity of a message, although its
+divisor is a value of one person.
 
 References
 ----------
@@ -26,7 +26,7 @@ from fedstat.typing import Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PublishedBoosting:
-    """A fit by the published mechanism, what its messages tell of every row, and what it costs.
+    """A fit by the published mechanism, what its messages reveal about every row, and its cost.
 
     Attributes
     ----------
@@ -35,10 +35,10 @@ class PublishedBoosting:
     selected : tuple of str
         Learner of every step.
     seen : (n, Q) array
-        What the messages of all steps tell of the response: their average, each brought back to its unit,
-        with what the model explains added.
+        What the messages of all steps reveal about the response: their average, each scaled back to its unit,
+        plus the model's fit.
     epsilon, delta : float
-        As published, of one step.
+        The published values, of one step.
     n : int
     """
 
@@ -55,7 +55,7 @@ class PublishedBoosting:
 
     @property
     def true_epsilon(self) -> float:
-        """Epsilon of all steps together at delta 1e-6, with the sensitivity that the publication takes."""
+        """Epsilon of all steps together at delta 1e-6, with the publication's sensitivity."""
         account = GaussianAccount()
         account.add(1.0, self._sigma, len(self.selected))
         return account.epsilon()
@@ -72,7 +72,7 @@ class PublishedBoosting:
         return np.asarray(sum(X[name] @ coef for name, coef in self.coef.items()))
 
     def summary(self) -> str:
-        """State what the fit costs, in words."""
+        """State the cost of the fit in words."""
         return (
             f"Chapter 4, a simulation: nothing is private here. The published epsilon of {self.epsilon:g} "
             f"(delta {self.delta:g}) counts one of {len(self.selected)} steps. All of them have epsilon "
@@ -91,16 +91,16 @@ def published_boosting(
     nu: float = 0.1,
     seed: int | np.random.Generator = 0,
 ) -> PublishedBoosting:
-    """Simulate the published boosting on columns that are at hand.
+    """Simulate the published boosting on local columns.
 
     Parameters
     ----------
     X : mapping of str to (n, k) array
-        Columns of every learner, centred.
+        Columns of every learner, centered.
     Y : (n, Q) array
-        Coefficients of the response in its basis, centred.
+        Coefficients of the response in its basis, centered.
     epsilon, delta : float
-        As published, of one step.
+        The published values, of one step.
     steps : int
     nu : float
     seed : int or Generator

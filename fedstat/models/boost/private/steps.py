@@ -36,26 +36,26 @@ from fedstat.privacy.sensitivity import clip_rows, moments_sensitivity
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# What sites are asked for, as it travels, and what it costs.
+# Requests to the sites, in serialized form, and their cost.
 
 RESPONSE = Fraction(9, 4)
-"""Squared length, for each of its columns, to which a response's part of a row is cut."""
+"""Squared length per column to which a response's part of a row is cut."""
 WEIGHT = Fraction(49, 100)
-"""By it and the number of other columns over its own the squares of a response are multiplied.
+"""Factor of the squares of a response, times the ratio of the numbers of other columns to its own.
 
-The row's part of the response is then as long as that of all others, and its products have less noise.
+The response's part of a row is then as long as that of all others, and its products have less noise.
 """
 
 
 def response_weight(columns: int, response: int) -> float:
-    """By what the scores of a response are multiplied, beside so many other columns of all institutions."""
+    """Return the multiplier of a response's scores, for this number of other columns at all sites."""
     return float(np.sqrt(float(WEIGHT * columns / response)))
 
 
 def radius_with(columns: int, others: int, response: int) -> Fraction:
-    """Return R^2 of an institution with so many columns of the right side, among `others` in all.
+    """Return R^2 of a site with this number of columns of the right side, among `others` in all.
 
-    With `response` columns of the response, 0 where it is elsewhere.
+    The site has `response` columns of the response, 0 if another site holds it.
     """
     own = squared_radius(columns)
     return own + (RESPONSE * WEIGHT * others if response else 0)
@@ -63,10 +63,10 @@ def radius_with(columns: int, others: int, response: int) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class CurveGramRequest(GramRequest):
-    """Sums of products of scores of this institution's columns, the response of its `holder` the last.
+    """Sums of products of scores of this site's columns; the response of its `holder` is the last.
 
-    `peers` has the columns of each other institution, those of the response among them; `response` is how
-    many these are. `site` is the institution that is asked, and `parts` are its own.
+    `peers` has the columns of each other site, including those of the response; `response` is the number of
+    these. `site` receives the request, and `parts` are its own.
     """
 
     site: str
@@ -75,56 +75,56 @@ class CurveGramRequest(GramRequest):
     parts: tuple[PublicPart, ...]
 
     def check(self) -> None:
-        """Require columns, and a response at an institution that there is."""
+        """Require columns, and a response at an existing site."""
         super(CurveGramRequest, self).check()
         if self.groups != 1 or not self.parts or self.holder not in (self.site, *self.peers):
-            raise MessageError("products: expected columns, and the response at one of the institutions")
+            raise MessageError("products: expected columns, and the response at one of the sites")
         if (self.holder != self.site and self.peers[self.holder] < self.response) or self.own < 0:
             raise MessageError("products: expected all columns of the response at its holder")
 
     @property
     def holds(self) -> bool:
-        """Whether the response is here."""
+        """Whether the response is at this site."""
         return self.site == self.holder
 
     @property
     def width_here(self) -> int:
-        """Scores of this institution."""
+        """Number of scores of this site."""
         return sum(part.width for part in self.parts)
 
     @property
     def own(self) -> int:
-        """Scores of the right side here."""
+        """Number of scores of the right side at this site."""
         return self.width_here - self.response * self.holds
 
     @property
     def others(self) -> int:
-        """Columns of the right side at all institutions."""
+        """Number of columns of the right side at all sites."""
         return self.width_here + sum(self.peers.values()) - self.response
 
     @property
     def agreed(self) -> str:
-        """Of what radii follow."""
+        """Values that determine the radii."""
         return to_json(["curves", self.holder, self.response, self.others])
 
     @property
     def with_moments(self) -> bool:
-        """Squares and sums of scores are asked for as well."""
+        """Squares and sums of scores are requested as well."""
         return True
 
     def radius(self, columns: int) -> Fraction:
-        """Return R^2 of this institution's scores."""
+        """Return R^2 of this site's scores."""
         return radius_with(self.own, self.others, self.response * self.holds)
 
     def peer_radius(self, peer: str) -> Fraction:
-        """Return R^2 of the scores of another institution."""
+        """Return R^2 of the scores of another site."""
         holds = peer == self.holder
         return radius_with(self.peers[peer] - self.response * holds, self.others, self.response * holds)
 
     def squared_here(self, unknown: Collection[str] = ()) -> Fraction:
-        """Square of the sensitivity of all sums to a record's part here: of its own, and of those across.
+        """Return the squared sensitivity of all sums to a record's part here: own products, and those across.
 
-        Those with an institution whose noise is `unknown` have that as well.
+        Products with a site whose noise is `unknown` have that noise as well.
         """
         radius = self.radius(self.width_here)
         own = moments_sensitivity([radius]).institutions[0] * Fraction(16**PLACES)
@@ -141,7 +141,7 @@ class CurveGramRequest(GramRequest):
 class CurvesPlan(NoisePlan):
     """The plan of a private boosting: scores of the public parts of every site; `columns` has no margins.
 
-    Of the parts of its `holder` the response is the last, of so many scores.
+    The response is the last of the parts of its `holder`, with its own number of scores.
     """
 
     parts: Mapping[str, tuple[PublicPart, ...]] = field(default_factory=dict)
@@ -150,20 +150,20 @@ class CurvesPlan(NoisePlan):
 
     @property
     def others(self) -> int:
-        """Columns of the right side at all institutions."""
+        """Number of columns of the right side at all sites."""
         return sum(map(self.width, self.parts)) - self.response
 
     def width(self, client: str) -> int:
-        """Return how many scores an institution has."""
+        """Return the number of scores of a site."""
         return sum(part.width for part in self.parts[client])
 
     def radius(self, client: str) -> Fraction:
-        """Return R^2 of the scores of an institution."""
+        """Return R^2 of the scores of a site."""
         response = self.response * (client == self.holder)
         return radius_with(self.width(client) - response, self.others, response)
 
     def gram_asked(self, client: str, groups: int) -> CurveGramRequest:
-        """Ask an institution for its part of the sums."""
+        """Return the request for a site's part of the sums."""
         return self._asked(client, self.gram_variance)
 
     def _asked(self, client: str, variance: int) -> CurveGramRequest:
@@ -178,7 +178,7 @@ class CurvesPlan(NoisePlan):
         )
 
     def _whole(self) -> Fraction:
-        """Square of the sensitivity to a whole record, in units of one share's noise."""
+        """Squared sensitivity to a whole record, in units of one share's noise."""
         return moments_sensitivity(list(map(self.radius, self.parts))).coordinator * Fraction(16**PLACES)
 
     def _charged(self, client: str, unknown: Collection[str] = ()) -> Fraction:
@@ -195,11 +195,11 @@ class CurvesPlan(NoisePlan):
 
     @property
     def weight(self) -> float:
-        """By what the scores of the response are multiplied."""
+        """Multiplier of the response's scores."""
         return response_weight(self.others, self.response)
 
     def is_response(self) -> Bools:
-        """Which of all scores are the response's: (q,) of bool."""
+        """Which scores belong to the response: (q,) of bool."""
         place = self.places()[self.holder]
         out = np.zeros(sum(map(self.width, self.parts)), dtype=np.bool_)
         out[place.stop - self.response : place.stop] = True
@@ -207,11 +207,11 @@ class CurvesPlan(NoisePlan):
 
 
 # ----------------------------------------------------------------------------------------------------
-# What one institution answers for private boosting: who is complete, and its part of the noisy products.
+# A site's replies for private boosting: complete rows, and its part of the noisy products.
 #
-# The products, their noise and its price are those of private synthesis
-# (:mod:`fedstat.models.copula.steps`); the scores are of what is public of curves and columns, so that
-# nothing is released before them.
+# The products, their noise and its price are those of private synthesis (:mod:`fedstat.models.copula.steps`).
+# The scores depend on public facts about curves and columns only, so that nothing is released before the
+# products.
 
 FAMILY = "boost_private"
 COMPLETE = "rows that have all curves and columns"
@@ -225,8 +225,8 @@ ReadScores: TypeAlias = Callable[[SiteData, tuple[PublicPart, ...]], Floats]
     begins=True,
 )
 def find_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Tell which rows have all that is asked for, curves without a long gap: ``seen`` (n_rows,)."""
-    parts = read_question(tuple[PublicPart, ...], text, f"{data.name}: the columns asked for")
+    """Return which rows have all requested values, curves without a long gap: ``seen`` (n_rows,)."""
+    parts = read_question(tuple[PublicPart, ...], text, f"{data.name}: the requested columns")
     declare_columns(data, state, [part.name for part in parts])
     seen = np.ones(data.table.n_rows, dtype=np.bool_)
     for part, column in zip(parts, _columns(data, parts), strict=True):
@@ -268,22 +268,20 @@ def release_gram(
 ) -> tuple[dict[str, Array], str]:
     """Sum products, squares and the scores themselves: ``grams`` (1, q (q - 1) / 2 + 2 q).
 
-    `group` (n_rows,) is 0 of rows that take part, and -1 of others. The scores stay for the products with
-    other institutions, whose noise is paid for here as well.
+    `group` (n_rows,) is 0 for rows that take part, and -1 for others. The scores are kept for the products
+    with other sites, whose noise is charged here as well.
     """
-    asked = read_question(CurveGramRequest, text, f"{data.name}: the products asked for")
+    asked = read_question(CurveGramRequest, text, f"{data.name}: the requested products")
     with by_question():
         check_lengths(data.name, group=(group, data.table.n_rows))
-        parts, seen = state.use(COMPLETE, tuple, "who is complete comes first; ask 'find_complete'")
+        parts, seen = state.use(COMPLETE, tuple, "the complete rows come first; request 'find_complete'")
     if (
         parts != asked.parts
         or asked.site != data.name
         or (group[~seen] >= 0).any()
         or group.max(initial=-1) > 0
     ):
-        raise DescriptionError(
-            f"{data.name}: expected products of the columns that were asked for, of whole rows"
-        )
+        raise DescriptionError(f"{data.name}: expected products of the requested columns over complete rows")
     canonical = f"{to_json(asked)} {digest_of(group)} {secrets.token_hex(16)}"
     owed = NoiseRequired("grams", canonical, asked.squared_here(), Fraction(asked.variance))
     state.tell(EntityCount(fewest(group)), owed)
@@ -292,14 +290,14 @@ def release_gram(
 
 
 def invented_complete(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Say that all rows are complete which are not there."""
+    """Return all rows of a simulated site as complete."""
     seen = np.ones(data.table.n_rows, dtype=np.bool_)
     state.keep(COMPLETE, (from_json(tuple[PublicPart, ...], text, data.name), seen))
     return {"seen": seen}, ""
 
 
 def invented_scores(data: SiteData, parts: tuple[PublicPart, ...]) -> Floats:
-    """Draw scores of rows that are not there."""
+    """Draw scores for the rows of a simulated site."""
     q = sum(part.width for part in parts)
     return np.random.default_rng(0).normal(size=(data.table.n_rows, q))
 
@@ -311,4 +309,4 @@ RUNS: Mapping[str, Callable[..., object]] = {
     "release_gram": partial(release_gram, read=invented_scores),
 }
 DRY_RUN_STEPS = {(FAMILY, name): replace(FAMILIES[FAMILY][name], run=run) for name, run in RUNS.items()}
-"""Steps that stand for those that read rows where there are none."""
+"""Steps that replace those that read rows, for simulated sites."""

@@ -37,9 +37,9 @@ from fedstat.typing import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AgreedDesign:
-    """The design, whose columns are those of learners and response.
+    """The design of the columns of learners and response.
 
-    `widths` (P,) are the columns of each learner in the order of the formula.
+    `widths` (P,) are the numbers of columns of each learner in the order of the formula.
     """
 
     design: Design
@@ -48,7 +48,7 @@ class AgreedDesign:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerticalMoments:
-    """Sums by fold, who dealt for whom, and how institutions coded their columns."""
+    """Sums by fold, the dealers of random numbers, and the sites' codings of their columns."""
 
     moments: CurveMoments
     dealers: Mapping[tuple[str, str], str]
@@ -67,11 +67,11 @@ def agree_columns(
     partial: Partial,
     min_count: int,
 ) -> FitProtocol[AgreedDesign]:
-    """Agree on entities and columns, and let every institution make its own.
+    """Agree on entities and columns, and let every site make its own columns.
 
     `learners` and `time` have the ends of their bases; the rest is as in
-    :func:`fedstat.federation.design.vertical_design.agree_design`. A DesignError tells of entities without a
-    response, where they are not to be left out, and of an institution that shares none with its holder.
+    :func:`fedstat.federation.design.vertical_design.agree_design`. A DesignError reports entities without a
+    response, if they must not be left out, and a site without entities in common with the response's site.
     """
     holder, k2 = apart.holder, 1 if time is None else time.knots + time.degree + 1
     (reply,) = yield [_request_response(apart, session)]
@@ -89,13 +89,13 @@ def agree_columns(
     for reply in replies:
         use[reply.site] &= reply.arrays["seen"]
         if reply.text:
-            where = f"{reply.site}: what it tells of its columns"
+            where = f"{reply.site}: its description of columns"
             coded[reply.site] = codec.from_json(BlockWithPatterns, reply.text, where, defaults=True)
     for client, own in use.items():
         if not own.any():
             raise DesignError(
-                f"institutions '{holder}' (the response) and '{client}' have no entity in common that has "
-                "all of the formula; check that both write the key alike, or leave that institution out"
+                f"sites '{holder}' (the response) and '{client}' have no complete entity of the formula in "
+                "common. Check that both write the key alike, or leave out one site"
             )
     levels = {name for one in coded.values() for name in one.levels}
     counts = Counter(term for one in coded.values() for term in one.term_names)
@@ -138,7 +138,7 @@ def _request_response(apart: VerticalLearners, session: str) -> Request:
 def _request_blocks(
     apart: VerticalLearners, client: str, use: Bools, session: str, partial: Partial, min_count: int
 ) -> list[Request]:
-    """Ask an institution for its columns, and which rows have its curves."""
+    """Request a site's columns, and the rows that have its curves."""
     terms, curves, out = apart.terms(client), apart.curves(client), []
     if terms.terms:
         asked = BlockRequest(
@@ -159,27 +159,25 @@ def _check_entities(apart: VerticalLearners, n_entities: int, n: int, missing: M
     without = n_entities - n
     if without and missing == "raise":
         raise DesignError(
-            f"the response '{apart.formula.response}' at institution '{apart.holder}' is missing, or not "
-            "measured "
-            f'at all points, for {without:,} of {n_entities:,} entities; pass missing="drop" to leave them '
-            "out (they will be counted)"
+            f"the response '{apart.formula.response}' at site '{apart.holder}' is missing, or incomplete, "
+            f'for {without:,} of {n_entities:,} entities; pass missing="drop" to leave them out (they '
+            "will be counted)"
         )
     if n < 2:
         raise DesignError(
-            f"the response '{apart.formula.response}' at institution '{apart.holder}' is there for {n} "
-            "entities"
+            f"the response '{apart.formula.response}' at site '{apart.holder}' exists for {n} entities"
         )
 
 
 def _width(learner: Learner, coded: BlockWithPatterns | None) -> int:
-    """Columns of a learner."""
+    """Return the columns of a learner."""
     return learner.width(coded.term_names.count(learner.of) if coded else 0)
 
 
 def _names(
     apart: VerticalLearners, client: str, learners: Sequence[Learner], widths: Sequence[int], k2: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of an institution's columns, and what each is made of, as a term."""
+    """Return the names of a site's columns, and the term behind each."""
     names, terms = [], []
     for one, width, owner in zip(learners, widths, apart.owners, strict=True):
         if owner == client and one.kind != INTERCEPT:
@@ -199,7 +197,7 @@ def exchange_moments(
     code: Ints,
     conversation: SecureProductSession,
 ) -> FitProtocol[VerticalMoments]:
-    """Obtain the sums by fold, of which `code` (n,) is that of each entity."""
+    """Request the sums by fold; `code` (n,) is the fold of each entity."""
     F, p = int(code.max()) + 1, layout.p
     with_terms = [client for client in layout.clients if apart.terms(client).terms]
     replies = yield [
@@ -238,7 +236,7 @@ def in_units(products: Floats, shift: Floats, scale: Floats) -> Floats:
 def places_of(
     apart: VerticalLearners, learners: Sequence[Learner], widths: Sequence[int], layout: Layout
 ) -> tuple[Ints, Ints]:
-    """Where the columns of all learners, (K,), stand among (1, X), and those of the response."""
+    """Positions of the columns of all learners, (K,), among (1, X), and of those of the response."""
     first = {client: place.start for client, place in layout.places(1).items()}
     out: list[int] = []
     for one, width, owner in zip(learners, widths, apart.owners, strict=True):
@@ -249,7 +247,7 @@ def places_of(
 
 
 def unfold(raw: Floats, columns: Ints, response: Ints, points: Reply) -> CurveMoments:
-    """Sort sums of products (F, p + 1, p + 1) of (1, X) into those of learners and response."""
+    """Order sums of products (F, p + 1, p + 1) of (1, X) into those of learners and response."""
     totals = points.arrays["totals"]
     S, T, Q = (
         raw[:, a[:, None], b] for a, b in ((columns, columns), (columns, response), (response, response))

@@ -40,12 +40,12 @@ from fedstat.models.vertical.exchange.steps import CODE, GROUPS, ExchangeRules, 
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Who has which learner, and what each institution is asked to make of its columns.
+# The site of each learner, and the columns that each site must make.
 
 
 @dataclass(frozen=True, slots=True)
 class CurvesRequest:
-    """Curves of the right side of which none may have a long gap, or the response, which may have none."""
+    """Curves of the right side, which must have no long gap, or the response, which must have no gap."""
 
     curves: tuple[str, ...]
     response: str = ""
@@ -53,10 +53,10 @@ class CurvesRequest:
 
 @dataclass(frozen=True, slots=True)
 class LearnerColumnsRequest:
-    """Columns that an institution makes: of its learners, without their constants, and of the response.
+    """Columns that a site makes: of its learners, without their constants, and of the response.
 
-    `response` is a curve, or with `number` the response that is open; empty at institutions without it.
-    `columns` are those of all institutions, as rows are held against them.
+    `response` is a curve, or with `number` the open response; it is empty at sites without it. `columns` is
+    the number at all sites, against which rows are checked.
     """
 
     learners: tuple[Learner, ...]
@@ -66,9 +66,9 @@ class LearnerColumnsRequest:
     columns: Annotated[int, Minimum(1)]
 
     def check(self) -> None:
-        """Require learners besides the intercept, which has no institution."""
+        """Require learners other than the intercept, which belongs to no site."""
         if any(one.kind == INTERCEPT for one in self.learners):
-            raise MessageError("the question about columns has an intercept")
+            raise MessageError("the request for columns has an intercept")
 
     @property
     def curves(self) -> tuple[str, ...]:
@@ -80,10 +80,10 @@ class LearnerColumnsRequest:
 
 @dataclass(frozen=True, slots=True)
 class VerticalLearners:
-    """A formula over institutions with different columns, and the holder of each learner.
+    """A formula over sites with different columns, and the site of each learner.
 
-    `owners` (P,) are the institutions of the learners, that of the response for the intercept; `formula` has
-    for each institution the columns and curves that it reads.
+    `owners` (P,) are the sites of the learners, that of the response for the intercept; `formula` has for
+    each site the columns and curves that it reads.
     """
 
     boost: BoostFormula
@@ -92,21 +92,21 @@ class VerticalLearners:
 
     @property
     def holder(self) -> str:
-        """Who has the response."""
+        """Site of the response."""
         return str(self.formula.response_client)
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Institutions that take part, in the order of the partition."""
+        """Sites that take part, in the order of the partition."""
         return tuple(terms.client for terms in self.formula.clients)
 
     def curves(self, client: str) -> tuple[str, ...]:
-        """Curves of the right side at an institution."""
+        """Curves of the right side at a site."""
         pairs = zip(self.boost.learners, self.owners, strict=True)
         return tuple(one.of for one, owner in pairs if owner == client and one.of_curve)
 
     def terms(self, client: str) -> SiteTerms:
-        """Terms of an institution, and the columns that they read, without curves."""
+        """Terms of a site, and the columns that they read, without curves."""
         (own,) = (terms for terms in self.formula.clients if terms.client == client)
         written = {name_expression(name).text for name in self.curves(client)}
         terms = tuple(text for text in own.terms if text not in written)
@@ -116,7 +116,7 @@ class VerticalLearners:
     def made(
         self, client: str, learners: Sequence[Learner], time: Learner | None, columns: int
     ) -> LearnerColumnsRequest:
-        """Ask an institution for its columns; `learners` are all, with the ends of their bases."""
+        """Return the request for a site's columns; `learners` are all, with the ends of their bases."""
         pairs = zip(learners, self.owners, strict=True)
         own = tuple(one for one, k in pairs if k == client and one.kind != INTERCEPT)
         holds = client == self.holder
@@ -127,27 +127,27 @@ class VerticalLearners:
 
 
 def curves_by_owner(partition: ClientPartition) -> dict[str, CurveArray]:
-    """Curves of institutions that hold different columns."""
+    """Curves of sites that hold different columns."""
     return {name: one for own in partition.curves.values() for name, one in own.items()}
 
 
 def find_owners(
     boost: BoostFormula, columns: Mapping[str, Sequence[str]], curves: Mapping[str, Sequence[str]]
 ) -> VerticalLearners:
-    """Find who holds what a formula reads; a FormulaError where a learner needs columns of two.
+    """Find the sites of a formula's columns; FormulaError if a learner needs columns of two sites.
 
-    `columns` and `curves` are those of each institution, by name.
+    `columns` and `curves` are those of each site, by name.
     """
     along = [one.label for one in boost.learners if one.varying]
     if along:
         raise FormulaError(
-            f"formula: {along[0]} takes products of its columns with the response at each of its points; "
-            "where institutions hold different columns there are bsignal(), bfpc(), bols(), bbs(), brandom()"
+            f"formula: {along[0]} needs products of its columns with the response at each of its points. If "
+            "sites hold different columns, the learners are bsignal(), bfpc(), bols(), bbs(), brandom()"
         )
     held = {client: (*names, *curves[client]) for client, names in columns.items()}
     wanted = [name_expression(name).text for name in boost.curves]
     left = name_expression(boost.response).text if boost.functional else boost.response
-    # A curve is a column of its institution here: who holds what is the same question.
+    # A curve counts as a column of its site here, so that its site is found in the same way.
     terms = [parse_term(text) for text in (*boost.terms, *wanted)]
     parsed = formula_of_terms(boost.text, left, terms, held, pooled=False)
     owner = {term: terms.client for terms in parsed.clients for term in terms.terms}
@@ -157,8 +157,8 @@ def find_owners(
         holders = list(dict.fromkeys(owner[term] for term in read)) or [str(parsed.response_client)]
         if len(holders) > 1:
             raise FormulaError(
-                f"formula: {one.label} needs what {' and '.join(map(repr, holders))} have; a learner is of "
-                "one institution"
+                f"formula: {one.label} needs columns of {' and '.join(map(repr, holders))}; a learner must "
+                "belong to one site"
             )
         owners += holders
     at = {terms.client: terms for terms in parsed.clients}
@@ -168,12 +168,12 @@ def find_owners(
 
 
 # ----------------------------------------------------------------------------------------------------
-# What one institution answers for boosting where others hold other columns.
+# A site's replies for boosting if other sites hold other columns.
 #
-# Its learners' columns, and the response in its basis, become one block, which is summed and multiplied as
-# the blocks of other families are (:mod:`fedstat.models.vertical.exchange.steps`). Besides, released by
-# fold by the holder of the response: `totals`, sums of the response at each of its points, and of its
-# square, (F, G + 1).
+# Its learners' columns, and the response in its basis, become one block, which is summed and multiplied like
+# the blocks of other families (:mod:`fedstat.models.vertical.exchange.steps`). In addition, the holder of the
+# response releases by fold: `totals`, sums of the response at each of its points, and of its square, (F, G +
+# 1).
 
 FAMILY = "boost_vertical"
 POINTS, WIDTH = "response at its points", "columns of all institutions"
@@ -195,16 +195,16 @@ RULES = ExchangeRules(remembers=True, flat=True, terms=learners_of_columns)
     asks=ArrayDeclaration("schema", "curves of the formula"),
 )
 def open_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Array], str]:
-    """Say which rows have the curves that are asked for, without a long gap: ``seen`` (n_rows,).
+    """Return which rows have the requested curves, without a long gap: ``seen`` (n_rows,).
 
-    A response is to be measured at all of its points.
+    A response must be measured at all of its points.
     """
-    asked = codec.from_json(CurvesRequest, text, f"{data.name}: the question about curves")
+    asked = codec.from_json(CurvesRequest, text, f"{data.name}: the request for curves")
     names = (*asked.curves, *([asked.response] if asked.response else []))
     state.tell(column_facts(names))
     absent = [name for name in names if name not in data.table.columns]
     if absent or not names:
-        raise MessageError(f"{data.name}: has no curve {', '.join(map(repr, absent)) or 'that is asked for'}")
+        raise MessageError(f"{data.name}: has no curve {', '.join(map(repr, absent)) or 'of the request'}")
     state.play(names)
     seen = np.ones(data.table.n_rows, dtype=np.bool_)
     for name in asked.curves:
@@ -224,11 +224,11 @@ def open_curves(data: SiteData, state: State, text: str) -> tuple[dict[str, Arra
     asks=ArrayDeclaration("control", "learners, with the ends of their bases; the basis of the response"),
 )
 def make_columns(data: SiteData, state: State, text: str, use: Bools) -> tuple[dict[str, Array], str]:
-    """Make the columns of the learners, and of the response in its basis, of the rows in `use`, (n_rows,).
+    """Make the columns of the learners, and of the response in its basis, for the rows in `use`, (n_rows,).
 
-    Columns without a value, and constants, stay: they are zero once they are standardised.
+    Columns without a value, and constants, stay: they are zero after standardization.
     """
-    asked = codec.from_json(LearnerColumnsRequest, text, f"{data.name}: the columns asked for")
+    asked = codec.from_json(LearnerColumnsRequest, text, f"{data.name}: the requested columns")
     check_lengths(data.name, use=(use, data.table.n_rows))
     state.tell(smooth_request(asked.learners), column_facts(asked.curves))
     state.play(asked.curves)
@@ -260,7 +260,7 @@ def make_columns(data: SiteData, state: State, text: str, use: Bools) -> tuple[d
 
 
 def _declare_directions(state: State, label: str, Z: Floats) -> None:
-    """Tell of the columns of one learner, (n, k), each at a mean square of one: whom they single out."""
+    """Declare the columns of one learner, (n, k), each with mean square one, and the rows they single out."""
     size = np.sqrt((Z * Z).mean(axis=0)) if len(Z) else np.ones(Z.shape[1])
     parts = [Z / np.where(size > 0.0, size, 1.0)]
     names = [f"{label}[{j}]" for j in range(Z.shape[1])]
@@ -270,7 +270,7 @@ def _declare_directions(state: State, label: str, Z: Floats) -> None:
 def _detail(
     data: SiteData, asked: LearnerColumnsRequest, spec: BlockSpec, widths: list[int]
 ) -> ColumnCardinality | None:
-    """Say which of the columns are made of columns of few values, where the site's owner asks for that."""
+    """Declare which columns come from columns of few values, if the site's owner requires it."""
     if data.policy.discrete == "any":
         return None
     factors: list[Sequence[FormulaFactor]] = []
@@ -283,7 +283,7 @@ def _detail(
 
 
 def sum_products_by_fold(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
-    """Sum columns and their products by fold, where there are rows for the columns of all institutions."""
+    """Sum columns and their products by fold, if there are enough rows for the columns of all sites."""
     counts = np.bincount(code[code >= 0], minlength=1)
     width = max(state.look_at(WIDTH), staged_block(state).X.shape[1])
     state.tell(RowCount(int(counts[counts > 0].min(initial=len(code))), width))
