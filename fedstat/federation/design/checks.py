@@ -121,5 +121,5 @@ def _check_independent(scaled: Floats, names: Sequence[str], where: str) -> None
         *others, last = (repr(names[index]) for index in together)
         groups.append(f"{last} follows exactly from {', '.join(others)}")
     raise DesignError(
-        f"design columns{where} are exactly collinear: {'; '.join(groups)}. Leave one of each group out."
+        f"design columns{where} are exactly collinear: {'; '.join(groups)}. Leave out one of each group."
     )

@@ -306,7 +306,7 @@ def test_a_refusal_is_kept_and_what_others_answered_entered(tmp_path):
     def script(partition):
         model = fs.GLORE.from_formula("y ~ x", partition)
         with pytest.raises(
-            PolicyError, match=r"B: its policy .masked only.*stored in the journal.*give another"
+            PolicyError, match=r"B: its policy .masked only.*stored in the journal.*use another"
         ) as refused:
             model.fit(masked=False)
         return str(refused.value), model.fit()
@@ -365,5 +365,5 @@ def test_drawn_numbers_are_not_drawn_again(tmp_path):
 def test_a_damaged_journal_is_named(study, tmp_path):
     analysis(study.connected(tmp_path / "journal"))
     Path(tmp_path, "journal", "run-0002", "00003.json").write_text("[")
-    with pytest.raises(EngineError, match=r"00003.json' is damaged; start over with another folder"):
+    with pytest.raises(EngineError, match=r"00003.json' is damaged; start again with another"):
         analysis(study.connected(tmp_path / "journal"))

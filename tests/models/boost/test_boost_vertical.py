@@ -215,12 +215,12 @@ def test_what_is_no_formula_is_named(text, words):
 
 
 def test_settings_of_rows_apart_are_refused_by_name():
-    with pytest.raises(ModelError, match="offset: where institutions hold different columns"):
+    with pytest.raises(ModelError, match="offset: where sites hold different columns"):
         fs.FedFunctionBoost.from_formula(TEXT, apart(), offset="smoothed")
     model = fs.FedFunctionBoost.from_formula(TEXT, apart())
     assert type(model) is fs.FedFunctionBoost and model.layout.n == 600
     for name, value in {"masked": True, "every": 3, "aggregation": "lsa", "offset": np.zeros(12)}.items():
-        with pytest.raises(ModelError, match=f"{name}: where institutions hold different columns there are"):
+        with pytest.raises(ModelError, match=f"{name}: where sites hold different columns the arguments are"):
             model.fit(**{name: value})
     with pytest.raises(ModelError, match="select: expected one of 'cv', None"):
         model.fit(select="aicc")

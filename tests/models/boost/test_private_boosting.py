@@ -290,7 +290,7 @@ def test_components_are_taken_from_curves_that_are_public():
     found = fs.PublicCurve.of_reference(reference, S, components=2)
     np.testing.assert_allclose(found.deviations, [1.0, 0.6], rtol=0.15)
     np.testing.assert_allclose(np.abs(found.functions[0]), np.abs(PHI[0]), atol=0.2)
-    with pytest.raises(ModelError, match="more than 2 whole curves"):
+    with pytest.raises(ModelError, match="more than 2 complete curves"):
         fs.PublicCurve.of_reference(reference[:2], S)
 
 

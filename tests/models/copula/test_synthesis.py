@@ -141,7 +141,7 @@ def test_what_is_forecast_asks_nothing_and_says_the_noise():
     told = str(model.explain())
     assert "Every policy lets this fit pass" in told
     assert "Noise on a correlation near 0" in told
-    assert "its budget is charged: A 1, B" in told
+    assert "the charge to the site's budget: A 1, B" in told
     assert all(site.account.charges.spent == 0 for site in model.partition.sites.values())
     noise = model.fit().noise.to_numpy()
     assert f"{noise[2, 3]:.1g}" in told or np.isclose(noise[2, 3], 0.012, rtol=0.6)

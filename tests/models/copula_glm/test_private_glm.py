@@ -111,7 +111,7 @@ def test_a_budget_that_is_too_small_is_told_first():
     made, _ = model(epsilon=1.0, n=2_000)
     result = made.fit(draws=10, random_state=1)
     assert result.budget_too_small and str(result.summary()).startswith("*** BUDGET TOO SMALL FOR THIS MODEL")
-    assert "budget too small for this model" in str(made.explain())
+    assert "budget is too small for this model" in str(made.explain())
 
 
 def test_what_did_not_converge_has_no_tests(monkeypatch):

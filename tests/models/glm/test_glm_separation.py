@@ -202,7 +202,7 @@ DEPENDENT = dependent()
 def test_collinear_columns_over_all_sites_are_named(right, expected, family):
     message = str(error_of(f"y ~ {right}", DEPENDENT, family))
     assert "design columns are collinear over all sites" in message and expected in message
-    assert message.endswith("Leave one of each group out.")
+    assert message.endswith("Leave out one of each group.")
 
 
 @pytest.mark.parametrize(

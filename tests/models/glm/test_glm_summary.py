@@ -350,9 +350,9 @@ def test_sites_that_share_no_coefficient_are_not_compared():
 
 def test_a_column_far_from_zero_does_not_hinder_the_summary():
     result = fit("binary ~ year", frame=FRAME.assign(year=1e9 + FRAME["z"]))
-    assert "The sites are not compared: no heterogeneity: columns too far" in notes(result)
+    assert "The sites are not compared: no heterogeneity: the means of these columns" in notes(result)
     assert lines(result)["Heterogeneity"] == "not defined"
-    with pytest.raises(NotAvailableError, match=r"too far from zero for their spread: year\. Centre them"):
+    with pytest.raises(NotAvailableError, match=r"are too large for their spread: year\. Center them"):
         _ = result.heterogeneity
 
 

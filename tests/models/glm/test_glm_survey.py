@@ -221,9 +221,9 @@ def test_every_row_a_cluster_is_the_sandwich():
         (
             "survey",
             {"groups": "psu"},
-            r"cov_type='survey' takes \['clusters', 'strata'\], received \['groups'\]",
+            r"cov_type='survey' accepts \['clusters', 'strata'\], received \['groups'\]",
         ),
-        ("HC0", {"groups": "psu"}, r"cov_type='HC0' takes none, received \['groups'\]"),
+        ("HC0", {"groups": "psu"}, r"cov_type='HC0' accepts none, received \['groups'\]"),
         (
             "survey",
             {"clusters": "region"},
