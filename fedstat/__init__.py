@@ -68,7 +68,7 @@ __all__ += [name for names in INSTALLED.values() for name in names]
 
 
 def _lazy() -> dict[str, str]:
-    """Modules of models, which bring the compiler along: they are imported when one is first named."""
+    """Modules of models, which import the compiler: each is imported when it is first used."""
     models = {name: f"fedstat.models.{family}.model" for family, names in INSTALLED.items() for name in names}
     functions = {
         "audit": "copula.audit",

@@ -1,9 +1,9 @@
 """Conversion of dataclasses to plain values and JSON and back, checked against the types of their fields.
 
-A record is a dataclass or a named tuple. Plain values are what JSON and TOML hold: texts, numbers, truth
-values, lists and tables of these. Nothing in them runs; what is read is held against the type of every
-field: a message or a file from a stranger becomes a record, or an error that names the field and never its
-value.
+A record is a dataclass or a named tuple. Plain values are those of JSON and TOML: texts, numbers, truth
+values, lists and tables of these. Nothing in them is executed. Every value is checked against the type of its
+field: a message or a file from an untrusted sender becomes a record, or an error that names the field but
+never its value.
 
 ====================================  =========================================================
 field                                 plain
@@ -15,13 +15,13 @@ bytes                                 hexadecimal digits
 tuple, list, Sequence                 list
 Mapping, dict                         table; keys are texts, or whole numbers as texts
 union                                 that of the first member that fits
-array                                 its name among the arrays that go beside
-Any                                   plain values as they are
+array                                 its name among the separate arrays
+Any                                   any plain values
 ====================================  =========================================================
 
 ``Annotated[Floats, "K p"]`` fixes the shape of an array, ``Annotated[tuple[Site, ...], "K"]`` the length of a
-list: a letter stands for the same number in the whole record. ``Annotated[int, Least(1)]`` is at least 1. A
-record with a method ``check()`` is asked to check itself once it is read.
+list: a letter means the same number in the complete record. ``Annotated[int, Least(1)]`` is at least 1. A
+record with a method ``check()`` checks itself after reading.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from fedstat.typing import Array
 
 T = TypeVar("T")
 MAX_DEPTH = 20
-"""Levels of plain values whose type no field fixes."""
+"""Largest depth of plain values without a declared type."""
 SHOWN = 60
-"""Characters of a name from elsewhere that an error shows."""
+"""Characters of an external name that an error shows."""
 LONGEST = 16
-"""Digits of a whole number that is the key of a table."""
+"""Digits of an integer that is the key of a table."""
 EXACT = 2**53
-"""Largest whole number up to which all are floats."""
+"""Largest integer up to which all integers are exact floats."""
 SCALARS = (str, bool, int, float, types.NoneType)
 WORDS: Mapping[type, str] = {
     str: "a text",
@@ -64,7 +64,7 @@ WORDS: Mapping[type, str] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Minimum:
-    """The smallest number that a field may hold."""
+    """The smallest number that a field may have."""
 
     number: float
 
@@ -74,7 +74,7 @@ class _DecodeError(ValueError):
 
 
 def to_plain(record: Any, arrays: dict[str, Array] | None = None) -> Any:
-    """Take a record apart into plain values; its arrays go into `arrays`, by their place in the record."""
+    """Convert a record to plain values; its arrays go to `arrays`, named by their position in the record."""
     return _Writer(arrays).write(record, "")
 
 
@@ -87,12 +87,12 @@ def from_plain(
     defaults: bool = False,
     arrays: Mapping[str, Array] | None = None,
 ) -> T:
-    """Rebuild a record from plain values, as if a stranger had written them; numbers come back to the bit.
+    """Rebuild a record from untrusted plain values; numbers are restored exactly.
 
-    `plain` is what :func:`to_plain` gave, or what a JSON or TOML file holds; `where` says what is read, for
-    the `error` that is raised where a field is absent, unknown, or of another type, an array absent, left
-    over, or of another shape. With `defaults`, fields that have a default may be left out. Of `arrays` the
-    record has to use all; without arrays, numbers have to be finite.
+    `plain` is the output of :func:`to_plain`, or the content of a JSON or TOML file. `where` names the source
+    in the `error`, which is raised if a field is absent, unknown, or of another type, or if an array is
+    absent, unused, or of another shape. With `defaults`, fields with a default may be missing. The record has
+    to use all `arrays`; without arrays, numbers have to be finite.
     """
     reader = _Reader(arrays or {}, defaults, finite=arrays is None)
     try:
@@ -100,7 +100,7 @@ def from_plain(
     except FedstatError:
         raise
     except (ValueError, TypeError, ArithmeticError) as problem:
-        # Only the words of this file are free of values.
+        # Only messages from this file contain no values.
         told = str(problem) if isinstance(problem, _DecodeError) else "its parts do not belong together"
         raise error(f"{where}: {told}") from problem
     if unknown := reader.arrays.keys() - reader.used:
@@ -131,7 +131,7 @@ def from_json(
 
 @cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Type of every field, and whether it has a default."""
+    """Return the type of every field, and whether it has a default."""
     hints = get_type_hints(kind, include_extras=True)
     if not dataclasses.is_dataclass(kind):
         return {name: (hints[name], False) for name in kind._fields}
@@ -149,7 +149,7 @@ def _names(found: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Writer:
-    """Takes values apart; arrays go into `arrays`, where there may be some."""
+    """Converts values to plain ones; arrays go to `arrays`, if arrays are allowed."""
 
     arrays: dict[str, Array] | None
 
@@ -176,7 +176,7 @@ class _Writer:
 
     def _keep(self, array: Array, place: str) -> str:
         assert self.arrays is not None
-        while place in self.arrays:  # names of institutions may hold anything, dots among them
+        while place in self.arrays:  # names of sites may contain any character, including dots
             place += "'"
         self.arrays[place] = array
         return place
@@ -192,9 +192,9 @@ class _Writer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Reader:
-    """Puts values together by the types of fields.
+    """Rebuilds values by the types of fields.
 
-    `used` are the arrays that were read, `sizes` what the letters of shapes stand for once they were met.
+    `used` are the arrays that were read, `sizes` the values of the letters of shapes so far.
     """
 
     arrays: Mapping[str, Array]
@@ -230,10 +230,10 @@ class _Reader:
         return kind._make(self._several([hint for hint, _ in _fields(kind).values()], plain, place))
 
     def _scalar(self, kind: Any, plain: Any, place: str) -> Any:
-        # JSON writes 2.0 as 2 where another program wrote it; beyond EXACT the number would change.
+        # Other programs may write 2.0 as 2 in JSON; beyond EXACT the number would change.
         if kind is float and type(plain) is int and abs(plain) <= EXACT:
             plain = float(plain)
-        # True is an int to isinstance, and 1 == True: types are compared themselves everywhere here.
+        # True is an int to isinstance, and 1 == True: so types are compared directly everywhere here.
         if kind is str and not is_text(plain):
             raise _decode_error(WORDS[str], plain, place)
         if type(plain) is not kind or (self.finite and kind is float and not math.isfinite(plain)):
@@ -250,7 +250,7 @@ class _Reader:
             raise _decode_error(WORDS[bytes], plain, place) from None
 
     def _any(self, _: Any, plain: Any, place: str, depth: int = 0) -> Any:
-        """Require finite numbers, texts and truth values in lists and tables, as they are."""
+        """Require finite numbers, texts and truth values in lists and tables."""
         if depth > MAX_DEPTH:
             raise _DecodeError(f"{_place(place)}more than {MAX_DEPTH} levels deep")
         if isinstance(plain, dict):
@@ -303,7 +303,7 @@ class _Reader:
         return self.read(kind, key, place)
 
     def _union(self, arguments: tuple[Any, ...], plain: Any, place: str) -> Any:
-        if type(plain) in arguments:  # of int | float, the type as it was written
+        if type(plain) in arguments:  # for int | float, the type as it was written
             return self.read(type(plain), plain, place)
         found: list[_DecodeError] = []
         for kind in arguments:
@@ -355,7 +355,7 @@ _BY_ORIGIN: Mapping[Any, Callable[[_Reader, tuple[Any, ...], Any, str], Any]] = 
 
 
 def is_text(plain: object) -> bool:
-    """Whether a value is a text that can be written: JSON may hold halves of characters, UTF-8 may not."""
+    """Return whether a value is a text that can be written: JSON may have half characters, UTF-8 may not."""
     if not isinstance(plain, str):
         return False
     try:

@@ -13,11 +13,11 @@ ENTRY = re.compile(r"^(\*{0,2}\w+(?:, \w+)*) : .*(?:\n    .*)*", re.M)
 """Names and type of an argument, and the indented lines that describe it."""
 
 REFERENCE = re.compile(r"^(\w+(?:, \w+)*)\n    As in :meth:`[^`]+`\.$", re.M)
-"""Names without a type, and the word that they are described elsewhere."""
+"""Names without a type, and the reference to another description."""
 
 
 def inherits_params(source: object) -> Callable[[DocumentedCallable], DocumentedCallable]:
-    """Put what a function tells of arguments in the place of "As in" it; help() then shows it in full."""
+    """Replace "As in" by the other function's description of the arguments, so that help() shows it."""
     told = {
         name: entry[0]
         for entry in ENTRY.finditer(inspect.getdoc(source) or "")
@@ -28,7 +28,7 @@ def inherits_params(source: object) -> Callable[[DocumentedCallable], Documented
         return "\n".join(dict.fromkeys(told[name] for name in names[1].split(", ")))
 
     def decorate(function: DocumentedCallable) -> DocumentedCallable:
-        # Without docstrings, under python -OO, there is nothing to fill in.
+        # Without docstrings, under python -OO, nothing is filled in.
         if function.__doc__:
             function.__doc__ = REFERENCE.sub(spell_out, inspect.cleandoc(function.__doc__))
         return function
@@ -37,7 +37,7 @@ def inherits_params(source: object) -> Callable[[DocumentedCallable], Documented
 
 
 def inherits_signature(source: Callable[..., Any]) -> Callable[[DocumentedCallable], DocumentedCallable]:
-    """Show keyword arguments that a function passes on under their own names, defaults and types."""
+    """Show keyword arguments that a function passes on, with their own names, defaults and types."""
 
     def decorate(function: DocumentedCallable) -> DocumentedCallable:
         own, passed = inspect.signature(function), inspect.signature(source).parameters.values()

@@ -7,29 +7,29 @@
     ├── FormulaError         a formula is not allowed or not understood (also a ValueError)
     ├── DesignError          formula and data do not fit together (also a ValueError)
     ├── ModelError           an argument of a model or of its fit (also a ValueError)
-    ├── EstimationError      the numbers do not admit an estimate (also an ArithmeticError)
-    ├── EngineError          a site was not reached or did not answer; says what is kept and how to go on
-    ├── NotAvailableError    a statement that this result cannot make (also an AttributeError)
-    ├── ReceiptError         a receipt is not what the sites signed, or does not fit what was carried
-    └── DoorError            a message did not pass a site's door
-        ├── MessageError     it is malformed: unknown step, wrong array, shape or value
-        │   └── SessionError the site was started again, and does not know the session any more
-        ├── PolicyError      it is well formed, and the site's owner does not allow it
-        │   ├── DescriptionError it goes beyond what the site publishes of its columns; no row was read
-        │   └── ConsentError it needs the owner's consent first, or a line of the policy; no row was read
-        └── SecurityError    it is not from whom, or not what, it should be: key, signature, seal or mask
-            └── PinError     an owner has pinned no key of an institution, or another one
+        ├── EstimationError      the data do not determine the estimate (also an ArithmeticError)
+        ├── EngineError          a site was not reached or did not answer; says how to continue
+        ├── NotAvailableError    this result does not have the requested value (also an AttributeError)
+        ├── ReceiptError         a receipt does not match the sites' signatures or the transferred messages
+        └── DoorError            a message did not pass a site's checks
+            ├── MessageError     it is malformed: unknown step, wrong array, shape or value
+            │   └── SessionError the site was restarted, and no longer has the session
+            ├── PolicyError      it is well formed, but the site's owner does not allow it
+            │   ├── DescriptionError it exceeds the site's public description of its columns; no row was read
+            │   └── ConsentError it needs the owner's consent first, or a line of the policy; no row was read
+            └── SecurityError    a key, signature, encryption or mask is not valid
+                └── PinError     an owner has pinned no key, or another key, of a site
 
     FedstatWarning (UserWarning)
-    ├── DataWarning          rows or blocks were left out, and how many
-    │   ├── SpellingWarning  levels of a column differ by blanks or case alone
-    │   └── UnitsWarning     a column of one institution is far from that of all others
-    ├── AssumptionWarning    the data contradict what the model assumes
-    ├── VersionWarning       sites run other versions of fedstat, which understand this one
-    ├── DisclosureWarning    as many numbers left an institution as it has values in play
+        ├── DataWarning          rows or blocks were left out; the message counts them
+        │   ├── SpellingWarning  levels of a column differ by spaces or case alone
+        │   └── UnitsWarning     a column of one site is far from that of all others
+        ├── AssumptionWarning    the data contradict an assumption of the model
+        ├── VersionWarning       sites run other, compatible versions of fedstat
+        ├── DisclosureWarning    a site released as many numbers as it has values in use
     └── ConvergenceWarning   an iteration stopped before its tolerance
 
-Messages say what was expected, what came, at which site and column, and what to do. They carry
+Messages state what was expected, what was received, at which site and column, and the remedy. They contain
 names and counts, never a value of the data.
 """
 
@@ -73,7 +73,7 @@ class PartitionError(FedstatError, ValueError):
 
 
 class FormulaError(FedstatError, ValueError):
-    """The formula holds something outside the allowed language.
+    """The formula has an expression outside the allowed language.
 
     Examples
     --------
@@ -88,7 +88,7 @@ class FormulaError(FedstatError, ValueError):
 
 
 class DesignError(FedstatError, ValueError):
-    """The formula is fine, but the columns it names cannot enter the model.
+    """The formula is valid, but its columns cannot enter the model.
 
     Examples
     --------
@@ -103,7 +103,7 @@ class DesignError(FedstatError, ValueError):
 
 
 class ModelError(FedstatError, ValueError):
-    """An argument of a model or of its fit has no meaning here.
+    """An argument of a model or of its fit is invalid here.
 
     Examples
     --------
@@ -133,12 +133,12 @@ class EstimationError(FedstatError, ArithmeticError):
 
 
 class EngineError(FedstatError):
-    """A site was not reached, or did not answer in time; the message says what is kept and how to go on.
+    """A site was not reached, or did not answer in time; the message states how to continue.
 
     Attributes
     ----------
     sites : tuple of str
-        The sites, where it is known which.
+        The sites, if they are known.
 
     Examples
     --------
@@ -151,7 +151,7 @@ class EngineError(FedstatError):
 
 
 class NotAvailableError(FedstatError, AttributeError):
-    """The result cannot make this statement; the message says why.
+    """The result does not have the requested value; the message gives the reason.
 
     Examples
     --------
@@ -177,7 +177,7 @@ class ReceiptError(FedstatError):
 
 
 class DoorError(FedstatError):
-    """A message did not pass the door of a site.
+    """A message did not pass the checks of a site.
 
     Examples
     --------
@@ -199,7 +199,7 @@ class MessageError(DoorError):
 
 
 class SessionError(MessageError):
-    """The site was started again since the session began, and what it held of the fit is gone.
+    """The site was restarted since the session began, and the state of the fit is lost.
 
     Examples
     --------
@@ -217,19 +217,19 @@ class PolicyError(DoorError):
     Parameters
     ----------
     message : str
-        The text that the analyst reads.
+        The text for the analyst.
     rule : str
-        The rule of the policy that refuses, in the words that refusals and ledgers print, such as
-        ``"minimum count"``; empty where the policy has no rule about it.
+        The rule of the policy that refuses, in the words of refusals and ledgers, such as ``"minimum
+        count"``; empty if no rule of the policy applies.
     site : str
-        The site that refuses; empty where it is not known.
+        The site that refuses; empty if it is unknown.
     array : str
-        The array of the reply that the rule concerns; empty where it concerns the whole reply.
+        The array of the reply that the rule concerns; empty if it concerns the complete reply.
 
     Attributes
     ----------
     rule, site, array : str
-        As above. The signed ledger, the dry run and the models read these, and never the message.
+        As above. The signed ledger, the dry run and the models read these fields, never the message.
 
     Examples
     --------
@@ -254,11 +254,11 @@ class PolicyError(DoorError):
         Parameters
         ----------
         rule, site : str
-            As for the class.
+            See the class.
         why : str
             What the rule requires, what the request would need, and what to do.
         array : str
-            As for the class.
+            See the class.
 
         Examples
         --------
@@ -286,7 +286,7 @@ class PolicyError(DoorError):
 
 
 class DescriptionError(PolicyError):
-    """What is asked goes beyond what the site publishes of its columns; decided without a look at a row.
+    """The request exceeds the site's public description of its columns; decided without reading a row.
 
     Examples
     --------
@@ -297,7 +297,7 @@ class DescriptionError(PolicyError):
 
 
 class ConsentError(PolicyError):
-    """What is asked needs the owner's consent, or a line of the policy; decided without a look at a row.
+    """The request needs the owner's consent, or a line of the policy; decided without reading a row.
 
     Examples
     --------
@@ -308,7 +308,7 @@ class ConsentError(PolicyError):
 
 
 class SecurityError(DoorError):
-    """A key, a signature, a sealed message or a mask is not what it should be.
+    """A key, a signature, an encrypted message or a mask is not valid.
 
     Examples
     --------
@@ -319,7 +319,7 @@ class SecurityError(DoorError):
 
 
 class PinError(SecurityError):
-    """The owner of a site has pinned no key of another institution, or another key than it shows.
+    """The owner of a site has pinned no key of another site, or a key that differs from the present one.
 
     Examples
     --------
@@ -349,7 +349,7 @@ class FedstatWarning(UserWarning):
 
 
 class DataWarning(FedstatWarning):
-    """Something was left out of the analysis; the message counts it.
+    """Rows or blocks were left out of the analysis; the message counts them.
 
     Examples
     --------
@@ -363,7 +363,7 @@ class DataWarning(FedstatWarning):
 
 
 class AssumptionWarning(FedstatWarning):
-    """The data contradict an assumption of the model; the message names it, and what does without it.
+    """The data contradict an assumption of the model; the message names it, and an alternative without it.
 
     Examples
     --------
@@ -377,7 +377,7 @@ class AssumptionWarning(FedstatWarning):
 
 
 class SpellingWarning(DataWarning):
-    """Levels of a column differ by blanks or case alone: one, perhaps, that is written in two ways.
+    """Levels of a column differ by spaces or case alone; they may be spellings of one level.
 
     Examples
     --------
@@ -391,7 +391,7 @@ class SpellingWarning(DataWarning):
 
 
 class UnitsWarning(DataWarning):
-    """Mean or spread of a column at one institution is far from all others: other units, perhaps.
+    """Mean or spread of a column at one site is far from all others; its units may differ.
 
     Examples
     --------
@@ -405,7 +405,7 @@ class UnitsWarning(DataWarning):
 
 
 class DisclosureWarning(FedstatWarning):
-    """As many numbers left an institution as it has values in play: rows may be solved for.
+    """A site has released as many numbers as it has values in use: rows could be computed from them.
 
     Examples
     --------
@@ -419,7 +419,7 @@ class DisclosureWarning(FedstatWarning):
 
 
 class VersionWarning(FedstatWarning):
-    """Sites run other versions of fedstat than whoever asks; they understand each other.
+    """Sites run other versions of fedstat than the analyst; the versions are compatible.
 
     Examples
     --------
@@ -447,7 +447,7 @@ class ConvergenceWarning(FedstatWarning):
 
 
 def warn(message: str, category: type[FedstatWarning]) -> None:
-    """Warn at the line of the caller's own code, however many functions of this package lie between."""
+    """Warn at the line of the caller's own code, past any number of functions of this package."""
     frame, level = sys._getframe().f_back, 2
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame, level = frame.f_back, level + 1

@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
-"""Behind what is written over lines."""
+"""Background of text over lines."""
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
-"""Okabe and Ito (2008), told apart by readers with any colour vision."""
+"""Okabe and Ito (2008), distinguishable for readers with any color vision."""
 INK, MUTED = "#333333", "#666666"
 OPEN = ("top", "right")
 """Spines that a plot over two axes does not need."""
 ROWS_ONLY = ("top", "right", "left")
 """Spines that a plot with one row per name does not need."""
 NARROW = 5.0
-"""Inches below which a scale of colours goes below a picture."""
+"""Inches below which a color scale is placed below the plot."""
 TITLE, SMALL = 10.0, 8.0
-"""Points of headlines, and of what is written in and beside a picture."""
+"""Font sizes in points of headlines, and of text in and next to a plot."""
 LINE = 1.3
-"""Height of a line of text, in its size."""
+"""Height of a line of text, relative to its font size."""
 LEAST_LINE = 100.0
-"""Points of the shortest lines of the name of an axis."""
+"""Least width in points of lines of an axis label."""
 LEADER = 11.0
-"""Points from the axes to names at their right, for lines that lead there."""
+"""Points from the axes to names on their right, for connecting lines."""
 
 
 def pyplot() -> Any:
-    """Return matplotlib's pyplot; an ImportError names the extra where it is not installed."""
+    """Return matplotlib's pyplot; an ImportError names the extra if it is not installed."""
     try:
         import matplotlib.pyplot as plt  # noqa: PLC0415
     except ImportError as error:
@@ -50,9 +50,9 @@ def pyplot() -> Any:
 def axes_for(
     ax: Axes | None, width: float, height: float, title: str = "", hidden: Sequence[str] = OPEN
 ) -> Axes:
-    """Return the axes given, or those of a new figure of some inches, with a title and without some spines.
+    """Return the given axes, or those of a new figure (in inches), with a title and without some spines.
 
-    An ImportError names the extra where matplotlib is not installed.
+    An ImportError names the extra if matplotlib is not installed.
     """
     if ax is None:
         _, ax = pyplot().subplots(figsize=(width, height), layout="constrained")
@@ -64,10 +64,10 @@ def axes_for(
 
 
 def set_headline(ax: Axes, headline: str, rest: str = "", top: float | None = None) -> None:
-    """Write the title of a picture: a headline, and what is to be said of it in small type below.
+    """Write the title of a plot: a headline, and an explanation in small type below.
 
-    Both are wrapped at the room that there is now; a picture with long labels is entitled last. `top` is
-    where axes above these end, as a share of their height; without it, matplotlib looks where ticks do.
+    Both are wrapped to the present width, so a plot with long labels gets its title last. `top` is the end of
+    axes above these, as a share of their height; without it, matplotlib avoids the ticks.
     """
     width = None if _is_short(headline, rest) else _room(ax)
     head, below = _wrapped(headline, TITLE, width), _wrapped(rest, SMALL, width)
@@ -81,7 +81,7 @@ def set_headline(ax: Axes, headline: str, rest: str = "", top: float | None = No
         parse_math=False,
     )
     if below:
-        # Below the headline, wherever ticks on top of the axes move it.
+        # Below the headline, at its position above the upper ticks.
         ax.annotate(
             *(below, (0.0, 0.0)),
             xycoords=title,
@@ -102,15 +102,15 @@ def title_figure(figure: Figure, headline: str) -> None:
 
 
 def _is_short(headline: str, rest: str) -> bool:
-    """Whether both are narrow enough for any picture."""
+    """Return whether both are narrow enough for any plot."""
     return len(headline) <= 20 and max(map(len, rest.split("\n"))) <= 24
 
 
 def _room(ax: Axes) -> float:
-    """Points from the left end of the axes to the end of the picture, or of the axes where others follow."""
+    """Return the points from the left end of the axes to the end of the plot, or of the axes before others."""
     figure = ax.get_figure(root=True)
     assert figure is not None
-    # Labels of the ticks decide where the axes begin.
+    # The tick labels determine where the axes begin.
     figure.draw_without_rendering()
     box, spec = ax.get_window_extent(), ax.get_subplotspec()
     alone = spec is None or spec.colspan.stop == spec.get_gridspec().ncols
@@ -119,7 +119,7 @@ def _room(ax: Axes) -> float:
 
 
 def _wrapped(text: str, size: float, width: float | None) -> str:
-    """Break lines at blanks where they are wider than so many points."""
+    """Break lines at spaces if they are wider than `width` points."""
     if width is None:
         return text
     lines = []
@@ -137,13 +137,13 @@ def _wrapped(text: str, size: float, width: float | None) -> str:
 
 
 def _cut(word: str, size: float, width: float) -> str:
-    """Cut the middle out of a word that is wider than so many points."""
+    """Shorten a word that is wider than `width` points in its middle."""
     wide = text_width(word, size)
     return word if wide <= width else shorten(word, max(8, int(0.95 * len(word) * width / wide)))
 
 
 def text_width(text: str, size: float) -> float:
-    """Points that a line of text takes in bold, which is no narrower than plain."""
+    """Return the width in points of a line of text in bold, which is at least as wide as plain type."""
     from matplotlib.font_manager import FontProperties  # noqa: PLC0415
     from matplotlib.textpath import text_to_path  # noqa: PLC0415
 
@@ -152,7 +152,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def axes_width_inches(ax: Axes) -> float:
-    """Inches of the figure that are the axes' share, with their labels."""
+    """Return the inches of the figure for the axes with their labels."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     spec = ax.get_subplotspec()
@@ -161,14 +161,14 @@ def axes_width_inches(ax: Axes) -> float:
 
 
 def relayout(ax: Axes) -> None:
-    """Draw once more without a picture: a layout whose parts moved each other comes to rest."""
+    """Draw once more without output, so that a layout with moving parts becomes stable."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
 
 
 def axes_width_points(ax: Axes) -> float:
-    """Points from the left to the right end of the axes, as they are now."""
+    """Return the points from the left to the right end of the axes at present."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
@@ -176,7 +176,7 @@ def axes_width_points(ax: Axes) -> float:
 
 
 def axes_height_points(ax: Axes) -> float:
-    """Points from the lower to the upper end of the axes, as they are now."""
+    """Return the points from the lower to the upper end of the axes at present."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
@@ -184,7 +184,7 @@ def axes_height_points(ax: Axes) -> float:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut the middle out of a text that is longer than `width`.
+    """Shorten a text that is longer than `width` in its middle.
 
     Examples
     --------
@@ -193,18 +193,18 @@ def shorten(text: str, width: int) -> str:
     """
     if len(text) <= width:
         return text
-    # Names differ at their ends (levels, sites); their middle says least.
+    # Names differ at their ends (levels, sites); their middle is least informative.
     tail = (width - 1) // 2
     return text[: width - 1 - tail] + "…" + text[len(text) - tail :]
 
 
 def name_width(ax: Axes, share: float, most: int) -> int:
-    """Characters of small type that fit into a share of the axes' part of the figure, and at most so many."""
+    """Return the characters of small type that fit into a share of the axes' part of the figure."""
     return int(np.clip(share * axes_width_inches(ax) * 72.0 / (0.56 * SMALL), 8, most))
 
 
 def log_ticks(low: float, high: float, most: int) -> Floats:
-    """At most so many round numbers between two positive ones: 1, 2, 5, or powers of ten."""
+    """Return at most `most` round numbers between two positive ones: 1, 2, 5, or powers of ten."""
     first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
     decades = 10.0 ** np.arange(first, last + 1)
     for steps in ((1.0, 1.5, 2.0, 3.0, 5.0, 7.0), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
@@ -214,12 +214,12 @@ def log_ticks(low: float, high: float, most: int) -> Floats:
             break
     else:
         ticks = ticks[:: -(-len(ticks) // most)]
-    # Within less than a factor of 1.5 there may be none.
+    # A range below a factor of 1.5 may contain none.
     return np.asarray(ticks if len(ticks) >= 2 else np.linspace(low, high, 4)[1:3])
 
 
 def label_log_x(ax: Axes, most: int | None = None) -> None:
-    """Make the horizontal axis logarithmic, between its present ends, with plain numbers beside few ticks."""
+    """Make the horizontal axis logarithmic, between its present ends, with plain numbers at few ticks."""
     ends = ax.get_xlim()
     ax.set_xscale("log")
     ax.set_xlim(*ends)
@@ -230,20 +230,20 @@ def label_log_x(ax: Axes, most: int | None = None) -> None:
 
 
 def few_ticks(ax: Axes) -> None:
-    """Leave as few ticks to the horizontal axis as keep their labels apart."""
+    """Keep only as many ticks of the horizontal axis as leave their labels apart."""
     ax.locator_params(axis="x", nbins=int(np.clip(1.5 * axes_width_points(ax) / 72.0, 1, 8)))
 
 
 def spread(wanted: Floats, gap: float, low: float, high: float) -> Floats:
-    """Places (n,) at least a gap apart and between two ends, as near as can be to those that are wanted.
+    """Return positions (n,) at least a gap apart between two ends, as close as possible to the wanted ones.
 
-    Least squares; where all do not fit between the ends, they are spread evenly.
+    Least squares; if they do not fit between the ends, they are spread evenly.
     """
     n = len(wanted)
     if n == 0 or (n - 1) * gap >= high - low:
         return np.asarray(np.linspace(low, high, n)[np.argsort(np.argsort(wanted, kind="stable"))])
     order, steps = np.argsort(wanted, kind="stable"), gap * np.arange(n)
-    # Places less their steps may not fall: an isotonic regression.
+    # Positions minus their steps must not decrease: an isotonic regression.
     placed = np.clip(isotonic_regression(wanted[order] - steps).x, low, high - steps[-1]) + steps
     found = np.empty(n)
     found[order] = placed
@@ -251,10 +251,10 @@ def spread(wanted: Floats, gap: float, low: float, high: float) -> Floats:
 
 
 def label_ends(ax: Axes, heights: Floats, names: Sequence[str], colours: Sequence[str]) -> int:
-    """Write names (n,), the most important first, right of the axes beside the ends of lines at some heights.
+    """Write names (n,), the most important first, right of the axes, at the ends of lines at some heights.
 
-    Names keep apart, of ends at one height the first above; a thin line leads to each. Below them stands how
-    many there was no room for. Returns how many are written.
+    Names do not overlap; for ends at one height the first name is on top. A thin line leads to each name. The
+    number of names without space is written below. Return how many are written.
     """
     from matplotlib.transforms import ScaledTranslation  # noqa: PLC0415
 
@@ -265,7 +265,7 @@ def label_ends(ax: Axes, heights: Floats, names: Sequence[str], colours: Sequenc
     n = len(names) if len(names) <= room else room - 1
     low, high = ax.get_ylim()
     ends = (heights[:n] - low) / (high - low)
-    # Less than half a line above the axes, where a title is; the lowest line is for the count.
+    # At most half a line above the axes, because of a title; the lowest line is for the count.
     places = spread(ends[::-1], gap, 0.0 if n == len(names) else gap, 1.0 - gap / 4.0)[::-1]
     beside = ax.transAxes + ScaledTranslation(LEADER / 72.0, 0.0, figure.dpi_scale_trans)
     style: dict[str, Any] = {"fontsize": SMALL, "va": "center", "annotation_clip": False, "parse_math": False}
@@ -288,14 +288,14 @@ def label_ends(ax: Axes, heights: Floats, names: Sequence[str], colours: Sequenc
 
 
 def label_rows(ax: Axes, positions: Floats, names: Sequence[str]) -> None:
-    """Write a name beside each row, from the top down."""
+    """Write a name next to each row, from the top down."""
     ax.set_yticks(positions, labels=names, fontsize=SMALL, parse_math=False)
     ax.set_ylim(positions.max(initial=0.0) + 0.7, -0.7)
     ax.tick_params(axis="y", length=0)
 
 
 def thin_labels(ax: Axes, axis: Literal["x", "y"] = "y", first: int = 0) -> None:
-    """Leave as many labels of the ticks as the axes have room for, the last `first` of them before others."""
+    """Keep as many tick labels as the axes have space for, the last `first` of them before others."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
@@ -315,24 +315,24 @@ def thin_labels(ax: Axes, axis: Literal["x", "y"] = "y", first: int = 0) -> None
 
 
 def label_x(ax: Axes, text: str) -> None:
-    """Name the horizontal axis, in lines that are no wider than the axes by much."""
+    """Set the label of the horizontal axis, in lines not much wider than the axes."""
     ax.set_xlabel(text, parse_math=False)
     if text_width(text, TITLE) > 30.0 * axes_width_inches(ax):
         ax.set_xlabel(_wrapped(text, TITLE, axes_width_points(ax)), parse_math=False)
 
 
 def label_y(ax: Axes, text: str) -> None:
-    """Name the vertical axis, in lines that are not much longer than the axes are high, as they are now."""
+    """Set the label of the vertical axis, in lines not much longer than the present height of the axes."""
     ax.set_ylabel(text, parse_math=False)
     ax.set_ylabel(_wrapped(text, TITLE, max(1.2 * axes_height_points(ax), LEAST_LINE)), parse_math=False)
 
 
 def mark_x(ax: Axes, x: float, words: str, *, above: bool = True) -> None:
-    """Mark a place on the horizontal axis by a line, with words beside it that stay within the axes."""
+    """Mark a position on the horizontal axis by a line, with a text next to it inside the axes."""
     ax.axvline(x, color="0.5", linestyle="--", linewidth=1.0, zorder=0)
     wide = max(text_width(line, SMALL) for line in words.split("\n")) / axes_width_points(ax)
     at = float(ax.transAxes.inverted().transform(ax.transData.transform((x, ax.get_ylim()[0])))[0])
-    # On the side of the line that has more room, or as far as the axes go.
+    # On the side of the line with more space, up to the end of the axes.
     left = at + 0.03 if at < 0.5 else at - 0.03 - wide
     ax.text(
         *(float(np.clip(left, 0.01, max(0.99 - wide, 0.01))), 0.98 if above else 0.02, words),
@@ -345,25 +345,25 @@ def mark_x(ax: Axes, x: float, words: str, *, above: bool = True) -> None:
 
 
 def legend_below(ax: Axes) -> None:
-    """Legend below the label of the horizontal axis, where it hides no line."""
+    """Draw the legend below the label of the horizontal axis, where it hides no line."""
     from matplotlib.transforms import ScaledTranslation  # noqa: PLC0415
 
     figure = ax.get_figure(root=True)
     assert figure is not None
-    # In points, so that it stays below the label however high the axes come to be.
+    # In points, so that it stays below the label at any height of the axes.
     place = ax.transAxes + ScaledTranslation(0.0, -40.0 / 72.0, figure.dpi_scale_trans)
     widest = max((text_width(label, SMALL) for label in ax.get_legend_handles_labels()[1]), default=0.0)
     figure.draw_without_rendering()
     spec = ax.get_subplotspec()
     begins = 0 if spec is None else spec.colspan.start
     left = ax.get_window_extent().x0 / figure.dpi * 72.0 - 72.0 * axes_width_inches(ax) * begins
-    # Plain type is narrower than bold, by a twelfth; the name of an axis may still come.
+    # Plain type is a twelfth narrower than bold; an axis label may still be added.
     columns = max(1, int((72.0 * axes_width_inches(ax) - max(left + 6.0, 58.0)) / (0.92 * widest + 26.0)))
     options = {"handlelength": 1.2, "columnspacing": 1.2, "borderaxespad": 0.0, "ncols": columns}
     plain_legend(ax, loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=place, **options)
 
 
 def plain_legend(ax: Axes, **options: Any) -> None:
-    """Legend without a frame, in small type; names may hold dollar signs, which are no formulas."""
+    """Draw a legend without a frame, in small type; dollar signs in names are not formulas."""
     for text in ax.legend(**({"frameon": False, "fontsize": SMALL} | options)).get_texts():
         text.set_parse_math(False)

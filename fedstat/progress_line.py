@@ -14,13 +14,13 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 T = TypeVar("T")
 P = ParamSpec("P")
 LONG = 5.0
-"""Seconds that a computation takes at least to be told of in a notebook, where nobody asked."""
+"""Least duration in seconds of a computation that a notebook reports without a request."""
 REFRESH = 0.1
 WIDTH = 100
 
 
 class _ProgressState(threading.local):
-    """What was asked for in this thread, and the lines that are open, the outermost first."""
+    """Request of this thread, and the open lines, the outermost first."""
 
     def __init__(self) -> None:
         self.wanted: bool | None = None
@@ -32,18 +32,18 @@ _progress_state = _ProgressState()
 
 @contextmanager
 def progress(wanted: bool | None = True) -> Iterator[None]:
-    """Tell on one line of the standard error how far what runs inside has come.
+    """Report the progress of everything inside on one line of the standard error.
 
-    Every fit, search, bootstrap and alignment tells, with rounds and the time left, once it is known; the
-    argument ``progress=`` of a fit does the same for that fit. In a notebook that is the default for whatever
-    takes five seconds, in one output of the cell; elsewhere nothing is written unless it was asked for. Where
-    the standard error is no terminal, a line is written for every step. The environment variable
-    ``FEDSTAT_PROGRESS`` (0 or 1) is the default of a process.
+    Every fit, search, bootstrap and alignment reports its rounds and, once known, the time left. The argument
+    ``progress=`` of a fit does the same for that fit. In a notebook it is the default for computations of
+    more than five seconds, in one output of the cell; elsewhere nothing is written unless requested. If the
+    standard error is not a terminal, a line is written for every step. The environment variable
+    ``FEDSTAT_PROGRESS`` (0 or 1) sets the default of a process.
 
     Parameters
     ----------
     wanted : bool, optional
-        False for silence, None for what holds outside.
+        False for silence, None for the outer setting.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def progress(wanted: bool | None = True) -> Iterator[None]:
 
 
 def shows_progress(call: Callable[P, T]) -> Callable[P, T]:
-    """Let the argument `progress` of a function hold for all that it calls."""
+    """Apply the argument `progress` of a function to everything that it calls."""
 
     @wraps(call)
     def told(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -75,15 +75,15 @@ def shows_progress(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 class ProgressLine:
-    """A count of steps, `total` of them where that is known; lines inside others share one line of text.
+    """A count of steps, `total` of them if that is known; nested lines share one line of text.
 
-    A line of rounds (`quiet`) is told of beside the others, and alone where there are none.
+    A line of rounds (`quiet`) is shown with the others, and alone if there are none.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class ProgressLine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.what, self.total, self.quiet = what, total, quiet
-        self.at_most = False  # whether the total is a bound, which may not be reached
+        self.at_most = False  # whether the total is only an upper bound
         self.done, self.note = 0, ""
         self.left: float | None = None
         self._stream = sys.stderr if stream is None else stream
         self._clock, self.begun = clock, clock()
         self._notebook = in_notebook()
-        # A cell keeps every line that was written over; an output that is replaced leaves one.
+        # A cell keeps every overwritten line; a replaced output leaves one line only.
         self._replaces = self._notebook and stream is None
         self._output: Any = None
         self._rewrites = self._notebook or self._stream.isatty()
@@ -110,17 +110,17 @@ class ProgressLine:
         _progress_state.lines.append(self)
 
     def step(self, done: int | None = None, note: str = "", left: float | None = None) -> None:
-        """Count one step, or up to `done`, and write; `left` are seconds, where the count does not tell."""
+        """Count one step, or up to `done`, and write; `left` are seconds, if the count does not give them."""
         self.done = self.done + 1 if done is None else done
         self.note, self.left = note, left
         root = _progress_state.lines[0] if self in _progress_state.lines else self
         if not self.quiet or not any(not line.quiet for line in _progress_state.lines):
-            # Rounds alone are told of once a second where lines pile up, and a terminal a few times.
+            # Rounds alone are written once a second if lines accumulate, and more often on a terminal.
             wait = REFRESH if self._rewrites else 1.0 if self.quiet else 0.0
             root._write(0.0 if self.done == self.total else wait)
 
     def close(self) -> None:
-        """End the line, and those inside it that a protocol which failed left open."""
+        """End the line, and nested lines that a failed protocol left open."""
         if self in _progress_state.lines:
             del _progress_state.lines[_progress_state.lines.index(self) :]
         if self._written and self._rewrites and not self._replaces:
@@ -143,12 +143,12 @@ class ProgressLine:
         self._print(cut, end)
 
     def _print(self, text: str, end: str) -> None:
-        """Write; a stream that is closed or full ends no computation."""
+        """Write; an error of a closed or full stream does not end the computation."""
         with suppress(OSError, ValueError):
             print(text, end=end, file=self._stream, flush=True)
 
     def _replace(self, text: str) -> None:
-        """Show the line in the place of the one before, as one output of the notebook's cell."""
+        """Replace the previous line, as one output of the notebook's cell."""
         shown = {"text/plain": text}
         if self._output is None:
             display: Any = sys.modules["IPython"].display
@@ -176,12 +176,12 @@ class ProgressLine:
 
     @property
     def count(self) -> str:
-        """What is done, of how much."""
+        """Number of finished steps, and their total."""
         of = "of at most" if self.at_most else "of"
         return f"{self.what} {self.done:,}" + (f" {of} {self.total:,}" if self.total else "")
 
     def _seconds_left(self, now: float) -> tuple[float | None, bool]:
-        """Seconds until the outermost count that tells is through, at its rate so far; whether at most."""
+        """Seconds until the outermost count with a total ends, at its present rate; and whether at most."""
         for line in _progress_state.lines or [self]:
             if line.left is not None:
                 return line.left, False
@@ -192,7 +192,7 @@ class ProgressLine:
 
 @contextmanager
 def open_line(what: str, total: int | None = None, *, at_most: bool = False) -> Iterator[ProgressLine]:
-    """Open a line, and close it whatever happens."""
+    """Open a line, and close it in any case."""
     line = ProgressLine(what, total)
     line.at_most = at_most
     try:
@@ -202,7 +202,7 @@ def open_line(what: str, total: int | None = None, *, at_most: bool = False) -> 
 
 
 def expect_rounds(most: int) -> None:
-    """Tell the rounds of the innermost run that at most so many are to come."""
+    """Set the largest number of remaining rounds of the innermost run."""
     for line in reversed(_progress_state.lines):
         if line.quiet:
             line.total, line.at_most = line.done + most, True
@@ -210,7 +210,7 @@ def expect_rounds(most: int) -> None:
 
 
 def counted(steps: Sequence[T], what: str) -> Iterator[T]:
-    """Yield some steps, and tell of each when it is done."""
+    """Yield some steps, and report each when it is done."""
     with open_line(what, len(steps)) as line:
         for one in steps:
             yield one
@@ -218,7 +218,7 @@ def counted(steps: Sequence[T], what: str) -> Iterator[T]:
 
 
 def duration(seconds: float) -> str:
-    """Write a time in the unit in which it is read."""
+    """Write a duration in a suitable unit."""
     if seconds < 100.0:
         return f"{seconds:.0f} s" if seconds >= 10.0 else f"{seconds:.1f} s"
     return f"{seconds / 60.0:.0f} min" if seconds < 6000.0 else f"{seconds / 3600.0:.1f} h"

@@ -1,4 +1,4 @@
-"""Names of spline columns, such as ``bs(x, df=4)[0]``, counted from zero as patsy counts them."""
+"""Names of spline columns, such as ``bs(x, df=4)[0]``, counted from zero as in patsy."""
 
 from __future__ import annotations
 

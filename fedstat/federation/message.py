@@ -18,7 +18,7 @@ from fedstat.errors import DoorError, FedstatError, MessageError, PolicyError
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
-# Asks and replies: a step name and named arrays, packed to bytes.
+# Requests and replies: a step name and named arrays, packed to bytes.
 #
 # The wire format is safetensors: a JSON header and flat little-endian arrays. It holds no code and no
 # objects, and its reader checks every length before it touches memory.
@@ -35,14 +35,14 @@ ArrayKind: TypeAlias = Literal[
     "per entity",
     "raw columns",
 ]
-"""What sort of information an array carries, from harmless to disclosing.
+"""Kind of information in an array, from harmless to disclosing.
 
 ``control``      the coordinator's own choices and scalars of the iteration
 ``schema``       names, types, levels and counts
-``presence``     which entities an institution has (taken as agreed between the institutions)
-``sealed``       meant for one other institution, and hidden from who carries it
-``masked share`` random by itself; with the other institution's share, a sum over many entities
-``noisy aggregate`` a sum with noise that a privacy budget was charged for
+``presence``     which entities a site has (assumed to be agreed between the sites)
+``sealed``       meant for one other site, and encrypted against the transport
+``masked share`` random by itself; with the other site's share, a sum over many entities
+``noisy aggregate`` a sum with noise that was charged to a privacy budget
 ``aggregate``    a sum over many entities
 ``per entity``   one number per entity that is a function of its values
 ``sketch``       random combinations of many entities' rows
@@ -52,7 +52,7 @@ ArrayKind: TypeAlias = Literal[
 VERSION = version("fedstat")
 RUNS = f"fedstat {VERSION}"
 MESSAGES = 1
-"""What questions and answers mean: raised when two versions of fedstat no longer understand each other."""
+"""Version of the meaning of requests and replies; raised when versions become incompatible."""
 HEADER = "fedstat"
 DTYPES: dict[np.dtype[Any], str] = {
     np.dtype(np.int64): "I64",
@@ -60,7 +60,7 @@ DTYPES: dict[np.dtype[Any], str] = {
     np.dtype(np.uint8): "U8",
     np.dtype(np.bool_): "BOOL",
 }
-"""Numbers and truth values; bytes for what is sealed. In the order of safetensors, by its names."""
+"""Numbers and truth values; bytes for encrypted content. In the order and with the names of safetensors."""
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 _PLACES = {dtype: place for place, dtype in enumerate(DTYPES)}
 _sorted = json.JSONEncoder(ensure_ascii=False, sort_keys=True).encode
@@ -73,48 +73,50 @@ COUNTED: tuple[ArrayKind, ...] = ("masked share", "noisy aggregate", "aggregate"
 
 @dataclass(frozen=True, slots=True)
 class ArrayDeclaration:
-    """What an array that passes a door is: declared where the step is defined.
+    """Declaration of an array that passes a site's checks, made where the step is defined.
 
-    What is released without `behind`, and a value per entity that comes in without `weighs`, does not
-    install: a step cannot forget a guard, since there is none to call. It declares what the door shall hold
+    A released array without `behind`, and a received value per entity without `weighs`, cannot be installed.
+    A step therefore cannot forget a check, since it calls none: it declares the facts that are checked
     against the owner's policy.
 
     Parameters
     ----------
     kind : Kind
         See :data:`Kind`.
-    what : str
+    Description of the array in the terms of the field, for the ledger.
         The array in the words of the field, for the ledger.
-    ndim : int
+    Required number of dimensions.
         Number of dimensions that the door insists on.
     maskable : bool
-        Whether the coordinator needs only the sum over institutions, so that pairwise masks may hide
-        each institution's own contribution.
+        Whether the coordinator needs only the sum over sites, so that pairwise masks may hide each site's own
+        contribution.
     optional : bool
-        Whether the array may be left out.
+        Whether the array may be missing.
     dtype : str
-        Type that the door insists on; any where empty.
+        Required type; empty for any.
     wide : bool
-        Whether a masked sum carries it in six words a number, for sums in any units.
+        Whether a masked sum uses six words per number, for sums in any units.
     behind : tuple of types
-        Of what a step gives: the facts (:mod:`fedstat.federation.disclosure.facts`) that stand behind it:
-        what counts its entities, which columns and which weights. The step, or one whose work it uses, tells
-        them, and the door has judged each of them before the array leaves.
+        For released arrays: the facts behind them (:mod:`fedstat.federation.disclosure.facts`), which count
+        the entities and describe columns and weights. The step, or one that provides its input, declares
+        them, and each is checked before the array is released.
     weighs : str or None
-        Of what a step takes: in words, the weights of rows that it is, "residuals" for instance; the door
-        holds them against the rule on weights before the answer leaves. Empty: it weighs no rows.
+        For received arrays: a description of the row weights that they contain, for instance "residuals".
+        They are checked by the rule on weights before the reply is released. Empty: the array contains no row
+        weights.
     common : bool
-        Of what a step takes: it is the same at every site, and masks hide nothing but from who told sites
-        different ones: these do not cancel.
+        For received arrays: it is the same at every site. Masks protect only if this is true: masks of sites
+        that received different arrays do not cancel.
     noisy : bool
-        Of what a step gives: it leaves with noise that the door adds and charges to the site's privacy
-        budget, and in no other way; see :mod:`fedstat.federation.disclosure.privacy_budget`.
+        For released arrays: it is released only with noise that the disclosure checks add and charge to the
+        site's privacy budget; see :mod:`fedstat.federation.disclosure.privacy_budget`.
     unpaid : str
-        Of what a step gives: why it leaves under a privacy budget as it is. What the guarantee takes as
-        public, or what is sealed and serves a share that leaves with noise.
+        For released arrays: the reason for a release without noise under a privacy budget. Either the
+        guarantee treats the content as public, or it is encrypted and serves a share that is released with
+        noise.
     sensitivity : float or None
-        By how much the array's Euclidean length changes at most where one entity's record is replaced; None:
-        nothing bounds it, and no mechanism can be put before it.
+        Largest change of the array's Euclidean length when one entity's record is replaced. None: there is no
+        bound, and no noise mechanism is possible.
     """
 
     kind: ArrayKind
@@ -142,7 +144,7 @@ per_entity = partial(ArrayDeclaration, "per entity")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One question that a family may ask a site.
+    """One request type that a family may send to a site.
 
     Parameters
     ----------
@@ -150,19 +152,20 @@ class Step:
         ``run(data, state, **arrays) -> {name: array}``, or, where a text is declared,
         ``run(data, state, text, **arrays) -> ({name: array}, text)``.
     takes, gives : mapping of str to Declared
-        The arrays that come in and go out.
+        The received and released arrays.
     text_in, text_out : Declared, optional
-        What a plain JSON text that travels along says, either way.
+        Content of the plain JSON texts in the request and the reply.
     after : frozenset of str, optional
-        Steps of the family of which one stands directly before it in a session; None: it may come at any
-        time. See :mod:`fedstat.federation.disclosure.protocol_order`.
+        Steps of the family of which one must directly precede it in a session; None: it may come at any time.
+        See :mod:`fedstat.federation.disclosure.protocol_order`.
     begins : bool
-        Every fit begins with it: what the session was told before, and in which order, no longer counts.
+        Every fit begins with it: earlier requests of the session, and their order, no longer count.
     prepares : bool
-        It agrees on columns and entities, so that there can be a plan to consent to, and is asked before one.
+        It agrees on columns and entities as the basis of a plan for consent, and is requested before the
+        plan.
     public : bool
-        Whether it reads no row: what it gives, and whether it gives it, follows from the question, from keys,
-        and from what the site's owner has published or keeps account of.
+        Whether it reads no row: the reply depends only on the request, on keys, and on the owner's public
+        descriptions and ledger.
     """
 
     run: Callable[..., Any]
@@ -177,18 +180,18 @@ class Step:
 
     @property
     def given(self) -> dict[str, ArrayDeclaration]:
-        """Arrays of an answer, and its text."""
+        """Return the arrays of a reply, and its text."""
         return {**self.gives, **({} if self.text_out is None else {"text": self.text_out})}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question to one site: which of the installed steps of a family it shall run, on which arrays.
+    """One request to one site: an installed step of a family, and its arrays.
 
-    Arrays are float64, int64, bool or uint8; the text is JSON, for steps that declare one. `session` keeps
-    the local state of one fit apart from another's. `masked` is the round whose masks shall hide the maskable
-    arrays of the answer; None: they come in clear. `turn` counts the questions to this site in this session,
-    from 1, since a site in another process answers each once; None within one process.
+    Arrays are float64, int64, bool or uint8; the text is JSON, for steps that declare one. `session`
+    separates the local state of different fits. `masked` is the round whose masks hide the maskable arrays of
+    the reply; None: they are unmasked. `turn` counts the requests to this site in this session, from 1, since
+    a site in another process answers each once; None within one process.
     """
 
     site: str
@@ -203,7 +206,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What one site released: arrays, a schema as JSON, and the number of its entities behind the arrays."""
+    """A site's reply: released arrays, a schema as JSON, and the number of entities behind the arrays."""
 
     site: str
     arrays: Mapping[str, Array]
@@ -212,15 +215,15 @@ class Reply:
 
     @property
     def released(self) -> list[str]:
-        """Names of its arrays, and of its text where there is one."""
+        """Return the names of its arrays, and of its text if it has one."""
         return [*self.arrays, *(["text"] if self.text else [])]
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledVersion:
-    """What an institution runs: its version of fedstat and of the messages, and the families installed.
+    """Software of a site: its version of fedstat and of the messages, and the installed families.
 
-    One from before versions were told has none.
+    It is empty for sites that do not report versions.
     """
 
     version: str = ""
@@ -233,22 +236,22 @@ REFUSALS: Mapping[str, type[FedstatError]] = {
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, FedstatError)
 }
-"""Errors that travel, by name."""
+"""Errors that are transferred, by name."""
 
 
 def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
     """Pack a header of strings and named arrays.
 
-    A MessageError where an array is not float64, int64, bool or uint8.
+    MessageError if an array is not float64, int64, bool or uint8.
     """
     values = {name: np.asarray(array) for name, array in arrays.items()}
     for name, value in values.items():
         _check_type(name, value)
-    # In one entry: several come out in any order, and the same message must be the same bytes.
+    # One entry only: the order of several is not fixed, but equal messages must have equal bytes.
     text = _sorted(dict(header))
     content: dict[str, Any] = {"__metadata__": {HEADER: text}}
     pieces, end = [], 0
-    # Written here, byte for byte as safetensors does, in half of its time; it reads every message.
+    # The same bytes as safetensors writes, in half the time; safetensors reads every message.
     for name in sorted(values, key=lambda name: (_PLACES[values[name].dtype], name)):
         value, begin = values[name], end
         end += value.nbytes
@@ -260,7 +263,7 @@ def pack(header: Mapping[str, str], arrays: Mapping[str, Array]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, str], dict[str, Array]]:
-    """Read header and arrays that :func:`pack` wrote; a MessageError where the bytes are no such message."""
+    """Read header and arrays of :func:`pack`; MessageError if the bytes are not such a message."""
     try:
         tensors: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         arrays = {
@@ -293,19 +296,19 @@ def _check_type(name: str, array: Array) -> None:
 
 
 def pack_request(ask: Request) -> bytes:
-    """Bytes of an ask."""
+    """Return the bytes of a request."""
     header = {"site": ask.site, "family": ask.family, "step": ask.step, "session": ask.session}
     masked, turn = ("" if number is None else str(number) for number in (ask.masked, ask.turn))
     return pack(header | {"text": ask.text, "masked": masked, "turn": turn}, ask.arrays)
 
 
 def unpack_request(data: bytes) -> Request:
-    """Read an ask; see :func:`unpack` for what is raised."""
+    """Read a request; see :func:`unpack` for the errors."""
     header, arrays = unpack(data)
     fields = ("site", "family", "step", "session", "text", "masked", "turn")
     missing = [k for k in fields if k not in header]
     if missing:
-        raise MessageError(f"a message that is not an ask: it lacks {', '.join(missing)}")
+        raise MessageError(f"a message that is not a request: it lacks {', '.join(missing)}")
     masked, turn = _whole(header, "masked"), _whole(header, "turn")
     plain = {name: header[name] for name in ("site", "family", "step", "session", "text")}
     return Request(**plain, arrays=arrays, masked=masked, turn=turn)
@@ -324,30 +327,30 @@ class RequestMessage:
 
 
 def _whole(header: Mapping[str, str], name: str) -> int | None:
-    """Whole number of a header; None for none."""
+    """Return an integer of a header; None for none."""
     text = header[name]
     if text and not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise MessageError(f"a message that is not an ask: '{name}' is no number")
+        raise MessageError(f"a message that is not a request: '{name}' is not a number")
     return int(text) if text else None
 
 
 def pack_reply(reply: Reply) -> bytes:
-    """Bytes of a reply."""
+    """Return the bytes of a reply."""
     header = {"site": reply.site, "text": reply.text, "entities": str(reply.entities)}
     return pack(header, reply.arrays)
 
 
 def pack_refusal(site: str, error: FedstatError) -> bytes:
-    """Bytes of an error that a site answers with; its text is what the analyst reads."""
+    """Return the bytes of a site's error; the analyst reads its text."""
     header = {"site": site, "refusal": type(error).__name__, "text": str(error)}
     rule = error.rule if isinstance(error, PolicyError) else ""
     return pack(header | ({"rule": rule} if rule else {}), {})
 
 
 def unpack_reply(data: bytes) -> Reply:
-    """Read a reply; where it is a refusal, raise the error that the site raised.
+    """Read a reply; if it is a refusal, raise the site's error.
 
-    For bytes that are no message see :func:`unpack`.
+    For invalid bytes see :func:`unpack`.
     """
     header, arrays = unpack(data)
     if "refusal" in header:
@@ -364,9 +367,9 @@ def unpack_reply(data: bytes) -> Reply:
 
 
 def check_arrays(where: str, declared: Mapping[str, ArrayDeclaration], arrays: Mapping[str, Array]) -> None:
-    """Hold arrays against their declaration; `where` names site and step.
+    """Check arrays against their declaration; `where` names site and step.
 
-    A MessageError tells of a missing, unknown, misshapen or non-finite array.
+    MessageError for a missing, unknown, misshapen or non-finite array.
     """
     unknown = sorted(arrays.keys() - declared.keys())
     missing = sorted(k for k in declared.keys() - arrays.keys() if not declared[k].optional)
@@ -386,30 +389,30 @@ def check_arrays(where: str, declared: Mapping[str, ArrayDeclaration], arrays: M
             raise MessageError(
                 f"{where}: array '{name}' is of type {array.dtype}, expected {declared[name].dtype}"
             )
-        # Neither way: inside a site NaN passes comparisons, and leaving it shows where values are missing.
+        # In neither direction: NaN passes comparisons at a site, and in a reply it shows missing values.
         if array.dtype == np.float64 and not np.isfinite(array).all():
             raise MessageError(f"{where}: array '{name}' holds values that are not finite")
 
 
 FEW_NUMBERS, MOST_NUMBERS = 2**23, 2**26
-"""Numbers that any question may have a site allocate, 64 megabytes, and that none may, half a gigabyte."""
+"""Numbers that any request may allocate at a site, 64 megabytes, and that none may, half a gigabyte."""
 NUMBERS_A_VALUE = 32
 
 
 def check_allocation(where: str, numbers: int, values: int) -> None:
-    """Hold what a question makes a site allocate against the values that the site has, before it does.
+    """Check the memory that a request needs against the number of the site's values, in advance.
 
-    A MessageError: a shape is a few bytes, and names any number.
+    It raises MessageError: a shape has few bytes, but may name any number.
     """
     if not 0 <= numbers <= min(MOST_NUMBERS, max(FEW_NUMBERS, NUMBERS_A_VALUE * values)):
         raise MessageError(
-            f"{where}: asked for {numbers:,} numbers at once, more than there is room for beside its "
+            f"{where}: the request needs {numbers:,} numbers at once, more than the limit for the site's "
             "rows. Use fewer columns, folds or rows of a sketch, or merge small patterns"
         )
 
 
 def check_lengths(where: str, **pairs: tuple[Array, int]) -> None:
-    """Hold the lengths of arrays against what a site knows: compiled loops do not check their bounds.
+    """Check the lengths of arrays, since compiled loops do not check their bounds.
 
     A MessageError names the array, its length and the expected one.
     """
@@ -419,39 +422,38 @@ def check_lengths(where: str, **pairs: tuple[Array, int]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Several questions to one site in one message, and its answers in one.
+# Several requests to one site in one message, and its replies in one.
 #
-# A site answers them one by one, in their order, each as if it had come alone. After a refusal it answers
-# no other: the bundle of answers ends with the refusal, and what was answered before it counts.
+# A site answers them one by one, in order, each as if it had come alone. After a refusal it answers no other:
+# the bundle of replies ends with the refusal, and the replies before it are valid.
 #
-# A bundle is a magic word, and each message with its length before it. No single message begins with the
-# word.
+# A bundle is a magic word, followed by each message with its length. No single message begins with this word.
 
 MAGIC = b"fedstat bundle 1\n"
 LENGTH_BYTES = 8
 
 
 class BundledReply(NamedTuple):
-    """An answer as it leaves, and whether it is a refusal."""
+    """Return a reply as bytes, and whether it is a refusal."""
 
     packed: bytes
     refused: bool = False
 
 
 def is_bundle(message: bytes) -> bool:
-    """Whether a message is of several."""
+    """Return whether a message is a bundle."""
     return message.startswith(MAGIC)
 
 
 def bundle(messages: Sequence[bytes]) -> bytes:
-    """Put messages into one; one alone stays what it is."""
+    """Join messages into one; a single message stays unchanged."""
     if len(messages) == 1:
         return messages[0]
     return MAGIC + b"".join(len(one).to_bytes(LENGTH_BYTES, "little") + one for one in messages)
 
 
 def unbundle(message: bytes) -> list[bytes]:
-    """Take the messages out of one; a MessageError where they are not whole."""
+    """Split a bundle into messages; MessageError if they are incomplete."""
     return list(_parts(message)) if is_bundle(message) else [message]
 
 
@@ -461,5 +463,5 @@ def _parts(message: bytes) -> Iterator[bytes]:
         begin = place + LENGTH_BYTES
         place = begin + int.from_bytes(message[place:begin], "little")
         if not begin < place <= len(message):
-            raise MessageError(f"{len(message)} bytes that are not a whole bundle of messages")
+            raise MessageError(f"{len(message)} bytes that are not a complete bundle of messages")
         yield message[begin:place]

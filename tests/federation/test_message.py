@@ -73,7 +73,7 @@ def test_other_types_do_not_travel(array):
 
 
 def test_an_ask_is_not_a_reply():
-    with pytest.raises(MessageError, match="not an ask"):
+    with pytest.raises(MessageError, match="not a request"):
         unpack_request(pack_reply(Reply("Bank", {})))
     with pytest.raises(MessageError, match="not a reply"):
         unpack_reply(pack_request(Request("Bank", "vfem", "step")))

@@ -267,7 +267,7 @@ def test_a_site_without_its_own_fit_enters_the_score_test_only(logistic):
 
 def test_no_own_fits_leave_the_score_test(logistic):
     _, _, pooled, fits, result = logistic
-    bare = [replace(fit, beta=None, cov=None, problem="not asked for") for fit in fits]
+    bare = [replace(fit, beta=None, cov=None, problem="not requested") for fit in fits]
     other = heterogeneity(NAMES, pooled.params, 1.0, bare)
     assert other.joint == result.joint
     assert other.to_frame()["Q"].isna().all()

@@ -24,8 +24,8 @@ from fedstat.typing import Array, Bools, Ints
 # ----------------------------------------------------------------------------------------------------
 # A site's records in the entity order of a persistent alignment.
 #
-# A site in a process of its own keeps the numbers of its entities beside its data, so that it is aligned once
-# and not for every model. They are found again by the keys, whatever the order of its rows::
+# A site in its own process keeps the numbers of its entities next to its data, so that it is aligned once and
+# not for every model. Keys identify the entities in any order of rows::
 #
 #     alignment.npz    name of the alignment, numbers by key, and a fingerprint of the keys (mode 0600)
 
@@ -37,9 +37,9 @@ NAME = re.compile(r"[0-9a-f]{16}")
 class AlignedTable(FrameTable):
     """Records in memory, in the order of their entities' numbers once an alignment has given these.
 
-    Rows that hold a key and nothing else are no records (`seen`); their keys are aligned with the others. The
-    alignment is kept in `folder`, or in memory where there is none: `alignment` is its name, empty for none,
-    and `changed` says that one is kept which was made of other keys.
+    Rows with a key but no value do not count as records (`seen`); their keys are aligned with the others. The
+    alignment is kept in `folder`, or in memory without one. `alignment` is its name, empty for none, and
+    `changed` means that the stored alignment was made from other keys.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class AlignedTable(FrameTable):
             raise PartitionError(f"{self.site}: {self.why_unaligned}; {ALIGNED_BY}, then connect again")
         if alignment_of(session) != self.alignment:
             raise PartitionError(
-                f"{self.site}: its entities have been aligned again since this session began, or the session "
-                "is of no alignment. Connect again, and make the model anew"
+                f"{self.site}: its entities have been aligned again since this session began, or the "
+                "session has no alignment. Connect again, and make the model again"
             )
 
     @property
@@ -102,7 +102,7 @@ class AlignedTable(FrameTable):
         self.alignment, self.changed = alignment, False
 
     def _write(self, path: Path, alignment: str, numbers: Ints) -> None:
-        # drawn anew: what is kept can be held against no list of hashes made before
+        # drawn again: the stored values then match no list of earlier hashes
         salt = secrets.token_bytes(32)
         order, fingerprint = self._fingerprint(salt)
         content = io.BytesIO()
@@ -162,11 +162,11 @@ def new_session(alignment: str) -> str:
 # ----------------------------------------------------------------------------------------------------
 # Fingerprints of rows, which identify them again after a table has grown or changed its order.
 #
-# A mark is a keyed digest of all that the record holds, and begins with one of its key where records have
-# one. A record that was corrected has another mark: it counts as one that is gone and one that is new,
-# since sums from before and after differ by it. Where all have other marks under the keys of before, the
-# table has got another column, and keys alone tell. Without a key two records that hold the same are told
-# apart by which comes first, which matters to no sum.
+# A mark is a keyed digest of a complete record, and begins with a digest of its key if records have one. A
+# corrected record has another mark. It counts as one removed and one new record, since sums before and after
+# the correction differ by it. If no record has its earlier mark under the same keys, the table has a new
+# column, and records are recognized by keys alone. Without a key, two equal records are distinguished by
+# their order, which affects no sum.
 
 MARK_BYTES, KEY_MARK = 16, 8
 
@@ -249,7 +249,7 @@ def _rows(table: Table) -> Array:
 
 
 def _hashed(chunk: pd.DataFrame) -> Array:
-    # As doubles: a column of whole numbers becomes one where a value is missing further down.
+    # As doubles: an integer column becomes one if a later value is missing.
     plain = {
         name: column if is_curve(column) else column.astype(_form(column)) for name, column in chunk.items()
     }

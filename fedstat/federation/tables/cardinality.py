@@ -1,13 +1,13 @@
 """Group sizes above which sums do not determine columns with few distinct values.
 
-A column of L levels has log2(L) bits an entity; a product sum over n entities carries at most those of its
-digits, or, of two columns with levels, what a table of counts can hold. Who knows all other columns
-looks for the values of one that give the sums: where the sums carry more bits than the values have, there
-is one answer. What counts is published (levels) or in the question (groups): never the rows.
+A column of L levels has log2(L) bits per entity. A product sum over n entities has at most the bits of its
+digits, or, for two columns with levels, those of a table of counts. An attacker who knows all other columns
+searches for the values of one column that give the sums: if the sums have more bits than the values, the
+answer is unique. The check uses published facts (levels) and the request (groups), never the rows.
 
-Fits that put ever other columns beside the same column over the same groups add to what is carried. A site
-remembers by which columns of others its own were multiplied over each group, by marks of their content
-(:func:`column_fingerprints`), and judges all of them together.
+Fits that combine new columns with the same column over the same groups add to these bits. A site therefore
+remembers the other sites' columns with which its own were multiplied over each group, by marks of their
+content (:func:`column_fingerprints`), and checks all of them together.
 
 What remains: functions and interactions of the site's own columns are counted for one fit, and who marks its
 columns falsely is not found out; an owner who expects many analyses asks to approve each.
@@ -45,7 +45,7 @@ class DiscreteColumn:
 
 @dataclass(frozen=True, slots=True)
 class ColumnCardinality:
-    """Design columns of an institution that are made of columns of few values, and the `plain` others.
+    """Design columns of a site that come from columns with few values, and the `plain` others.
 
     `carried` are the bits of a sum of products about one of its columns.
     """
@@ -96,14 +96,14 @@ def min_group_size(details: tuple[ColumnCardinality, ...], times: int = 1) -> in
 def _fewest(
     one: DiscreteColumn, carried: float, plain: int, others: Sequence[DiscreteColumn], times: int
 ) -> int:
-    """Fewest entities whose values of one column have more bits than the sums tell."""
+    """Fewest entities whose values of one column have more bits than the sums reveal."""
     own, n = math.log2(one.levels), 1
     while True:
         count = math.log2(n + 1)
         told = (one.levels - 1) * count + one.columns * plain * carried
         for other in others:
             digits = one.columns * other.columns * carried
-            # Of two columns with levels a sum is a count, beside the sums of either.
+            # A sum of two columns with levels is a count, in addition to the sums of each.
             table = (one.levels - 1) * (other.levels - 1) * count
             told += min(digits, table) if one.alone and other.alone else digits
         enough = math.floor(times * told / own) + 1

@@ -1,7 +1,7 @@
 """Checks of the tables of a partition, each with a remedy for the analyst.
 
-Every check yields one line per problem; :func:`refuse` raises them together, so that one run
-shows all that is to be mended. Lines name institutions, columns and counts, never a value.
+Every check yields one line per problem; :func:`refuse` raises them together, so that one run shows all
+problems. Lines name sites, columns and counts, never a value.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def key_names(on: str | Sequence[str] | None) -> tuple[str, ...]:
 def linkage_problems(
     tables: Mapping[str, pd.DataFrame], key: Sequence[str], *, new_data: bool
 ) -> Iterator[str]:
-    """Problems of one table per institution that are to be linked by a key."""
+    """Problems of one table per site that are to be linked by a key."""
     columns = {client: non_key_columns(frame, key) for client, frame in tables.items()}
     yield from key_problems(tables, key)
     yield from shared_column_problems(columns)
@@ -73,7 +73,7 @@ def linkage_problems(
 def column_split_problems(
     table: pd.DataFrame, columns: Mapping[str, Sequence[str]], key: Sequence[str], *, new_data: bool
 ) -> Iterator[str]:
-    """Problems of one table whose columns are to be split among institutions."""
+    """Problems of one table whose columns are to be divided among sites."""
     problems = [*client_problems(columns), *one_key_problems(table, key)]
     for client, names in columns.items():
         problems += listed_column_problems(client, names, table, key)
@@ -84,7 +84,7 @@ def column_split_problems(
 
 
 def row_split_problems(table: pd.DataFrame, by: str, key: Sequence[str], *, new_data: bool) -> Iterator[str]:
-    """Problems of one table whose rows are to be split among institutions."""
+    """Problems of one table whose rows are to be divided among sites."""
     if by not in table.columns:
         yield f"the table has no column {by!r} to split by. It has {_listed(table.columns)}."
         return
@@ -114,7 +114,7 @@ def one_key_problems(table: pd.DataFrame, key: Sequence[str]) -> Iterator[str]:
 def listed_column_problems(
     client: str, names: Sequence[str], table: pd.DataFrame, key: Sequence[str]
 ) -> Iterator[str]:
-    """Problems of the list of columns that an institution is to be given."""
+    """Problems of the list of a site's columns."""
     if isinstance(names, str):
         yield f"institution {client!r}: expected a list of column names, received text. Write [{names!r}]."
         return
@@ -156,7 +156,7 @@ def option_problems(partial: object, min_count: object) -> Iterator[str]:
 
 
 def layout_problems(layout: object, on: object, site_column: object) -> Iterator[str]:
-    """Check the layout, and what it needs to be told."""
+    """Check the layout and the arguments that it needs."""
     yield from _unknown("layout", layout, LAYOUTS)
     if layout == "vertical" and on is None:
         yield (
@@ -180,7 +180,7 @@ def _unknown(option: str, value: object, known: Sequence[str]) -> Iterator[str]:
 
 
 def client_problems(clients: Mapping[Any, object]) -> Iterator[str]:
-    """No institutions, or institutions without a proper name."""
+    """Missing sites, or sites without a proper name."""
     if not clients:
         yield "there are no institutions: expected at least one table under an institution's name."
     for client in clients:
@@ -205,7 +205,7 @@ def name_problems(where: str, columns: Iterable[Any]) -> Iterator[str]:
 
 
 def shared_column_problems(columns: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Find columns at two institutions."""
+    """Find columns that occur at two sites."""
     owners: dict[str, list[str]] = {}
     for client, names in columns.items():
         for name in names:
@@ -268,7 +268,7 @@ def _kind_problems(columns: Mapping[str, pd.Series[Any]], name: str) -> Iterator
     single = {c: kind for c, kind in kinds.items() if kind != "values of several types"}
     if len(set(single.values())) < 2:
         return
-    # whoever differs from most is told to convert, wherever he stands
+    # sites that differ from the majority must convert, wherever they occur in the list
     usual = Counter(single.values()).most_common(1)[0][0]
     for client, kind in single.items():
         if kind != usual:

@@ -20,7 +20,7 @@ from fedstat.federation.tables.table import ParquetTable
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Kinds of the columns of a table, told by their types.
+# Kinds of the columns of a table, recognized by their types.
 
 HeldTable: TypeAlias = pd.DataFrame | ParquetTable | SqlTable | CurveTable
 
@@ -42,7 +42,7 @@ OBJECT_KINDS = {
 def kind_problems(tables: Mapping[str, HeldTable], name: str) -> Iterator[str]:
     """One line if a column that all tables have holds something else at one site than at another.
 
-    Of a table that is streamed the types are looked at, not the rows.
+    For a streamed table only the types are read, not the rows.
     """
     kinds = {site: kind for site, table in tables.items() if (kind := object_kind(table, name)) is not None}
     if len(set(kinds.values())) > 1:
@@ -124,7 +124,7 @@ def _has_no_value(table: HeldTable, name: str) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The columns of one institution, brought to two forms: float64 numbers and categories.
+# The columns of one site in two forms: float64 numbers and categories.
 
 LevelValue: TypeAlias = str | int | float | bool
 ColumnKind: TypeAlias = Literal["number", "category"]
@@ -132,7 +132,7 @@ ColumnKind: TypeAlias = Literal["number", "category"]
 MAX_SHOWN = 10
 
 _FORMS: Mapping[str, ColumnKind] = {"numbers": "number", "text": "category", "true/false": "category"}
-"""What a design makes of a kind of column that :mod:`fedstat.federation.tables.columns` tells."""
+"""Form in a design of each kind of column in :mod:`fedstat.federation.tables.columns`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +144,12 @@ class Columns:
 
 
 def at_column(client: str, column: str) -> str:
-    """Say where: the column and, unless it is empty, the institution."""
+    """Return the location: the column and, unless it is empty, the site."""
     return f"column {column!r}" + (f" at institution {client!r}" if client else "")
 
 
 def pick_columns(frame: pd.DataFrame, names: Iterable[str], client: str) -> dict[str, pd.Series]:
-    """Series by name; DesignError where a column is absent or stands twice in the table."""
+    """Return series by name; DesignError if a column is absent or occurs twice in the table."""
     picked = {}
     for name in names:
         count = int((frame.columns == name).sum())
@@ -161,7 +161,7 @@ def pick_columns(frame: pd.DataFrame, names: Iterable[str], client: str) -> dict
 
 
 def column_kind(series: pd.Series, client: str, name: str) -> ColumnKind:
-    """Tell numbers from categories, which text and true/false are too; refuse all else, such as dates."""
+    """Separate numbers from categories (also text and true/false); refuse other types, such as dates."""
     dtype = series.dtype
     if isinstance(dtype, CurveDtype):
         raise DesignError(
@@ -198,10 +198,10 @@ def as_numbers(series: pd.Series, client: str, name: str) -> Floats:
 
 
 def read_numbers(series: pd.Series) -> Floats:
-    """Column as float64 numbers (n,), NaN for whatever is none, and none an error.
+    """Return the column as float64 numbers (n,), NaN for a value that is not a number, without an error.
 
-    Each value is read by itself: one that is text makes text of a whole column of a file, and would move what
-    all others count as.
+    Each value is read separately: one text value in a file turns a complete column into text, and would
+    otherwise change all other values.
     """
     if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_complex_dtype(series):
         return series.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -209,7 +209,7 @@ def read_numbers(series: pd.Series) -> Floats:
 
 
 def read_codes(series: pd.Series, levels: Sequence[LevelValue]) -> Ints:
-    """Place of every value among levels, (n,), -1 for whatever is none; as :func:`read_numbers`.
+    """Return the position of every value among levels, (n,), -1 for others; as :func:`read_numbers`.
 
     Numbers and their text are the same level, unless two levels are the same number.
     """
@@ -254,7 +254,7 @@ def find_levels(series: pd.Series) -> tuple[LevelValue, ...]:
 
 
 def as_categories(series: pd.Series, levels: Sequence[LevelValue], client: str, name: str) -> pd.Categorical:
-    """Code a column without missing values by agreed levels, in their order; refuse a level beside them."""
+    """Code a column without missing values by agreed levels, in their order; refuse any other level."""
     if isinstance(series.dtype, pd.CategoricalDtype):
         plain = [_plain(level) for level in series.cat.categories]
         position = pd.Index(list(levels), dtype=object).get_indexer(pd.Index(plain, dtype=object))
@@ -278,7 +278,7 @@ def as_categories(series: pd.Series, levels: Sequence[LevelValue], client: str, 
 
 
 def list_levels(levels: Sequence[LevelValue], counts: Sequence[int] | None = None) -> str:
-    """Name levels, with entities per level where given; only count so many that they may be identifiers."""
+    """List levels, with entities per level if given; only count them if they may be identifiers."""
     if len(levels) > MAX_SHOWN:
         return f"{len(levels):,} levels"
     if counts is None:

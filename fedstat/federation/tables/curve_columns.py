@@ -19,7 +19,7 @@ from fedstat.federation.tables.curves import Curve, CurveArray, check_domain, is
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Curves that stand as arrays in cells, or in rows of a long table, each on points of its own.
+# Curves as arrays in cells, or in rows of a long table, each on its own points.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +154,7 @@ class LongCurve:
     domain : (float, float)
         First and last point that a curve may have.
     unit : str
-        Of the points, such as ``"h"``, for labels.
+        Unit of the points, such as ``"h"``, for labels.
     max_gap : float, optional
         As of :class:`Curve`.
 
@@ -238,9 +238,9 @@ AnyCurve: TypeAlias = Curve | LongCurve
 def with_curves(
     where: str, frame: pd.DataFrame, curves: Mapping[str, AnyCurve], keep: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Put declared curves in the place of their columns; a PartitionError lists what is wrong with them.
+    """Replace the columns of declared curves by the curves; a PartitionError lists their problems.
 
-    A column that holds curves already stays as it is, and so does a column of entities in `keep`.
+    A column that already holds curves is unchanged, and so is a column of entities in `keep`.
     """
     used: dict[str, str] = {}
     made: dict[str, CurveArray] = {}
@@ -289,7 +289,7 @@ def columns_of(curve: Curve, columns: Iterable[Hashable]) -> list[str]:
 def split_curve_columns(
     tables: Mapping[str, pd.DataFrame], curves: Mapping[str, AnyCurve]
 ) -> dict[str, pd.DataFrame]:
-    """Put declared curves in the place of their columns where each is at one institution."""
+    """Replace the columns of declared curves by the curves; each curve must be at one site."""
     own: dict[str, dict[str, AnyCurve]] = {site: {} for site in tables}
     for name, curve in curves.items():
         if isinstance(curve, LongCurve):
@@ -381,7 +381,7 @@ def _from_names(found: Sequence[str], curve: Curve) -> Floats | None:
 
 
 def curve_problems(held: Mapping[str, Mapping[str, CurveArray]]) -> Iterator[str]:
-    """Curves, by site and name, on which institutions do not agree: domain or unit."""
+    """Return curves, by site and name, with different domains or units at the sites."""
     for name in dict.fromkeys(name for curves in held.values() for name in curves):
         found = {site: curves[name] for site, curves in held.items() if name in curves}
         first, *others = found
@@ -395,7 +395,7 @@ def curve_problems(held: Mapping[str, Mapping[str, CurveArray]]) -> Iterator[str
 
 
 # ----------------------------------------------------------------------------------------------------
-# A table whose rows are streamed, with curves in the place of their columns: a chunk of curves at a time.
+# A streamed table with curves instead of their columns: a chunk of curves at a time.
 
 CURVES_PER_CHUNK = 4096
 
@@ -413,9 +413,9 @@ class ChunkedRows(Protocol):
 
 
 class CurveTable:
-    """A streamed table with declared curves; `curves` are none of them, and tell their points.
+    """A streamed table with declared curves; `curves` are empty and only describe their points.
 
-    All rows are gone through once when it is opened, so that what is wrong with a curve is told then.
+    All rows are read once when it is opened, so that errors in curves are raised then.
     """
 
     def __init__(self, where: str, table: ChunkedRows, curves: Mapping[str, AnyCurve]) -> None:
@@ -426,8 +426,8 @@ class CurveTable:
         for name, curve in curves.items():
             if isinstance(curve, LongCurve):
                 raise PartitionError(
-                    f"{where}, curve '{name}': a long table is read beside tables in memory, and this one is "
-                    "streamed. Put arrays in its cells: Curve(..., at=...)"
+                    f"{where}, curve '{name}': a long table can be read with tables in memory, but this one "
+                    "is streamed. Put arrays in its cells: Curve(..., at=...)"
                 )
             self.declared[name], self.held[name] = curve, columns_of(curve, table.columns)
         used = {column for columns in self.held.values() for column in columns}

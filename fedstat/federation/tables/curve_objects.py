@@ -16,7 +16,7 @@ __all__ = ["from_skfda", "read"]
 
 
 def read(table: pd.DataFrame, curves: Mapping[str, AnyCurve]) -> pd.DataFrame:
-    """Put declared curves in the place of their columns, as a partition does with the tables of its sites.
+    """Replace the columns of declared curves by the curves, as a partition does with its sites' tables.
 
     For rows that you hold, such as those to be predicted for, whose table holds curves in another way than
     the sites'.
@@ -34,7 +34,7 @@ def read(table: pd.DataFrame, curves: Mapping[str, AnyCurve]) -> pd.DataFrame:
     Raises
     ------
     PartitionError
-        What is wrong with a curve.
+        A curve has an error.
 
     Examples
     --------

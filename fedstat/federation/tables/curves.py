@@ -1,8 +1,8 @@
 """Curves of entities: values on points of a domain, one curve in a cell of a table.
 
-Institutions agree on domain and unit of a curve, not on the points at which they measured: each integrates on
-its own. In a table a curve stands in wide columns, one for each point, as one array per cell, or in rows of a
-long table; at a site it is one column of curves, on common points or each on its own.
+Sites agree on domain and unit of a curve, not on its points: each site integrates on its own points. In a
+table a curve is given by wide columns, one for each point, by one array per cell, or by rows of a long table.
+At a site it is one column of curves, on common points or on points of each curve.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """How a table holds a curve, and what the institutions agree on about it.
+    """How a table stores a curve, and the sites' agreement about it.
 
     Parameters
     ----------
@@ -35,12 +35,12 @@ class Curve:
         Wide columns by a pattern with one star, such as ``"ecg_*"``, in the order of the table; or the name
         of one column with an array in every cell.
     grid : sequence of float, optional
-        The points, ascending. By default those that the star stands for where these are numbers, moved onto
-        the domain, or else equidistant points of the domain.
+        The points, ascending. By default the values of the star in the names if these are numbers, moved into
+        the domain, or otherwise equidistant points of the domain.
     domain : (float, float), optional
         First and last point that a curve may have; by default those of the grid.
     unit : str
-        Of the points, such as ``"h"``, for labels.
+        Unit of the points, such as ``"h"``, for labels.
     at : str, optional
         A second column, with the points of every cell's own array, ascending; it needs a domain.
     max_gap : float, optional
@@ -219,9 +219,10 @@ class CurveArray(ExtensionArray):
         return np.asarray(np.isnan(self.values).all(axis=1))
 
     def gappy(self, largest: float = LARGEST_GAP) -> Bools:
-        """Curves, (n,), of which a stretch is unknown that is longer than `max_gap`, or else than `largest`.
+        """Return the curves, (n,), with an unknown stretch longer than `max_gap`, or otherwise than
+        `largest`.
 
-        Of common points a step counts as known. A curve of one point is one where gaps are looked at.
+        With common points a step counts as known. A curve with one point is checked for gaps.
         """
         largest = largest if self.declared.max_gap is None else self.declared.max_gap
         out = np.zeros(len(self), dtype=bool)

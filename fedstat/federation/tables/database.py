@@ -26,19 +26,19 @@ from fedstat.errors import FedstatError, PartitionError
 # postgresql    psycopg, ADBC           READ ONLY transaction                     REPEATABLE READ
 # mysql         pymysql                 READ ONLY transaction                     CONSISTENT SNAPSHOT
 # oracle        oracledb                READ ONLY transaction                     the same
-# mssql         pymssql                 a query stands within parentheses only    SNAPSHOT isolation
+# mssql         pymssql                 a query only inside parentheses    SNAPSHOT isolation
 # sqlite        sqlite3                 file opened ``mode=ro``, query_only       BEGIN
-# duckdb        duckdb                  file opened read_only, one SELECT only    nobody writes meanwhile
+# duckdb        duckdb                  file opened read_only, one SELECT only    no concurrent writer
 # ============  ======================  ========================================  ===========================
 
 NO_SQL = "databases are read by SQLAlchemy, psycopg, duckdb and pyarrow: pip install fedstat[sql]"
 PLAIN = frozenset({16, 20, 21, 23, 25, 700, 701, 1043})
-"""Types of PostgreSQL whose values are the same as Arrow: true/false, whole numbers, doubles, text."""
+"""Types of PostgreSQL whose values are the same in Arrow: true/false, integers, doubles, text."""
 ROWS_PER_FETCH = 16_384
 STEPS_PER_LOOK = 100_000
 """Of SQLite's own machine, between two looks at the clock."""
 LOGGER = "fedstat"
-# SQLAlchemy can log every row, and what a server says of an account: no log shows either, at any level
+# SQLAlchemy can log every row, and a server's messages about an account: no log shows either, at any level
 for logger in ("engine.Engine", "pool.impl.NullPool"):
     logging.getLogger(f"sqlalchemy.{logger}.{LOGGER}").setLevel(logging.CRITICAL)
 
@@ -70,9 +70,9 @@ class UnreachableError(Exception):
 def _read_postgresql(url: Any, seconds: int) -> Iterator[DriverSession]:
     """READ ONLY transaction, rows through a server-side cursor, always rolled back.
 
-    It has to be psycopg, and a named cursor: that is declared by the extended protocol, in which the server
-    refuses a text of several statements. A plain cursor would run ``...; COMMIT; DELETE ...``, and leave the
-    transaction. Numbers come in binary form, so that no setting of the account rounds them.
+    It must be psycopg with a named cursor: this is declared by the extended protocol, in which the server
+    refuses several statements in one text. A plain cursor would run ``...; COMMIT; DELETE ...``, and leave
+    the transaction. Numbers come in binary form, so that no setting of the account rounds them.
     """
     address = url.set(drivername="postgresql+psycopg")
     with _session(address, isolation_level="REPEATABLE READ", postgresql_readonly=True) as (connection, _):
@@ -208,7 +208,7 @@ def _session(
     try:
         yield connection.connection.driver_connection, engine.dialect
     finally:
-        # a server that has gone is told of elsewhere
+        # a lost server is reported elsewhere
         with suppress(Exception):
             connection.connection.rollback()
         with suppress(Exception):
@@ -292,12 +292,11 @@ READERS: Mapping[str, DatabaseReader] = MappingProxyType(
 # ----------------------------------------------------------------------------------------------------
 # Records that a site's own database answers to one query, which is read and never written.
 #
-# The query runs as a part of one statement of ours, ``SELECT columns FROM (query) ORDER BY key``, in a
-# session that the database itself holds read-only; see :mod:`fedstat.federation.tables.database`.
-# A statement that is not a SELECT cannot stand there, several statements in one text are refused by the
-# driver, and what a function would write is refused by the session. All statements of a session see the
-# database as it was at the first. An account that may only SELECT is the right one all the same: what a
-# database's superuser can do beside its tables (files, other servers) no read-only session prevents.
+# The query runs inside one statement of this package, ``SELECT columns FROM (query) ORDER BY key``, in a
+# session that the database itself keeps read-only; see :mod:`fedstat.federation.tables.database`. Only a
+# SELECT is possible there: the driver refuses several statements in one text, and the session refuses writes
+# of a function. All statements of a session see the database as at the first one. Use an account that may
+# only SELECT: no read-only session prevents a superuser's actions outside the tables (files, other servers).
 #
 # Nothing that a database or its driver says is passed on: it may quote values or the connection string.
 
@@ -321,7 +320,7 @@ SECONDS = 3600
 class Database:
     """A site's database; ``open()`` is a read-only session, a function from a statement to its rows.
 
-    Errors name the site and `where` its owner keeps the connection string, which itself is told nowhere.
+    Errors name the site and `where` its owner keeps the connection string; they never contain the string.
     """
 
     site: str
@@ -417,8 +416,8 @@ class DatabaseSession:
 def open_database(site: str, address: str, where: str, seconds: int = SECONDS) -> Database:
     """Find out how a database is read, from the connection string in SQLAlchemy's form; nothing is read yet.
 
-    The database may work on one statement for so many seconds. PartitionError where the string cannot be
-    used, or no read-only session is known for such a database; the string itself is in no error, only `where`
+    A statement of the database may take this number of seconds. PartitionError if the string cannot be used,
+    or if no read-only session is known for such a database. The string itself is in no error, only `where`
     its owner keeps it.
     """
     try:
@@ -450,8 +449,8 @@ def open_database(site: str, address: str, where: str, seconds: int = SECONDS) -
 def single_query(database: Database, query: str) -> str:
     """Refuse what does not begin like a query; the database itself judges the rest.
 
-    Where it takes several statements in one text, a query is refused that could end the parentheses in which
-    it will stand: one with comments, semicolons, or a parenthesis that closes what it did not open.
+    If the database accepts several statements in one text, a query is refused that could end its enclosing
+    parentheses: one with comments, semicolons, or a closing parenthesis without an opening one.
     """
     site = database.site
     text = query.strip().removesuffix(";")
@@ -471,7 +470,7 @@ def single_query(database: Database, query: str) -> str:
 
 def stays_inside(query: str) -> bool:
     """Whether a text between parentheses ends where these do, as SQL Server reads it."""
-    # comments first, also within quotes: in one, a quote is none
+    # comments first, also within quotes: inside a comment a quote has no effect
     if re.search(r"--|/\*", query):
         return False
     bare = QUOTED.sub(" ", query)

@@ -28,7 +28,7 @@ DTYPE_OF_KIND: dict[str, Any] = {"whole numbers": "int64", "text": "str"}
 
 @dataclass(frozen=True, slots=True)
 class AlignedBlock:
-    """One institution's records in the order of the entities: `frame` (m, p) without the key, and positions.
+    """One site's records in the order of the entities: `frame` (m, p) without the key, and positions.
 
     `rows` (m,) int64 is the position of each record's entity, ascending; `n_empty` counts the rows of the
     table that held a key and nothing else.
@@ -101,7 +101,7 @@ def align(frames: Mapping[str, pd.DataFrame], key: Sequence[str]) -> tuple[pd.In
     levels = [level for _, level in coded]
     position, codes = coded[0][0], [np.arange(len(levels[0]))]
     for code, level in coded[1:]:
-        # the columns before and this one as one number, numbered anew each time so that it stays small
+        # combine the columns before and this one into one number, renumbered each time so that it stays small
         pairs = position * len(level) + code
         unique, position = np.unique(pairs, return_inverse=True)
         codes = [c[unique // len(level)] for c in codes] + [unique % len(level)]
@@ -120,8 +120,8 @@ def _key_index(levels: list[pd.Index[Any]], codes: list[Any]) -> pd.Index[Any]:
 
 
 def _code_key(frames: Mapping[str, pd.DataFrame], name: str) -> tuple[Ints, pd.Index[Any]]:
-    """Code all institutions' values of one key column by its sorted values."""
-    # a table without rows tells no type, and would turn the keys of the others into objects
+    """Code all sites' values of one key column by its sorted values."""
+    # an empty table has no type, and would turn the keys of the others into objects
     filled = [frame for frame in frames.values() if len(frame)] or list(frames.values())
     stacked = pd.concat([plain_key(frame[name]) for frame in filled], ignore_index=True)
     codes, values = pd.factorize(stacked, sort=True)
@@ -129,7 +129,7 @@ def _code_key(frames: Mapping[str, pd.DataFrame], name: str) -> tuple[Ints, pd.I
 
 
 def plain_key(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Give a key the one dtype of its kind, so that equal keys of two institutions are equal."""
+    """Convert a key to the one dtype of its kind, so that equal keys of two sites are equal."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(column.cat.categories.dtype)
     dtype = DTYPE_OF_KIND.get(key_kind(column) or "")
@@ -176,19 +176,18 @@ def rows_by_site(column: pd.Series[Any]) -> dict[str, Ints]:
 # A key is hashed to 32 bytes with a salt, and these are taken as the x-coordinate u of a point P to be
 # multiplied by a site's secret scalar a: X25519(a, u) of RFC 7748, section 5, which is x(aP).
 #
-# * *Any 32 bytes will do.* The ladder uses the curve's coefficient only, never the other coordinate. Every u
+# * *Any 32 bytes are valid.* The ladder uses the curve's coefficient only, never the other coordinate. Every u
 #   (top bit dropped, modulo 2^255 - 19) belongs to a point of the curve v^2 = u^3 + 486662 u^2 + u or of its
-#   twist; the order of the one is 8 times, of the other 4 times a prime, and discrete logarithms are hard in
-#   both (Bernstein 2006, doi:10.1007/11745853_14).
-# * *Clamping.* Scalars are 2^254 + 8m with m < 2^251. As multiples of 8 they take every point into the
-#   subgroup of prime order, whatever the cofactor; none is a multiple of either prime, so that on the
-# subgroups
-#   raising is one-to-one: different points stay different. A point of small order gives zero, which is
-# refused. * *Order does not matter.* x(a(bP)) = x(b(aP)), because x(-P) = x(P).
-# * *One bit stays.* A multiple of a point of the curve is on the curve, and of the twist on the twist;
-# whoever
-#   knows the salt can tell which of the two a key's hash belongs to. The salt is therefore shared by the
-# sites   and kept from the coordinator.
+#   twist. The order of the first is 8 times, that of the second 4 times a prime, and discrete logarithms are
+#   hard in both (Bernstein 2006, doi:10.1007/11745853_14).
+# * *Clamping.* Scalars are 2^254 + 8m with m < 2^251. As multiples of 8 they map every point into the
+#   subgroup of prime order, for any cofactor. None is a multiple of either prime, so that the map is
+#   one-to-one on the subgroups: different points stay different. A point of small order gives zero, which is
+#   refused.
+# * *Order does not matter.* x(a(bP)) = x(b(aP)), because x(-P) = x(P).
+# * *One bit remains.* A multiple of a point of the curve is on the curve, and of the twist on the twist.
+#   Anyone with the salt can determine which of the two a key's hash belongs to. The sites therefore share the
+#   salt, and the coordinator does not have it.
 
 POINT_BYTES = 32
 SALT_BYTES = 32
@@ -197,12 +196,12 @@ SALT_BYTES = 32
 class KeyTable:
     """The keys of a site's records, for linking them with those of others; it shows no column.
 
-    What a key is written as is part of it: 1 and "1" are different keys, and so are "Ann" and "ann". Whole
-    numbers of any width are the same; decimal numbers are compared as doubles, and points of time without a
-    zone are taken as UTC. A text that is empty, begins or ends with white space, or is not in Unicode's form
-    NFC is refused: nobody could see why it finds no partner. Errors tell counts, and no key.
+    The written form of a key is part of it: 1 and "1" are different keys, and so are "Ann" and "ann".
+    Integers of any width are equal; decimal numbers are compared as doubles, and times without a zone are
+    UTC. A text that is empty, begins or ends with white space, or is not in Unicode's form NFC is refused,
+    since its missing match could not be explained. Errors contain counts, and no key.
 
-    `kinds` says what each key column holds; empty text where there is no row to tell by.
+    `kinds` are the kinds of the key columns; empty text if there is no row.
     """
 
     def __init__(self, site: str, frame: pd.DataFrame, key: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """The public description of a site's columns: kinds, levels and ranges that its owner published.
 
-What may be asked of a site is judged from this description and never from its rows: whether ``log(income)``
-can be computed, or which levels a factor has, would otherwise be told by a refusal. The file::
+A site checks requests by this description and never by its rows. Otherwise a refusal would reveal data, for
+instance whether ``log(income)`` can be computed, or which levels a factor has. The file::
 
     [income]
     kind = "number"
@@ -12,8 +12,8 @@ can be computed, or which levels a factor has, would otherwise be told by a refu
     kind = "category"
     levels = ["north", "south"]
 
-A proposal is made at the institution from its own table (:func:`propose`), for the owner to read: a range
-that ends at the largest value, or a level that one person has, says something about that person.
+A proposal is made at the site from its own table (:func:`propose`), for the owner to review: a range that
+ends at the largest value, or a level of one person, reveals something about that person.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from fedstat.federation.tables.table import Table
 Scale: TypeAlias = Literal["linear", "log", "asinh"]
 PublishedKind: TypeAlias = ColumnKind | Literal["curve"]
 MOST_LEVELS = 50
-"""Distinct values up to which a column of whole numbers is proposed with levels as well."""
+"""Number of distinct values up to which an integer column is proposed with levels as well."""
 TINY = 1e-290
 """Below which a bound is not rounded to digits."""
 DIGITS = 2
 """Significant digits of a proposed bound, rounded outwards, so that it is no row's value."""
 HEAD = """\
-# What this institution publishes of its columns: kind, range of numbers, levels of categories.
-# Questions are judged from what stands here, and never from the rows. Read it before you serve:
-# everybody who may ask can read it. A column that is left out cannot be asked for.
+# This site's public description of its columns: kind, range of numbers, levels of categories.
+# Requests are checked against this file, and never against the rows. Review it before you start the
+# site: every analyst can read it. A column that is left out is not available.
 """
 
 
@@ -56,13 +56,12 @@ HEAD = """\
 class PublishedColumn:
     """What everybody may know of a column: a "number", a "category" or a "curve".
 
-    All numbers lie in `range`; where the owner does not say, no logarithm, root or spline of the column can
-    be asked for. `levels` are those of a category, in the order in which a model takes them, or the codes of
-    a number, for ``C(x)``. `knots`, ascending, are where splines may have some. `unit` is what it is measured
-    in, of a curve that of its points, in any words that the sites share; `domain` has the first and last
-    point that a curve may have. Where the column is summarised by bins, these are equally wide on
-    its `scale`; that of ``asinh`` is linear up to about `around` on either side of zero, and logarithmic
-    beyond.
+    All numbers are in `range`; without it, no logarithm, root or spline of the column is available. `levels`
+    are those of a category, in the order of the model, or the codes of a number, for ``C(x)``. `knots`,
+    ascending, are possible knots of splines. `unit` is the unit of measurement, for a curve that of its
+    points, in words that the sites share; `domain` has the first and last possible point of a curve. If the
+    column is summarized by bins, these are equally wide on its `scale`; that of ``asinh`` is linear up to
+    about `around` on either side of zero, and logarithmic beyond.
     """
 
     kind: PublishedKind
@@ -80,7 +79,7 @@ class PublishedColumn:
         if any(b <= a for a, b in pairwise(places)):
             raise PartitionError("a published range and its knots have to ascend: range = [low, high]")
         if len(set(self.levels)) < len(self.levels):
-            raise PartitionError("a published level stands twice")
+            raise PartitionError("a published level occurs twice")
         if self.kind == "category" and (self.range or not self.levels):
             raise PartitionError("a published category has levels = [...], and no range")
         if self.scale == "log" and not (self.range and self.range[0] > 0.0):
@@ -207,7 +206,7 @@ def _rounded(value: float, rounding: Any) -> float:
 
 
 def scan_table(table: Table) -> dict[str, _ColumnSummary]:
-    """Go once through the rows of a table, at its institution."""
+    """Read the rows of a table once, at its site."""
     seen = {name: _ColumnSummary() for name in table.columns}
     for chunk in table.chunks(table.columns):
         for name, one in seen.items():
@@ -225,9 +224,9 @@ def propose(table: Table, min_level_count: int) -> dict[str, PublishedColumn]:
 
 
 def description_problems(site: str, published: Published, table: Table) -> Iterator[str]:
-    """Say to the owner where a table departs from its description; for nobody else's eyes.
+    """Return the departures of a table from its description; only for the owner.
 
-    A column that is not described is no problem: it cannot be asked for.
+    A column without a description is no problem: it is not available for requests.
     """
     absent = [name for name in published if name not in table.columns]
     for name in absent:

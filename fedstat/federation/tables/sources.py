@@ -35,7 +35,7 @@ TableReader: TypeAlias = Callable[[Path, Sequence[str], Any], pd.DataFrame]
 
 
 def to_pandas(where: str, table: IntoTable) -> pd.DataFrame:
-    """Hand back a pandas frame as it is, and convert any other table in memory."""
+    """Return a pandas frame unchanged, and convert any other table in memory."""
     if isinstance(table, pd.DataFrame):
         return table
     if isinstance(table, FrameTable):
@@ -65,7 +65,7 @@ def with_key_columns(frame: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
 
 
 def read_table(client: str, path: str | Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
-    """Read one institution's file by the ending of its name, into memory."""
+    """Read one site's file into memory, by the ending of its name."""
     reader = _reader_of(client, Path(path))
     return _guarded(client, Path(path), lambda file: reader(file, na_values, dtype))
 
@@ -73,7 +73,7 @@ def read_table(client: str, path: str | Path, na_values: Sequence[str], dtype: A
 def open_table(
     client: str, path: str | Path, na_values: Sequence[str], dtype: Any
 ) -> pd.DataFrame | ParquetTable:
-    """Open one institution's file: Parquet is left where it is and streamed, text is read."""
+    """Open one site's file: Parquet is streamed from disk, text is read."""
     if _reader_of(client, Path(path)) is _read_parquet:
         return _guarded(client, Path(path), ParquetTable)
     return read_table(client, path, na_values, dtype)
@@ -91,7 +91,7 @@ def _reader_of(client: str, file: Path) -> TableReader:
 
 
 def _guarded(client: str, file: Path, read: Callable[[Path], T]) -> T:
-    """Read a file, and tell what went wrong without quoting it."""
+    """Read a file; an error describes the problem without quoting it."""
     try:
         return read(file)
     except ImportError as error:
@@ -106,7 +106,7 @@ def _guarded(client: str, file: Path, read: Callable[[Path], T]) -> T:
 
 
 def _text_reader(separator: str) -> TableReader:
-    """Reader of text files; it takes whole columns to tell their types."""
+    """Reader of text files; it reads complete columns to determine their types."""
 
     def read(file: Path, na_values: Sequence[str], dtype: Any) -> pd.DataFrame:
         # pandas' own list of missing cells also holds "None" and "null", which are levels in many surveys
@@ -137,7 +137,7 @@ def named_row_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dic
     kinds = (ParquetTable, SqlTable, CurveTable)
     streamed = {c: table for c, table in frames.items() if isinstance(table, kinds)}
     for client, table in streamed.items():
-        # of a file also the columns that are left out, which a reader would have to tell apart
+        # including unused columns of a file, which a reader would have to distinguish
         names = table.schema.names if isinstance(table, ParquetTable) else table.columns
         raise_problems(name_problems(f"institution {client!r}", names))
     held = {client: table for client, table in frames.items() if client not in streamed}
@@ -146,7 +146,7 @@ def named_row_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dic
 
 
 def named_tables(frames: Mapping[str, IntoTable], key: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """All institutions' tables as pandas frames whose columns have names of their own."""
+    """All sites' tables as pandas frames with column names of their own."""
     raise_problems(client_problems(frames))
     tables = {c: with_key_columns(to_pandas(f"institution {c!r}", frame), key) for c, frame in frames.items()}
     raise_problems(
@@ -191,8 +191,8 @@ class DeclaredColumn:
     ----------
     type : {"numbers", "whole numbers", "text", "true/false", "dates"}
     unit : str
-        Such as ``"mg/l"``; held against the ``unit`` in the metadata of a Parquet column where there is
-        one. Text files and databases do not tell a unit.
+        Such as ``"mg/l"``; compared with the ``unit`` in the metadata of a Parquet column, if it has one.
+        Text files and databases have no unit.
     """
 
     type: str
@@ -206,22 +206,22 @@ class Source:
     Parameters
     ----------
     site : str
-        The institution; errors begin with it.
+        The site; errors begin with it.
     kind : {"csv", "parquet", "sql"}
     path : str
         File, unless the kind is "sql".
     query : str
         One SELECT, or WITH ... SELECT.
     env, file : str
-        Name of the environment variable, or private file (mode 0600), that holds the connection string,
-        such as ``postgresql://reader:secret@host/ward``, ``sqlite:////srv/ward.db`` or
-        ``duckdb:////srv/ward.duckdb``. It stands nowhere else, in no message and in no error.
+        Name of the environment variable, or private file (mode 0600), with the connection string, such as
+        ``postgresql://reader:secret@host/ward``, ``sqlite:////srv/ward.db`` or
+        ``duckdb:////srv/ward.duckdb``. The string is stored nowhere else, and is in no message and no error.
     memory : int
         Megabytes of a query's rows that are held in memory; more are kept, sealed, in the site's folder.
     timeout : int
         Seconds that a database may work on one statement.
     key : tuple of str
-        Columns that tell entities apart; no model sees them. A query needs them: its rows are read in their
+        Columns that identify entities; no model sees them. A query needs them: its rows are read in their
         order.
     schema : mapping of str to Expected
         Columns that must be there, and what they hold; others may be there too.
@@ -261,7 +261,7 @@ class Source:
         where an entry is unknown or of another type.
         """
         known = [part.name for part in fields(cls) if part.name != "site"]
-        # only names are told: the value of an unknown entry may be a connection string at the wrong place
+        # only names are shown: the value of an unknown entry may be a misplaced connection string
         if unknown := sorted(map(repr, description.keys() - set(known))):
             raise PartitionError(
                 f"{site}: its source has unknown entries {', '.join(unknown)}; known are {', '.join(known)}. "
@@ -444,8 +444,8 @@ def _query_problems(where: str, source: Source) -> Iterator[str]:
         yield f"{where}: expected megabytes of 'memory' from 0, and seconds of 'timeout' from 1."
     if not source.key:
         yield (
-            f"{where} needs a key: the rows of a query come in no order of their own, and are read in that "
-            "of the key. Name the columns that tell entities apart."
+            f"{where} needs a key: the rows of a query have no fixed order, and are read in the order of "
+            "the key. Name the columns that identify entities."
         )
 
 
@@ -459,7 +459,7 @@ def _check_present(source: Source, names: Sequence[str] | pd.Index[Any]) -> None
 
 
 def _check_schema(source: Source, kind_of: Callable[[str], str | None]) -> None:
-    """Hold what was found against what was declared; a column without a value may be anything."""
+    """Compare the columns with their declarations; a column without a value may have any type."""
     lines = []
     for name, column in source.schema.items():
         found = kind_of(name)
@@ -476,7 +476,7 @@ def _kind_in_memory(column: pd.Series[Any]) -> str | None:
     if present.empty:
         return None
     found = kind(column)
-    # whole numbers beside missing cells are read as decimal ones
+    # integers with missing cells are read as decimals
     return "whole numbers" if found == "numbers" and bool((present % 1 == 0).all()) else found
 
 

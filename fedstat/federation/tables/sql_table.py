@@ -26,10 +26,10 @@ from fedstat.federation.tables.table import ROWS_PER_CHUNK, check_columns, frame
 # ----------------------------------------------------------------------------------------------------
 # Rows of a query that are read once, as Arrow: in memory while they are few, else in a file of the site's.
 #
-# The file has no name: it is gone when the process ends, however it ends. What stands in it is sealed
-# (AES-256-GCM) under a key that was drawn for it and that only the memory of this process has; whoever
-# copies the disk has noise, and what was altered there is refused. Not sealed are rows in memory, nor what
-# the operating system swaps out of it.
+# The file has no name: it disappears when the process ends in any way. Its content is encrypted (AES-256-GCM)
+# under a key that was drawn for it and exists only in the memory of this process. A copy of the disk shows
+# random bytes, and changed content is refused. Rows in memory, and memory that the operating system swaps to
+# disk, are not encrypted.
 
 MEGABYTES = 256
 """Of rows that are held in memory, where the owner does not say."""
@@ -41,7 +41,7 @@ Pieces: TypeAlias = Mapping[str, Any]
 class KeptRows:
     """Pieces of a table's rows, as they were read; at most `megabytes` of them in memory.
 
-    More are in a file in `folder`, or among the system's temporary ones where there is none.
+    More are in a file in `folder`, or in the system's temporary folder without one.
     """
 
     def __init__(self, site: str, megabytes: int, folder: Path | None = None) -> None:
@@ -77,7 +77,7 @@ class KeptRows:
         held, n_held = [], 0
         for number, length in enumerate(self._lengths):
             pieces = self._file.read(number, list(types)) if self._file is not None else self._held[number]
-            # not safe: whole numbers beside missing ones, or decimals further down, are doubles
+            # not safe: integers with missing values, or with later decimals, are doubles
             arrays = [pieces[name].cast(of, safe=False) for name, of in types.items()]
             held.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
             n_held += length
@@ -161,7 +161,7 @@ def arrow() -> Any:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The rows of a query to a site's own database, as a table that is read once and then stands still.
+# The rows of a query to a site's own database, as a table that is read once and then stays fixed.
 
 ARRAYS = "arrays"
 """What curves are made of, and nothing else."""
@@ -186,11 +186,10 @@ REFUSED = (SEVERAL, OTHER, BEYOND)
 class SqlTable:
     """The rows of a query, read once when the table is opened, in the order of their key, and kept.
 
-    All that is read is of one state of the database, that of `as_of`, and every pass over the table sees it,
-    whatever becomes of the database. `kinds` tell what each column holds, None without a value; also of
-    columns that are left out. A column has one type in every chunk; all chunks but the last have
-    `rows_per_chunk` rows. At most `memory` megabytes of rows are held in memory; see
-    :mod:`fedstat.federation.tables.sql_table` for where the others are.
+    All rows come from one state of the database, that of `as_of`. Every pass over the table sees this state,
+    even if the database changes. `kinds` are the kinds of all columns, also of unused ones, None without a
+    value. A column has one type in every chunk; all chunks but the last have `rows_per_chunk` rows. At most
+    `memory` megabytes of rows are in memory; see :mod:`fedstat.federation.tables.sql_table` for the others.
     """
 
     def __init__(
@@ -236,7 +235,7 @@ class SqlTable:
     def _read(self, session: DatabaseSession, leave_out: set[str]) -> None:
         """Read all rows, and learn the kind of every column and which have missing values."""
         names: list[str] = []
-        # first the names: a key that is not there is told before it is sorted by
+        # names first: a missing key is reported before the query sorts by it
         list(session.rows(f"SELECT * {self._from} WHERE 1 = 0", names))
         raise_problems(name_problems(self.site, names))
         self.kinds.update(dict.fromkeys(names))
@@ -310,13 +309,13 @@ class SqlTable:
         if count != self.n_rows:
             yield (
                 f"{self.site}: {self.n_rows - count:,} of {self.n_rows:,} rows repeat a key of another row "
-                f"(key {', '.join(map(repr, self._key))}). Keep one row per entity, or add the column "
-                "that tells them apart."
+                f"(key {', '.join(map(repr, self._key))}). Keep one row per entity, or add the column that "
+                "distinguishes them."
             )
 
 
 def utc_timestamp() -> str:
-    """Time in UTC, to the second, as accounts tell it."""
+    """Return a time in UTC, to the second, as in ledgers."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 

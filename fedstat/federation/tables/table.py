@@ -1,7 +1,7 @@
 """The records of one site: a table in memory, or one that is streamed from a file.
 
-A step over rows sees :class:`Table` only: it goes through the chunks and adds up. What it needs in
-memory is then one chunk, whatever the length of the table.
+A step over rows uses :class:`Table` only: it reads the chunks and sums. It needs memory for one chunk, for a
+table of any length.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Table(Protocol):
         ...
 
     def chunks(self, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        """Go through the rows in their order, columns in the order asked for.
+        """Iterate over the rows in order, with columns in the requested order.
 
         Names are different ones of ``columns``; none gives frames of rows only, an unknown one is a
         DesignError. Every frame, (m, len(columns)), has a RangeIndex from 0; a table without rows gives one
@@ -53,8 +53,8 @@ MOST_KEPT, MOST_NUMBERS_KEPT = 8, 2**17
 class FrameTable:
     """A table in memory, its own single chunk; `frame` (n_rows, p) is not copied, and under a RangeIndex.
 
-    `entities` tells which entity each row is of, (n_rows,) or (n_rows, w), written alike at all sites; by
-    default the places of the rows. `as_of` says when the records were read, empty where nobody knows.
+    `entities` identifies the entity of each row, (n_rows,) or (n_rows, w), equally at all sites; by default
+    by the position of the row. `as_of` is the time at which the rows were read, empty if unknown.
     """
 
     as_of = ""
@@ -104,7 +104,7 @@ class FrameTable:
 
 
 class ParquetTable:
-    """A Parquet file, of which only the columns asked for are read, chunk by chunk.
+    """A Parquet file; only the requested columns are read, chunk by chunk.
 
     A chunk has at most `rows_per_chunk` rows, and also ends where a row group of the file does. `columns`
     lacks what is left out, such as a key, and an index that pandas stored (`index_columns`); `schema` has
@@ -146,7 +146,7 @@ class ParquetTable:
             import pyarrow.parquet as pq  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise ImportError(NO_PYARROW) from error
-        # with pre_buffer, or without a buffer's size, the compressed file comes into memory as a whole
+        # with pre_buffer, or without a buffer's size, the complete compressed file comes into memory
         return pq.ParquetFile(self.path, buffer_size=READ_BUFFER, pre_buffer=False)
 
 
@@ -212,7 +212,9 @@ def table_curves(table: Table) -> dict[str, CurveArray]:
     """Curves of a table by their names; none where it is streamed."""
     inner = table.table if isinstance(table, LabelledTable) else table
     if not isinstance(inner, FrameTable):
-        told: dict[str, CurveArray] = getattr(inner, "curves", {})  # of a table elsewhere, without a row
+        told: dict[str, CurveArray] = getattr(
+            inner, "curves", {}
+        )  # for a table in another process, without rows
         return told
     kinds = zip(inner.columns, inner.frame.dtypes, strict=True)
     return {name: curves_of(inner.frame[name]) for name, kind in kinds if isinstance(kind, CurveDtype)}
@@ -232,7 +234,7 @@ def _dtype_of(arrow_type: Any) -> Any:
 
 
 def check_columns(held: Sequence[str], asked: Sequence[str], where: str = "the table") -> None:
-    """Require that a table has the columns that it is asked for."""
+    """Require that a table has the requested columns."""
     absent = [name for name in asked if name not in held]
     if absent:
         raise DesignError(

@@ -1,21 +1,21 @@
 """Sites in other processes, and the engine that reaches them.
 
-A carrier takes the bytes of a question to a site and brings those of the answer. What the sites answered is
-kept, where a journal is given, before the protocol sees it, and so is what the coordinator draws for a site.
-An interrupted analysis that is run again is handed what was kept, and goes on where it stopped.
+A transport takes the bytes of a request to a site and returns those of the reply. With a journal, the sites'
+replies are stored before the protocol sees them, and so are the coordinator's random numbers for a site. An
+interrupted analysis that is run again receives the stored replies, and continues where it stopped.
 
-All questions of a round to one site travel in one message (:mod:`fedstat.federation.message`), since a
-message may take a night. A fit of GLORE with masks is
+All requests of a round to one site are in one message (:mod:`fedstat.federation.message`), since a message
+may take a night. A fit of GLORE with masks needs these messages:
 
 ==========================================================  ============================================
-message to each site                                        questions in it
+message to each site                                        requests in it
 ==========================================================  ============================================
-connect                                                     schema; head of its account, where one is known
+connect                                                     schema; head of its ledger, if one is known
 from_formula                                                levels (one more message for ``scale(x)``)
 fit: keys                                                   identity, fresh key
 fit: opening                                                others' keys, rows, moments, response, own fit
-fit: iteration, once an evaluation                          scores and information
-fit: judgement, on its own where the last was not foreseen  likelihood
+fit: iteration, once per evaluation                         scores and information
+fit: final sums, separate if the last was not foreseen      likelihood
 fit: receipt                                                statement
 ==========================================================  ============================================
 """
@@ -54,49 +54,52 @@ from fedstat.federation.transport.journal import Journal, LedgerCheckpoints
 from fedstat.federation.transport.mailbox import NUMBER_LENGTH
 from fedstat.federation.transport.session_store import SessionFolder
 
-UNNUMBERED = "a question without its turn is the only one of its session; ask by a RemoteEngine"
+UNNUMBERED = "a request without a turn number must be the only one of its session; use a RemoteEngine"
 
 
 def request_number(request: bytes) -> str:
-    """Name a question for its way: the same question has the same number, whatever the clock says."""
+    """Return the number of a request: the same request has the same number at any time."""
     return hashlib.sha256(request).hexdigest()[:NUMBER_LENGTH]
 
 
 class Transport(Protocol):
-    """Brings questions to sites; one that has `bundles` set takes several in one message."""
+    """Brings requests to sites; a transport with `bundles` set takes several in one message."""
 
     def carry(self, site: str, request: bytes) -> bytes:
-        """Return the site's answer; EngineError where it was not reached, or did not answer in time."""
+        """Return the site's reply; EngineError if the site was not reached or did not answer in time."""
         ...
 
 
 @runtime_checkable
 class ClosableTransport(Protocol):
-    """A carrier that has something to end."""
+    """A transport that must be closed at the end."""
 
     def close(self) -> None:
-        """End it."""
+        """Close the transport."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSite:
-    """An institution in another process."""
+    """A site in another process."""
 
     name: str
     carrier: Transport
 
     def answer(self, request: bytes) -> bytes:
-        """Have one packed ask answered."""
+        """Answer one packed request."""
         return self.carrier.carry(self.name, request)
 
     def answer_all(self, requests: Sequence[bytes]) -> list[bytes]:
-        """Have packed asks answered, in one message; as many answers, or fewer, of which the last refuses."""
+        """Answer packed requests in one message.
+
+        Fewer replies are possible, of which the last is a refusal.
+        """
         return unbundle(self.carrier.carry(self.name, bundle(requests)))
 
 
 class SiteServer:
-    """A site behind a carrier: answers everything, with a refusal where it must, and nothing twice."""
+    """A site behind a transport: it answers every request, with a refusal if necessary, and none twice."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -105,7 +108,7 @@ class SiteServer:
         self._lock = Lock()
 
     def answer(self, request: bytes, asker: str = "") -> bytes:
-        """Answer who has this fingerprint; the last message of a session again gets the same answers."""
+        """Answer the owner of this fingerprint; the last message of a session gets the same replies again."""
         with self._lock:
             try:
                 questions = unbundle(request)
@@ -117,25 +120,25 @@ class SiteServer:
                 answers.append(answer.packed)
                 if answer.refused:
                     break
-            if self._sessions is not None:  # before anything leaves
+            if self._sessions is not None:  # before anything is released
                 for session in begun:
                     self._sessions.keep(session, self._last[session])
             return bundle(answers) if len(questions) > 1 else answers[0]
 
     def _answer_one(self, request: bytes, asker: str, begun: set[str]) -> BundledReply:
-        """Answer one question of a message, which has `begun` to answer in these sessions."""
+        """Answer one request of a message, which has `begun` to answer in these sessions."""
         message, digest = RequestMessage(request), hashlib.sha256(request).digest()
         try:
             ask = message.request
         except MessageError:
-            return self._ask_site(message, asker)  # the site says why, and records it
+            return self._ask_site(message, asker)  # the site states the reason and records it
         if self._sessions is not None and ask.session not in self._last:
             self._last.update(self._sessions.take_up(ask.session))
         kept = self._last.get(ask.session, {}).get(digest)
         if kept is not None:
             begun.add(ask.session)
             return kept
-        # what entered no account was not answered, and is computed when it comes again
+        # a request without a ledger entry has no reply, and is computed when it comes again
         before = self.site.account.rounds(ask.session)
         if ask.turn is None and before:
             return refusal(self.site.name, MessageError(f"{self.site.name}: {UNNUMBERED}"))
@@ -145,7 +148,7 @@ class SiteServer:
         return answer
 
     def _keep(self, session: str, digest: bytes, answer: BundledReply, begun: set[str]) -> None:
-        """Keep an answer, beside the others of its message, and those only."""
+        """Keep a reply together with the others of its message, and only those."""
         earlier = self._last.pop(session, {}) if session in begun else {}
         self._last.pop(session, None)
         while len(self._last) >= MAX_SESSIONS:
@@ -159,7 +162,7 @@ class SiteServer:
         except FedstatError as error:
             return refusal(self.site.name, error)
         except Exception as error:
-            # What went wrong may quote values: its type is all that is told.
+            # The error may quote values: only its type is released.
             where = f"{self.site.name}: failed ({type(error).__name__}) outside any step; see its own log"
             return refusal(self.site.name, MessageError(where))
 
@@ -170,11 +173,11 @@ def refusal(site: str, error: FedstatError) -> BundledReply:
 
 
 class RemoteEngine(RoundEngine):
-    """Sites in other processes; those of one round are asked side by side.
+    """Sites in other processes; the sites of one round are addressed in parallel.
 
-    Every question has its turn in its session, and a site answers each turn once. Where it is not known
-    whether a question was answered, its session has ended here; with a journal the same analysis goes on.
-    The heads of the sites' accounts are kept after every run.
+    Every request has its turn in its session, and a site answers each turn once. If it is unknown whether a
+    request was answered, its session has ended here; with a journal the same analysis can continue. The heads
+    of the sites' ledgers are kept after every run.
     """
 
     def __init__(
@@ -190,7 +193,7 @@ class RemoteEngine(RoundEngine):
         self._number = 0
         self._turns: Counter[tuple[str, str]] = Counter()
         self._open: set[tuple[str, str]] = set()
-        # Kept between rounds: a carrier may hold one connection per thread.
+        # Kept between rounds: a transport may hold one connection per thread.
         self._pool = ThreadPoolExecutor(max_workers=max(len(self._sites), 1), thread_name_prefix="site")
 
     def run(self, protocol: FitProtocol[Fit], ledger: Ledger) -> Fit:
@@ -206,8 +209,8 @@ class RemoteEngine(RoundEngine):
         return fit
 
     def close(self) -> None:
-        """Close the carriers that can be closed, such as the job of an analysis over NVIDIA FLARE."""
-        # one carrier may serve many sites
+        """Close the transports that can be closed, such as the job of an analysis over NVIDIA FLARE."""
+        # one transport may serve many sites
         for carrier in {id(site.carrier): site.carrier for site in self._sites.values()}.values():
             if isinstance(carrier, ClosableTransport):
                 carrier.close()
@@ -225,7 +228,7 @@ class RemoteEngine(RoundEngine):
         outcomes: dict[int, Reply | FedstatError] = {}
 
         def visit(site: str) -> None:
-            # One site's questions of a round in their order; after a failure the rest are not asked.
+            # One site's requests of a round, in order; after a failure the rest are not sent.
             left = deque(places[site])
             try:
                 for place, answer, kept in self._answers(site, asks, places[site]):
@@ -241,7 +244,7 @@ class RemoteEngine(RoundEngine):
         list(self._pool.map(visit, places))
         replies, errors = list[Reply](), list[tuple[Request, FedstatError]]()
         for place, outcome in sorted(outcomes.items()):
-            # All that was answered is entered, whoever else did not answer.
+            # All replies are recorded, even if other sites did not answer.
             enter(asks[place], outcome, ledger)
             if isinstance(outcome, FedstatError):
                 errors.append((asks[place], outcome))
@@ -253,38 +256,42 @@ class RemoteEngine(RoundEngine):
         return replies
 
     def _keeps(self, ask: Request) -> bool:
-        """Whether answers come from the journal: it would answer for a site that was put back meanwhile."""
+        """Return whether replies come from the journal.
+
+        It would also answer for a site restored meanwhile.
+        """
         return self._journal is not None and (ask.family, ask.step) != (RECEIPT_FAMILY, RECALL)
 
     def _by_site(self, asks: Sequence[Request]) -> dict[str, list[int]]:
-        """Places of each site's questions in a round, all of which may be asked."""
+        """Positions of each site's requests in a round, all of which may be sent."""
         places, left_open = dict[str, list[int]](), {session for session, _ in self._open}
         for place, ask in enumerate(asks):
             if ask.site not in self._sites:
                 raise MessageError(f"no site '{ask.site}'; there are {sorted(self._sites)}")
             self._check_installed(ask)
-            # its site may have answered: the same turn again would be refused there, or answered twice
+            # its site may have answered: a repeated turn would be refused there, or answered twice
             if ask.session in left_open:
                 raise EngineError(
-                    f"'{ask.site}': an earlier question of this model was left open; {self._how_to_go_on()}"
+                    f"'{ask.site}': an earlier request of this model has no known reply; "
+                    f"{self._how_to_go_on()}"
                 )
             places.setdefault(ask.site, []).append(place)
         return places
 
     def _check_installed(self, ask: Request) -> None:
-        """Ask nobody where a site lacks the family, as far as it has told."""
+        """Send no request if a site lacks the model family, according to its own list."""
         there = self.installed.get(ask.site)
         if there is not None and ask.family not in there.families:
             raise MessageError(
                 f"{ask.site}: its fedstat {there.version} has no family '{ask.family}', which this model "
-                f"needs; it has {', '.join(there.families)}. Here is {RUNS}: install it there as well, and "
-                "start the site's service again"
+                f"needs; it has {', '.join(there.families)}. This process has {RUNS}: install it at the "
+                "site as well, and restart the site's service"
             )
 
     def _answers(
         self, site: str, asks: Sequence[Request], places: Sequence[int]
     ) -> Iterator[tuple[int, bytes, bool]]:
-        """Answers of a site to its questions of a round, in their order, and whether the journal had them."""
+        """Return a site's replies to its requests of a round, in order, and whether the journal had them."""
         new = []
         for place in places:
             journal = self._journal if self._keeps(asks[place]) else None
@@ -299,23 +306,23 @@ class RemoteEngine(RoundEngine):
             turns, numbered = self._turns.copy(), []
             for place in message:
                 key = (asks[place].session, site)
-                # open until an answer is read whole: after a failure it is unknown whether the site answered
+                # open until a reply is read: after a failure it is unknown whether the site answered
                 self._open.add(key)
                 turns[key] += 1
                 numbered.append(pack_request(replace(asks[place], turn=turns[key])))
             answers = self._reach(remote, numbered)
             yield from ((place, answer, False) for place, answer in zip(message, answers, strict=False))
-            # a refusal is the last that is read
+            # nothing is read after a refusal
             if len(answers) < len(message):
-                raise MessageError(f"'{site}' gave {len(answers)} answers to {len(message)} questions")
+                raise MessageError(f"'{site}' gave {len(answers)} replies to {len(message)} requests")
 
     def _take(self, ask: Request, place: int, answer: bytes, kept: bool) -> Reply | FedstatError:
-        """Read an answer, and keep it: a reply or a refusal."""
+        """Read a reply, a result or a refusal, and store it."""
         outcome: Reply | FedstatError
         try:
             outcome = unpack_reply(answer)
         except (EngineError, SessionError):
-            raise  # the site cannot go on in this session, and would not say the same again
+            raise  # the site cannot continue this session, and would reply differently
         except FedstatError as error:
             if self._journal is not None:
                 text = f"{error} ({self._journal.kept})"
@@ -327,7 +334,7 @@ class RemoteEngine(RoundEngine):
         return outcome
 
     def _reach(self, remote: RemoteSite, numbered: Sequence[bytes]) -> list[bytes]:
-        """Have a site asked; an error says that it was this one that was not reached."""
+        """Send a message to a site; an error names the site that was not reached."""
         try:
             return remote.answer_all(numbered)
         except EngineError as error:
@@ -335,35 +342,38 @@ class RemoteEngine(RoundEngine):
             raise
 
     def _explained(self, errors: Sequence[tuple[Request, FedstatError]]) -> FedstatError:
-        """Say of a failed round how to go on; runs in a session that a site has lost are given up."""
+        """Explain after a failed round how to continue.
+
+        Runs in a session that a site has lost are set aside.
+        """
         lost = {ask.session for ask, error in errors if isinstance(error, SessionError)}
         if lost and self._journal is not None:
             self._journal.lose(lost)
-        # a lost session goes first: no other error tells that the runs in it are void
+        # a lost session goes first: no other error shows that its runs are void
         first = next((e for _, e in errors if isinstance(e, SessionError)), errors[0][1])
         if isinstance(first, SessionError):
             if self._journal is not None:
                 first = SessionError(
-                    f"{first}: run the same analysis again with the journal '{self._journal.folder}', where "
-                    "the runs of this session are set aside; they are asked anew, and all others taken up"
+                    f"{first}: run the same analysis again with the journal '{self._journal.folder}'. The "
+                    "runs of this session are set aside there and repeated; all others are reused"
                 )
             first.sites = tuple(ask.site for ask, error in errors if isinstance(error, SessionError))
         if isinstance(first, EngineError):
             explained = EngineError(f"{first} (round {self._number + 1}); {self._how_to_go_on()}")
             away = [error.sites for _, error in errors if isinstance(error, EngineError)]
-            # What went wrong here, such as a full disk, is no site's absence.
+            # A local error, such as a full disk, does not mean that a site is absent.
             explained.sites = tuple(dict.fromkeys(chain.from_iterable(away))) if all(away) else ()
             return explained
         return first
 
     def _how_to_go_on(self) -> str:
         gone = (
-            "without a site that is gone for good by ClientPartition.connect(..., without=[...]), or "
-            "a GLM or FedAvg without any that is lost by connect(..., quorum=fewest that are to be left)"
+            "without a site that is lost for good by ClientPartition.connect(..., without=[...]), or a GLM "
+            "or FedAvg without lost sites by connect(..., quorum=fewest remaining sites)"
         )
         if self._journal is None:
-            return f"no journal was given, so that the model must be made again with from_formula; {gone}"
+            return f"there is no journal, so that the model must be made again with from_formula; {gone}"
         return (
-            f"{self._number} rounds of this run are kept in '{self._journal.folder}': run the same analysis "
-            f"again with this journal to go on; {gone} and another journal"
+            f"{self._number} rounds of this run are stored in '{self._journal.folder}'. Run the same "
+            f"analysis again with this journal to continue; {gone} and another journal"
         )

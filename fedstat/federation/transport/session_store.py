@@ -364,9 +364,9 @@ class SessionFolder:
         try:
             told, arrays = self._read(chain, path)
             if told["version"] != VERSION:
-                raise ValueError("it is of another version of fedstat")
+                raise ValueError("it belongs to another version of fedstat")
             if told["records"] != self._records():
-                raise ValueError("the records have changed")
+                raise ValueError("the rows have changed")
             if told["rules"] != self._rules():
                 raise ValueError("policy or public description have changed")
             held = read_state(told["state"], arrays[: told["arrays"]], self._outside())

@@ -160,7 +160,7 @@ def federation_lines(result: GLMStatements) -> list[tuple[str, str]]:
 def _own_fits(result: GLMStatements) -> str:
     local = result._fit.local
     if all(own.problem == NOT_REQUESTED for own in local):
-        return "not asked for (local=False)"
+        return "not requested (local=False)"
     return f"{sum(own.beta is not None for own in local)} of {show_number(len(local), 'site')}"
 
 

@@ -333,7 +333,7 @@ def test_an_unknown_step_or_family_of_a_running_fit_is_named(recorded):
 
 def test_a_reply_in_the_place_of_an_ask_or_of_another_sites_reply_is_named():
     partition = make_partition("rows")
-    with pytest.raises(MessageError, match="not an ask"):
+    with pytest.raises(MessageError, match="not a request"):
         partition.sites["S1"].answer(pack_reply(Reply("S1", {"x": np.ones(1)})))
     engine = LocalEngine(partition.sites)
     engine._doors["S1"] = lambda request: engine._doors["S2"](

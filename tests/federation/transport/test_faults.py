@@ -75,8 +75,8 @@ def full(study, deliver, request):
 
 
 RESUMED = {
-    "silent": (silent, EngineError, r"did not answer.*are kept in .*run the same analysis again"),
-    "late": (late, EngineError, r"did not answer.*are kept in .*run the same analysis again"),
+    "silent": (silent, EngineError, r"did not answer.*are stored in .*run the same analysis again"),
+    "late": (late, EngineError, r"did not answer.*are stored in .*run the same analysis again"),
     "coordinator killed before a question": (killed, Killed, None),
     "coordinator killed before it keeps an answer": (killed_with_the_answer, Killed, None),
     "disk full": (full, EngineError, r"the journal .* cannot be written .No space left on device"),
@@ -158,7 +158,9 @@ def test_an_open_question_ends_its_model_and_no_other(study, undisturbed):
     model = fs.FedAvg.from_formula("y ~ x + z", partition)
     with pytest.raises(EngineError, match=r"round 2\); no journal.*from_formula.*without="):
         model.fit(rounds=10, seed=1, masked=True)
-    with pytest.raises(EngineError, match=r"an earlier question of this model was left open.*from_formula"):
+    with pytest.raises(
+        EngineError, match=r"an earlier request of this model has no known reply.*from_formula"
+    ):
         model.fit(rounds=10, seed=1, masked=True)
     assert_same(analysis(study.connected()), study, undisturbed)
 
@@ -244,7 +246,7 @@ def test_an_unnumbered_question_is_the_only_one_of_its_session(study):
     server = study.places["B"].server
     question = pack_request(Request("B", "schema", "describe_table", {}, "a session", "{}"))
     assert server.answer(question) == server.answer(question)
-    with pytest.raises(MessageError, match="ask by a RemoteEngine"):
+    with pytest.raises(MessageError, match="use a RemoteEngine"):
         unpack_reply(server.answer(pack_request(Request("B", "secure", "introduce", {}, "a session", "{}"))))
 
 

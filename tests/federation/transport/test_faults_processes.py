@@ -276,7 +276,7 @@ def test_an_answer_that_is_there_is_not_replaced(tmp_path, monkeypatch):
 def test_a_site_that_leaves_for_good(federation, tmp_path):
     """The others go on without it, and have what they have alone."""
     federation.running["C"].kill()
-    with pytest.raises(EngineError, match=r"'C' did not answer.*without a site that is gone for good"):
+    with pytest.raises(EngineError, match=r"'C' did not answer.*without a site that is lost for good"):
         federation.connect(tmp_path / "journal", 5)
     formula = "y ~ x + z"
     left = fs.GLORE.from_formula(formula, federation.connect(without=["C"])).fit(masked=True)

@@ -147,7 +147,7 @@ def test_a_site_is_frozen_and_answers_late(running, tmp_path, turn):
     frozen = running.federation.job_process("north")
     began = time.monotonic()
     with pytest.raises(
-        EngineError, match=r"'north' did not answer: silent for 4 s.*with this journal to go on"
+        EngineError, match=r"'north' did not answer: silent for 4 s.*with this journal to continue"
     ):
         in_the_middle(running, tmp_path / "j", turn, lambda: frozen.send_signal(signal.SIGSTOP), timeout=4.0)
     assert time.monotonic() - began < 15

@@ -173,7 +173,7 @@ def test_other_records_end_a_session(study):
     place.restart()
     with pytest.raises(SessionError):
         unpack_reply(place.server.answer(next_one))
-    assert any("the records have changed" in why for why in place.server.site.refusals.reasons)
+    assert any("the rows have changed" in why for why in place.server.site.refusals.reasons)
 
 
 def test_other_rules_end_a_session(study):

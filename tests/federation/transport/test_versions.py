@@ -112,6 +112,6 @@ def test_a_site_without_the_family_is_named_before_it_is_asked(study, monkeypatc
     partition = fs.ClientPartition.connect(study)
     monkeypatch.undo()
     with pytest.raises(
-        MessageError, match=rf"A: its fedstat {VERSION} has no family 'glm'.*install it there"
+        MessageError, match=rf"A: its fedstat {VERSION} has no family 'glm'.*install it at the site"
     ):
         fs.GLORE.from_formula("ill ~ age", partition).fit(masked=False)

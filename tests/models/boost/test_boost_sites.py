@@ -135,7 +135,7 @@ def test_rows_with_a_long_gap_or_without_a_curve_are_left_out_and_short_gaps_are
     frame.loc[20:29, [f"y_{j}" for j in range(12)]] = np.nan
     with pytest.warns(fs.errors.DataWarning, match="rows that lack"):
         result = fitted(frame=frame)
-    assert result.nobs == len(FRAME) - 20 and "20 rows that lack" in str(result.summary())
+    assert result.nobs == len(FRAME) - 20 and "20 rows with missing values" in str(result.summary())
     missing = result.predict(frame).isna().all(axis=1)
     assert missing.tolist() == [i < 10 for i in range(len(frame))]
 
@@ -218,7 +218,7 @@ def test_pictures_are_drawn(result):
     np.testing.assert_allclose(lines[1].get_ydata(), result.predict(FRAME).iloc[0])
     np.testing.assert_allclose(lines[0].get_ydata(), FRAME.filter(regex="^y_").iloc[0])
     assert fitted("mean ~ x1", steps=5).plot("fitted", new=FRAME).has_data()
-    for what, words in (("fitted", "rows that you hold"), ("effects", "their own figure")):
+    for what, words in (("fitted", "your own rows"), ("effects", "their own figure")):
         with pytest.raises(ModelError, match=words):
             result.plot(what, ax=effects[0, 0])
     with pytest.raises(ModelError, match="learner"):

@@ -68,7 +68,7 @@ def test_other_learners_are_of_one_institution_each():
     found, same = fitted(text, held=held), of_rows(text)
     assert list(found.path["learner"]) == list(same.path["learner"])
     np.testing.assert_allclose(found.predict(FRAME), same.predict(FRAME), atol=1e-6)
-    with pytest.raises(FormulaError, match="'Laboratory' and 'Imaging' have"):
+    with pytest.raises(FormulaError, match="needs columns of 'Laboratory' and 'Imaging'"):
         fitted("y(t) ~ bsignal(x1, by=age)", held=held)
 
 

@@ -171,7 +171,7 @@ def test_a_delta_that_lets_records_leave_in_clear():
 def test_columns_without_bounds_and_bounds_without_columns():
     with pytest.raises(ModelError, match=r"1 of 4 columns have none(.|\n)*\"d\": \(low, high\)"):
         synthesizer(bounds={name: BOUNDS[name] for name in "abc"})
-    with pytest.raises(ModelError, match="no institution has a column 'z'"):
+    with pytest.raises(ModelError, match="no site has a column 'z'"):
         synthesizer(bounds={**BOUNDS, "z": (0, 1)})
 
 

@@ -106,7 +106,7 @@ def test_what_a_step_out_of_turn_lacks_is_named(model):
     refuse(
         site,
         Request(SITE, "glm", "sum_scores", scores, session),
-        "S2: this fit was not started here; ask 'start'",
+        "S2: this fit was not started here; request 'start'",
     )
     opened.fit()
     empty = np.zeros(0, dtype=np.int64)

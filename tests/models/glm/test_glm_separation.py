@@ -65,7 +65,7 @@ def test_separation_names_columns_and_sites(case, local):
     formula, changes, family, expected = SEPARATED[case]
     error = error_of(formula, FRAME.assign(**changes), family, {"local": local})
     if not local:  # sites do not tell which columns vary with them
-        expected = re.sub(r" \\\(at [^)]*\\\)$", ";", expected)
+        expected = re.sub(r" \\\(at [^)]*\\\)$", r"\\.", expected)
     assert isinstance(error, EstimationError) and re.search(expected, str(error))
     assert "merge its level with another" in str(error)
     evaluations = int(re.search(r"after (\d+) evaluations", str(error))[1])

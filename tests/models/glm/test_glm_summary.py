@@ -321,7 +321,7 @@ def test_sites_without_a_fit_of_their_own_are_named():
 
 def test_without_own_fits_the_score_test_remains():
     plain, without = fit(masked=False), fit(local=False, masked=False)
-    assert lines(without)["Own fits"] == "not asked for (local=False)"
+    assert lines(without)["Own fits"] == "not requested (local=False)"
     assert lines(without)["Heterogeneity"] == lines(plain)["Heterogeneity"]
     assert without.heterogeneity.joint.statistic == pytest.approx(plain.heterogeneity.joint.statistic)
     np.testing.assert_allclose(
@@ -329,7 +329,7 @@ def test_without_own_fits_the_score_test_remains():
     )
     assert without.heterogeneity.to_frame()["Q"].isna().all()
     assert without.site_estimates.isna().all(axis=None)
-    assert "not asked for" in without.heterogeneity.summary().as_text()
+    assert "not requested" in without.heterogeneity.summary().as_text()
 
 
 def test_one_site_is_not_compared():
