@@ -107,7 +107,7 @@ def _is_short(headline: str, rest: str) -> bool:
 
 
 def _room(ax: Axes) -> float:
-    """Return the points from the left end of the axes to the end of the plot, or of the axes before others."""
+    """Return the points from the left end of the axes to the end of the plot, or to other axes."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     # The tick labels determine where the axes begin.

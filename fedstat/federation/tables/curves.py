@@ -219,8 +219,7 @@ class CurveArray(ExtensionArray):
         return np.asarray(np.isnan(self.values).all(axis=1))
 
     def gappy(self, largest: float = LARGEST_GAP) -> Bools:
-        """Return the curves, (n,), with an unknown stretch longer than `max_gap`, or otherwise than
-        `largest`.
+        """Return the curves, (n,), with an unknown stretch longer than `max_gap`, or else `largest`.
 
         With common points a step counts as known. A curve with one point is checked for gaps.
         """

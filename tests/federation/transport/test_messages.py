@@ -142,7 +142,7 @@ def test_a_site_that_gives_fewer_answers_than_questions():
     def protocol():
         yield [Request("A", "secure", "introduce", {}, "s", "{}")] * 2
 
-    with pytest.raises(MessageError, match="'A' gave 1 answers to 2 questions"):
+    with pytest.raises(MessageError, match="'A' gave 1 replies to 2 requests"):
         engine.run(protocol(), Ledger())
     with pytest.raises(EngineError, match="has no known reply"):
         engine.run(protocol(), Ledger())
