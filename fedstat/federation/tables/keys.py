@@ -177,7 +177,7 @@ def rows_by_site(column: pd.Series[Any]) -> dict[str, Ints]:
 # multiplied by a site's secret scalar a: X25519(a, u) of RFC 7748, section 5, which is x(aP).
 #
 # * *Any 32 bytes are valid.* The ladder uses the curve's coefficient only, never the other coordinate. Every
-#   u (top bit dropped, modulo 2^255 - 19) belongs to a point of the curve v^2 = u^3 + 486662 u^2 + u or of its
+#   u (top bit dropped, modulo 2^255 - 19) is on the curve v^2 = u^3 + 486662 u^2 + u or of its
 #   twist. The order of the first is 8 times, that of the second 4 times a prime, and discrete logarithms are
 #   hard in both (Bernstein 2006, doi:10.1007/11745853_14).
 # * *Clamping.* Scalars are 2^254 + 8m with m < 2^251. As multiples of 8 they map every point into the
