@@ -261,7 +261,7 @@ def test_rows_behind_earlier_answers_outlive_the_process(home):
     np.testing.assert_array_equal(kept.basis, released.basis)
     site.account.keep_answered(released.to_arrays(), 9)
     site.account.store.close()
-    with pytest.raises(SecurityError, match="earlier answers were over 9"):
+    with pytest.raises(SecurityError, match="earlier replies used 9"):
         open_site(home / "A")
 
 

@@ -230,7 +230,7 @@ def put_back(doors):
 def test_an_earlier_state_is_found_by_what_the_coordinator_keeps(put_back, capsys):
     folder = put_back.home / "North"
     open_site(folder).account.store.close()  # by itself the site cannot know
-    with pytest.raises(SecurityError, match="North: its account does not hold what it signed on 20"):
+    with pytest.raises(SecurityError, match="North: its ledger does not contain its signed state of 20"):
         put_back.connect()
     table = Request("North", "schema", "describe_table", {}, "other", "{}", turn=1)
     with pytest.raises(SecurityError, match="declared the loss"):
@@ -251,7 +251,7 @@ def test_an_earlier_state_is_found_by_what_the_coordinator_keeps(put_back, capsy
 def test_a_strict_site_says_the_same(put_back):
     policy = put_back.home / "North" / "policy.toml"
     policy.write_text(fs.Policy.strict().to_toml())
-    with pytest.raises(SecurityError, match="North: its account does not hold what it signed on 20"):
+    with pytest.raises(SecurityError, match="North: its ledger does not contain its signed state of 20"):
         put_back.connect()
     policy.write_text(fs.Policy.open().to_toml())
 
@@ -275,7 +275,7 @@ def test_a_head_that_the_site_did_not_sign_disputes_nothing(doors):
     ]
     for number, text in enumerate(texts):
         ask = Request("North", "receipt", "recall_head", {}, f"session {number}", text)
-        with pytest.raises(SecurityError, match="not one that it signed"):
+        with pytest.raises(SecurityError, match="does not have its signature"):
             site.answer(pack_request(ask))
     with pytest.raises(MessageError):
         site.answer(pack_request(Request("North", "receipt", "recall_head", {}, "session 2", "[" * 9000)))

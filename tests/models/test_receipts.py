@@ -75,7 +75,7 @@ def test_the_unmasked_iteration_of_vfem_is_flagged_after_a_dozen_rounds():
     assert fs.verify_receipt(receipt, partition.fingerprints).ok
     own = receipt.released.set_index("about").loc[["Market Supervision", "Judicial Organ"]]
     assert own["verdict"].eq(VERDICT_SOLVABLE).all()
-    assert "As many equations as unknowns" in " ".join(str(result.summary()).split())
+    assert "Sites released as many equations as unknowns" in " ".join(str(result.summary()).split())
 
 
 def test_several_fits_predictions_and_a_refused_one_in_one_session(vertical):

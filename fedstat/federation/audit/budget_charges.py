@@ -16,7 +16,7 @@ from fedstat.federation.audit.checkpoints import Nanoseconds
 from fedstat.privacy.zcdp import epsilon_of_zcdp, rho_of_budget, round_to_grid
 
 CHARGE_LOCK = Lock()
-"""Of all sites of a process: a charge is one short write, and a site's account stays free of locks."""
+"""For all sites of a process: a charge is one short write, and a site's ledger needs no locks."""
 RHO_PATTERN = re.compile(r"[0-9]{1,60}(/[1-9][0-9]{0,20})?")
 """A charge, or a sum of such, which are multiples of 2^-64."""
 
@@ -25,9 +25,9 @@ RHO_PATTERN = re.compile(r"[0-9]{1,60}(/[1-9][0-9]{0,20})?")
 class Charge:
     """A release that was charged, in words, and what it cost.
 
-    `question` is a keyed digest of what was asked, in its canonical form and of which records, and `answer`
-    one of this and of what the answer is without noise; neither tells anything without the site's key. `rho`
-    is a fraction as a text.
+    `question` is a keyed digest of the request, in its canonical form and with its rows, and `answer` a
+    digest of this and of the reply without noise; neither reveals anything without the site's key. `rho` is a
+    fraction as a text.
     """
 
     charged: Nanoseconds
@@ -52,7 +52,7 @@ class Charges:
         self._answers: set[str] = set()
 
     def take(self, charge: Charge) -> None:
-        """Take up a charge that stands."""
+        """Load an existing charge."""
         self.made.append(charge)
         self.questions.add(charge.question)
         self._answers.add(charge.answer)
@@ -66,8 +66,8 @@ class Charges:
     ) -> list[Fraction]:
         """Charge all arrays of an answer that were not charged before, or none: what each costs now.
 
-        `admit` refuses a cost by raising, and `write` keeps the charges; only then do they count here. Of two
-        threads one waits for the other: each has to see what the other has spent.
+        `admit` refuses a cost by raising, and `write` stores the charges; they count here only afterwards.
+        Two threads wait for each other, since each has to see the other's charges.
         """
         with CHARGE_LOCK:
             new = [charge for charge in charges if charge.answer not in self._answers]
@@ -93,14 +93,14 @@ class BudgetSpent:
     releases: Annotated[int, Minimum(0)]
 
     def check(self) -> None:
-        """Require fractions of a sane length, and a budget that is one: another site tells it."""
+        """Require fractions of limited length, and a valid budget, since another site sends it."""
         fractions = all(RHO_PATTERN.fullmatch(text) for text in (self.total, self.rho))
         if not (fractions and 0.0 < self.epsilon < math.inf and 0.0 <= self.delta < 1.0):
-            raise ReceiptError("malformed: a privacy budget is told as epsilon, delta, and fractions")
+            raise ReceiptError("malformed: a privacy budget must be epsilon, delta, and fractions")
 
     @classmethod
     def of(cls, epsilon: float, delta: float, charges: Charges) -> BudgetSpent:
-        """Say how a budget stands."""
+        """Describe the state of a budget."""
         total = round_to_grid(rho_of_budget(epsilon, delta))
         return cls(epsilon, delta, str(total), str(charges.spent), len(charges.made))
 

@@ -1,9 +1,9 @@
 """The signed checkpoint of a site's ledger, by which the site detects that its ledger was rolled back.
 
-Whoever can replace files in a site's folder cannot sign, but can put back an earlier state with all its
-signatures. So the newest head goes with every statement of the site; the coordinator keeps it, and shows it
-when it connects again. A site whose account does not hold what it signed answers nothing more, until its
-owner has declared the loss (:mod:`fedstat.federation.audit.ledger_file`).
+An attacker who can replace files in a site's folder cannot sign, but can restore an earlier state with all
+its signatures. The newest head is therefore in every statement of the site; the coordinator keeps it, and
+sends it when it connects again. A site whose ledger does not contain this signed head answers nothing more,
+until its owner has declared the loss (:mod:`fedstat.federation.audit.ledger_file`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Nanoseconds: TypeAlias = Annotated[int, Minimum(0)]
 
 
 def first_ledger_digest(keys: PublicIdentity) -> bytes:
-    """Digest before the first line of the account of these keys."""
+    """Digest before the first line of the ledger of these keys."""
     return hashlib.sha256(encode_parts(CHECKPOINT_FORMAT, keys.digest)).digest()
 
 
@@ -34,10 +34,10 @@ def digest_with_line(digest: bytes, line: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SignedCheckpoint:
-    """An account after so many lines, signed by its site.
+    """The state of a ledger after a number of lines, signed by its site.
 
-    `digest` stands for all lines and their order. No head has the `time` of another. `lost` are the times at
-    which the owner has declared that the account before was lost.
+    `digest` covers all lines and their order. Each head has its own `time`. `lost` are the times at which the
+    owner has declared that the earlier ledger was lost.
     """
 
     lines: Annotated[int, Minimum(1)]

@@ -34,7 +34,7 @@ from fedstat.typing import Array
 # One event: an array or a text that was sent to or by a site, or a refusal.
 #
 # Each party records an event once, where it happens. Ledgers, chains, statements, receipts and their counts
-# are views of these records. The canonical text of a record, of which digests are taken, is made once.
+# are views of these records. The canonical text of a record, which is the input of digests, is made once.
 
 COORDINATOR = "coordinator"
 REFUSAL = "refusal"
@@ -65,13 +65,13 @@ def canonical_json(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AbsentSite:
-    """A site that was asked in vain while a fit ran, which was then begun anew.
+    """A site that did not answer while a fit ran, so that the fit was started again.
 
     Parameters
     ----------
     site : str
     round : int
-        Of the ledger, from 1.
+        Round of the ledger, from 1.
     back : bool
         Whether it had lost the session only, and takes part in the fit; else it is left out.
 
@@ -87,7 +87,7 @@ class AbsentSite:
     back: bool = False
 
     def __str__(self) -> str:
-        what = "was started again in round {}, and takes part in the fit that was begun anew"
+        what = "was restarted in round {}, and takes part in the repeated fit"
         if not self.back:
             what = "was lost in round {}, and its rows are not in the fit"
         return f"'{self.site}' {what.format(self.round)}"
@@ -97,12 +97,12 @@ class AbsentSite:
 class Entry:
     """One array or text that was sent, or a refusal.
 
-    `round`, from 1, counts the round trips of the run in a ledger; in an account it counts the requests to
-    this site in this session. `sender` and `receiver` are sites or ``"coordinator"``. `array` is ``"text"``
-    for a text and empty for a refusal, whose kind is ``"refusal"`` and whose `rule` is the class of the error
-    and the rule of the policy; `what` describes the array in words. `masked` arrays reveal only the sum over
-    sites to the receiver; their `shape` is that before masking. `bytes` is the size of the message, and
-    `entities` the number of entities that the array depends on.
+    `round`, from 1, counts the round trips of the run in a run's ledger; in a site's ledger it counts the
+    requests to this site in this session. `sender` and `receiver` are sites or ``"coordinator"``. `array` is
+    ``"text"`` for a text and empty for a refusal, whose kind is ``"refusal"`` and whose `rule` is the class
+    of the error and the rule of the policy; `what` describes the array in words. `masked` arrays reveal only
+    the sum over sites to the receiver; their `shape` is that before masking. `bytes` is the size of the
+    message, and `entities` the number of entities that the array depends on.
     """
 
     round: int
@@ -210,7 +210,7 @@ def request_contents(ask: Request, step: Step, number: int) -> RecordedContent:
 
 
 def reply_contents(ask: Request, step: Step, reply: Reply, number: int) -> RecordedContent:
-    """Fields of the entries of a reply's arrays, as they are sent, and of its text.
+    """Fields of the entries of a reply's arrays, in the order of sending, and of its text.
 
     An array that is not declared is a KeyError.
     """
@@ -262,7 +262,7 @@ def reply_entries(ask: Request, step: Step, reply: Reply, number: int) -> list[E
 
 
 def refusal_entry(ask: Request, error: Exception, number: int) -> Entry:
-    """Entry of a refusal: the question and the rule."""
+    """Return the entry of a refusal: the request and the rule."""
     family, step = ask.family[:MAX_NAME_LENGTH], ask.step[:MAX_NAME_LENGTH]
     return Entry(number, ask.site, COORDINATOR, step, "", REFUSAL, family=family, rule=refusal_reason(error))
 
@@ -274,7 +274,7 @@ def refusal_reason(error: Exception) -> str:
 
 
 def read_entry(row: Sequence[Any]) -> Entry:
-    """Rebuild an entry from its signed values as JSON has them; TypeError or ValueError if it is none."""
+    """Rebuild an entry from its signed JSON values; TypeError or ValueError if it is invalid."""
     if tuple(map(type, row)) != _ENTRY_TYPES:
         raise TypeError(f"the types of {', '.join(SIGNED_FIELDS)}")
     return Entry(*_constructor_order(row))
@@ -289,7 +289,7 @@ def read_site_entry(row: Sequence[Any]) -> SiteEntry:
     if entry.numbers < 0 or entry.among < 1:
         raise ValueError("a negative number")
     if len(row) > end and not RHO_PATTERN.fullmatch(entry.charged):
-        raise ValueError("a charge that is none")
+        raise ValueError("an invalid charge")
     return entry
 
 
@@ -370,21 +370,21 @@ class PlanDecision:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A site's own account of what passed, in one chain of digests per session.
+# A site's own ledger of all messages, in one chain of digests per session.
 #
 # What passes is entered twice: by the coordinator as it carried it, and here. A site's chain is ::
 #
 #     d_0 = SHA-256(site, digest of its public keys, session, its place among the site's sessions, head
 # before)     d_i = SHA-256(d_{i-1}, canonical JSON of entry i)
 #
-# so that the last digest, the head, stands for every entry, for their order, and for the session that the
-# site opened before this one. Each entry commits to the content of its array by ::
+# so that the last digest, the head, covers every entry, their order, and the previous session of the site.
+# Each entry commits to the content of its array by ::
 #
 #     HMAC-SHA-256(k_i, SHA-256(array)),    k_i = HMAC-SHA-256(secret of the session, i)
 #
-# The bare digest of a flag, a count or a column of zeros and ones could be found by trying all candidates;
-# without k_i, which stays at the site, the commitment tells nothing. By giving away the one key k_i the
-# site can prove later what array i was, and discloses no other.
+# The plain digest of a flag, a count or a column of zeros and ones could be found by trying all candidates;
+# without k_i, which stays at the site, the commitment reveals nothing. By giving away the one key k_i the
+# site can later prove the content of array i, without disclosing any other.
 
 
 class LedgerStore(Protocol):
@@ -444,7 +444,7 @@ class SessionChain:
         self._waiting: list[tuple[SiteEntry, str]] = []
         self._secret = hmac.digest(account.secret, encode_parts("session", str(ordinal), session), "sha256")
         self._digest = self._digest_before = genesis_digest(site, keys, session, ordinal, previous)
-        # A statement is about what was sent before it was asked for: its own request is not in it yet.
+        # A statement is about messages before its request: its own request is not in it yet.
         self._before = 0
         self._time = ""
 
@@ -466,7 +466,7 @@ class SessionChain:
         self.round += 1
         self._before, self._digest_before = len(self.entries), self._digest
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        # A clock that was set back does not run the account backwards.
+        # A clock that was set back must not reverse the times in the ledger.
         self._time = max(now, self.entries[-1].time) if self.entries else now
 
     def ask(self, ask: Request, step: Step) -> None:
@@ -554,15 +554,15 @@ class SessionChain:
 class SiteLedger:
     """All events at one site, in order; the chains of its sessions and all counts are views of them.
 
-    The keys of all commitments are drawn from `secret`. `numbers` were released or received in all
-    sessions, and `vectors` counts the numbers for each entity that have left. `seen` holds the marks of all
-    that the site has released or received: a repetition reveals nothing new. A mark is the keyed digest of
-    a content, and reveals nothing without the secret. `columns` were used in any session; `entities` are
-    the most behind an answer; `refusals` counts those that depended on rows, by analyst; `spent` names what
-    is answered once and was answered; `decisions` are the owner's newest about plans, by digest; `charges`
-    are all to its privacy budget. `disputed` says why the account is not whole, `losses` are the times at
-    which its owner declared that the one before was lost, with the reasons. The records were read at the
-    time `as_of`. `recalled` are the rows behind answers of an earlier process.
+    The keys of all commitments are drawn from `secret`. `numbers` were released or received in all sessions,
+    and `vectors` counts the released numbers per entity. `seen` holds the marks of all contents that the site
+    has released or received: a repetition reveals nothing new. A mark is the keyed digest of a content, and
+    reveals nothing without the secret. `columns` were used in any session; `entities` is the largest number
+    behind a reply; `refusals` counts those that depended on rows, by analyst; `spent` lists replies that are
+    given once and were given; `decisions` are the owner's newest about plans, by digest; `charges` are all to
+    its privacy budget. `disputed` states why the ledger is incomplete, `losses` are the times at which its
+    owner declared the loss of the earlier ledger, with the reasons. The rows were read at the time `as_of`.
+    `recalled` are the rows behind replies of an earlier process.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -596,7 +596,7 @@ class SiteLedger:
         return self._chains[self._present]
 
     def chain(self, site: str, keys: PublicIdentity, session: str) -> SessionChain:
-        """Chain of a session for the next request, opened if there is none."""
+        """Return the chain of a session for the next request; it is opened if necessary."""
         if session not in self._chains:
             chain = self.open(site, keys, session)
             self.keep(
@@ -663,12 +663,12 @@ class SiteLedger:
         self.keep({"asker": asker, "refused": count})
 
     def keep_answered(self, arrays: Mapping[str, Array], n_rows: int) -> None:
-        """Keep the groups of rows behind earlier answers, of so many rows, beyond the life of the process."""
+        """Store the groups of rows behind earlier replies, with the number of rows, beyond this process."""
         if self.store is not None:
             self.store.answered(arrays, n_rows)
 
     def check_undisputed(self, site: str) -> None:
-        """Refuse to go on with an account that was found not to be whole, with a SecurityError."""
+        """Refuse to continue with an incomplete ledger, with a SecurityError."""
         if self.disputed:
             raise SecurityError(
                 f"{site}: {self.disputed}; nothing is answered until its owner has declared the loss"
@@ -677,20 +677,19 @@ class SiteLedger:
     def hold_against(self, site: str, keys: PublicIdentity, earlier: SignedCheckpoint) -> None:
         """Compare the account with a head that the site signed earlier.
 
-        SecurityError if the head is not of this site; and if the account does not hold it, from then on. What
-        was signed before the owner declared a loss is not asked for.
+        SecurityError if the head does not belong to this site; and if the ledger does not contain it, from
+        then on. Heads from before a declared loss are not required.
         """
         if self.store is None:
             return
         if not earlier.is_of(keys):
             raise SecurityError(
-                f"{site}: the head of its account that it was shown is not one that it signed"
+                f"{site}: the head of its ledger that was presented does not have its signature"
             )
         if earlier.time > max(self.store.head.lost, default=-1) and not self.store.holds(earlier):
             self.disputed = (
-                f"its account does not hold what it signed on {utc_text(earlier.time)}: the files in its "
-                "folder "
-                "were put back to an earlier state, and what it has answered since is not known"
+                f"its ledger does not contain its signed state of {utc_text(earlier.time)}: the files in "
+                "its folder were reset to an earlier state, and its later replies are not known"
             )
             self.keep({"disputed": self.disputed})
         self.check_undisputed(site)

@@ -34,7 +34,7 @@ LEDGER_COLUMNS = tuple(
 class CoordinatorLog:
     """The coordinator's own entries of all that it carried in one session.
 
-    The ledgers of all runs of one model share it: a copy of it is the same account.
+    The ledgers of all runs of one model share it: a copy of it is the same log.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class CoordinatorLog:
         return tuple(self._passed)
 
     def enter(self, ask: Request, step: Step | None, outcome: Reply | Exception) -> list[Entry]:
-        """Enter a question, and its answer or refusal; a step that is not installed has nothing to enter."""
+        """Add a request, and its reply or refusal; a step that is not installed has no entry."""
         self._asks[ask.site] += 1
         number = self._asks[ask.site]
         entries = [] if step is None else request_entries(ask, step, number)
@@ -72,19 +72,18 @@ class Ledger:
     Parameters
     ----------
     at : str or None
-        The institution at which the coordinator sits: what passes between the two is not a release
-        and is not entered. What the coordinator sends to the others leaves that institution.
+        The site of the coordinator: messages between the two are not a release and have no entry. Messages of
+        the coordinator to other sites are releases of that site.
     events : list of (int, Entry)
-        What was sent, each with its round of this ledger.
+        Messages, each with its round of this ledger.
     account : CoordinatorLog
         The same and more, entry by entry as the sites' own chains have it; the ledgers of one model share it.
     receipt : Receipt or None
         The sites' signed statements on a run, once it has ended.
     setting : str
-        What to say of where the sites were; empty where each was in a process of its own.
+        Description of the places of the sites; empty if each was in its own process.
     absent : tuple of AbsentSite
-        Sites without which the run was begun anew; what they and the others released before is entered as
-        well.
+        Sites without which the run was repeated; the earlier releases of all sites have entries as well.
 
     Examples
     --------
@@ -126,7 +125,7 @@ class Ledger:
         )
 
     def begin_round(self) -> None:
-        """Start a round trip between institutions."""
+        """Start a round trip between sites."""
         self.rounds += 1
 
     def enter(self, entries: Iterable[Entry]) -> None:
@@ -135,7 +134,7 @@ class Ledger:
         self.events += [(self.rounds, entry) for entry in ordered]
 
     def _goes_on_in(self, later: Ledger) -> Ledger:
-        """Return a later ledger that begins with all of this one; the account is the later one's."""
+        """Return a later ledger that begins with all of this one; the log is the later one's."""
         events = [(number + self.rounds, entry) for number, entry in later.events]
         return replace(
             later,
@@ -146,7 +145,7 @@ class Ledger:
 
     @property
     def bytes(self) -> int:
-        """Bytes that left an institution, either way."""
+        """Bytes that were sent by a site, in either direction."""
         return sum(entry.bytes for _, entry in self.events)
 
     def to_frame(self) -> pd.DataFrame:
@@ -156,13 +155,13 @@ class Ledger:
         return pd.DataFrame(rows, columns=list(LEDGER_COLUMNS))
 
     def releases(self) -> pd.DataFrame:
-        """List what left each institution, array by array.
+        """List the releases of each site, array by array.
 
         Returns
         -------
         DataFrame
-            One row per institution, receiver, step and array: kind, meaning, number of messages, largest
-            shape, bytes in all, and the entities behind one message.
+            One row per site, receiver, step and array: kind, meaning, number of messages, largest shape,
+            total bytes, and the entities behind one message.
         """
         frame = self.to_frame()
         if self.at is not None:
@@ -179,7 +178,7 @@ class Ledger:
         return table.reset_index()
 
     def kinds_by_client(self) -> dict[str, tuple[str, ...]]:
-        """Kinds of values that left each institution, most disclosing last."""
+        """Kinds of values that each site released, most disclosing last."""
         order = get_args(ArrayKind)
         seen: dict[str, set[str]] = {}
         for _, entry in self.events:

@@ -45,7 +45,7 @@ from fedstat.federation.files import (
 from fedstat.typing import Array
 
 # ----------------------------------------------------------------------------------------------------
-# The lines of a site's account at rest, and their reading.
+# The lines of a site's stored ledger, and how they are read.
 #
 # Every line is one JSON object in canonical form. The digest of a line is of all lines before as well, and
 # the last of those that were written at once has ``"signed"``: when, and the site's signature over that
@@ -58,7 +58,7 @@ LEDGER_FILENAME, CHECKPOINT_FILENAME, SECRET_FILENAME, ANSWERED_FILENAME = (
     "answered.npz",
 )
 SIGNATURE_FIELD = b'"signed":{'
-"""Stands in no line but as the name of its signature: within a text its quotes are escaped."""
+"""Occurs in a line only as the name of its signature: within a text its quotes are escaped."""
 
 
 LINES: Mapping[str, Mapping[str, type]] = {
@@ -174,14 +174,14 @@ class LedgerReading:
                 account.losses.append((utc_text(line["lost"]), line["reason"]))
 
     def first_unsigned(self) -> int:
-        """Line of the first signature that is not the site's; 0 if the newest is: it stands for all."""
+        """Return the line of the first invalid signature; 0 if the newest is valid, since it covers all."""
         if self.lines in self.heads and self.head.is_of(self.keys):
             return 0
         return next((number for number, head in self.heads.items() if not head.is_of(self.keys)), self.lines)
 
 
 def complete_lines(content: bytes) -> list[bytes]:
-    """Split an account into its lines, without those after the last signature."""
+    """Split a ledger into its lines, without those after the last signature."""
     lines = content.split(b"\n")[:-1]
     while lines and SIGNATURE_FIELD not in lines[-1]:
         lines.pop()
@@ -189,7 +189,7 @@ def complete_lines(content: bytes) -> list[bytes]:
 
 
 def read_lines(folder: Path, site: str, keys: PublicIdentity, secret: bytes) -> LedgerReading:
-    """Read an account, and hold every line against chain and signatures.
+    """Read a ledger, and check every line against chain and signatures.
 
     SecurityError names a line that is not what was written, or was written under other keys.
     """
@@ -223,15 +223,15 @@ def altered_line_error(path: Path, number: int) -> SecurityError:
 
 
 def recovery_hint(folder: Path) -> str:
-    """Say how a site goes on whose account is not whole."""
+    """State how a site with an incomplete ledger can continue."""
     return (
-        "Nothing is answered until its owner puts the files back as they were, or declares the loss, which "
-        f"the others are told: fedstat site declare-loss {folder} --reason TEXT"
+        "The site answers no requests until its owner restores the files, or declares the loss, which the "
+        f"others are informed of: fedstat site declare-loss {folder} --reason TEXT"
     )
 
 
 # ----------------------------------------------------------------------------------------------------
-# A site's account on disk: appended to before anything leaves, and gone on with after a restart.
+# A site's ledger on disk: extended before every release, and continued after a restart.
 #
 # ::
 #
@@ -240,14 +240,18 @@ def recovery_hint(folder: Path) -> str:
 #     ledger.key      secret from which the keys of all commitments are drawn, for its owner alone (mode 0600)
 #     answered.npz    the rows behind earlier answers, so that a restart does not forget them (mode 0600)
 #
-# The account is begun with the site's folder. From then on a file that is absent, cut, altered or put back
-# is a refusal to serve, and so is a file of earlier answers that is not the one which the ledger names: an
-# answer could otherwise be asked for again over a few rows less. Only what a crash can do is mended: lines
-# without a signature at the end, whose answer has not left, and a head that is older than the ledger.
+# The ledger starts with the site's folder. From then on the site refuses to run if the file is absent, cut,
+# altered or restored to an earlier state. The same holds for a file of earlier replies that is not the one
+# named in the ledger: otherwise a reply could be requested again over a few rows fewer. Only the effects of a
+# crash are repaired: lines without a signature at the end, whose reply has not left, and a head that is older
+# than the ledger.
 
 ANSWERED_NEXT = "answered.next"
 HistoryCheck: TypeAlias = Callable[[Mapping[str, Array], int], str]
-"""Says why earlier answers over so many rows cannot be held against new ones; empty where they can."""
+"""Returns why earlier replies over this number of rows cannot be compared with new ones.
+
+Empty if they can.
+"""
 SECRET_BYTES, MAX_CHECKPOINT_BYTES = 32, 2048
 LOCK_TIMEOUT = 10.0
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -282,12 +286,12 @@ class LedgerFile:
         self.found = self.stamp()
 
     def stamp(self) -> tuple[int, int]:
-        """Size of the file, and when it was changed last, which nobody sets who writes to files."""
+        """Size of the file, and the time of its last change, which a person who writes files cannot set."""
         now = os.fstat(self._file.fileno())
         return now.st_size, now.st_ctime_ns
 
     def go_on(self, identity: Identity, reading: LedgerReading) -> None:
-        """Take up an account that was read, and sign what comes."""
+        """Continue a ledger that was read, and sign new entries."""
         self._identity, self._read_as = identity, (reading.site, reading.keys, reading.secret)
         self._lines, self._digest, self.lost = reading.lines, reading.digest, reading.lost
         self._size = self.path.stat().st_size
@@ -321,7 +325,7 @@ class LedgerFile:
         (self.folder / ANSWERED_NEXT).replace(self.folder / ANSWERED_FILENAME)
 
     def holds(self, head: SignedCheckpoint) -> bool:
-        """Whether the account, as it is on disk now, had this head."""
+        """Return whether the ledger on disk had this head."""
         try:
             now = read_lines(self.folder, *self._read_as)
         except (SecurityError, OSError):
@@ -330,8 +334,8 @@ class LedgerFile:
         return found is not None and found.digest == head.digest
 
     def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write lines, the last of them signed, and the new head beside."""
-        # After a line that may be cut no other is whole: what went wrong first is told until a new start.
+        """Write lines, the last of them signed, and the new head next to them."""
+        # After a line that may be cut no other is valid: the first error is repeated until a restart.
         if self._broken is not None:
             raise self._full(self._broken) from self._broken
         self._check_untouched()
@@ -355,7 +359,7 @@ class LedgerFile:
             raise self._full(error) from error
 
     def _show(self, head: SignedCheckpoint) -> None:
-        """Write the head in the place of the last: not waited for, since an older one is mended."""
+        """Replace the head; without waiting, since an older head is repaired."""
         self.head = head
         flags = os.O_WRONLY | os.O_CREAT | NO_FOLLOW
         with open(os.open(self.folder / CHECKPOINT_FILENAME, flags, 0o600), "wb", 0) as file:
@@ -379,12 +383,12 @@ class LedgerFile:
 
 
 def begin_ledger(folder: str | Path, identity: Identity) -> None:
-    """Begin the account of a site that has answered nothing yet; FileExistsError where there is one."""
+    """Start the ledger of a site that has answered nothing yet; FileExistsError if there is one."""
     begin_ledger_file(Path(folder), identity).close()
 
 
 def begin_ledger_file(folder: Path, identity: Identity) -> LedgerFile:
-    """Begin an account, and keep its file open."""
+    """Start a ledger, and keep its file open."""
     write_private(folder / LEDGER_FILENAME, b"")
     if not (folder / SECRET_FILENAME).exists():
         write_private(folder / SECRET_FILENAME, secrets.token_bytes(SECRET_BYTES))
@@ -401,11 +405,10 @@ def open_ledger(
     fits: HistoryCheck | None = None,
     patience: float = LOCK_TIMEOUT,
 ) -> SiteLedger:
-    """Open a site's account, and go on with it.
+    """Open a site's ledger, and continue it.
 
-    Another process that serves the site is an EngineError; an account that is not whole, or was written under
-    other keys, or remembers answers over records among which those there are cannot be known again (`fits`),
-    a SecurityError.
+    EngineError if another process runs the site. SecurityError if the ledger is incomplete, was written under
+    other keys, or has replies over rows that cannot be recognized among the present ones (`fits`).
     """
     store, reading = open_ledger_file(folder, site, identity, patience)
     account = reading.account
@@ -424,7 +427,7 @@ def open_ledger(
 def open_ledger_file(
     folder: str | Path, site: str, identity: Identity, patience: float = LOCK_TIMEOUT
 ) -> tuple[LedgerFile, LedgerReading]:
-    """Open the file of an account whose lines are whole, and read it."""
+    """Open the file of a ledger with complete lines, and read it."""
     store = LedgerFile(folder, patience)
     try:
         _drop_unsigned_lines(store.path)
@@ -437,7 +440,7 @@ def open_ledger_file(
 
 
 def read_ledger(folder: str | Path, site: str, keys: PublicIdentity) -> SiteLedger:
-    """Read a site's account, and hold it against its chains, its signatures and the head beside it.
+    """Read a site's ledger, and check it against its chains, its signatures and its head.
 
     SecurityError where it is absent or cut, or a line is not what was written under these keys.
     """
@@ -473,7 +476,7 @@ def _read_checkpoint(folder: Path, keys: PublicIdentity) -> SignedCheckpoint:
 
 
 def missing_file_error(path: Path) -> SecurityError:
-    """Error about a file without which an account is not whole."""
+    """Return the error for a file that a complete ledger needs."""
     return SecurityError(
         f"'{path}' is absent: it was removed, or is that of an earlier version. {recovery_hint(path.parent)}"
     )
@@ -511,8 +514,8 @@ def row_count_problem(then: int, now: int) -> str:
     if then == now:
         return ""
     return (
-        f"there are {now:,} records, and earlier answers were over {then:,}: they cannot be held against "
-        "new ones, and a difference of two answers could disclose a few rows"
+        f"there are {now:,} rows, but earlier replies used {then:,}. The two cannot be compared, and the "
+        "difference of two replies could disclose a few rows"
     )
 
 
@@ -528,22 +531,22 @@ def _secret(folder: Path) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The way back for a site whose account is not whole: its owner declares the loss, in the account itself.
+# Recovery of a site with an incomplete ledger: its owner declares the loss, in the ledger itself.
 #
-# What was lost cannot be held against new answers: two that differ by a few rows may then both leave. This
-# is for the owner to weigh, and for the others to know: the times of all declarations go with every
-# statement of the site.
+# Lost replies cannot be compared with new ones: two replies that differ by a few rows may then both be
+# released. The owner has to decide about this risk, and the others have to know it: the times of all
+# declarations are in every statement of the site.
 
 NO_BUDGET = Fraction(0)
-LOST_CHARGES = "all that may have been charged before the account was lost"
+LOST_CHARGES = "all possible charges before the loss of the ledger"
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredLoss:
-    """What was declared: why the account was not whole, and the files that were set aside, and where.
+    """A declaration: why the ledger was incomplete, and the files that were set aside, with their new place.
 
-    Answers that are `forgotten` are not held against new ones any more; `charged` says whether the whole
-    privacy budget counts as spent, since nobody knows what was.
+    New replies are not compared with `forgotten` ones; `charged` is whether the complete privacy budget
+    counts as spent, since the earlier charges are unknown.
     """
 
     found: str
@@ -563,17 +566,16 @@ def record_declared_loss(
 ) -> DeclaredLoss:
     """Declare that what a site has answered is not all known any more.
 
-    An account whose lines are whole is gone on with; any other is set aside and begun anew. Earlier answers
-    are remembered where their file is the one that the ledger names, and its rows `fits` those there are now.
-    Where charges to a privacy budget may be among what was lost, the `whole` of it is charged. EngineError
-    where a process serves the site.
+    A ledger with complete lines is continued; any other is set aside and started again. Earlier replies are
+    kept if their file is the one named in the ledger, and its rows `fits` the present ones. If charges to a
+    privacy budget may be lost, the `whole` of it is charged. EngineError if a process runs the site.
     """
     folder, forgotten, files, charged = Path(folder), True, list[str](), False
     aside = _new_folder(folder)
     try:
         store, reading = open_ledger_file(folder, site, identity)
     except SecurityError as error:
-        # The secret as well: it was in the hands of whoever altered the rest.
+        # The secret as well: the person who altered the rest had it.
         found, files = (
             str(error),
             _set_aside(
@@ -599,7 +601,7 @@ def record_declared_loss(
 
 
 def _history_problem(folder: Path, reading: LedgerReading, fits: HistoryCheck) -> str:
-    """Say why earlier answers cannot be held against new ones; empty where they can."""
+    """Return why earlier replies cannot be compared with new ones; empty if they can."""
     try:
         kept = read_answered_rows(folder, reading.answered)
     except SecurityError as error:
@@ -623,7 +625,7 @@ def _new_folder(folder: Path) -> Path:
 
 
 def _set_aside(folder: Path, aside: Path, names: tuple[str, ...]) -> list[str]:
-    """Move what is there of some files into a folder of their own, for whoever looks into what happened."""
+    """Move existing files to a folder of their own, for a later investigation."""
     there = [name for name in names if (folder / name).exists() or (folder / name).is_symlink()]
     if there:
         aside.mkdir(mode=0o700)

@@ -1,7 +1,7 @@
 """The receipt of a run: the coordinator's ledger and the signed statement of each site.
 
-It holds names, shapes and counts, and no values of the data. Whoever has the fingerprints of the sites' keys
-can check it, see :func:`fedstat.verify_receipt`.
+It holds names, shapes and counts, and no values of the data. The fingerprints of the sites' keys are
+sufficient to check it, see :func:`fedstat.verify_receipt`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ RECEIPT_CAVEAT = (
     "record."
 )
 LOSS_CAVEAT = (
-    "{site}: its owner declared on {time} that its account was lost; what it answered before may not "
-    "be known there, and is not held against new answers."
+    "{site}: its owner declared on {time} that its ledger was lost; its earlier replies may be unknown "
+    "there, and are not compared with new ones."
 )
 STATEMENT_DEFAULTS: Mapping[str, Any] = {
     "account": None,
@@ -69,16 +69,15 @@ Natural: TypeAlias = Annotated[int, Minimum(0)]
 class SiteStatement:
     """What one site says, and signs, of a session.
 
-    `ordinal` is the session's place among those that the site opened, from 1, and `previous` the head of the
-    one before, as it was then (empty for the first); `head` is the digest of the last entry. `coordinator` is
-    the digest of the coordinator's ledger as it was shown to the site: later changes of it are found.
-    `vectors` are the numbers for each entity that have left, of all sessions.
-    `earlier` to `entities` are those of :class:`~fedstat.federation.audit.release_counts.SiteReleaseCounts`.
-    `account`
-    is the head of the site's whole account at rest, where it has one; `privacy` how its privacy budget
-    stands, where it has one, over all sessions; `version` is that of fedstat there, and `families` what it
-    had installed, empty from before these were told; `as_of` is when its records were read, empty where every
-    answer reads them. The signature (Ed25519) is over all but the entries, for which `head` stands.
+    `ordinal` is the session's number among those of the site, from 1, and `previous` the head of the one
+    before, at that time (empty for the first); `head` is the digest of the last entry. `coordinator` is the
+    digest of the coordinator's ledger as the site received it: later changes of it are detected. `vectors`
+    are the released numbers per entity, of all sessions. `earlier` to `entities` are those of
+    :class:`~fedstat.federation.audit.release_counts.SiteReleaseCounts`. `account` is the head of the site's
+    complete stored ledger, if it has one; `privacy` the state of its privacy budget, if it has one, over all
+    sessions; `version` is that of fedstat there, and `families` the installed ones, both empty in old
+    receipts; `as_of` is the time at which its rows were read, empty if every reply reads them. The signature
+    (Ed25519) covers all but the entries, which `head` covers.
     """
 
     site: str
@@ -208,12 +207,12 @@ class Receipt:
 
     @property
     def alarm(self) -> str:
-        """One sentence where as many numbers as unknowns left an institution; else empty."""
+        """Return one sentence if a site released as many numbers as unknowns; otherwise empty."""
         return exposure_warning(self.lines)
 
     @property
     def losses(self) -> list[str]:
-        """One sentence for each time that a site's owner declared an account lost."""
+        """Return one sentence for each time that a site's owner declared the loss of a ledger."""
         return [
             LOSS_CAVEAT.format(site=site, time=utc_text(time))
             for site, one in self.statements.items()

@@ -79,7 +79,7 @@ def distinct_numbers(array: Array) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SiteReleaseCounts:
-    """What one site's own account says of its numbers.
+    """One site's own counts of its released numbers.
 
     `released` are the distinct numbers that left in the session, by how many sites they are sums over,
     `received` those about other sites that came in; `earlier` and `earlier_received` the same in all other
@@ -142,7 +142,7 @@ class Exposure:
 
 
 def compare_site_counts(sites: Sequence[SiteReleaseCounts], at: str | None) -> list[Exposure]:
-    """Hold equations against unknowns, by whose data and who received them.
+    """Compare equations with unknowns, by owner of the data and receiver.
 
     First each site's own numbers at the coordinator, which sits at the site `at` (nothing is released to
     itself); then those of all sites together, sums included; then what each site received about the others.
@@ -172,7 +172,7 @@ def compare_site_counts(sites: Sequence[SiteReleaseCounts], at: str | None) -> l
 def _count_equations(
     others: Sequence[SiteReleaseCounts], counts: Sequence[Mapping[int, int]], earlier: bool = False
 ) -> int:
-    """Numbers that are sums, each once, and the numbers of single sites beside them."""
+    """Return numbers that are sums, each once, and the numbers of single sites."""
     # Every one of the sites of a sum has it in its own count: a part of one each.
     single = sum((one.earlier if earlier else one.released).get(1, 0) for one in others)
     sums = sum((Fraction(n, among) for row in counts for among, n in row.items() if among > 1), Fraction(0))
@@ -207,6 +207,6 @@ def exposure_warning(lines: Sequence[Exposure]) -> str:
     ]
     more = f", and {len(flagged) - 3} more" if len(flagged) > 3 else ""
     return (
-        f"As many equations as unknowns left institutions, rows may be solved for: {'; '.join(worst)}{more}; "
-        "see receipt().released"
+        "Sites released as many equations as unknowns, so that rows could be computed: "
+        f"{'; '.join(worst)}{more}; see receipt().released"
     )

@@ -80,17 +80,17 @@ def verify_receipt(
 ) -> Verification:
     """Check a receipt against the fingerprints of the sites' keys.
 
-    It finds any change of a field, an entry that was removed, added, moved or repeated, a chain cut short, a
-    statement by another key or of another session, a site that is missing, and every difference between the
-    coordinator's ledger and a site's. It cannot find what a site and the coordinator leave out together, nor
-    what did not pass a site's door.
+    It detects any change of a field; an entry that was removed, added, moved or repeated; a shortened chain;
+    a statement by another key or of another session; a missing site; and every difference between the
+    coordinator's ledger and a site's. It cannot detect what a site and the coordinator both omit, nor
+    messages that bypass a site's checks.
 
     Parameters
     ----------
     receipt : Receipt or path
         What ``result.receipt()`` gives, or the file that its ``save`` wrote.
     keys : mapping of str to str
-        Fingerprint of every site of the partition, as the sites told them (not the coordinator):
+        Fingerprint of every site of the partition, obtained from the sites (not the coordinator):
         ``partition.fingerprints``, or on paper. Spaces, colons and case do not matter.
     strict : bool
         Whether to raise where something is wrong, so that no script goes on by mistake.
@@ -163,7 +163,7 @@ def _statement_problems(
     if not _is_signed(statement):
         problems.append("the signature is wrong: the statement was changed after the site signed it")
     if statement.account is not None and not statement.account.is_of(statement.keys):
-        problems.append("the head of the site's account is not one that it signed")
+        problems.append("the head of the site's ledger does not have its signature")
     if statement.coordinator != digest:
         problems.append("the site signed another ledger of the coordinator than the one in the receipt")
     first = genesis_digest(
@@ -188,7 +188,7 @@ def _is_signed(statement: SiteStatement) -> bool:
 
 
 def _entry_problems(statement: SiteStatement) -> list[str]:
-    """Look for what a site cannot have entered, whoever signed it."""
+    """Search for entries that are impossible for a site, with any signature."""
     problems = []
     times = [entry.time for entry in statement.entries]
     if not all(_UTC_PATTERN.fullmatch(time) for time in times) or any(b < a for a, b in pairwise(times)):

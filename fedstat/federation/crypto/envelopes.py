@@ -26,16 +26,16 @@ from fedstat.federation.crypto.keys import (
 )
 
 # ----------------------------------------------------------------------------------------------------
-# Signed messages between the coordinator and a site, for carriers that authenticate nobody.
+# Signed messages between the coordinator and a site, for transports without authentication.
 #
-# An envelope says who wrote to whom, under which number and when, and is signed with the writer's lasting
-# Ed25519 key (RFC 8032). It hides nothing: what must be hidden is sealed or masked before it goes in::
+# An envelope contains sender, receiver, number and time, and is signed with the sender's long-term Ed25519
+# key (RFC 8032). It hides nothing: confidential content is encrypted or masked before::
 #
 #     magic | signing key, 32 | agreement key, 32 | signature, 64 | length of the header, 4 | header | payload
 #
-# The signature is over keys and header, which holds length and SHA-512 of the payload. Whoever reads an
-# envelope looks at a few kilobytes of fixed layout first, and parses nothing that the pinned key did not
-# sign: a stranger's file costs no more than that, whatever its size.
+# The signature covers keys and header, which holds length and SHA-512 of the payload. A reader of an envelope
+# checks a few kilobytes of fixed layout first, and parses nothing that the pinned key did not sign: a file
+# from another sender costs no more than that, for any size.
 
 SIGNED_MAGIC = b"fedstat envelope 2\n"
 LONGEST_HEADER = 4096
@@ -46,7 +46,7 @@ FIXED = len(SIGNED_MAGIC) + 2 * KEY_BYTES + SIGNATURE_BYTES + LENGTH_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message with its address: institutions or "coordinator", and the number of the question.
+    """A message with its address: sites or "coordinator", and the number of the request.
 
     Its answer has the same number. `written` is the time in UTC, ISO 8601.
     """
@@ -86,8 +86,8 @@ def sign_envelope(identity: Identity, envelope: Envelope) -> bytes:
 def open_envelope(data: bytes | IO[bytes], fingerprint: str, where: str) -> Envelope:
     """Check and read an envelope by the pinned fingerprint of its writer; `where` is for errors.
 
-    Of a file no more is read than the header before its signature has been checked. SecurityError where the
-    bytes are no envelope, are cut or altered, or another key signed them.
+    Only the header of a file is read before its signature has been checked. SecurityError if the bytes are
+    not an envelope, are cut or altered, or another key signed them.
     """
     file = io.BytesIO(data) if isinstance(data, bytes) else data
     header = _signed_header(file, fingerprint, where)
@@ -106,7 +106,7 @@ def open_envelope(data: bytes | IO[bytes], fingerprint: str, where: str) -> Enve
 
 
 def signer_of(data: bytes | IO[bytes], where: str) -> tuple[PublicIdentity, str]:
-    """Tell whose keys signed an envelope, whoever that is, and the digest of what they signed.
+    """Return the keys that signed an envelope, of any sender, and the digest of the signed content.
 
     Neither header nor payload is parsed. SecurityError where the keys that it names did not sign it.
     """
@@ -132,7 +132,7 @@ def _signed_by(file: IO[bytes], fingerprint: str | None, where: str) -> tuple[Pu
         fixed[-LENGTH_BYTES - SIGNATURE_BYTES : -LENGTH_BYTES],
     )
     public = PublicIdentity(keys[:KEY_BYTES], keys[KEY_BYTES:])
-    if fingerprint is not None:  # an empty one is nobody's
+    if fingerprint is not None:  # an empty one belongs to no key
         check_fingerprints({where: fingerprint}, {where: public})
     if not public.has_signed(encode_parts(SIGNED_MAGIC, keys, header), signature):
         raise SecurityError(f"{where}: altered on its way, or not signed with the key that it names")
@@ -207,8 +207,8 @@ class SealedChannel:
     def open(self, box: bytes) -> bytes:
         """Open the next message from the peer.
 
-        SecurityError where it was cut, altered, repeated, came out of order, or is not for this channel; its
-        text says which where it can be told.
+        SecurityError if it was cut, altered, repeated, came out of order, or is not for this channel; its
+        text states which, if known.
         """
         number = self._number(box)
         header, sealed = box[: HEADER.size], box[HEADER.size :]
@@ -220,7 +220,7 @@ class SealedChannel:
             raise SecurityError(
                 f"{self._where}: altered on its way, or sealed with other keys; nothing of it was used"
             ) from None
-        # The number is believed only now that the seal has been found whole.
+        # The number is used only after the encryption was verified.
         with self._lock:
             if number < self._opened:
                 raise SecurityError(f"{self._where}: replayed; message {number} was opened before")

@@ -66,8 +66,7 @@ def keystream(key: bytes, nonce: bytes, count: int, start: int = 0) -> Ints:
     """Return words of 64 bits of the stream under a key of 32 bytes and a nonce of 12 bytes: (count,).
 
     Word number i, from `start`, is the little-endian word of bytes 8i to 8i + 7; the block counter is 0 at
-    the first. One nonce serves one purpose: whoever sees two values under the same words has their
-    difference.
+    the first. One nonce serves one purpose: two values under the same words reveal their difference.
     """
     return KeyStream(key).words(nonce, count, start)
 
@@ -94,7 +93,7 @@ def random_bytes(key: bytes) -> Callable[[int], bytes]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Identities of institutions, and secrets that two of them share and the coordinator does not have.
+# Identities of sites, and secrets that two of them share and the coordinator does not have.
 #
 # A site has a lasting :class:`Identity`; the others hold its fingerprint, which they compared by telephone or
 # on paper. For every session each site offers a fresh X25519 key (RFC 7748), signed with Ed25519 (RFC 8032)
@@ -109,13 +108,11 @@ def random_bytes(key: bytes) -> Callable[[int], bytes]:
 # secret even where one site's source of fresh randomness or the check of a signature fails. Two sites that
 # saw different keys of anyone in the session have different salts, hence no common secret.
 #
-# The coordinator relays all public keys, and may replace, withhold or repeat them, in league with any sites
-# but
-# the two: replacing gives a :class:`~fedstat.errors.SecurityError` about the signature, provided that the
-# fingerprints did not come through the coordinator; repeating an old key gives nobody the secret. Not
-# protected: who talks with whom, and an institution whose folder was stolen, from then on, and in the
-# sessions that it keeps there. See
-# :mod:`fedstat.federation.crypto`.
+# The coordinator relays all public keys, and may replace, withhold or repeat them, in collusion with any
+# sites but the two. A replaced key gives a :class:`~fedstat.errors.SecurityError` about the signature,
+# provided that the fingerprints did not come through the coordinator; a repeated old key reveals the secret
+# to no one. Not protected: who communicates with whom, and a site whose folder was stolen, from then on, and
+# in the sessions that it keeps there. See :mod:`fedstat.federation.crypto`.
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -137,7 +134,7 @@ def encode_parts(*parts: str | bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PublicIdentity:
-    """What everybody may know of an institution: its Ed25519 and X25519 public keys, 32 bytes each."""
+    """Public identity of a site: its Ed25519 and X25519 public keys, 32 bytes each."""
 
     signing: bytes
     agreement: bytes
@@ -167,13 +164,13 @@ class PublicIdentity:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> PublicIdentity:
-        """Read a public identity; SecurityError where the text is none."""
+        """Read a public identity; SecurityError if the text is invalid."""
         return cls(**parse_key_text(text, "a public identity", "fedstat public identity 1", TWO_KEYS))
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Identity:
-    """The lasting private keys of one institution; they never leave it."""
+    """The long-term private keys of one site; they never leave it."""
 
     signing: Ed25519PrivateKey
     agreement: X25519PrivateKey
@@ -193,7 +190,7 @@ class Identity:
         object.__setattr__(self, "public", PublicIdentity(*[key.public_bytes_raw() for key in keys]))
 
     def secret(self, purpose: str) -> bytes:
-        """Derive 32 bytes that nobody else knows, the same for a purpose as long as the keys last."""
+        """Derive 32 secret bytes, the same for a purpose as long as the keys last."""
         secret = self._secrets.get(purpose)
         if secret is None:
             message = encode_parts("fedstat secret 1", purpose)
@@ -229,7 +226,7 @@ class Identity:
 
 
 def check_fingerprints(expected: Mapping[str, str], public: Mapping[str, PublicIdentity]) -> None:
-    """Hold the keys that arrived against the fingerprints that were agreed, both by site.
+    """Compare received keys with the agreed fingerprints, both by site.
 
     Spaces, colons and case of a fingerprint do not matter. The SecurityError says whose key differs, is
     missing, has no fingerprint to be compared with, or is that of two sites.
@@ -247,13 +244,13 @@ def check_fingerprints(expected: Mapping[str, str], public: Mapping[str, PublicI
     ]
     if wrong:
         raise PinError(
-            f"not the pinned key: {'; '.join(wrong)}. Ask the institution itself, not the coordinator, for "
-            "its fingerprint"
+            f"not the pinned key: {'; '.join(wrong)}. Ask the site itself, not the coordinator, for its "
+            "fingerprint"
         )
     digests = [key.digest for key in public.values()]
     twice = sorted(name for name, key in public.items() if digests.count(key.digest) > 1)
     if twice:
-        raise SecurityError(f"{', '.join(twice)} have the same key; they count as one institution")
+        raise SecurityError(f"{', '.join(twice)} have the same key; they count as one site")
 
 
 class KeyAgreement:
@@ -337,7 +334,7 @@ class KeyAgreement:
             self._fresh = None
 
     def _open(self) -> X25519PrivateKey:
-        # A second set of the same keys would start its counters and records of nonces anew.
+        # A second object with the same keys would restart its counters and records of nonces.
         if self._fresh is None:
             raise SecurityError(f"{self.site}: this session's keys were derived already; start a new one")
         return self._fresh

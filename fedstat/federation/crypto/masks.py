@@ -29,7 +29,7 @@ from fedstat.kernels.fixed_point import Words, add_words, encode_floats, subtrac
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Few neighbours among many sites: a ring in an order that nobody chooses, and keys with these alone.
+# Few neighbors among many sites: a ring in random order, and keys with the neighbors alone.
 #
 # Of K sites that mask a sum each shares masks with the h before and the h after it on a ring, where ::
 #
@@ -43,12 +43,12 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # neighbours on the ring that are all in league: never where c < 2h, and else with the probability
 # :func:`disconnection_probability`: of 200 sites with a third in league 1e-9, with half of them 7e-5.
 #
-# *Order.* Sites stand on the ring by SHA-256 of a seed and their name; the seed is the digest of all keys of
-# the session. Each site is bound to its key before it is shown any other: it says SHA-256 of its key
-# (:attr:`NeighborAgreement.commitment`), signs with its key what all have said, once, and derives nothing
-# where a key is not the one that was said. So the order is uniform if one site is honest. A coordinator can
-# break an agreement off and have another, in which all draw new keys and which stands in all accounts: in G
-# agreements the chance is at most G times as large, and no computing of its own adds to it.
+# *Order.* The order of sites on the ring is by SHA-256 of a seed and their name; the seed is the digest of
+# all keys of the session. Each site commits to its key before it sees any other key: it sends SHA-256 of its
+# key (:attr:`NeighborAgreement.commitment`), signs all commitments once with its key, and derives nothing if
+# a key does not match its commitment. So the order is uniform if one site is honest. A coordinator can abort
+# an agreement and start another one, in which all draw new keys and which is in all ledgers: over G
+# agreements the probability is at most G times as large, and computation alone does not increase it.
 #
 # *Bytes.* Names and 64 bytes of every site go to each, 0.1 kB per site, and some 0.5 kB of each neighbour.
 
@@ -59,7 +59,7 @@ def neighbor_reach(n_sites: int) -> int:
 
 
 def is_sparse(n_sites: int) -> bool:
-    """Whether of so many sites each masks with some of the others only."""
+    """Return whether each of this number of sites masks with some of the others only."""
     return 2 * neighbor_reach(n_sites) < n_sites - 1
 
 
@@ -88,7 +88,7 @@ def _adjacent(ring: Sequence[str], at: int) -> tuple[str, ...]:
 
 
 def disconnection_probability(n_sites: int, in_league: int) -> float:
-    r"""Probability that sites not in league fall apart, so that sums over less than all of them are told.
+    r"""Probability that honest sites are disconnected, so that sums over fewer than all of them are revealed.
 
     The gaps between m = K - c such sites on the ring are a uniform composition of c; two of h or more cut
     the ring. By inclusion and exclusion over the sets of j long gaps ::
@@ -111,7 +111,7 @@ def join_commitments(words: Mapping[str, bytes]) -> str:
 
 
 def split_commitments(names: Sequence[str], text: str) -> dict[str, bytes]:
-    """Read what :func:`join_commitments` wrote of these sites; SecurityError where it is none."""
+    """Read the output of :func:`join_commitments` for these sites; SecurityError if it is invalid."""
     try:
         joined = base64.b64decode(text, validate=True)
     except ValueError:
@@ -153,7 +153,7 @@ class NeighborAgreement(KeyAgreement):
         if own != (self.commitment, self._identity.public.digest) or len(committed) < 2:
             raise SecurityError(f"{self.site}: the list of sites does not hold this site with its own key")
         if len(set(digests.values())) < len(digests):
-            raise SecurityError(f"{self.site}: two sites have the same key; they count as one institution")
+            raise SecurityError(f"{self.site}: two sites have the same key; they count as one site")
         self.sites = tuple(sorted(committed))
         parts = [part for name in self.sites for part in (name, digests[name], committed[name])]
         self._roster = hashlib.sha256(encode_parts("fedstat many sites 1", self.session, *parts)).digest()
@@ -205,12 +205,11 @@ def _commitment(session: str, site: str, key: bytes) -> bytes:
 #
 #     x_k + sum_{l > k} m_kl - sum_{l < k} m_lk
 #
-# over all other sites l, or from 14 sites on over its neighbours on a ring
-# (:mod:`fedstat.federation.crypto.masks`), with masks m_kl that k and l draw from the ChaCha20
-# keystream (RFC 8439, section 2.4) under the secret of the pair, nonce = (round, array). Each mask enters
-# once with each sign and is gone from the sum, to the bit (Bonawitz et al. 2017,
-# doi:10.1145/3133956.3133982, section 4). A masked array is uniform and independent of x_k for whoever
-# lacks the masks of one pair.
+# over all other sites l, or from 14 sites on over its neighbors on a ring
+# (:mod:`fedstat.federation.crypto.masks`), with masks m_kl that k and l draw from the ChaCha20 keystream (RFC
+# 8439, section 2.4) under the secret of the pair, nonce = (round, array). Each mask enters once with each
+# sign and cancels exactly in the sum (Bonawitz et al. 2017, doi:10.1145/3133956.3133982, section 4). A masked
+# array is uniform and independent of x_k without the masks of one pair.
 #
 # *Precision.* Floats are carried in 64.64 bits (:data:`FLOATS`): no scale has to be agreed. Every x with
 # |x| >= 2^-12 = 2.4e-4 goes in exactly, smaller ones to within 2^-65 = 2.7e-20. The sum is taken without
@@ -222,35 +221,33 @@ def _commitment(session: str, site: str, key: bytes) -> bytes:
 # booleans are carried exactly.
 #
 # *Adversary.* Semi-honest coordinator and sites. The coordinator and any c of K sites together learn the sum
-# over the others, and no more; of neighbours only, over each connected part of the others, which is all of
-# them
-# but for a chance of 1e-9 where a third of 200 are in league. Not protected: the sum itself, and what two
-# sums over lists of sites that differ by one give by subtraction; sums of two sites, from these two
-# (:func:`hides`);
-# shapes and names of arrays; the sum against a site that puts in false numbers. If a site is absent there is
-# no
-# sum, and the others take it anew under keys of a session of their own. See :mod:`fedstat.federation.crypto`.
+# over the others, and no more. With neighbors only, they learn the sum over each connected part of the
+# others, which is all of them except with probability 1e-9 if a third of 200 sites collude. Not protected:
+# the sum itself, and the difference of two sums over lists of sites that differ by one; sums of two sites,
+# against these two (:func:`hides`); shapes and names of arrays; the sum against a site that sends false
+# numbers. If a site is absent there is no sum, and the others compute it again under keys of a new session.
+# See :mod:`fedstat.federation.crypto`.
 
 GUARD_BITS = 16
 MOST_ROUNDS = 2**32
 MOST_WORDS = 2**27
 
 TWO_SITES = (
-    "A masked sum over two institutions hides neither from the other: the sum less one's own part is the "
-    "other's. It hides them only from a coordinator that sits at neither and passes the sum on to neither. "
-    "Add a third institution, or take each part as released to the other."
+    "A masked sum over two sites hides neither from the other: the sum minus one's own part is the "
+    "other's. It protects only against a coordinator that is at neither site and passes the sum to "
+    "neither. Add a third site, or treat each part as released to the other site."
 )
-"""The warning that goes with two institutions."""
+"""The warning for two sites."""
 
 
 def hides(n_sites: int) -> bool:
-    """Whether a masked sum over so many sites hides each site's part from every other site."""
+    """Return whether a masked sum over this number of sites hides each part from every other site."""
     return n_sites >= 3
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Fixed point: x stands as round(x * 2^scale_bits) in two's complement, in `limbs` words of 64 bits.
+    """Fixed point: x is stored as round(x * 2^scale_bits) in two's complement, in `limbs` words of 64 bits.
 
     One limb with no bits behind the point carries integers, and nothing else.
     """
@@ -264,7 +261,7 @@ class Encoding:
         return self.limbs == 1 and self.scale_bits == 0
 
     def limit(self, terms: int) -> float:
-        """Largest magnitude at one of so many sites."""
+        """Largest magnitude at one of this number of sites."""
         return math.ldexp(1.0 / terms, 64 * self.limbs - 1 - GUARD_BITS - self.scale_bits)
 
 
@@ -291,7 +288,7 @@ def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> W
     flat = values.reshape(-1)
     # The bits above the limit stay free: no sum of K terms reaches them, and masks that do not cancel do.
     limit = encoding.limit(terms)
-    # Written so that NaN fails too; the extremes, since the magnitude of the least int64 is none.
+    # This form also fails for NaN; extremes, since the least int64 has no magnitude.
     if flat.size and not (flat.min() >= -limit and flat.max() <= limit):
         raise EstimationError(
             f"array '{name}': a value is not finite, or exceeds {limit:.4g}, the largest magnitude allowed "
@@ -306,10 +303,10 @@ def encode_values(name: str, values: Array, terms: int, encoding: Encoding) -> W
 
 
 def decode_sum(name: str, words: Words, encoding: Encoding) -> Array:
-    """Numbers that a sum of fixed-point integers stands for: (limbs, size) -> (size,) float64 or int64.
+    """Return the numbers of a sum of fixed-point integers: (limbs, size) -> (size,) float64 or int64.
 
-    They are within one unit in the last place of the exact sum of what was encoded. SecurityError where a
-    number lies where no sum can lie: masks did not cancel.
+    They are within one unit in the last place of the exact sum of the encoded values. SecurityError if a
+    number is outside the range of possible sums: masks did not cancel.
     """
     top = words[-1].view(np.int64)
     # Twice what terms at their limit give, since each is rounded.
@@ -317,8 +314,8 @@ def decode_sum(name: str, words: Words, encoding: Encoding) -> Array:
     if top.size and not (top.min() >= -largest and top.max() <= largest):
         raise SecurityError(
             f"array '{name}': its masks did not cancel. A site is missing or entered twice, or the sites do "
-            "not share the same session, round, array and encoding, or were not told alike what all are to "
-            "be told; ask again in a new session"
+            "not share the same session, round, array and encoding, or received different values of common "
+            "arrays. Send the request again in a new session"
         )
     if encoding.whole:
         whole: Ints = top.copy()
@@ -333,7 +330,7 @@ def decode_sum(name: str, words: Words, encoding: Encoding) -> Array:
 
 
 class Masker:
-    """Masks one site's parts of the sums of one session, of which all its sites are terms.
+    """Masks one site's parts of the sums of one session; all sites of the session are terms.
 
     Keys that have a masker already are a SecurityError: masks would serve twice.
     """
@@ -356,11 +353,11 @@ class Masker:
     ) -> Ints:
         r"""Hide an array that will be added over the sites: int64 array, shape (limbs, \*values.shape).
 
-        It is uniform for whoever lacks this site's keys. The name is unique within the round; name, round
-        (from 0, below 2^32) and encoding, by default that of the values' type, are the same at every site; so
-        is `bound`, which says what all were told, or the masks do not cancel. EstimationError where a value
-        is out of range (no mask was used then), SecurityError where the masks of this round and array were
-        used before, MessageError for an array too long or of another type.
+        It is uniform without this site's keys. The name is unique within the round. Name, round (from 0,
+        below 2^32) and encoding, by default that of the values' type, are the same at every site. So is
+        `bound`, a digest of the common arrays; otherwise the masks do not cancel. EstimationError if a value
+        is out of range (no mask was used then), SecurityError if the masks of this round and array were used
+        before, MessageError for an array too long or of another type.
         """
         encoding = encoding or encoding_of(values)
         if values.size * encoding.limbs > MOST_WORDS:
@@ -402,9 +399,9 @@ class Masker:
 def unmask_sum(name: str, masked: Sequence[Ints], encoding: Encoding | None = None) -> Array:
     r"""Sum over all sites of a session of what :meth:`Masker.mask` gave at each, in any order.
 
-    From int64 arrays of shape (limbs, \*shape), all of one shape (else a MessageError), a float64 or int64
-    array. The encoding is what the sites used; by default that of :data:`USUAL` with so many limbs.
-    SecurityError where the masks did not cancel: a site is missing, or used other keys.
+    From int64 arrays of shape (limbs, \*shape), all of one shape (otherwise MessageError), a float64 or int64
+    array. The encoding is that of the sites; by default that of :data:`USUAL` with this number of limbs.
+    SecurityError if the masks did not cancel: a site is missing, or used other keys.
     """
     shapes = {np.shape(array) for array in masked}
     first = masked[0] if masked else np.empty(0)
@@ -424,7 +421,7 @@ def unmask_sum(name: str, masked: Sequence[Ints], encoding: Encoding | None = No
 
 
 def _negate(words: Words, where: Bools) -> None:
-    """Two's complement in place, where it is asked for: all bits turned, and one added."""
+    """Apply two's complement in place, if requested: invert all bits and add one."""
     carry = where.astype(np.uint64)
     words ^= np.uint64(0) - carry
     for word in words:

@@ -1,12 +1,12 @@
 """Rosters: the sites of a federation, signed by the coordinator and by every site.
 
-A roster has a number, the fingerprints of coordinator and sites, of keys that were taken out, and the digests
-of all earlier rosters. One fingerprint, the digest of all this, is compared by telephone; every owner's
-service has looked for its own key in it. So two owners who read out the same fingerprint have pinned the
-right keys of each other, whatever carried the roster. A coordinator can still make two rosters, with keys of
-its own, and read to every owner another fingerprint: owners compare it among themselves. Where sites take
-part in a session, each signs beside its fresh key which roster it has accepted, and two of one number are
-found.
+A roster has a number, the fingerprints of coordinator and sites, of removed keys, and the digests of all
+earlier rosters. One fingerprint, the digest of all this, is compared by telephone; every owner's service has
+checked that its own key is in it. So two owners who read out the same fingerprint have pinned each other's
+correct keys, for any transport of the roster. A coordinator can still make two rosters, with keys of its own,
+and read a different fingerprint to every owner; owners therefore compare it among themselves. In a session,
+each site signs the roster that it has accepted together with its fresh key, so that two different rosters
+with one number are found.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class AnnouncedRoster:
 def announce_roster(
     identity: Identity, session: str, site: str, rosters: Mapping[str, str], announced: str
 ) -> str:
-    """Put the roster that a site has accepted last, of digests by number, beside what it announces."""
+    """Add the last roster that a site has accepted, as digests by number, to its announcement."""
     if not rosters:
         return announced
     number = max(map(int, rosters))
@@ -186,11 +186,11 @@ def check_rosters(
     public: Mapping[str, PublicIdentity],
     announced: Mapping[str, str],
 ) -> dict[str, str]:
-    """Hold the rosters of others against those that this site has accepted; what was announced, without them.
+    """Compare the rosters of others with those of this site; return the announcements without them.
 
-    Owners accept a new roster one after another, so that another number is none of the same history only
-    where this site knows it: the other does where it has the later one. SecurityError where it is another
-    roster of a number, or none: who carries the announcements may have left it out.
+    Owners accept a new roster one after another. A different number therefore has the same history only if
+    this site knows it; the site with the later roster checks the other. SecurityError if a number has another
+    roster, or if there is none, since the transport may have removed it.
     """
     bare = {name: strip_roster(text) for name, text in announced.items()}
     for name, text in announced.items() if rosters else ():

@@ -20,7 +20,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # Secure multiplication: the product ``X_a' X_b`` of two sites' columns, once or repeatedly.
 
 # ----------------------------------------------------------------------------------------------------
-# The product ``X_a' X_b`` of two sites' columns, of which each shows nothing but masked numbers.
+# The product ``X_a' X_b`` of two sites' columns, of which each site sends masked numbers only.
 #
 # Site A holds X_a (n, p), site B holds X_b (n, q), with the rows aligned. The coordinator obtains ``X_a'
 # X_b`` summed over the rows of each group (each missing pattern), and nothing else; neither site obtains
@@ -58,13 +58,13 @@ from fedstat.typing import Array, Bools, Floats, Ints
 #   from the protocol can choose its columns at will, and so spoil the result or select rows, as it can
 #   in any computation of a product; it learns of the other's columns only with the help of the coordinator.
 #
-# Every seed serves ONE product: two openings with the same U differ by the difference of the data. What is
-# expanded is therefore a hash of the dealer's seed and of all that was agreed on
-# (:meth:`MatrixProduct.digest`,
-# :func:`bind_seed`): the same seed under another number, session or division of the rows gives another U, and
-# who was told other groups than the rest obtains noise. The sites compare the digest as well, and a keyed
-# one of the entities in their rows, which a coordinator may have aligned otherwise. Uniform means: expanded
-# by ChaCha20 (RFC 8439), hence indistinguishable from uniform as long as that cipher holds.
+# Every seed serves ONE product: two openings with the same U differ by the difference of the data. The
+# expanded seed is therefore a hash of the dealer's seed and of all agreed terms
+# (:meth:`MatrixProduct.digest`, :func:`bind_seed`). The same seed under another number, session or division
+# of the rows gives another U, and a party that received other groups obtains noise. The sites also compare
+# this digest, and a keyed digest of the entities in their rows, which a coordinator may have aligned
+# differently. Uniform means: expanded by ChaCha20 (RFC 8439), hence indistinguishable from uniform if that
+# cipher is secure.
 #
 # References
 # ----------
@@ -119,7 +119,7 @@ class MatrixProduct:
         return self.rows, self.columns_b
 
     def digest(self, session: str, number: str, bits: int, group: Ints) -> bytes:
-        """SHA-256 of all that the sites and the dealer must have been told alike, groups (n,) included."""
+        """SHA-256 of all terms that the sites and the dealer must share, including groups (n,)."""
         shape = (self.rows, self.columns_a, self.columns_b, self.groups, bits)
         told = (session, number, self.client_a, self.client_b, *map(str, shape))
         return hashlib.sha256(join("fedstat product 1", *told, group.astype("<i8").tobytes())).digest()
@@ -127,7 +127,7 @@ class MatrixProduct:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Uniform words of 64 bits, expanded from a seed: the rows of an int64 array that is never held whole.
+    """Uniform words of 64 bits, expanded from a seed: rows of an int64 array that is never complete in memory.
 
     Element (i, j) is the little-endian word number ``i columns + j`` of the ChaCha20 key stream (RFC 8439,
     counter from 0) under the seed of 32 bytes, with the label, which is what the words are for, filled up
@@ -160,11 +160,11 @@ def bind_seed(seed: bytes, digest: bytes) -> bytes:
 def encode_columns(X: Floats, f: int, client: str, columns: Sequence[str] | None = None) -> Ints:
     """Return a site's columns in fixed point, rounded to the nearest: (n, p) -> (n, p).
 
-    The site does this once, for its products with all other sites. It should take its own block
-    ``X_a'X_a`` from the same integers (:func:`fedstat.kernels.ring.grouped_gram`): the whole matrix of
-    moments is then that of one data matrix, to the last bit. The columns were standardised by the site; f
-    fractional bits are those of :func:`fedstat.kernels.ring.fractional_bits`. EstimationError, with the
-    column's name where names are given, for values that are missing, infinite or too large for f.
+    The site does this once, for its products with all other sites. It should compute its own block
+    ``X_a'X_a`` from the same integers (:func:`fedstat.kernels.ring.grouped_gram`): the complete matrix of
+    moments is then exactly that of one data matrix. The site has standardized the columns; f fractional bits
+    are those of :func:`fedstat.kernels.ring.fractional_bits`. EstimationError, with the column's name if
+    names are given, for values that are missing, infinite or too large for f.
     """
     encoded, squares = ring.encode(X, f)
     missing, large = ~np.isfinite(squares), squares > ring.LARGEST_SQUARES
@@ -185,8 +185,8 @@ def _column(wrong: Bools, columns: Sequence[str] | None) -> str:
 def deal_triple(product: MatrixProduct, seed_a: bytes, seed_b: bytes, group: Ints) -> Ints:
     """Return B's share ``Z_b = U'V - Z_a`` of the dealer's triple: (groups, p, q) int64.
 
-    Of the two fresh seeds A is sent the first, from which it expands its share, and B the second. Groups
-    (n,) or seeds that do not have the agreed form are a MessageError.
+    Of the two fresh seeds A receives the first, from which it expands its share, and B the second. Groups
+    (n,) or seeds without the agreed form raise MessageError.
     """
     U, V = stream_u(product, seed_a), _stream_v(product, seed_b)
     Z = ring.grouped_gram(U, V, _groups(product, group, "dealer"), product.groups)
@@ -210,9 +210,9 @@ def open_b(product: MatrixProduct, seed_b: bytes, X_b: Ints) -> Ints:
 def share_a(product: MatrixProduct, seed_a: bytes, X_a: Ints, F: Ints, group: Ints, mask_seed: bytes) -> Ints:
     """Return what A sends to the coordinator: ``X_a'F + Z_a + R``, (groups, p, q) int64.
 
-    From A's seed of the dealer, its encoded columns X_a (n, p), what B opened F (n, q), the group of each row
-    (n,), and a fresh seed of the mask that A and B share and nobody else knows. MessageError where one of
-    them does not have the agreed form.
+    It uses A's seed of the dealer, its encoded columns X_a (n, p), B's opened F (n, q), the group of each row
+    (n,), and a fresh seed of the mask that only A and B share. MessageError if one of them does not have the
+    agreed form.
     """
     X_a = check_agreed(X_a, product.shape_a, product.client_a, "columns")
     F = check_agreed(F, product.shape_b, product.client_b, "opened columns")
@@ -236,8 +236,8 @@ def combine(product: MatrixProduct, a: Ints, b: Ints, f: int) -> Floats:
     """Return ``X_a'X_b`` of every group from the two shares: (groups, p, q).
 
     It is the exact product of the encoded columns, of f fractional bits each, rounded once to float64.
-    SecurityError where the sum is out of the range that encoded columns allow: seeds, rows or groups did not
-    agree. Such a mistake passes in one element with probability 3/4: a checksum tells of all
+    SecurityError if the sum is out of the range of encoded columns: seeds, rows or groups did not agree. Such
+    a mistake passes in one element with probability 3/4; a checksum covers all elements
     (:mod:`fedstat.federation.crypto.secure_product`).
     """
     a = check_agreed(a, product.shape, product.client_a, "share of the product")
@@ -245,8 +245,8 @@ def combine(product: MatrixProduct, a: Ints, b: Ints, f: int) -> Floats:
     total = a + b  # modulo 2^64: the masks R and the shares of the triple wrap around and are gone
     if (np.abs(total.astype(np.float64)) > ring.LARGEST_SQUARES).any():
         raise SecurityError(
-            f"the shares of {product.client_a} and {product.client_b} do not fit together: the institutions "
-            "and the dealer must use the same rows, groups and seeds"
+            f"the shares of {product.client_a} and {product.client_b} do not match: the sites and the "
+            "dealer must use the same rows, groups and seeds"
         )
     return ring.decode(total, 2 * f)
 
@@ -280,7 +280,7 @@ def _words(product: MatrixProduct, stream: Stream) -> Ints:
 
 
 def _difference(X: Ints, stream: Stream) -> Ints:
-    """Return ``X - stream`` modulo 2^64, block by block: the stream of a large table is not held whole."""
+    """Return ``X - stream`` modulo 2^64, block by block, since the stream of a table may be large."""
     out = np.empty(X.shape, np.int64)
     for start in range(0, len(X), ring.BLOCK):
         rows = slice(start, start + ring.BLOCK)
@@ -332,18 +332,16 @@ def check_agreed(array: Array, shape: tuple[int, ...], who: str, what: str) -> I
 # t     A                      ``(X, Xr)'f + Z_a[:, t] + s = (X, Xr)'z_t`` (:func:`add_up`)
 # ====  =====================  ======================================================================
 #
-# All is in Z_2^64, as in :mod:`fedstat.federation.crypto.secure_product`, whose adversary it shares: the
-# dealer
-# must collude with neither, and what A and B send each other travels sealed. U serves many v_t without
-# harm, since E is opened once and every v_t serves one z_t. s tells A nothing beside the sum, from which it
-# follows.
+# All is in Z_2^64, as in :mod:`fedstat.federation.crypto.secure_product`, with the same adversary: the dealer
+# must collude with neither, and messages between A and B are encrypted. U may serve many v_t, since E is
+# opened once and every v_t serves one z_t. s reveals nothing to A beyond the sum, from which it follows.
 #
 # The last sum is the check of the others: an error e that a wrong deal adds to them passes where ``r'e =
 # e_check`` modulo 2^64, which with r unknown to all but A has a probability of 2^-(64 - k) for errors that
 # 2^k divides; large k is out of the range that sums have. A fit asks again in every round.
 
 CHECK = 1
-"""Columns beside A's own."""
+"""Number of columns in addition to A's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,12 +416,12 @@ def unmask_round_sums(
 # ----------------------------------------------------------------------------------------------------
 # A checksum of a secure product: one number for every group, by which a wrong triple is found.
 #
-# Beside their columns, institutions A and B multiply one random combination of each, ``x_a = X_a r`` and
-# ``x_b = X_b t`` modulo a prime, by a triple of one column from the same dealer. The coordinator is told r
-# and t with the shares, when it is too late to choose an error by them, and holds ``r'(X_a'X_b)t`` against
-# ``x_a'x_b`` (Freivalds 1979). An error in any element of a product passes with probability below 2^-19:
-# the range of the products alone lets three out of four single ones pass. Nothing more is disclosed, since
-# the checksum is a function of the product.
+# In addition to their columns, sites A and B multiply one random combination of each, ``x_a = X_a r`` and
+# ``x_b = X_b t`` modulo a prime, by a triple of one column from the same dealer. The coordinator receives r
+# and t with the shares, too late to choose an error by them, and compares ``r'(X_a'X_b)t`` with ``x_a'x_b``
+# (Freivalds 1979). An error in any element of a product passes with probability below 2^-19; the range of the
+# products alone detects only one of four single errors. The checksum is a function of the product, so it
+# discloses nothing more.
 #
 # Modulo 2^64 an error of 2^60 would pass one time in sixteen; a prime has no such divisors.
 #
@@ -451,17 +449,17 @@ class ChecksumOperand:
 
     @classmethod
     def of(cls, product: MatrixProduct, first: bool, seed: bytes, X: Ints, secret: bytes) -> ChecksumOperand:
-        """Combine encoded columns (n, p) with weights that the two institutions' secret gives."""
+        """Combine encoded columns (n, p) with weights from the secret of the two sites."""
         weights = _checksum_words(secret, b"A" if first else b"B", X.shape[1], WEIGHTS)
         return cls(product, first, seed, weights, combine_columns(X, weights))
 
     @property
     def bytes_opened(self) -> int:
-        """Length of what either institution opens: 4 bytes for a row, in whole words of 8."""
+        """Length of what either site opens: 4 bytes per row, in words of 8."""
         return opened_bytes(self.product.rows)
 
     def opened(self) -> bytes:
-        """Return what the other institution is shown: the combination less a random column of the dealer."""
+        """Return the message to the other site: the combination minus a random column of the dealer."""
         shown = np.zeros(self.bytes_opened // 4, "<u4")
         shown[: len(self.x)] = (self.x - _checksum_column(self.product, self.seed, self.first)) % PRIME
         return shown.tobytes()
@@ -481,12 +479,12 @@ class ChecksumOperand:
 
 
 def opened_bytes(rows: int) -> int:
-    """Length of what an institution opens for a checksum."""
+    """Length of what a site opens for a checksum."""
     return 8 * ((rows + 1) // 2)
 
 
 def deal_checksum(product: MatrixProduct, seed_a: bytes, seed_b: bytes, group: Ints) -> Ints:
-    """Return B's share of a triple of one column, by group: (G,); beside :func:`product.deal`."""
+    """Return B's share of a triple of one column, by group: (G,); see also :func:`product.deal`."""
     u, v = _checksum_column(product, seed_a, True), _checksum_column(product, seed_b, False)
     return (_sum(product, u * v, group) - _share_a(product, seed_a)) % PRIME
 
@@ -544,7 +542,7 @@ def _checksum_words(seed: bytes, label: bytes, count: int, below: int = PRIME) -
 
 
 # ----------------------------------------------------------------------------------------------------
-# Marks by which two sites compare what they were told of a product, and whose their rows are.
+# Marks by which two sites compare the terms of a product, and the entities of their rows.
 
 MARK = 16
 """Bytes of a keyed digest: who cannot compute it finds no two things of one mark."""
@@ -552,7 +550,7 @@ MARK = 16
 
 @dataclass(frozen=True, slots=True)
 class RowFingerprints:
-    """What one of two sites was told of a product, and who its rows are, under a key of these two alone.
+    """The terms of a product at one of two sites, and its rows' entities, under a key of these two alone.
 
     `told` and `entities` are marks; those of the other site must be the same. Both sites have records of
     `both` (n,) of the rows; `own` (n,) are this one's records, empty where that is the same.
@@ -595,7 +593,7 @@ class RowFingerprints:
 
     def of_same_entities(self, content: bytes) -> bool:
         """Whether rows are of the same entities in the same order: a product would mix them otherwise."""
-        # Of an entity that both have, neither may be told that the other lacks it.
+        # If both have an entity, neither may learn that the other lacks it.
         shared = np.array_equal(self.own & read_own_rows(content, len(self.own)), self.both) or not len(
             self.own
         )

@@ -367,7 +367,7 @@ def test_two_sites_hide_nothing_from_each_other():
     assert [hides(n) for n in (1, 2, 3, 4)] == [False, False, True, True]
     parts = [np.array([1.25, -3.5]), np.array([7.0, 0.125])]
     np.testing.assert_array_equal(masked_sum(parts) - parts[0], parts[1])
-    assert "Add a third institution" in masks.TWO_SITES
+    assert "Add a third site" in masks.TWO_SITES
 
 
 # A regression from masked sums

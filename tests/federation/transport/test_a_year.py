@@ -67,7 +67,7 @@ def test_a_backup_is_made_while_a_site_serves_and_serves_when_restored_unless_it
         if not lags:
             assert np.array_equal(running.fit(), before)  # which the archive does not hold
             continue
-        with pytest.raises(SecurityError, match="A: its account does not hold what it signed"):
+        with pytest.raises(SecurityError, match="A: its ledger does not contain its signed state"):
             running.fit()
         running.stop("A")
         running.run("site", "declare-loss", home / place / "A", "--reason", "restored from a backup")

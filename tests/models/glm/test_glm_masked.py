@@ -226,9 +226,7 @@ def test_two_strict_sites_say_what_stands_in_the_way(family):
     """The reason follows from the question: it leaves in full, and counts as no refusal about rows."""
     partition = fs.ClientPartition.from_frame(TWO, by="site", policy="strict")
     model = family.from_formula("binary ~ x", partition)
-    with pytest.raises(
-        DescriptionError, match=r"\(two sites\).*Add a third institution.*two_sites = \"warn\""
-    ):
+    with pytest.raises(DescriptionError, match=r"\(two sites\).*Add a third site.*two_sites = \"warn\""):
         model.fit()
     assert not any(site.account.refusals.total() for site in partition.sites.values())
     assert set(model.explain().refused["S3"]) == {"two sites"}

@@ -111,7 +111,7 @@ def test_what_was_lost_is_kept_in_a_file(tmp_path):
 def test_a_site_that_was_started_again_takes_part():
     expected = logistic(connected(10**9)[0])
     partition, _ = connected(11, error=SessionError, back=True)
-    with pytest.warns(DataWarning, match="was started again in round"):
+    with pytest.warns(DataWarning, match="was restarted in round"):
         result = logistic(partition)
     np.testing.assert_array_equal(result.params, expected.params)
     assert result.absent[0].back and LOST in result.receipt().statements
