@@ -127,7 +127,7 @@ class MatrixProduct:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Uniform words of 64 bits, expanded from a seed: rows of an int64 array that is never complete in memory.
+    """Uniform words of 64 bits, expanded from a seed: rows of an int64 array, never complete in memory.
 
     Element (i, j) is the little-endian word number ``i columns + j`` of the ChaCha20 key stream (RFC 8439,
     counter from 0) under the seed of 32 bytes, with the label, which is what the words are for, filled up
