@@ -24,8 +24,8 @@ def study(common, policy=STRICT, seed=3):
     income = np.round(rng.lognormal(10, 0.6, N), 2)
     frames = {
         "Clinic": {"y": rng.normal(size=N), "count": rng.poisson(2.0, N)},
-        "Court": {"a": a, "c": rng.normal(size=N)},
-        "Bank": {"b": b, "income": income},
+        "Court": {"a": a, "c": rng.normal(size=N), "a12": 1.0 + a, "level": np.where(a == 1.0, "in", "out")},
+        "Bank": {"b": b, "income": income, "b12": 1.0 + b, "of": np.where(b == 1.0, "no", "yes")},
         "Third": {"t": rng.normal(size=N)},
     }
     tables = {site: pd.DataFrame({"k": range(N), **columns}) for site, columns in frames.items()}
@@ -62,6 +62,51 @@ def test_rows_behind_a_product_at_the_boundary(common, formula):
             model.fit(cov_type="none")
     else:
         assert np.isfinite(model.fit(cov_type="none").params).all()
+
+
+VARIANTS = (
+    "y ~ a12 + b12 + t",
+    "y ~ center(a) + center(b):income + income + t",
+    "y ~ a12 + b12:income + income + t",
+    "y ~ C(level, Sum) + C(of, Sum):income + t",
+    "y ~ C(level, Helmert) + of:log(income) + t",
+    "y ~ a:c + b:income + t",
+    "y ~ scale(a):c + scale(b):income + c + income + t",
+    "y ~ level + of + t",  # "no" is the reference level of one factor, and not of the other
+)
+
+
+@pytest.mark.parametrize("formula", VARIANTS)
+@pytest.mark.parametrize("common", [1, 2, 3])
+def test_columns_that_are_coded_otherwise(common, formula):
+    """No coding makes a product of the same columns pass: a sum of it less released sums is the value."""
+    partition, _ = study(common)
+    model = fs.VFEMRegression.from_formula(formula, partition)
+    if common < 3:
+        with pytest.raises(PolicyError, match=REFUSED):
+            model.fit(cov_type="none")
+    else:
+        assert np.isfinite(model.fit(cov_type="none").params).all()
+
+
+FITS = {
+    "independent": lambda p: fs.VFEMRegression.from_formula("y ~ a + b + t", p, between="independent").fit(),
+    "free": lambda p: fs.VFEMRegression.from_formula("y ~ a + b + t", p, between="free").fit(),
+    "lasso": lambda p: fs.VerticalGLM.from_formula("y ~ a + b + t", p, penalty="lasso").fit(select="bic"),
+    "mixed models": lambda p: fs.VerticalGLM.from_formula("y ~ a + b:income + t", p, missing="em").fit(),
+    "boosting": lambda p: fs.FedFunctionBoost.from_formula("y ~ bols(a) + bols(b) + bols(t)", p).fit(),
+}
+
+
+@pytest.mark.parametrize("family", FITS)
+@pytest.mark.parametrize("common", [1, 3])
+def test_other_families_that_multiply_columns(common, family):
+    partition, _ = study(common)
+    if common < 3:
+        with pytest.raises(PolicyError, match=REFUSED):
+            FITS[family](partition)
+    else:
+        FITS[family](partition)
 
 
 @pytest.mark.parametrize("strict_site", ["Court", "Bank"])

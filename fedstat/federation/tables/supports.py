@@ -1,10 +1,13 @@
 """Supports of columns: the rows in which a column, or a level of a factor, is not zero.
 
-A sum of products of two columns is over the rows that are in a support of both. Each column of a design has
-two supports, so that their number reveals nothing about the column:
+A sum of products of two columns is over the rows that are in a support of both. How many supports a column
+has follows from its term alone, so that their number reveals nothing about the rows:
 
-* A column, or the columns of one term, that take as many values as a factor of so many columns: the rows of
-  each value, that of the reference level included.
+* A column, or the columns of one factor, that take as many values as a factor of so many columns: the rows of
+  each value, that of the reference level included. Coding does not matter: sums of products with one coding
+  give those with any other.
+* The columns of a term of several factors: the rows of each combination of the levels of those that have
+  few, in which no number is zero.
 * Any other column with zeros: the rows in which it is not zero.
 
 Supports that are left over are empty. A column without zeros has none: products with it are over the rows of
@@ -13,16 +16,16 @@ the other column, which that column's site judges by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
-from fedstat.typing import Array, Floats, Ints
+from fedstat.typing import Array, Bools, Floats, Ints
 
 PER_COLUMN = 2
-"""Supports of each column."""
+"""Supports of each column of a term of one factor; for each further factor there are twice as many."""
 FEW = 1000
 """Rows after which most columns have shown that they are no factor."""
 
@@ -41,30 +44,66 @@ class Supports:
         return Supports(placed, self.names)
 
 
-def supports_of_columns(X: Floats, names: Sequence[str], terms: Sequence[str]) -> Supports:
+def supports_of_columns(
+    X: Floats,
+    names: Sequence[str],
+    terms: Sequence[str],
+    factors: Mapping[str, Sequence[Array | None]] | None = None,
+) -> Supports:
     """Return the supports of the columns of a design, (rows, p), where nan is a value that a row lacks.
 
     Parameters
     ----------
     X : (rows, p) array
-        In the units of the data, as they were before they were centred or moved.
+        In the units of the data, as they were before they were centered or moved.
     names, terms : sequences of str, (p,)
         Columns, and the term of each; columns of a term are neighbors.
+    factors : mapping of str to sequence of (rows, d) arrays, optional
+        Of terms of several factors the values that each factor is computed from, None where they are not
+        known.
     """
-    out = np.zeros((len(X), PER_COLUMN * X.shape[1]), dtype=np.uint8)
-    for _, places in groupby(range(X.shape[1]), lambda j: terms[j]):
+    parts, labels = [np.zeros((len(X), 0), dtype=np.uint8)], []
+    for term, places in groupby(range(X.shape[1]), lambda j: terms[j]):
         own = list(places)
-        part, first = X[:, own], PER_COLUMN * own[0]
-        held = ~np.isnan(part).any(axis=1)
-        level = _levels(part[held], len(own) + 1) if held.any() else None
-        if level is not None:
-            out[held, first + level] = 1
-            continue
-        with np.errstate(invalid="ignore"):
-            inside = (part != 0.0) & ~np.isnan(part)
-        some = ~inside.all(axis=0, where=held[:, None])
-        out[:, first : first + PER_COLUMN * len(own) : PER_COLUMN] = inside & some
-    return Supports(out, [name for name in names for _ in range(PER_COLUMN)])
+        values = (factors or {}).get(term, (None,))
+        each = PER_COLUMN ** len(values)
+        out = np.zeros((len(X), each * len(own)), dtype=np.uint8)
+        if len(values) == 1 or not _fill_cells(out, X[:, own], values):
+            _fill_columns(out, X[:, own], each)
+        parts.append(out)
+        labels += [names[j] for j in own for _ in range(each)]
+    return Supports(np.hstack(parts), labels)
+
+
+def _fill_columns(out: Array, X: Floats, each: int) -> None:
+    """Enter the levels of the columns of one term, (rows, q), or the rows in which each is not zero."""
+    held = ~np.isnan(X).any(axis=1)
+    level = _levels(X[held], X.shape[1] + 1)
+    if level is not None:
+        out[held, level] = 1
+        return
+    inside: Bools = (X != 0.0) & ~np.isnan(X)
+    some = ~inside.all(axis=0, where=held[:, None])
+    out[:, ::each] = inside & some
+
+
+def _fill_cells(out: Array, X: Floats, factors: Sequence[Array | None]) -> bool:
+    """Enter the combinations of levels of the factors of a term; False where they are not known or many."""
+    held = np.flatnonzero(~np.isnan(X).any(axis=1))
+    cell, inside = np.zeros(len(held), dtype=np.int64), np.ones(len(held), dtype=np.bool_)
+    for values in factors:
+        if values is None:
+            return False
+        level = _levels(values[held], X.shape[1] + 1)
+        if level is None:
+            inside &= (values[held] != 0.0).all(axis=1)
+        else:
+            cell = (level.max(initial=0) + 1) * cell + level
+    number = np.unique(cell[inside], return_inverse=True)[1].reshape(-1)
+    if number.max(initial=0) >= out.shape[1]:
+        return False
+    out[held[inside], number] = 1
+    return True
 
 
 def _levels(rows: Floats, most: int) -> Ints | None:
@@ -73,10 +112,10 @@ def _levels(rows: Floats, most: int) -> Ints | None:
     for part in (rows[:FEW], rows):
         level = np.full(len(part), -1)
         for number in range(most):
-            first = int(np.argmin(level))
-            if level[first] >= 0:
+            first = int(np.argmin(level)) if len(level) else 0
+            if not len(level) or level[first] >= 0:
                 break
             level[(part == part[first]).all(axis=1)] = number
-        if level.min() < 0:
+        if level.min(initial=0) < 0:
             return None
     return level

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from fedstat.federation.design.formula.terms import parse_term
 from fedstat.federation.design.vertical_design import BlockDesign, Design
 from fedstat.federation.disclosure.row_checks import MIN_ENTITIES_PER_EQUATION
 from fedstat.federation.tables.cardinality import ColumnCardinality
@@ -78,7 +79,8 @@ class Layout:
 
     def supports(self, client: str) -> int:
         """How many supports an institution's columns have; none of one without columns."""
-        return PER_COLUMN * dict(zip(self.clients, self.sizes, strict=True)).get(client, 0)
+        place = self.places().get(client, slice(0, 0))
+        return sum(PER_COLUMN ** len(parse_term(term)) for term in self.terms[place])
 
     def split(self, values: Floats) -> dict[str, Floats]:
         """Split a vector of all columns, (p,), by institution."""

@@ -417,7 +417,7 @@ def multiply_weighted(iteration: JointIteration, out: Floats) -> FitProtocol[Non
     sides = []
     for k, rows in lay.rows.items():
         code = np.where(together[lay.code[rows]], lay.code[rows], -1)
-        sides.append(ProductOperand(k, STAGES[0], places[k], rows, code))
+        sides.append(ProductOperand(k, STAGES[0], places[k], rows, code, supports=lay.supports(k)))
     pairs = [
         (sides[j], sides[k]) for j, k in combinations(range(len(sides)), 2) if (seen[:, j] & seen[:, k]).any()
     ]

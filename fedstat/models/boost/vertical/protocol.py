@@ -205,7 +205,8 @@ def exchange_moments(
     ] + [design_request(client, "release_spec", conversation.session) for client in with_terms]
     staged, specs = replies[: len(layout.clients)], replies[len(layout.clients) :]
     shift, scale = np.concatenate([reply.arrays["units"] for reply in staged], axis=1)
-    sides = product_operands(layout, BLOCK, code, np.ones((F, len(layout.clients)), dtype=np.bool_))
+    everywhere = np.ones((F, len(layout.clients)), dtype=np.bool_)
+    sides = product_operands(layout, BLOCK, code, everywhere, coded=False)
     *summed, points = yield [
         conversation.ask(side.site, "sum_products", code=side.code, groups=F) for side in sides
     ] + [conversation.ask(apart.holder, "sum_points", code=_of_holder(sides, apart.holder), groups=F)]

@@ -182,8 +182,8 @@ LEARNER_COLUMNS = "learners of columns"
 
 def learners_of_columns(state: State) -> Sequence[str]:
     """Learner of each column of the block, and the response."""
-    labels: tuple[str, ...] = state.look_at(LEARNER_COLUMNS)
-    return labels
+    labels: Sequence[str] = block_of(state).spec.term_names  # in a dry run
+    return state.look_at(LEARNER_COLUMNS) if LEARNER_COLUMNS in state else labels
 
 
 RULES = ExchangeRules(remembers=True, flat=True, terms=learners_of_columns)

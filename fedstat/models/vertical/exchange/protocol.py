@@ -126,8 +126,14 @@ def own_request(
     return conversation.ask(side.site, "sum_with_response", code=side.code, groups=groups, **rows)
 
 
-def product_operands(layout: Layout, columns: str, code: Ints, shown: Bools) -> list[ProductOperand]:
-    """Let every institution take part with the entities of the groups in which its columns count as seen."""
+def product_operands(
+    layout: Layout, columns: str, code: Ints, shown: Bools, *, coded: bool = True
+) -> list[ProductOperand]:
+    """Let every institution take part with the entities of the groups in which its columns count as seen.
+
+    Columns that are not `coded` from terms of a formula have supports as those of terms of one factor.
+    """
+    supports = layout.supports if coded else lambda client: None
     sides = []
     for (client, place), seen in zip(layout.places(1).items(), shown.T, strict=True):
         rows = layout.rows[client]
@@ -135,7 +141,9 @@ def product_operands(layout: Layout, columns: str, code: Ints, shown: Bools) -> 
         # Groups in which the columns do not count as seen are left out here, so that nothing of them is
         # summed.
         shown_code = np.where((own >= 0) & seen[own], own, -1)
-        sides.append(ProductOperand(client, columns, place, rows, shown_code, layout.own(client)))
+        sides.append(
+            ProductOperand(client, columns, place, rows, shown_code, layout.own(client), supports(client))
+        )
     return sides
 
 

@@ -14,8 +14,11 @@ from functools import partial
 from typing import TypeAlias
 
 import numpy as np
+import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from fedstat.errors import MessageError
+from fedstat.federation.design.formula.terms import parse_term
 from fedstat.federation.design.vertical_design import block_of, offset_of, response_of
 from fedstat.federation.disclosure.facts import (
     EntityCount,
@@ -273,12 +276,12 @@ def supports_of(rules: ExchangeRules, data: SiteData, state: State, which: str) 
     if rules.are_of_response(which):
         found = supports_of_response(state)
         if which != RESPONSE and "staged block" in state:
-            block, rows = supports_of_block(rules, state), staged_response(state).rows
+            block, rows = supports_of_block(rules, data, state), staged_response(state).rows
             at = np.searchsorted(rows, (every := staged_rows(state))[held := every >= 0])
             placed = Supports(block.columns[held], block.names).at(at, len(rows))
             found = Supports(np.hstack([found.columns, placed.columns]), [*found.names, *placed.names])
     else:
-        found = supports_of_block(rules, state)
+        found = supports_of_block(rules, data, state)
     # Where entities stand in the columns several times, each counts once.
     n = len(found.columns)
     return found.at(np.arange(n), n * rules.times_there(which))
@@ -293,7 +296,7 @@ def supports_of_response(state: State) -> Supports:
     return supports_of_columns(y[staged.rows, None], ["response"], ["response"])
 
 
-def supports_of_block(rules: ExchangeRules, state: State) -> Supports:
+def supports_of_block(rules: ExchangeRules, data: SiteData, state: State) -> Supports:
     """Supports of the columns of the block, of the rows of a fit, in the units of the data."""
     staged, block = staged_block(state), block_of(state)
     if staged.supports is not None:  # of every product of a fit they are the same
@@ -301,11 +304,33 @@ def supports_of_block(rules: ExchangeRules, state: State) -> Supports:
     X, spec = block.X[staged.keep], block.spec
     if staged.seen is not None:
         X = np.where(staged.seen, X, np.nan)
-    terms = spec.term_names if rules.terms is None else rules.terms(state)
-    found = supports_of_columns(X, spec.names if rules.terms is None else terms, terms)
+    if rules.terms is None:
+        factors = factors_of_terms(data, spec.term_names, np.flatnonzero(block.seen)[staged.keep])
+        found = supports_of_columns(X, spec.names, spec.term_names, factors)
+    else:
+        found = supports_of_columns(X, terms := rules.terms(state), terms)
     # Rows that are filled in with means count for no product.
     staged.supports = found.at(np.flatnonzero(staged.held), len(staged.X))
     return staged.supports
+
+
+def factors_of_terms(
+    data: SiteData, terms: Sequence[str], rows: Ints
+) -> Mapping[str, Sequence[Array | None]]:
+    """Return the values of the factors of every term of several, in some rows of the table, as numbers.
+
+    They are None where the table is invented, and has no columns.
+    """
+    several = {text: term for text in dict.fromkeys(terms) if len(term := parse_term(text)) > 1}
+    names = {name for term in several.values() for factor in term for name in factor.columns}
+    if not names or not names <= set(data.table.columns):
+        return {text: [None] * len(term) for text, term in several.items()}
+    frame = data.frame[sorted(names)].iloc[rows]
+    held = {name: one if is_numeric_dtype(one) else pd.factorize(one)[0] for name, one in frame.items()}
+    return {
+        text: [np.column_stack([held[name] for name in factor.columns]).astype(np.float64) for factor in term]
+        for text, term in several.items()
+    }
 
 
 def staged_rows(state: State) -> Ints:
