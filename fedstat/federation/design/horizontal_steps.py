@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -17,7 +17,7 @@ from fedstat.errors import DesignError
 from fedstat.federation.design.coding import BlockSpec, CodedColumns, coded_columns
 from fedstat.federation.design.formula.expression import parse_expression
 from fedstat.federation.design.formula.syntax_tree import Category, Column, Relation
-from fedstat.federation.design.formula.terms import Term
+from fedstat.federation.design.formula.terms import Term, term_text
 from fedstat.federation.design.levels import LevelCounts, SiteColumns, check_declared, declared_levels
 from fedstat.federation.design.site_rows import CompleteRows, RowsRequest, design_matrix, find_complete_rows
 from fedstat.federation.design.transform_states import (
@@ -39,6 +39,7 @@ from fedstat.federation.disclosure.facts import (
     OutcomeCounts,
     RowCount,
     RowsUsed,
+    SummedProducts,
 )
 from fedstat.federation.disclosure.family import step
 from fedstat.federation.disclosure.state import SiteData, State
@@ -212,7 +213,7 @@ def count_ones(X: Floats) -> Ints:
 # Steps of a site that holds rows of its own: survey them, code them, sum their columns.
 
 CONSTANT = 1e-12
-INTERCEPT = "Intercept"
+INTERCEPT, OFFSET = "Intercept", "offset"
 MOST_LEVELS = 1000
 
 
@@ -221,7 +222,8 @@ class OpenRows:
     """The rows that a site opened for one model: coded once in memory, or in every pass where streamed.
 
     Columns are standardised by the site's own `shift` and `scale`; `own` are its means and deviations,
-    (2, p), `term_names` the term of each but the intercept, and `used` (n_rows,) the rows that are whole.
+    (2, p), `names` and `term_names` column and term of each but the intercept, and `used` (n_rows,) the rows
+    that are whole.
     """
 
     MADE_AGAIN: ClassVar = ("held",)
@@ -236,6 +238,7 @@ class OpenRows:
     varies: Bools = field(default_factory=lambda: np.ones(1, dtype=bool))
     own: Floats = field(default_factory=lambda: np.zeros((2, 1)))
     held: tuple[CompleteRows, Floats] | None = None
+    names: tuple[str, ...] = ()
     term_names: tuple[str, ...] = ()
     used: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
@@ -268,6 +271,56 @@ class OpenRows:
         X -= self.shift
         X /= self.scale
         return X
+
+    def in_units(self, X: Floats) -> Floats:
+        """Return standardized columns in the units of the data, (m, p); what was zero is zero again."""
+        raw: Floats = X * self.scale
+        raw += self.shift
+        np.copyto(raw, 0.0, where=(0.0 - self.shift) / self.scale == X)
+        return raw
+
+    def released_columns(self) -> Iterator[Floats]:
+        """Return blocks of design without intercept, response, offset and weights, in units of the data."""
+        for rows, X in self.chunks():
+            y = [] if self.question.curve_response else [rows.y]
+            more = [*y, *([] if rows.offset is None else [rows.offset]), *rows.weights.values()]
+            for start in range(0, len(X), BLOCK):
+                part = slice(start, start + BLOCK)
+                raw = self.in_units(X[part])[:, int(self.question.intercept) :]
+                yield np.column_stack([raw, *(values[part] for values in more)])
+
+    def weighted_columns(self) -> Iterator[Floats]:
+        """Return blocks of the design without intercept, times the roots of the weights."""
+        for rows, X in self.chunks():
+            assert rows.weight is not None
+            root = np.sqrt(rows.weight)
+            for start in range(0, len(X), BLOCK):
+                part = slice(start, start + BLOCK)
+                yield self.in_units(X[part])[:, int(self.question.intercept) :] * root[part, None]
+
+    @property
+    def joined(self) -> list[bool]:
+        """Whether the columns of the design are products of several factors."""
+        several = {term_text(term) for term in self.terms if len(term) > 1}
+        return [term in several for term in self.term_names]
+
+    def score_products(self, scores: Callable[[], Iterator[Floats]]) -> SummedProducts:
+        """Fact on products of residuals and of columns times residuals, which `scores` yields."""
+        names = ["the residual", *self.names]
+        return SummedProducts(scores, names, np.flatnonzero(self.used), [False, *self.joined], weighs=True)
+
+    def products(self) -> Iterator[SummedProducts]:
+        """Facts on the columns whose products are summed: all columns, and those of the design by weights."""
+        rows, question, names, joined = np.flatnonzero(self.used), self.question, self.names, self.joined
+        response = [question.response] if question.response else []
+        if question.response.startswith("cbind"):
+            response *= 2
+        offset = [OFFSET] if question.offsets or "exposure" in question.weights else []
+        weights = [name for role, name in question.weights.items() if role != "exposure"]
+        more = [*response, *offset, *weights]
+        yield SummedProducts(self.released_columns, [*names, *more], rows, [*joined, *[False] * len(more)])
+        if weights or len(response) > 1:
+            yield SummedProducts(self.weighted_columns, names, rows, joined, weighs=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -410,7 +463,16 @@ class NamedColumns:
     term_names: tuple[str, ...]
 
 
-OPEN_ROWS = (EntityCount, RowCount, IndicatorCounts, DesignDirections, RowsUsed, LevelsRequested, ColumnSums)
+OPEN_ROWS = (
+    EntityCount,
+    RowCount,
+    IndicatorCounts,
+    DesignDirections,
+    SummedProducts,
+    RowsUsed,
+    LevelsRequested,
+    ColumnSums,
+)
 """Facts behind whatever rests on the rows that a session opened."""
 
 
@@ -452,11 +514,12 @@ def open_rows(data: SiteData, state: State, text: str) -> tuple[dict[str, Array]
             opened.held = (rows, coded.X) if chunk == 0 else None
     n, mean, spread = tally.tell_counts(state)
     opened.settle(mean, spread)
-    opened.term_names, opened.used = tally.term_names, tally.used
+    opened.names, opened.term_names, opened.used = tally.names, tally.term_names, tally.used
     head = (INTERCEPT,) if question.intercept else ()
     # Judged on standardised columns, where a direction that few rows have does not hide behind units.
     design = DesignDirections(lambda: (X for _, X in opened.chunks()), tally.n, (*head, *tally.names))
-    state.tell(design, tally.rows_used, LevelsRequested(tally.used, spec.levels))
+    state.tell(design, *opened.products())
+    state.tell(tally.rows_used, LevelsRequested(tally.used, spec.levels))
     state.tell(question.column_sums(tally.used))
     state.play(question.needed)
     state.keep("rows", opened, int(n[0]), columns=len(tally.names))

@@ -19,6 +19,7 @@ from fedstat.federation.disclosure import differencing, facts, row_checks
 from fedstat.federation.disclosure.leverage import check_fitted_means, check_group_shares, check_leverage
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired
+from fedstat.federation.disclosure.products import check_products
 from fedstat.federation.disclosure.protocol_order import check_dealer, check_order, check_sampled_sites
 from fedstat.federation.disclosure.release_history import ReleasedGroups
 from fedstat.federation.disclosure.request_checks import (
@@ -251,6 +252,7 @@ FACT_CHECKS: Mapping[type, Callable[[SiteData, State, Any], None]] = {
     facts.IndicatorCounts: row_checks.check_indicators,
     facts.ColumnVariation: row_checks.check_variation,
     facts.DesignDirections: check_leverage,
+    facts.SummedProducts: check_products,
     facts.CaseWeights: row_checks.check_case_weights,
     facts.ExternalWeights: row_checks.check_external_weights,
     facts.WeightedEstimates: differencing.check_weighted_estimates,

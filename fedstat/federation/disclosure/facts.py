@@ -287,6 +287,34 @@ class DesignDirections:
     names: Sequence[str]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SummedProducts:
+    """Columns whose products with each other are summed, in the units of the data.
+
+    Parameters
+    ----------
+    chunks : callable
+        Returns blocks of rows, (m, q), the same ones each time.
+    names : sequence of str, (q,)
+    rows : (n,) array of int, optional
+        Which rows of the table they are; without them the columns are not entered into the history.
+    joined : sequence of bool, (q,)
+        Whether a column is a product of several factors.
+    code : (n,) array of int, optional
+        Group of each row, if products are summed by group.
+    weighs : bool
+        Whether what is summed are products of two columns with weights of many values, which do not leave by
+        themselves: the columns were told before.
+    """
+
+    chunks: Callable[[], Iterable[Floats]]
+    names: Sequence[str]
+    rows: Ints | None = None
+    joined: Sequence[bool] = ()
+    code: Ints | None = None
+    weighs: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class CaseWeights:
     """Sum of the weights that rows have by the data, and of their squares; what they are made of."""

@@ -48,6 +48,7 @@ RELEASED_MEANS = "means answered"
 SAMPLE_ROWS = 1024
 """Rows of each sample that stands for the rows where there are many."""
 
+SEEDS_AT_ONCE = 256
 LEVERAGE_TO_EXAMINE = 0.1
 MAX_ROW_SHARE = 0.75
 """Share of one row in a column's squared deviations: half of the other column's deviation remains unknown."""
@@ -186,12 +187,13 @@ def find_isolating_direction(
 ) -> Floats | None:
     """Find a combination of columns that is zero in all but a few rows.
 
-    Groups are a row and those that share most of a direction with it, which finds every group of up to two.
+    Groups are a row of high leverage and the rows that share most of a direction with it, which finds every
+    group of up to two.
 
     Parameters
     ----------
     X : (m, p) array
-        Rows of high leverage.
+        Rows of high leverage, and those that may form a group with one of them.
     basis : (p, r) array
         Takes columns to orthonormal ones over all rows.
     exact : float
@@ -203,21 +205,24 @@ def find_isolating_direction(
         Coefficients.
     """
     U = X @ basis
-    U = U[np.einsum("ij,ij->i", U, U) >= (1.0 - exact) / few]
-    if not len(U):
-        return None
-    H = U @ U.T
-    own = np.diag(H)
-    middle, apart = (own[:, None] + own) / 2.0, (own[:, None] - own) / 2.0
-    pairs = middle + np.sqrt(apart**2 + H**2)
-    np.fill_diagonal(pairs, np.inf)
-    groups: Ints = np.argsort(-pairs, axis=1)[:, :few]
-    shares, within = np.linalg.eigh(H[groups[:, :, None], groups[:, None, :]])
-    best = int(np.argmax(shares[:, -1]))
-    if shares[best, -1] < 1.0 - exact:
-        return None
-    direction: Floats = basis @ (U[groups[best]].T @ within[best, :, -1])
-    return direction
+    own = np.einsum("ij,ij->i", U, U)
+    # One of `few` rows has a share of at least 1 / few of a direction that they hold alone.
+    high = np.flatnonzero(own >= (1.0 - exact) / few)
+    few = min(few, len(U))
+    for start in range(0, len(high), SEEDS_AT_ONCE):
+        seeds = high[start : start + SEEDS_AT_ONCE]
+        H = U[seeds] @ U.T
+        middle, apart = (own[seeds, None] + own) / 2.0, (own[seeds, None] - own) / 2.0
+        pairs = middle + np.sqrt(apart**2 + H**2)
+        pairs[np.arange(len(seeds)), seeds] = np.inf
+        groups: Ints = np.argpartition(-pairs, few - 1, axis=1)[:, :few]
+        rows = U[groups]
+        shares, within = np.linalg.eigh(rows @ rows.transpose(0, 2, 1))
+        best = int(np.argmax(shares[:, -1]))
+        if shares[best, -1] >= 1.0 - exact:
+            direction: Floats = basis @ (rows[best].T @ within[best, :, -1])
+            return direction
+    return None
 
 
 def _with_constant(chunks: Callable[[], Iterable[Floats]]) -> Iterable[Floats]:

@@ -12,7 +12,7 @@ divisions and not with the number of answers: 10,000 unions of 60 patterns are 6
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.linalg import qr
@@ -37,16 +37,25 @@ class ReleasedGroups:
         Independent groups that every group released so far is a combination of, as sets of cells.
     weights : (n_rows, m) array
         From outside, under which estimates have left.
+    columns : (n_rows, k) array of float32
+        Orthonormal basis of all columns of which sums were released; see
+        :mod:`fedstat.federation.disclosure.products`.
     """
 
     cells: Ints
     basis: Bools
     weights: Floats
+    columns: Array
 
     @classmethod
     def none(cls, n_rows: int) -> ReleasedGroups:
         """Nothing has left yet: all rows are one cell."""
-        return cls(np.zeros(n_rows, dtype=np.int64), np.zeros((0, 1), dtype=np.bool_), np.zeros((n_rows, 0)))
+        return cls(
+            np.zeros(n_rows, dtype=np.int64),
+            np.zeros((0, 1), dtype=np.bool_),
+            np.zeros((n_rows, 0)),
+            np.zeros((n_rows, 0), dtype=np.float32),
+        )
 
     @property
     def sizes(self) -> Ints:
@@ -66,11 +75,11 @@ class ReleasedGroups:
         old, group = there // (G + 1), there % (G + 1) - 1
         asked = group == np.arange(G)[:, None]
         basis = independent_groups(self.basis[:, old], asked[asked.any(axis=1)])
-        return ReleasedGroups(new_cell[pair], basis, self.weights)
+        return replace(self, cells=new_cell[pair], basis=basis)
 
     def with_weights(self, weights: Floats) -> ReleasedGroups:
         """Return what is known after estimates under weights as well, (n_rows, q)."""
-        return ReleasedGroups(self.cells, self.basis, np.hstack([self.weights, weights]))
+        return replace(self, weights=np.hstack([self.weights, weights]))
 
     def carried(self, places: Ints) -> tuple[ReleasedGroups, Ints]:
         """Return what is known of a table with other rows, and which rows are gone.
@@ -83,9 +92,11 @@ class ReleasedGroups:
         new = np.zeros((len(self.basis), 1), dtype=np.bool_)
         here = np.where(places >= 0, self.cells[places], self.basis.shape[1])
         basis = np.concatenate([self.basis, new], axis=1) if (places < 0).any() else self.basis
-        weights = np.where((places >= 0)[:, None], self.weights[places], 0.0)
-        weights = np.concatenate([weights, self.weights[gone]])
-        return ReleasedGroups(np.concatenate([here, self.cells[gone]]), basis, weights), gone
+        weights, columns = (
+            np.concatenate([np.where((places >= 0)[:, None], held[places], held.dtype.type(0)), held[gone]])
+            for held in (self.weights, self.columns)
+        )
+        return ReleasedGroups(np.concatenate([here, self.cells[gone]]), basis, weights, columns), gone
 
     def fewest_isolated(self, min_count: int) -> int:
         """Rows that some combination of the sums isolates, if they are fewer than `min_count`; else 0.
@@ -124,8 +135,9 @@ class ReleasedGroups:
             "basis": packed,
             "c": np.array(self.basis.shape),
         }
-        if self.weights.size:
-            told["weights"] = self.weights
+        for name, held in (("weights", self.weights), ("columns", self.columns)):
+            if held.size:
+                told[name] = held
         return told
 
     @classmethod
@@ -138,10 +150,13 @@ class ReleasedGroups:
         basis = np.unpackbits(np.asarray(arrays["basis"], dtype=np.uint8), axis=1, count=c).astype(np.bool_)
         if basis.shape != (r, c) or (len(cells) and not 0 <= cells.min() <= cells.max() < c):
             raise ValueError("the memory of earlier answers is not whole")
-        weights = np.asarray(arrays.get("weights", np.zeros((len(cells), 0))), dtype=np.float64)
-        if weights.ndim != 2 or len(weights) != len(cells) or not np.isfinite(weights).all():
-            raise ValueError("the memory of earlier answers is not whole")
-        return cls(cells, basis, weights)
+        nothing = np.zeros((len(cells), 0))
+        weights = np.asarray(arrays.get("weights", nothing), dtype=np.float64)
+        columns = np.asarray(arrays.get("columns", nothing), dtype=np.float32)
+        for held in (weights, columns):
+            if held.ndim != 2 or len(held) != len(cells) or not np.isfinite(held).all():
+                raise ValueError("the memory of earlier answers is not whole")
+        return cls(cells, basis, weights, columns)
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from fedstat.federation.disclosure.facts import (
     RowCount,
     RowGroups,
     SummedColumns,
+    SummedProducts,
     UnequalWeights,
     WorkingWeights,
 )
@@ -74,7 +75,7 @@ MOST_HELD = 2**25
 """Largest number of values of learners' columns and responses that are kept for the next pass."""
 
 
-SUM_FACTS = (*OPEN_ROWS, SummedColumns, RowGroups)
+SUM_FACTS = (*OPEN_ROWS, SummedColumns, SummedProducts, RowGroups)
 ASKED = ArrayDeclaration("control", "learners, with the ends of their bases; folds", common=True)
 
 
@@ -183,7 +184,7 @@ def blocks(opened: OpenRows, curves: Sequence[str]) -> Iterator[tuple[CompleteRo
         frame = rows.frame[list(curves)]
         for start in range(0, len(X), BLOCK):
             part = slice(start, start + BLOCK)
-            raw = X[part] * opened.scale + opened.shift
+            raw = opened.in_units(X[part])
             whole = np.ones(len(raw), dtype=bool)
             yield CompleteRows(frame.iloc[part], whole, rows.y[part], None, {}), raw[:, first:]
 
@@ -242,6 +243,12 @@ class LearnerColumns:
                 part = slice(start, start + step)
                 frame = rows.frame.iloc[part]
                 yield frame, coded[part], ColumnsAlong.of(learners, frame, response, self.asked)
+
+    def side_by_side(self) -> Iterator[Floats]:
+        """Yield the columns of all learners, and what a row adds up to over the response, of all rows."""
+        columns = [self.of(p) for p in range(len(self.asked.learners))]
+        # One by one: of learners that vary along the response the blocks are shorter.
+        yield np.column_stack([np.concatenate([*one]) for one in (*columns, self.scores())])
 
     def responses(self) -> Iterator[Response]:
         """Responses."""
@@ -304,7 +311,9 @@ def declare_summed_columns(state: State, made: LearnerColumns, fold: Ints) -> No
         state.tell(DesignDirections(all_made, n, names))
     if made.uneven:
         _declare_weights(state, made, fold, width)
-    state.tell(RowGroups("", fold, np.flatnonzero(_used(made.opened))))
+    rows = np.flatnonzero(_used(made.opened))
+    state.tell(SummedProducts(made.side_by_side, names, rows, code=fold))
+    state.tell(RowGroups("", fold, rows))
 
 
 def _declare_weights(state: State, made: LearnerColumns, fold: Ints, width: int) -> None:

@@ -255,6 +255,7 @@ def sum_leveraged(
         )
     view = LeverageVectors(np.ascontiguousarray(translated).tobytes(), int(power))
     state.tell(*weighted_by(model.opened, model.chunks, model.n, own, model.distribution, view))
+    state.tell(model.score_products(own))
     meat = leveraged_meat(model.chunks(), own, model.distribution, translated, int(power))
     inside = meat is not None
     return {"inside": np.array(inside), "meat": np.zeros((p, p)) if meat is None else T.T @ meat @ T}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from fedstat.federation.disclosure.facts import (
     FittedMeanSums,
     OwnFit,
     OwnFitProblem,
+    SummedProducts,
     WorkingWeights,
 )
 from fedstat.federation.disclosure.family import step
@@ -27,7 +28,15 @@ from fedstat.federation.message import ArrayDeclaration, aggregate, check_length
 from fedstat.inference.homogeneity_tests import quadratic_form
 from fedstat.kernels.glm.distributions import DistributionSpec
 from fedstat.kernels.glm.local_fit import fit_local
-from fedstat.kernels.glm.sums import Rows, Sums, evaluate, log_likelihood, null_sums, row_scores
+from fedstat.kernels.glm.sums import (
+    Rows,
+    Sums,
+    evaluate,
+    linear_predictor,
+    log_likelihood,
+    null_sums,
+    row_scores,
+)
 from fedstat.models.horizontal.rows import (
     AT_THE_START,
     SCORES,
@@ -48,6 +57,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # sites.
 
 FAMILY = "glm"
+SCORE_BLOCK = 65_536
 LARGEST = 300.0
 """Offset above which its exponential is truncated; it serves as a first guess only."""
 
@@ -95,6 +105,20 @@ class SiteModel:
     def column_sums(self) -> ColumnSums:
         """Functions of columns whose products the fit of these rows would reveal."""
         return self.opened.question.column_sums(self.opened.used, True, self.weights_key)
+
+    def score_products(self, beta: Floats) -> SummedProducts:
+        """Fact on the products of rows' scores at coefficients of the site's own columns."""
+        opened, first = self.opened, int(self.opened.question.intercept)
+
+        def scores() -> Iterator[Floats]:
+            for rows in self.chunks():
+                for start in range(0, len(rows), SCORE_BLOCK):
+                    part = rows.part(slice(start, start + SCORE_BLOCK))
+                    ones = replace(part, X=np.ones((len(part), 1)), offset=linear_predictor(part, beta))
+                    residual = row_scores(ones, np.zeros(1), self.distribution)
+                    yield np.hstack([residual, opened.in_units(part.X)[:, first:] * residual])
+
+        return opened.score_products(scores)
 
     def translation(self, name: str, beta: Floats | None, shift: Floats, scale: Floats) -> Floats:
         """Matrix that converts coefficients of all sites' standardized columns to those of this site's."""
@@ -346,6 +370,7 @@ def judge(
     fit = np.array([llf, without.log_likelihood, without.deviance])
     arrays = {"defined": np.isfinite(fit), "fit": np.where(np.isfinite(fit), fit, 0.0)}
     if meat:
+        state.tell(model.score_products(own))
         sums = evaluate(model.chunks(), own, model.distribution, meat=True)
         assert sums.meat is not None
         arrays["meat"] = T.T @ sums.meat @ T
@@ -363,7 +388,6 @@ def judge(
 # The coordinator must know which clusters occur at several sites, but no label. It receives keyed hashes; the
 # sites share the key, and the coordinator does not have it.
 
-CLUSTER_BLOCK = 65_536
 ZERO = 1e-9
 """Standard deviations from zero within which a value counts as zero."""
 MAX_CLUSTER_CELLS = 2**24
@@ -505,6 +529,7 @@ def sum_clusters(
     state.tell(ClusterRowCounts([*rows[single].tolist(), *by_stratum, int(rows[alone].sum())]))
     state.tell(ClusterProducts(count_clusters(model, groups, rows >= 2), groups.columns))
     state.tell(*model.answered_at(T @ beta))
+    state.tell(model.score_products(T @ beta))
     scores = cluster_scores(data, state, groups, T @ beta) @ T
     own = [scores[spans & (groups.stratum == stratum)] for stratum in spanning]
     shared_sums = np.zeros((len(shared), p))
@@ -565,8 +590,8 @@ def cluster_scores(data: SiteData, state: State, groups: RowClusters, beta: Floa
     for rows, X in model.opened.chunks():
         all_rows = glm_rows(rows, X)
         # Scores of all rows at once would be as large as the design.
-        for start in range(0, len(X), CLUSTER_BLOCK):
-            part = all_rows.part(slice(start, start + CLUSTER_BLOCK))
+        for start in range(0, len(X), SCORE_BLOCK):
+            part = all_rows.part(slice(start, start + SCORE_BLOCK))
             np.add.at(out, groups.code[at : at + len(part.y)], row_scores(part, beta, model.distribution))
             at += len(part.y)
     return out

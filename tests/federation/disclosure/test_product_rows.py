@@ -1,0 +1,193 @@
+"""Rows behind products of two columns, and combinations of columns of several requests: both boundaries."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from reporting import FAMILY, N_ROWS, STEPS, rule_against, site_of
+
+from fedstat.federation.disclosure.facts import SummedProducts
+from fedstat.federation.disclosure.leverage import MAX_ROW_SHARE
+from fedstat.federation.disclosure.products import new_directions, product_rows
+from fedstat.federation.disclosure.release_history import ReleasedGroups
+from fedstat.federation.disclosure.site import FAMILIES
+
+RULE = "rows behind a product"
+ROWS = np.arange(N_ROWS)
+COUNTED = {"products": "counted", "remember": "all", "max_share": 0.2}
+
+
+@pytest.fixture(autouse=True)
+def _family(monkeypatch):
+    monkeypatch.setitem(FAMILIES, FAMILY, STEPS)
+
+
+def released(*columns, **more):
+    """Fact on the products of columns of all rows of the table."""
+    X = np.column_stack(columns).astype(float)
+    names = [f"x{j}" for j in range(X.shape[1])]
+    return SummedProducts(lambda: iter([X[:10], X[10:]]), names, ROWS, **more)
+
+
+def ones(*rows):
+    """An indicator of some rows."""
+    return np.isin(ROWS, np.concatenate([np.atleast_1d(part) for part in rows])) * 1.0
+
+
+def random_columns(n=N_ROWS, q=9, seed=3):
+    random = np.random.default_rng(seed)
+    X = random.normal(size=(n, q))
+    X[:, : q // 2] *= random.random((n, q // 2)) < 0.3
+    X[:, 0] = X[:, 0] != 0.0
+    X[:, 1] = 0.0
+    return X
+
+
+@pytest.mark.parametrize("n", [N_ROWS, 9000])
+def test_counts_and_shares_are_those_of_the_products(n):
+    X = random_columns(n)
+    X[5, 3:5] = 1e4
+    found = product_rows(X)
+    for i, j in combinations(range(X.shape[1]), 2):
+        product = np.abs(X[:, i] * X[:, j])
+        assert found.counts[i, j] == found.counts[j, i] == (product > 0.0).sum()
+        share = product.max() / product.sum() if product.any() else 0.0
+        if share > MAX_ROW_SHARE:
+            np.testing.assert_allclose(found.shares[[i, j], [j, i]], share, rtol=1e-12)
+        else:
+            assert found.shares[i, j] <= MAX_ROW_SHARE
+    assert (found.shares > 0.9).sum() >= 3
+    assert found.constant.tolist() == [True] + [False] * 8 and found.partly.tolist()[:3] == [
+        True,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+@pytest.mark.parametrize("least", [2, 3])
+def test_no_row_or_enough_rows_are_behind_a_product(n, least):
+    site = site_of(**COUNTED | {"remember": "nothing"}, min_level_count=least)
+    first, second = ones(ROWS[:20]), ones(ROWS[20 - n : 40])
+    refused = 0 < n < least
+    assert rule_against(site, released(first, second)) == (RULE if refused else "")
+    # Also where one of them is a column of many values, and in an order of its own.
+    assert rule_against(site, released(second * np.sqrt(ROWS), first)) == (RULE if refused else "")
+    assert rule_against(site_of(min_level_count=least), released(first, second)) == ""
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+def test_no_row_or_enough_rows_of_a_column_of_many_values_are_without_an_indicator(n):
+    site = site_of(**COUNTED | {"remember": "nothing"})
+    dose = np.where(ROWS < 20, ROWS + 5.0, 0.0)
+    indicator = ones(ROWS[: 20 - n], ROWS[40:])
+    assert rule_against(site, released(dose, indicator)) == (RULE if 0 < n < 3 else "")
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_products_are_counted_in_every_group(n):
+    site = site_of(**COUNTED | {"remember": "nothing"})
+    code = np.where(20 - n > ROWS, 0, 1)
+    fact = released(ones(ROWS[:20]), np.sqrt(1.0 + ROWS), code=code)
+    assert rule_against(site, fact) == (RULE if n < 3 else "")
+
+
+@pytest.mark.parametrize(("factor", "refused"), [(1.0, False), (20.0, False), (2000.0, True)])
+def test_no_row_is_nearly_all_of_a_product(factor, refused):
+    site = site_of(**COUNTED | {"remember": "nothing"})
+    x, z = 1.0 + np.sqrt(ROWS), 1.0 + np.cos(ROWS) ** 2
+    x[7] *= factor
+    assert rule_against(site, released(x, z)) == (RULE if refused else "")
+    assert rule_against(site_of(**COUNTED | {"max_share": 1.0, "remember": "nothing"}), released(x, z)) == ""
+
+
+# ---- columns of several requests -----------------------------------------------------------------------
+
+
+def in_turn(*facts, **policy):
+    """Rules by which a site refuses requests, one after another."""
+    site = site_of(**COUNTED | policy)
+    return [rule_against(site, fact, session=str(k)) for k, fact in enumerate(facts)]
+
+
+X = np.sqrt(1.0 + ROWS)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+def test_columns_of_two_requests_differ_in_enough_rows(n):
+    first, second = ones(ROWS[:30]), ones(ROWS[: 30 - n])
+    refused = RULE if 0 < n < 3 else ""
+    assert in_turn(released(X, first), released(X, second)) == ["", refused]
+    assert in_turn(released(X, first), released(X, 1.0 - second)) == ["", refused]
+    assert in_turn(released(X, first), released(X, 5.0 - 2.0 * second)) == ["", refused]
+    assert in_turn(released(X, first), released(X, second), remember="rows") == ["", ""]
+    # z over the rows of the first, and in a later request another column over those of the second.
+    joined = released(X, np.cos(ROWS) * second, joined=[False, True])
+    assert in_turn(released(X, first), joined) == ["", refused]
+    assert in_turn(joined, released(X, first)) == ["", refused]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_columns_without_zeros_of_two_requests_differ_in_enough_rows(n):
+    other = X.copy()
+    other[:n] += 1.0 + ROWS[:n]
+    assert in_turn(released(X), released(other)) == ["", RULE if n < 3 else ""]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_sums_and_differences_of_several_requests_single_out_no_few_rows(n):
+    """By inclusion and exclusion, of sets of which no two differ by few rows."""
+    a, b, c = ones(ROWS[:40]), ones(ROWS[n:25], ROWS[40:50]), ones(ROWS[25:40], ROWS[12:22], ROWS[50:60])
+    facts = [released(X, one) for one in (a, a * b, a * c, a * b * c)]
+    assert (a * (1 - b) * (1 - c)).sum() == n
+    rules = in_turn(*facts)
+    assert rules == ["", "", "", RULE if n < 3 else ""]
+
+
+def test_a_column_of_three_values_is_a_column_of_three_levels():
+    for n in (1, 2, 3):
+        x = np.where(n > ROWS, 2.0, ROWS % 2)
+        assert in_turn(released(X, x)) == [RULE if n < 3 else ""]
+
+
+def test_a_refused_request_is_not_remembered_and_a_repeated_one_adds_nothing():
+    site = site_of(**COUNTED)
+    assert rule_against(site, released(X, ones(ROWS[:30]))) == ""
+    known = site.data.memory.released
+    assert rule_against(site, released(X, ones(ROWS[:29]))) == RULE
+    assert site.data.memory.released is known
+    assert rule_against(site, released(3.0 - X, 2.0 * ones(ROWS[:30]))) == ""
+    assert site.data.memory.released is known
+
+
+def test_the_history_survives_a_file_and_rows_that_come_and_go():
+    first = released(X, ones(ROWS[:30]))
+    site = site_of(**COUNTED)
+    assert rule_against(site, first) == ""
+    held = ReleasedGroups.from_arrays(site.data.memory.released.to_arrays())
+    places = np.concatenate([ROWS[::-1][4:], [-1, -1, -1, -1]])  # four rows are gone, and four are new
+    carried, gone = held.carried(places)
+    np.testing.assert_array_equal(gone, ROWS[-4:])
+    np.testing.assert_array_equal(carried.columns[:60], held.columns[::-1][4:])
+    np.testing.assert_array_equal(carried.columns[60:64], 0.0)
+    np.testing.assert_array_equal(carried.columns[64:], held.columns[-4:])
+    arrays = held.to_arrays()
+    with pytest.raises(ValueError, match="not whole"):
+        ReleasedGroups.from_arrays(arrays | {"columns": arrays["columns"][1:]})
+
+
+@pytest.mark.parametrize("short", [1e-1, 1e-3, 1e-5])
+def test_new_directions_are_orthonormal_and_span_the_columns(short):
+    random = np.random.default_rng(0)
+    C = np.linalg.qr(random.normal(size=(500, 6)))[0]
+    known = C[:, :2].astype(np.float32)
+    C[:, 5] = C[:, 4] + short * C[:, 5]
+    C /= np.linalg.norm(C, axis=0)
+    basis, coefficients = new_directions(known, C)
+    assert basis.shape == (500, 4) and coefficients.shape == (6, 4)
+    every = np.hstack([known, basis]).astype(float)
+    np.testing.assert_allclose(every.T @ every, np.eye(6), atol=1e-4)
+    again, _ = new_directions(np.hstack([known, basis]), C)
+    assert again.shape == (500, 0)
