@@ -318,6 +318,14 @@ def check_factors(data: SiteData, state: State, fact: facts.FactorsRequested) ->
     """
     if data.policy.formulas == "any":
         return
+    absent = [name for factor in fact.factors for name in factor.columns if name not in data.published]
+    if absent:
+        raise DescriptionError.of_rule(
+            "simple formulas",
+            data.name,
+            f"computes published columns only, and the site publishes no column '{absent[0]}'. Ask the owner "
+            "to publish it in columns.toml, or leave it out",
+        )
     found = ((factor.text, _factor_problem(data, factor)) for factor in fact.factors)
     of_products = ((text, _product_problem(data, factors)) for text, factors in fact.products.items())
     for text, problem in chain(found, of_products):
@@ -356,9 +364,6 @@ def check_evaluation(data: SiteData, state: State, fact: facts.ModelEvaluation) 
 def _factor_problem(data: SiteData, factor: facts.FormulaFactor) -> str:
     """Say what is against a factor; nothing where it is allowed."""
     columns = data.published
-    absent = [name for name in factor.columns if name not in columns]
-    if absent:
-        return f"the site publishes no column '{absent[0]}'"
     if factor.written:
         return "a factor is one column or one function of one column, without arithmetic or written numbers"
     if not factor.functions:

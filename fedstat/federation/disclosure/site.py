@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import pandas as pd
 
 from fedstat.errors import (
-    ConsentError,
-    DescriptionError,
     DoorError,
     FedstatError,
-    FormulaError,
     MessageError,
     NotAvailableError,
-    PolicyError,
     SecurityError,
     SessionError,
 )
@@ -38,6 +34,7 @@ from fedstat.federation.disclosure.differencing import check_masked_sites
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseMechanism, NoiseRequired, read_budget_spent
 from fedstat.federation.disclosure.protocol_order import bind_common, mask_reply, record_step
+from fedstat.federation.disclosure.refusals import RefusalLog
 from fedstat.federation.disclosure.release_history import ReleaseHistory
 from fedstat.federation.disclosure.rules import stricter_rules
 from fedstat.federation.disclosure.state import MAX_SESSIONS, SESSION_END_REASONS, SiteData, SiteTrust, State
@@ -85,67 +82,6 @@ def load_families() -> None:
         import_module(f"fedstat.federation.{module}")
     for family in import_module(MODELS_PACKAGE).INSTALLED:
         import_module(f"{MODELS_PACKAGE}.{family}")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Refusals of a site: what leaves of them, what stays in its log, and when it stops answering.
-#
-# A refusal that depends on rows is a bit about them. Whoever may ask as often as wanted finds any value by
-# bisection, whatever the text says: so under ``reasons = "logged"`` the text is one word and the rule, and
-# after ``max_refusals`` of them whoever asked gets no more answers until the owner says so.
-
-MAX_REASONS_KEPT = 100
-"""Reasons that a process keeps in memory for its owner."""
-DATA_INDEPENDENT_ERRORS = (ConsentError, DescriptionError, FormulaError, SecurityError)
-"""Errors that follow from question, policy, public description and keys alone, and leave in full."""
-
-UNNAMED_RULE = "the rows do not admit it"
-"""Rule of a refusal that depends on rows, but on no rule of the policy: a singular design, for instance."""
-
-
-@dataclass(slots=True)
-class RefusalLog:
-    """What a site's refusals say, and to whom how many went.
-
-    Parameters
-    ----------
-    site : str
-    account : SiteLedger
-        Counts them beyond the life of the process.
-    log : callable, optional
-        Takes one line for the owner; by default the latest are kept in :attr:`reasons`.
-    """
-
-    site: str
-    account: SiteLedger
-    log: Callable[[str], None] | None = None
-    reasons: list[str] = field(default_factory=list)
-
-    def outward(self, policy: Policy, error: FedstatError, asker: str) -> FedstatError:
-        """Turn an error that a step raised, which may depend on rows, into what leaves."""
-        if isinstance(error, DATA_INDEPENDENT_ERRORS):
-            return error
-        # Under a budget nothing pays for a reason.
-        if policy.reasons == "told" and policy.privacy is None:
-            if policy.max_refusals:
-                self.account.count_refusal(asker)
-            return error
-        self.count(policy, str(error), asker)
-        rule = (error.rule if isinstance(error, PolicyError) else "") or UNNAMED_RULE
-        why = f"{self.site}: refused; its policy ({rule}). Why stands in the log of its owner"
-        return PolicyError(why, rule=rule, site=self.site)
-
-    def count(self, policy: Policy, reason: str, client: str) -> None:
-        """Count a bit about rows that a client learns, and log its reason."""
-        if policy.max_refusals:
-            self.account.count_refusal(client)
-        self.note(reason)
-
-    def note(self, reason: str) -> None:
-        """Tell the owner, and nobody else."""
-        if self.log is not None:
-            self.log(reason)
-        self.reasons = [*self.reasons[1 - MAX_REASONS_KEPT :], reason]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -441,7 +377,11 @@ class Site:
             memory.released = context.released
             # A statement is on the ledger, a plan on future requests, and neither on rows.
             about_rows = context.request.family not in (RECEIPT_FAMILY, APPROVAL_FAMILY)
-            outward = self.refusals.outward(self.policy, error, context.client) if about_rows else error
+            outward = (
+                self.refusals.outward(self.data, state.requested, error, context.client)
+                if about_rows
+                else error
+            )
             if outward is error:
                 raise
             # Without its cause: a traceback that is sent on would quote what the text does not.

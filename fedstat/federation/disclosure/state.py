@@ -14,7 +14,7 @@ from fedstat.federation.audit.event_log import SiteLedger
 from fedstat.federation.audit.ledger_file import HistoryCheck
 from fedstat.federation.crypto.keys import Identity
 from fedstat.federation.disclosure.approval import Approvals, FollowedPlan
-from fedstat.federation.disclosure.facts import EntityCount
+from fedstat.federation.disclosure.facts import EntityCount, FactorsRequested
 from fedstat.federation.disclosure.policy import Policy
 from fedstat.federation.disclosure.privacy_budget import NoiseRequired
 from fedstat.federation.disclosure.release_history import ReleaseHistory
@@ -173,6 +173,8 @@ class State:
         self.begun: dict[str, bytes] = {}  # what all sites were told alike, by the step that it came with
         # Not restored after a refusal: what was asked for counts.
         self.analysis = FollowedPlan()
+        self.requested: tuple[FactorsRequested, ...] = ()  # of the latest request with a formula
+        self._formula_begins = True
 
     def __contains__(self, name: object) -> bool:
         return name in self._items
@@ -192,6 +194,7 @@ class State:
     ) -> None:
         """Start counting for a new request, whose facts the site examines."""
         self._behind, self._judge, self.told, self.hidden_among = None, judge, set(), hidden_among
+        self._formula_begins = True
         self.check_noise = check_noise
         self.owed.clear()
 
@@ -211,6 +214,9 @@ class State:
                 self.rest_on(fact.n)
             if isinstance(fact, NoiseRequired):
                 self.owed[fact.array] = fact
+            if isinstance(fact, FactorsRequested):
+                self.requested = (fact,) if self._formula_begins else (*self.requested, fact)
+                self._formula_begins = False
             if self._judge is not None:
                 self._judge(fact)
 

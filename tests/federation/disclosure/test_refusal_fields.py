@@ -55,10 +55,10 @@ def test_a_column_named_like_a_refusal_changes_no_rule(monkeypatch, known):
 
 
 @pytest.mark.parametrize(
-    ("told", "rule"),
-    [(EntityCount(3), "minimum count"), (DesignError(TRAP), "the rows do not admit it")],
+    ("told", "reason"),
+    [(EntityCount(3), "(minimum count)"), (DesignError(TRAP), TRAP)],
 )
-def test_what_leaves_under_logged_reasons_is_the_rule_alone(monkeypatch, told, rule):
+def test_the_analyst_reads_one_word_where_reasons_are_logged(monkeypatch, told, reason):
     if isinstance(told, DesignError):
 
         def judge(*_):
@@ -66,9 +66,14 @@ def test_what_leaves_under_logged_reasons_is_the_rule_alone(monkeypatch, told, r
 
         monkeypatch.setattr("fedstat.federation.disclosure.state.State.tell", judge)
     error, entered, site = ask(monkeypatch, told, reasons="logged")
-    text = f"Kiel: refused; its policy ({rule}). Why stands in the log of its owner"
-    assert (str(error), error.rule, error.site) == (text, rule, "Kiel")
-    assert entered == f"PolicyError ({rule})" and len(site.refusals.reasons) == 1
+    text = (
+        "Kiel: refused for a reason that depends on rows; the owner's log has the reason. Rows (min_count, "
+        "remember): use the rows of an earlier model (complete=[...]), or fewer columns"
+    )
+    assert (str(error), error.rule, error.site) == (text, "rows", "Kiel")
+    assert entered == "PolicyError (rows)"
+    (logged,) = site.refusals.reasons
+    assert reason in logged
 
 
 @pytest.mark.parametrize("kind", [PolicyError, ConsentError])

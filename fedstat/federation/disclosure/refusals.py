@@ -1,0 +1,132 @@
+"""Refusals of a site: what the analyst reads, what stays in the owner's log, and how many there may be.
+
+A refusal that depends on rows is one bit about them, whatever it says. Where the owner keeps reasons in the
+log (``reasons = "logged"``), all these refusals have one rule, :data:`ROWS`, and one text. The text names
+terms of the model, keys of the policy and remedies. It follows from the request, the policy and the published
+columns alone, so that it is the same whichever check refused. After ``max_refusals`` of them the analyst gets
+no more answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fedstat.errors import (
+    ConsentError,
+    DescriptionError,
+    FedstatError,
+    FormulaError,
+    PolicyError,
+    SecurityError,
+)
+from fedstat.federation.audit.event_log import SiteLedger
+from fedstat.federation.disclosure.facts import COMPARISON, FactorsRequested, FormulaFactor
+from fedstat.federation.disclosure.policy import Policy
+from fedstat.federation.disclosure.state import SiteData
+from fedstat.federation.tables.published import Published
+
+MAX_REASONS_KEPT = 100
+"""Reasons that a process keeps in memory for its owner."""
+DATA_INDEPENDENT_ERRORS = (ConsentError, DescriptionError, FormulaError, SecurityError)
+"""Errors that follow from request, policy, public description and keys alone; they are shown in full."""
+ROWS = "rows"
+"""The rule of every refusal that depends on rows, as the analyst reads it."""
+MAX_TERMS_NAMED = 8
+
+
+@dataclass(slots=True)
+class RefusalLog:
+    """The refusals of a site: their texts, the owner's log, and how many each client had.
+
+    Parameters
+    ----------
+    site : str
+    account : SiteLedger
+        Counts refusals beyond the life of the process.
+    log : callable, optional
+        Takes one line for the owner; by default the latest are kept in :attr:`reasons`.
+    """
+
+    site: str
+    account: SiteLedger
+    log: Callable[[str], None] | None = None
+    reasons: list[str] = field(default_factory=list)
+
+    def outward(
+        self, data: SiteData, requested: Sequence[FactorsRequested], error: FedstatError, client: str
+    ) -> FedstatError:
+        """Turn an error of a step, which may depend on rows, into what the analyst reads."""
+        policy = data.policy
+        if isinstance(error, DATA_INDEPENDENT_ERRORS):
+            return error
+        # Under a budget nothing pays for a reason.
+        if policy.reasons == "told" and policy.privacy is None:
+            if policy.max_refusals:
+                self.account.count_refusal(client)
+            return error
+        self.count(policy, str(error), client)
+        return PolicyError(
+            refusal_text(self.site, policy, requested, data.published), rule=ROWS, site=self.site
+        )
+
+    def count(self, policy: Policy, reason: str, client: str) -> None:
+        """Count a bit about rows that a client learns, and log its reason."""
+        if policy.max_refusals:
+            self.account.count_refusal(client)
+        self.note(reason)
+
+    def note(self, reason: str) -> None:
+        """Write a line for the owner alone."""
+        if self.log is not None:
+            self.log(reason)
+        self.reasons = [*self.reasons[1 - MAX_REASONS_KEPT :], reason]
+
+
+def refusal_text(
+    site: str, policy: Policy, requested: Iterable[FactorsRequested], published: Published
+) -> str:
+    """Write the text of every refusal that depends on rows: terms, policy keys and remedies."""
+    facts = list(requested)
+    levels, numbers = _terms(facts, published)
+    parts = [f"{site}: refused for a reason that depends on {ROWS}; the owner's log has the reason"]
+    counts = _keys(policy, {"min_level_count": 0, "products": "any"})
+    if levels and counts:
+        parts.append(f"Terms {_listed(levels)} ({counts}): merge rare levels or drop a term")
+    shares = _keys(policy, {"max_share": 1.0, "products": "any"})
+    if numbers and shares:
+        parts.append(f"Columns {_listed(numbers)} ({shares}): transform a skewed one, or drop it")
+    outcomes = _keys(policy, {"min_events": 0})
+    if facts and outcomes:
+        parts.append(f"A response of two values ({outcomes}): leave a site with a rare outcome out")
+    if rows := _keys(policy, {"min_count": 0, "remember": "nothing"}):
+        parts.append(f"Rows ({rows}): use the rows of an earlier model (complete=[...]), or fewer columns")
+    return ". ".join(parts)
+
+
+def _keys(policy: Policy, off: dict[str, object]) -> str:
+    """Name the keys of a policy that are not at these values, which switch them off."""
+    return ", ".join(name for name, value in off.items() if getattr(policy, name) != value)
+
+
+def _terms(requested: Iterable[FactorsRequested], published: Published) -> tuple[list[str], list[str]]:
+    """Texts of factors and products with levels, and of numbers, in the order of the formula."""
+    levels: dict[str, None] = {}
+    numbers: dict[str, None] = {}
+    for fact in requested:
+        for factor in fact.factors:
+            (levels if _has_levels(factor, published) else numbers)[factor.text] = None
+        levels |= dict.fromkeys(fact.products)
+    return list(levels), [name for name in numbers if name not in levels]
+
+
+def _has_levels(factor: FormulaFactor, published: Published) -> bool:
+    columns = [published[name] for name in factor.columns if name in published]
+    coded = {"C", COMPARISON} & set(factor.functions)
+    return bool(coded) or any(one.kind == "category" or len(one.levels) == 2 for one in columns)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MAX_TERMS_NAMED])
+    more = len(names) - MAX_TERMS_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
