@@ -101,6 +101,14 @@ def test_a_vignette_shows_the_files_as_they_are_generated():
         assert f"```py\n{content}```" in text, path
 
 
+def test_the_picture_of_the_architecture_has_the_family(tmp_path):
+    shutil.copytree(ROOT / "fedstat", tmp_path / "fedstat", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("building", "_static", "api"):
+        shutil.copytree(ROOT / "docs" / folder, tmp_path / "docs" / folder)
+    run(tmp_path, "-m", "fedstat.template", "another", "--root", str(tmp_path))
+    assert ">another<" in (tmp_path / "docs" / "_static" / "rooms.svg").read_text(encoding="utf-8")
+
+
 def test_lines_are_inserted_in_order():
     text = "from fedstat.a import A\nfrom fedstat.c import (\n    C,\n)\nimport os\n"
     assert sort_imports(text) == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -99,6 +100,15 @@ def write_family(name: str, root: Path) -> list[Path]:
     return [root / file for file in written]
 
 
+def draw_rooms(root: Path) -> list[Path]:
+    """Draw the picture of the architecture, in which a family is a room, again; return its file."""
+    script = root / "docs" / "building" / "rooms.py"
+    if not script.exists():
+        return []
+    runpy.run_path(str(script), run_name="__main__")
+    return [root / "docs" / "_static" / "rooms.svg"]
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m fedstat.template", description=__doc__)
@@ -109,7 +119,7 @@ def main() -> None:
         written = write_family(arguments.name, arguments.root)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    print("\n".join(map(str, written)))
+    print("\n".join(map(str, [*written, *draw_rooms(arguments.root)])))
 
 
 if __name__ == "__main__":

@@ -257,6 +257,7 @@ def coding(**state):
         ('{"question": "q", "targets": 1}', '{"question": "p", "targets": 1}', False),
         ('{"question": "q", "spec": 1}', '{"question": "q", "spec": 2}', False),
         ('{"other": 1}', '{"other": 2}', False),
+        ('{"targets": 1}', '{"targets": 2}', False),
         ("[1]", "[2]", False),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 
 from fedstat.errors import PartitionError
 from fedstat.federation.disclosure.rules import (
+    ANALYST,
     RELEASE_KINDS,
     check_policy_values,
     choice,
@@ -239,4 +240,13 @@ def test_lists_of_texts_are_sets_where_a_rule_holds_one():
     read = parse_policy("here", b'kinds = ["sketch"]\nmode = ["on"]\nmost = [1]', Small)
     assert read == {"kinds": frozenset({"sketch"}), "mode": ["on"], "most": [1]}
     assert parse_policy("here", b"", Small) == {}
-    assert parse_policy("here", b"kinds = [1]", Small) == {"kinds": [1]}
+    assert parse_policy("here", b"kinds = ['sketch', 1]", Small) == {"kinds": ["sketch", 1]}
+
+
+def test_what_a_party_learns_without_a_rule_stands_in_its_record():
+    @dataclass(frozen=True)
+    class Explained:
+        most: int = rule(7, "most", whole(0, limit(0)), "The most.", without={ANALYST: "All."})
+
+    assert rules_of(Explained)["most"].without == {ANALYST: "All."}
+    assert rules_of(Small)["least"].without == {}
