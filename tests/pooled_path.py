@@ -186,8 +186,8 @@ class GLMSolver:
             fit = fit_local(lambda: [replace(self.rows, X=self.rows.X[:, free])], self.family, tol=1e-16)
             if not fit.converged:
                 raise EstimationError(
-                    f"the {len(free)} unpenalised columns alone have no estimate: {fit.problem}; "
-                    "penalise those that do not have to be in the model"
+                    f"the {len(free)} unpenalized columns alone have no estimate: {fit.problem}; "
+                    "penalize those that do not have to be in the model"
                 )
             b[free] = fit.beta
         return self.start(b)

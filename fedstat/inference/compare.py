@@ -60,7 +60,7 @@ class Comparison(SheetSummary):
         tables = [part.reset_index() for part in (coefficients.apply(_align_stars), bottom)]
         heads = [str(heading) for heading in tables[0].columns]
         if coefficients.empty:
-            # Of fits that have figures alone there is one sheet, and no institution beside a name.
+            # Of fits that have figures alone there is one sheet, and no site beside a name.
             heads, body = ["", *heads[2:]], tables[1].drop(columns="client")
             widths = tuple(
                 min(max(map(len, [*body[c], h])), WIDEST) for c, h in zip(body, heads, strict=True)
@@ -80,7 +80,7 @@ class Comparison(SheetSummary):
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One fit: its cells by coefficient name, the institutions of these, its bottom figures, what it lacks.
+    """One fit: its cells by coefficient name, the sites of these, its bottom figures, what it lacks.
 
     `judged` says of which entities the figures of a fit without coefficients are.
     """
@@ -96,7 +96,7 @@ class _Column:
 def compare(
     results: Mapping[str, object], *, stars: Sequence[float] = (0.05,), digits: int = 4
 ) -> Comparison:
-    """Put fits side by side: coefficient, standard error in brackets, stars, grouped by institution.
+    """Put fits side by side: coefficient, standard error in brackets, stars, grouped by site.
 
     Parameters
     ----------
@@ -213,9 +213,9 @@ def _lacking(result: object) -> str:
 
 
 def _row_order(columns: Sequence[_Column]) -> pd.MultiIndex:
-    """Institutions, then coefficients, in the order of their first appearance; no institution comes first.
+    """Sites, then coefficients, in the order of their first appearance; no site comes first.
 
-    A coefficient that has an institution in one fit and none in another is listed under the institution.
+    A coefficient that has a site in one fit and none in another is listed under the site.
     """
     owner: dict[str, str] = {}
     for column in columns:

@@ -31,7 +31,7 @@ def threshold_bins(counts: Floats, alpha: float) -> Ints:
 
 
 def merge_upwards(counts: Ints, least: int) -> Ints:
-    """Group neighbouring bins so that each group holds `least` or more, and count it in its last full bin.
+    """Group neighboring bins so that each group holds `least` or more, and count it in its last full bin.
 
     What is left at the end belongs to the last group. A group reaches from above the one before to the bin in
     which it counts, so that whoever reads the counts knows where its members may lie. (B,) -> (B,), a place

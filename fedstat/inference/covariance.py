@@ -106,7 +106,7 @@ SINGULAR = 1e-12
 
 
 def gvif(cov: Floats, names: Sequence[str], terms: Sequence[str]) -> pd.DataFrame:
-    """Generalised variance inflation factor of each term of the formula.
+    """Generalized variance inflation factor of each term of the formula.
 
     With R the correlation matrix of the coefficients without the intercept, R11 the block of a term and
     R22 that of all others, GVIF = det R11 det R22 / det R: how much larger the (squared) joint confidence
@@ -116,7 +116,7 @@ def gvif(cov: Floats, names: Sequence[str], terms: Sequence[str]) -> pd.DataFram
     without an intercept the factors measure from zero, and are large for columns far from zero.
 
     Fox, J. and Monette, G. (1992). Generalized collinearity diagnostics. Journal of the American Statistical
-    Association 87, 178-183; for generalised linear models as in R's ``car::vif``.
+    Association 87, 178-183; for generalized linear models as in R's ``car::vif``.
     """
     kept = [j for j, name in enumerate(names) if name != INTERCEPT]
     term_of = np.array([terms[j] for j in kept], dtype=object)

@@ -20,7 +20,7 @@ INTERCEPT = "Intercept"
 
 
 class ReceiptLike(Protocol):
-    """What the institutions signed of a run."""
+    """What the sites signed of a run."""
 
     @property
     def released(self) -> pd.DataFrame:
@@ -35,7 +35,7 @@ class ReceiptLike(Protocol):
 
 
 class LedgerLike(Protocol):
-    """The account of what passed between the institutions."""
+    """The account of what passed between the sites."""
 
     @property
     def rounds(self) -> int:
@@ -46,7 +46,7 @@ class LedgerLike(Protocol):
         """Bytes, both ways together."""
 
     def kinds_by_client(self) -> Mapping[str, Sequence[str]]:
-        """Kinds of values that left each institution."""
+        """Kinds of values that left each site."""
 
     def to_frame(self) -> pd.DataFrame:
         """One row for each array that passed."""
@@ -60,10 +60,10 @@ class Estimate:
     field                 meaning
     ====================  ==================================================================================
     params, cov           (d,), (d, d); `cov` None where the method has none, nan where a parameter has none
-    names, institutions        unique, as printed (``"Sex[T.male]"``); institution ``""`` for one of none
+    names, sites        unique, as printed (``"Sex[T.male]"``); site ``""`` for one of none
     terms                 term of the formula of each coefficient
     convergence           what to say of the iteration, such as ``"relative score 3e-2 after 500 rounds"``
-    llf                   log-likelihood: maximised, or that at the estimate where not `llf_is_maximum`
+    llf                   log-likelihood: maximized, or that at the estimate where not `llf_is_maximum`
     density_of            variables whose joint density `llf` is, none: the response given all others; two
                           likelihoods compare only where it agrees
     n_parameters          counted by AIC and BIC; None: ``df_model``, without the intercept, and that

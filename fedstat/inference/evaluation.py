@@ -63,7 +63,7 @@ def probabilities(edges: Floats, distribution: DistributionSpec) -> Floats:
 def merge_small_bins(counts: Ints, least: int) -> Ints:
     """Say which bins a site counts together, so that none of those released holds 1 to ``least - 1`` rows.
 
-    The smallest such bin joins its nearest occupied neighbour (of two, the smaller), and so on until none is
+    The smallest such bin joins its nearest occupied neighbor (of two, the smaller), and so on until none is
     left; the joint bin is released in the place of the fuller of the two. Every sum over bins is preserved,
     and with it the ratio of observed to expected. Rows that moved are counted in a bin that is not theirs:
     against the rows they joined they count as ties, and against the site's other rows as before; against
@@ -321,7 +321,7 @@ class Evaluation:
         """Receiver operating characteristic of each site and of all, from counts in bins.
 
         Points are exact for the thresholds in them, the edges of the bins, but for bins of fewer rows than a
-        site tells apart, which it counted with a neighbour. Between points the curve of the rows lies in the
+        site tells apart, which it counted with a neighbor. Between points the curve of the rows lies in the
         rectangle that two of them span.
 
         Returns
@@ -416,7 +416,7 @@ class Evaluation:
             expected); for a binary response ``auc``, ``auc_std_error``, its 95 % interval ``auc_low``,
             ``auc_high``, and ``auc_at_least``, ``auc_at_most``, between which the AUC of these rows lies,
             as far as bins tell; ``brier``, where the sums for it were asked for. For a response that is a
-            number, over institutions with different columns, ``rmse`` and ``rsquared``.
+            number, over sites with different columns, ``rmse`` and ``rsquared``.
         """
         sums = {what: self._with_total(v.sum(axis=1)) for what, v in self._sums().items()}
         frame = pd.DataFrame(sums, index=pd.Index([*self.sites, ALL], name="site"))
@@ -489,7 +489,7 @@ class Evaluation:
         ----------
         ax : matplotlib Axes, optional
         groups : int
-            Most points of a curve; neighbouring bins are joined.
+            Most points of a curve; neighboring bins are joined.
 
         Returns
         -------
@@ -539,7 +539,7 @@ class Evaluation:
     def _notes(self) -> list[str]:
         found, least = self.recalibration, self.least
         recalibrated = [] if found is None else [found.note]
-        merged = [f"Bins of fewer than {least} {self.counted} were counted with a neighbour."] * (least > 1)
+        merged = [f"Bins of fewer than {least} {self.counted} were counted with a neighbor."] * (least > 1)
         if not self.binary:
             accurate = [] if self.accuracy is None else [self.accuracy.note]
             return [*accurate, *recalibrated, *self.remarks, *merged]

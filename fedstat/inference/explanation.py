@@ -22,7 +22,7 @@ ENDS = ("_low", "", "_high")
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Explanation:
-    """What a fit would ask for, what would leave each institution, and who could learn what from it.
+    """What a fit would ask for, what would leave each site, and who could learn what from it.
 
     Print it, let a notebook show it, or take :meth:`tidy`.
 
@@ -36,7 +36,7 @@ class Explanation:
         Steps of a kind of round trip, and how many there would be: with one iteration, as in the dry
         run, and at the limit of the fit.
     refused : mapping of str to mapping of str to sequence of str
-        What the policies would say against it, by institution and rule; empty where all let it pass.
+        What the policies would say against it, by site and rule; empty where all let it pass.
     learned : sequence of (str, str)
         Who, and what he could learn.
     notes : sequence of str
@@ -61,11 +61,11 @@ class Explanation:
 
     @property
     def passes(self) -> bool:
-        """Whether every institution's policy lets the fit pass, as far as it can be told without data."""
+        """Whether every site's policy lets the fit pass, as far as it can be told without data."""
         return not self.refused
 
     def tidy(self) -> pd.DataFrame:
-        """List every array that would leave an institution.
+        """List every array that would leave a site.
 
         Returns
         -------
@@ -79,7 +79,7 @@ class Explanation:
         return self.table.copy()
 
     def totals(self) -> pd.DataFrame:
-        """Sum up bytes by institution.
+        """Sum up bytes by site.
 
         Returns
         -------
@@ -108,16 +108,16 @@ class Explanation:
         return PASSES if self.passes else f"REFUSED by the policy of {self._named(self.refused)}"
 
     def _named(self, names: Iterable[str], each: str = "") -> str:
-        """Names of institutions; of many that are all that send anything, how many they are."""
+        """Names of sites; of many that are all that send anything, how many they are."""
         names = list(names)
         every = set(self.table["sender"]) - {COORDINATOR}
         if len(names) > MOST_NAMED and every.issubset(names):
-            return f"all {len(names)} institutions{each}"
+            return f"all {len(names)} sites{each}"
         return f"{', '.join(names)}{each if len(names) > 1 else ''}"
 
     def _summary(self, verdict: str = "") -> SheetSummary:
         if self.table.empty:
-            headline = f"{self.call} would send nothing from one institution to another."
+            headline = f"{self.call} would send nothing from one site to another."
             return SheetSummary([self._learned()], self.notes, headline)
         headline = f"{verdict}What {self.call} would ask for; nothing has been asked."
         sheets = [*self._refusals(), self._rounds(), self._totals(), *self._senders(), self._learned()]
@@ -135,7 +135,7 @@ class Explanation:
             yield Sheet(headers, tuple(rows), "lll", (18, 18, 72), "THIS FIT WOULD BE REFUSED", wrap=True)
 
     def _together(self, rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """Put rows that differ only in the institution, the first cell, in one line."""
+        """Put rows that differ only in the site, the first cell, in one line."""
         return [(self._named(names, EACH), *rest) for rest, names in merge_rows(rows).items()]
 
     def _rounds(self) -> Sheet:
@@ -163,9 +163,7 @@ class Explanation:
             title = f"{', '.join(senders)} would send to the coordinator{EACH if len(senders) > 1 else ''}"
             # The one place that names them all, however many they are.
             if len(senders) > MOST_NAMED:
-                title = (
-                    f"{len(senders)} institutions would send to the coordinator{EACH}: {', '.join(senders)}"
-                )
+                title = f"{len(senders)} sites would send to the coordinator{EACH}: {', '.join(senders)}"
             yield Sheet(
                 headers, merge_arrays(rows), "lllrrrrl", (15, 15, 17, 10, 11, 5, 8, 22), title, wrap=True
             )
@@ -176,7 +174,7 @@ class Explanation:
             tuple(self.learned) or (("Nobody", "learns anything that another has."),),
             "ll",
             (20, 89),
-            "Who could learn what, if institutions keep to the protocol and keep what they see",
+            "Who could learn what, if sites keep to the protocol and keep what they see",
             wrap=True,
         )
 
@@ -212,7 +210,7 @@ def instructions(told: pd.DataFrame) -> Sheet:
 
 
 def merge_sites(table: pd.DataFrame) -> Iterator[tuple[list[str], tuple[tuple[str, ...], ...]]]:
-    """Put together institutions that would send the same but for the number of entities."""
+    """Put together sites that would send the same but for the number of entities."""
     # Keyed by what they would send: thirty hospitals that send alike make one table.
     found: dict[tuple[tuple[str, ...], ...], dict[str, list[int]]] = {}
     for sender, part in table.groupby("sender", sort=False):

@@ -120,7 +120,7 @@ def _header_sheet(result: SiteComparison) -> Sheet:
             str(len(result.flagged)),
         ),
     )
-    return Sheet(("",) * 4, rows, "lrlr", HEADER_WIDTHS, "Heterogeneity between institutions", gap=2)
+    return Sheet(("",) * 4, rows, "lrlr", HEADER_WIDTHS, "Heterogeneity between sites", gap=2)
 
 
 def _coefficient_sheet(result: SiteComparison) -> Sheet:
@@ -200,7 +200,7 @@ def _notes(result: SiteComparison) -> list[str]:
     changes = (
         "the changes are one Newton step, in standard errors of the common model."
         if result.without_each is not None
-        else f"the estimates without each of the {len(result.sites)} institutions are not known, as sums "
+        else f"the estimates without each of the {len(result.sites)} sites are not known, as sums "
         "are masked: see fit(masked=False)."
     )
     notes.append(

@@ -180,7 +180,7 @@ def welch_test(parts: Sequence[SiteWelchTerms]) -> JointTest:
     """Test one vector of coefficients against one for each site, each with its own dispersion.
 
     ``T = sum_k U_k' I_k^- U_k - U' I^{-1} U``, U and I the sums over sites, is Cochran's Q of vectors: the
-    generalised least squares of the sites' estimates. That its dispersions are estimated is allowed for as by
+    generalized least squares of the sites' estimates. That its dispersions are estimated is allowed for as by
     Welch (1951) and Johansen (1980): with H_k = I^{-1} I_k, rank r_k and f1 = sum_k r_k - p, the sums over
     sites ``a = sum tr (1 - H_k)^2 / df_k`` and ``b = sum (r_k - tr H_k)^2 / df_k`` give the first two moments
     of T to order 1 / df, and ``T / (f1 + 2 a - 2 (b + 2 a) / (f1 + 2))`` is F on f1 and ``f1 (f1 + 2) / (b +

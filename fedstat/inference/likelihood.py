@@ -14,7 +14,7 @@ from fedstat.inference.estimate import Estimate
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Criteria that choose one of several penalised fits.
+# Criteria that choose one of several penalized fits.
 #
 # Each takes minus twice the log-likelihood, up to a constant that the fits share. With a dispersion that is
 # known to be one it is ``2 N f``, f being half the mean deviance; where the dispersion is estimated (a
@@ -181,7 +181,7 @@ def mcfadden(llf: float, llnull: float) -> float:
 def cox_snell(llf: float, llnull: float, nobs: float) -> float:
     """Pseudo R-squared of Cox and Snell, ``1 - exp(2 (llnull - llf) / nobs)``; nobs counts weights.
 
-    For a linear model of which both likelihoods are maximised over the variance it is the R-squared; for a
+    For a linear model of which both likelihoods are maximized over the variance it is the R-squared; for a
     discrete response it stays below one even where the fit is perfect. Cox, D. R. and Snell, E. J. (1989).
     Analysis of Binary Data, 2nd edition, p. 208-209.
     """

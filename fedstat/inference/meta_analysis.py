@@ -29,7 +29,7 @@ SMALLEST_Q = 1e-12
 
 
 def weighted_mean(b: Floats, v: Floats, tau2: Floats | float) -> tuple[Floats, Floats, Floats]:
-    """Mean, its variance and the generalised Q at variances between sites (...,), each of that shape."""
+    """Mean, its variance and the generalized Q at variances between sites (...,), each of that shape."""
     w = 1.0 / (v + np.asarray(tau2)[..., None])
     total = w.sum(axis=-1)
     mean = w @ b / total
@@ -45,7 +45,7 @@ def dersimonian_laird(b: Floats, v: Floats) -> float:
 
 
 def restricted_likelihood(b: Floats, v: Floats) -> float:
-    """Variance between sites that maximises the restricted likelihood (Viechtbauer 2005)."""
+    """Variance between sites that maximizes the restricted likelihood (Viechtbauer 2005)."""
 
     def loss(tau2: Floats | float) -> Floats:
         _, variance, Q = weighted_mean(b, v, tau2)
@@ -110,7 +110,7 @@ def prediction_interval(b: Floats, v: Floats, alpha: float) -> tuple[float, floa
 
 
 def _where_q_is(Q: Floats, b: Floats, v: Floats) -> Floats:
-    """Variances between sites at which the generalised Q, which falls with them, has these values."""
+    """Variances between sites at which the generalized Q, which falls with them, has these values."""
     low = np.zeros(len(Q))
     high = ((b - b.mean()) ** 2).sum() / Q
     for _ in range(BISECTIONS):
@@ -275,7 +275,7 @@ def _i2(H2: float) -> float:
 # Coefficients of a factor over sites together: multivariate random-effects meta-analysis.
 
 STARTS = (1.0, 0.1, 0.01)
-"""Variances between sites from which the likelihood is maximised, in units of those of the estimates."""
+"""Variances between sites from which the likelihood is maximized, in units of those of the estimates."""
 HEADER_WIDTHS, WIDTHS = (30, 16, 26, 20), (34, 12, 10, 12, 12, 10)
 
 
@@ -310,9 +310,9 @@ class SiteCoefficients:
         return sum(map(len, self.b))
 
     def mean(self, Psi: Floats) -> tuple[Floats, Floats, float, float, Floats]:
-        """Generalised least squares at a covariance between sites (p, p).
+        """Generalized least squares at a covariance between sites (p, p).
 
-        Returned are the mean (p,), its covariance (p, p), the generalised Q, minus twice the restricted
+        Returned are the mean (p,), its covariance (p, p), the generalized Q, minus twice the restricted
         log-likelihood but for a constant, and its derivative by Psi (p, p).
         """
         p, logs = self.p, 0.0
@@ -336,7 +336,7 @@ class SiteCoefficients:
 
 
 def multivariate_restricted_likelihood(effects: SiteCoefficients) -> Floats:
-    """Covariance between sites (p, p) that maximises the restricted likelihood; it may be singular.
+    """Covariance between sites (p, p) that maximizes the restricted likelihood; it may be singular.
 
     It is sought as L L', L lower triangular, in units of the mean variances of the estimates.
     """
@@ -471,7 +471,7 @@ class FactorCombination:
         heads = ("", "rand. eff.", "std err", f"{self.alpha / 2:g}", f"{1 - self.alpha / 2:g}", "tau")
         notes = [
             "Multivariate random effects of all coefficients together, with an unstructured covariance "
-            "between institutions by restricted maximum likelihood. Q and I2 are joint as well."
+            "between sites by restricted maximum likelihood. Q and I2 are joint as well."
         ]
         if not np.isinf(self.df_denom):
             notes.append(
@@ -495,7 +495,7 @@ def combine_factor(
     """Combine sites' estimates (K, p) of several coefficients, with covariances (K, p, p).
 
     Sites may determine some only, nan the others. Q has as many degrees of freedom as there are estimates
-    beyond p. With `test` "knha" the covariance of the mean is multiplied by the generalised Q over these,
+    beyond p. With `test` "knha" the covariance of the mean is multiplied by the generalized Q over these,
     with "adhoc" never below one, and tests are of t and F; with "z" they are normal and chi-squared.
 
     Raises

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 ACROSS = 4
 """Panels in a row."""
 HEADING = 1.3
-"""Rows left blank above each institution, for its name."""
+"""Rows left blank above each site, for its name."""
 WIDE = 6.0
 """Times the usual half width beyond which an interval is cut."""
 
@@ -66,7 +66,7 @@ def link_words(spec: DistributionSpec | None, response: str) -> tuple[str, str, 
 def per_deviation(frame: pd.DataFrame, deviations: Mapping[str, float] | pd.Series) -> pd.DataFrame:
     """Turn coefficients and their limits into those of one standard deviation of the column."""
     if absent := [name for name in frame["name"] if name not in deviations]:
-        raise ModelError(f"standardised: no standard deviation of {', '.join(absent[:5])}")
+        raise ModelError(f"standardized: no standard deviation of {', '.join(absent[:5])}")
     sd = np.array([float(deviations[name]) for name in frame["name"]])
     columns = ["estimate", "conf_low", "conf_high"]
     return frame.assign(**{column: frame[column].to_numpy(dtype=np.float64) * sd for column in columns})
@@ -81,7 +81,7 @@ def plot_coefficients(
     effect: str = "coefficient",
     ratios: bool = False,
 ) -> Axes:
-    """Forest plot of a frame as `CoefficientResults.tidy`: a row per coefficient, coloured by institution.
+    """Forest plot of a frame as `CoefficientResults.tidy`: a row per coefficient, colored by site.
 
     Rows without an interval are drawn as a hollow point. `ratios` are drawn on a logarithmic scale around 1.
     A new figure is as tall as the rows need. Intervals much wider than the others end in arrows.
@@ -109,7 +109,7 @@ def plot_coefficients(
 
 
 def _places(groups: list[tuple[str, pd.DataFrame]]) -> list[np.ndarray]:
-    """Rows from the top down, a heading above each institution."""
+    """Rows from the top down, a heading above each site."""
     places, top = [], 0.0
     for client, rows in groups:
         top += HEADING if client else 0.0
@@ -265,7 +265,7 @@ def plot_heat(correlation: pd.DataFrame, title: str, ax: Axes | None = None) -> 
     places, names = range(len(correlation)), [shorten(str(name), most) for name in correlation]
     ax.set_xticks(places, names, rotation=90, fontsize=SMALL, parse_math=False)
     ax.set_yticks(places, names, fontsize=SMALL, parse_math=False)
-    # Beside a narrow picture a scale of colours would take what is left of it.
+    # Beside a narrow picture a scale of colors would take what is left of it.
     where: Any = {"location": "bottom"} if axes_width_inches(ax) < NARROW else {"shrink": 0.7}
     ax.figure.colorbar(image, ax=ax, label="correlation", **where)
     set_headline(ax, title)
@@ -283,7 +283,7 @@ MARGIN = 0.04
 STRIP = 30
 """Bars of the histogram above a calibration plot."""
 MOST_SITES = 7
-"""Sites that are told apart by colour; more are drawn in grey."""
+"""Sites that are told apart by color; more are drawn in gray."""
 LEAST_ROWS = 50
 """Rows of a site behind a point of its line, about."""
 
@@ -293,7 +293,7 @@ def plot_calibration(
 ) -> Axes:
     """Observed against predicted means: all sites as points, each site as a line; rows by prediction above.
 
-    Binary responses have intervals of proportions (Wilson 1927, 95 %). Neighbouring bins are joined to at
+    Binary responses have intervals of proportions (Wilson 1927, 95 %). Neighboring bins are joined to at
     most `groups` of about equal size, of small sites to fewer.
     """
     ax = axes_for(ax, 5.0, 5.4)
@@ -355,7 +355,7 @@ def plot_roc(curves: pd.DataFrame, areas: Mapping[str, float], ax: Axes | None =
 
 
 def join_bins(n: Floats, observed: Floats, expected: Floats, groups: int) -> Bins:
-    """Join neighbouring bins to at most so many groups of about equal size; empty groups are left out."""
+    """Join neighboring bins to at most so many groups of about equal size; empty groups are left out."""
     # By the middle rank of a bin: a bin is never split over two groups.
     middle = (np.cumsum(n) - n / 2.0) / max(float(n.sum()), 1.0)
     group = np.minimum((groups * middle).astype(np.int64), groups - 1)

@@ -11,9 +11,9 @@ from fedstat.kernels.penalized.nodewise import INFLATION, relaxed_inverse
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Debiased (desparsified) estimates: intervals for all coefficients after a penalised fit.
+# Debiased (desparsified) estimates: intervals for all coefficients after a penalized fit.
 #
-# One step of Newton from a penalised estimate, with a relaxed inverse of the information, takes its bias
+# One step of Newton from a penalized estimate, with a relaxed inverse of the information, takes its bias
 # away to first order; what is left is normal around the truth, whether or not a coefficient was selected or
 # is near zero.
 #
@@ -44,14 +44,14 @@ class Debiased:
 def debias(
     b: Floats, score: Floats, H: Floats, n: float, scale: float = 1.0, inflation: float = INFLATION
 ) -> Debiased:
-    """Take the bias of a penalised estimate away: ``b + Theta score`` (van de Geer et al. 2014, eq. 5).
+    """Take the bias of a penalized estimate away: ``b + Theta score`` (van de Geer et al. 2014, eq. 5).
 
-    `b` (1 + p,) is the penalised estimate, the intercept (which has no penalty) first; `score` (1 + p,) the
+    `b` (1 + p,) is the penalized estimate, the intercept (which has no penalty) first; `score` (1 + p,) the
     gradient of the log-likelihood over n at b, for least squares ``X'(y - X b) / n``; `H` (1 + p, 1 + p) the
     information over n at b, for least squares ``X'X / n``; n counts entities, `scale` is the dispersion, and
     `inflation` that of :func:`~fedstat.kernels.penalized.nodewise.relaxed_inverse`.
     """
-    # The intercept is profiled out: G is the information of columns centred at m.
+    # The intercept is profiled out: G is the information of columns centered at m.
     m = H[1:, 0] / H[0, 0]
     G = H[1:, 1:] - H[0, 0] * np.outer(m, m)
     root = np.sqrt(np.maximum(np.diag(G), 0.0))
@@ -68,7 +68,7 @@ def debias(
 
 
 def intercept_row(Theta: Floats, m: Floats, h: float) -> Floats:
-    """Extend an inverse for columns that are centred at m by the row of the intercept: (1 + p, 1 + p)."""
+    """Extend an inverse for columns that are centered at m by the row of the intercept: (1 + p, 1 + p)."""
     A = np.empty((len(m) + 1, len(m) + 1))
     A[1:, 1:], A[1:, 0] = Theta, -Theta @ m
     A[0] = -m @ A[1:]

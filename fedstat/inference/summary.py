@@ -28,7 +28,7 @@ Pairs = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class CoefficientBlock:
-    """What one institution brought to the fit.
+    """What one site brought to the fit.
 
     `columns` of the design that it holds, `entities` of the fit that it has, and the share `missing` of the
     fit's entities that it does not have, in [0, 1].
@@ -71,11 +71,11 @@ def build_summary(
     student: bool = False,
     parts: Mapping[str, Floats] | None = None,
 ) -> SheetSummary:
-    """Lay out a summary: estimate `left`, federation `right`, coefficients, institutions, notes.
+    """Lay out a summary: estimate `left`, federation `right`, coefficients, sites, notes.
 
     `coefficients` are as `CoefficientResults.tidy`; without `inference` the columns after ``estimate`` are
     not printed, and `student` tells that tests are of Student's t. `kinds` are the kinds of values that left
-    each institution, None where no ledger was kept. Without `blocks` there is no table of institutions.
+    each site, None where no ledger was kept. Without `blocks` there is no table of sites.
     `alarm` is printed as first line and first note. `parts` of standard errors are columns next to these, by
     their headings.
     """
@@ -98,9 +98,9 @@ def header_sheet(title: str, left: Pairs, right: Pairs) -> Sheet:
 def coefficient_sheet(
     coefficients: pd.DataFrame, parts: Mapping[str, Floats], inference: bool, alpha: float, z: str
 ) -> Sheet:
-    """List coefficients below the name of their institution."""
+    """List coefficients below the name of their site."""
     given = coefficients["client"].tolist()
-    # Stable: within an institution the order of the design stays, and those of no institution come first.
+    # Stable: within a site the order of the design stays, and those of no site come first.
     places = {client: place for place, client in enumerate(dict.fromkeys(["", *given]))}
     order = sorted(range(len(given)), key=lambda row: places[given[row]])
     table = np.column_stack([coefficients[list(STATEMENTS)].to_numpy(), *parts.values()])[order].tolist()
@@ -122,14 +122,14 @@ def coefficient_sheet(
 
 
 def released_kinds(client: str, kinds: Mapping[str, Sequence[str]] | None) -> str:
-    """Kinds of values that left an institution, in words; `kinds` is None where no ledger was kept."""
+    """Kinds of values that left a site, in words; `kinds` is None where no ledger was kept."""
     return "not recorded" if kinds is None else ", ".join(kinds.get(client, ())) or "nothing"
 
 
 def coefficient_block_sheet(
     blocks: Sequence[CoefficientBlock], kinds: Mapping[str, Sequence[str]] | None
 ) -> Sheet:
-    """One institution per row: columns, entities, missing share, kinds of values that left it."""
+    """One site per row: columns, entities, missing share, kinds of values that left it."""
     widths = (24, 8, 12, 10, WIDTH - 24 - 8 - 12 - 10 - 8)
     rows = tuple(
         (

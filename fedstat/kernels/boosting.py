@@ -87,7 +87,7 @@ LOSSES: Mapping[str, BoostLoss] = {
 
 
 # ----------------------------------------------------------------------------------------------------
-# Coordinates in which a penalised least squares fit is a shrinkage of each (Demmler and Reinsch 1975).
+# Coordinates in which a penalized least squares fit is a shrinkage of each (Demmler and Reinsch 1975).
 
 SINGULAR = 1e-10
 """Share of the Gram in Gram and penalty together below which a direction has no column."""

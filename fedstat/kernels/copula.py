@@ -14,7 +14,7 @@ from fedstat.typing import Floats, Ints
 # ----------------------------------------------------------------------------------------------------
 # Hermite expansions of step functions of a standard normal, and correlations behind their products.
 #
-# A score s(Z) = sum_m c_m h_m(Z) in normalised Hermite polynomials h_m; for a standard bivariate normal
+# A score s(Z) = sum_m c_m h_m(Z) in normalized Hermite polynomials h_m; for a standard bivariate normal
 # with correlation r, Mehler's formula gives ``E[s(Z) t(W)] = sum_m c_m d_m r^m``. The coefficients of a
 # step function have a closed form, so that one formula serves columns that are continuous, ordinal, binary
 # or inflated by zeros.
@@ -72,7 +72,7 @@ def latent_correlations(target: Floats, a: Floats, b: Floats) -> Floats:
 @njit(cache=True, nogil=True)
 def _expand(t: Floats, rises: Floats, out: Floats) -> None:
     """Add the coefficients of steps at t, (k,), that rise by `rises` times the density there."""
-    # h_m(t) phi(t) is an integral of h_{m+1} phi; in normalised polynomials by a stable recurrence.
+    # h_m(t) phi(t) is an integral of h_{m+1} phi; in normalized polynomials by a stable recurrence.
     roots = np.sqrt(np.arange(out.shape[0] + 1))
     for i in range(t.shape[0]):
         now, before = 1.0, 0.0

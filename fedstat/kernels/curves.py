@@ -10,7 +10,7 @@ from scipy.sparse import csr_array
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Penalised splines (Eilers and Marx 1996) and integrals along a curve.
+# Penalized splines (Eilers and Marx 1996) and integrals along a curve.
 
 REGULAR = 1e-6
 """Widths of a grid that differ by no more are one."""
@@ -36,13 +36,13 @@ def spline_gram(low: float, high: float, knots: int = 10, degree: int = 3) -> Fl
 
 
 def difference_penalty(k: int, order: int) -> Floats:
-    """Squared differences of neighbouring coefficients, (k, k)."""
+    """Squared differences of neighboring coefficients, (k, k)."""
     D = np.diff(np.eye(k), order, axis=0)
     return np.asarray(D.T @ D)
 
 
 def smooth_curve(y: Floats, basis: Floats, penalty: Floats) -> Floats:
-    """Smooth the values of a curve, (m,), by splines with the penalty of least generalised cross-validation.
+    """Smooth the values of a curve, (m,), by splines with the penalty of least generalized cross-validation.
 
     `basis` (m, k) is theirs at its points.
     """

@@ -16,7 +16,7 @@ ROUNDS = 1.5 * 2.0**52
 """Added to a number, leaves its nearest integer in the last bits."""
 
 
-# Else it would inherit the caller's leave to reorder, and the sum that rounds would be cancelled.
+# Else it would inherit the caller's leave to reorder, and the sum that rounds would be canceled.
 @njit(cache=True, nogil=True, fastmath=False)
 def exponentials(x: Floats, power: Floats, bits: Ints) -> None:
     """Replace x by exp(x), or by zero from NEGLIGIBLE down, without a branch; what is no number stays none.

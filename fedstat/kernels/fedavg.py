@@ -63,7 +63,7 @@ def sampled_site_count(n_clients: int, fraction: float) -> int:
 
 
 def sample_sites(n_clients: int, fraction: float, rng: np.random.Generator) -> Ints:
-    """Draw ``m = max(round(C K), 1)`` of K institutions, equally likely, ascending (McMahan et al. 2017)."""
+    """Draw ``m = max(round(C K), 1)`` of K sites, equally likely, ascending (McMahan et al. 2017)."""
     m = sampled_site_count(n_clients, fraction)
     drawn: Ints = np.sort(rng.choice(n_clients, size=m, replace=False)).astype(np.int64)
     return drawn
@@ -78,14 +78,14 @@ def sample_sites(n_clients: int, fraction: float, rng: np.random.Generator) -> I
 # gradient is the mean over rows of ``w_i (mu_i - y_i) / (V(mu_i) g'(mu_i)) x_i``, with the weights scaled
 # to mean one, V the variance function and g the link (McCullagh and Nelder 1989, 2.5).
 
-REMEDY = "use a smaller learning_rate, or standardise the covariates (standardize=True)"
+REMEDY = "use a smaller learning_rate, or standardize the covariates (standardize=True)"
 
 
 @dataclass(frozen=True, slots=True)
 class DescentOptions:
     """Passes E over the rows, rows B of a step, and its length per unit of gradient.
 
-    With batch_size None all rows make one gradient step an epoch, without a draw. FedProx minimises ``h(w) =
+    With batch_size None all rows make one gradient step an epoch, without a draw. FedProx minimizes ``h(w) =
     F_k(w) + mu/2 ||w - beta||^2``, inexactly where gamma > 0 (Li et al. 2020, Algorithm 2, Definition 2).
     """
 

@@ -44,7 +44,7 @@ def fractional_bits(n: int, spread: int = 0) -> int:
 
     A column whose squares sum to at most ``n 4^spread`` has, encoded, squares that sum to ``2^62``; by Cauchy
     and Schwarz, the products of two such columns sum to at most 2^62 over any set of rows. A column that its
-    site standardised over at most n rows meets this with ``spread`` 0, however long its tails are, so that
+    site standardized over at most n rows meets this with ``spread`` 0, however long its tails are, so that
     nobody has to declare a largest value; n is no less than the rows of any site. For other columns
     ``2^spread``, one figure for all sites, is no less than their root mean square. f is 22 for 166,207
     entities; an EstimationError where it is below 10.
@@ -53,7 +53,7 @@ def fractional_bits(n: int, spread: int = 0) -> int:
     if f < FEWEST_BITS:
         raise EstimationError(
             f"{n} rows with columns of a root mean square up to 2^{spread} leave {f} fractional bits, fewer"
-            f" than {FEWEST_BITS}: standardise the columns (spread 0)"
+            f" than {FEWEST_BITS}: standardize the columns (spread 0)"
         )
     return f
 

@@ -18,7 +18,7 @@ from fedstat.typing import Bools, Floats, Ints
 # ----------------------------------------------------------------------------------------------------
 # Small dense networks: forward, gradients and Adam's steps, on arrays of (units, rows).
 #
-# Every inner loop runs over the rows of a batch and vectorises; a network of ten units would spend its time
+# Every inner loop runs over the rows of a batch and vectorizes; a network of ten units would spend its time
 # in the dispatch of a library's operators. The parameters of a network are one vector: for each layer its
 # matrix (out, in), row by row, and its biases (out,). Hidden layers are rectified, the last is linear.
 
@@ -365,9 +365,9 @@ def heads_loss(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Sets of institutions over which the loss of a split network is taken: all of them, or drawn ones.
+# Sets of sites over which the loss of a split network is taken: all of them, or drawn ones.
 #
-# A set is a whole number whose bits are the institutions in it. Of an entity that the institutions of
+# A set is a whole number whose bits are the sites in it. Of an entity that the sites of
 # `seen` have, the loss is the sum over all sets within `seen`; a draw stands for them with weights under
 # which its expectation is that sum.
 
@@ -376,12 +376,12 @@ SubsetDraw: TypeAlias = Callable[[int], int]
 SubsetDraws: TypeAlias = Callable[[Ints], Ints]
 """Draws one below each of some."""
 MAX_LISTED = 6
-"""Institutions of which all sets are taken; of more, one is drawn of each size."""
+"""Sites of which all sets are taken; of more, one is drawn of each size."""
 
 
 @lru_cache(maxsize=4096)
 def subsets_within(seen: int) -> tuple[int, ...]:
-    """List all sets of one institution or more within another, ascending."""
+    """List all sets of one site or more within another, ascending."""
     return tuple(s for s in range(1, seen + 1) if s & seen == s)
 
 

@@ -92,7 +92,7 @@ def test_masks_of_iterations_are_undone():
             rest = part[:, -1] - X @ np.linalg.lstsq(X, part[:, -1], rcond=None)[0]
             assert np.linalg.norm(rest) < 1e-5 * np.linalg.norm(part[:, -1])
     notes = " ".join(result.summary().notes)
-    assert "enough for the rows of ALL institutions, masked or not" in notes and "under pairwise" not in notes
+    assert "enough for the rows of ALL sites, masked or not" in notes and "under pairwise" not in notes
 
 
 def rows_of_vglm(wire, frames):
@@ -109,7 +109,7 @@ def test_rows_follow_from_linear_predictors_at_known_coefficients():
     wire, result = listened("VerticalGLM", frames, path="exact")
     guess, Z = rows_of_vglm(wire, frames)
     assert relative_error(guess, Z) < 1e-4
-    assert "enough for the rows of ALL institutions, masked or not" in " ".join(result.summary().notes)
+    assert "enough for the rows of ALL sites, masked or not" in " ".join(result.summary().notes)
 
 
 # ---- responses ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Equal coefficients where residual variances differ: Welch's test, generalised least squares, size."""
+"""Equal coefficients where residual variances differ: Welch's test, generalized least squares, size."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Generalised variance inflation against statsmodels, published figures, and the columns themselves."""
+"""Generalized variance inflation against statsmodels, published figures, and the columns themselves."""
 
 import numpy as np
 import pandas as pd

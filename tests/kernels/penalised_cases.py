@@ -36,7 +36,7 @@ def groups_of(name, p):
 
 
 def with_intercept(groups):
-    """The same groups after an intercept, which is not penalised."""
+    """The same groups after an intercept, which is not penalized."""
     return CoefficientGroups(
         np.concatenate([[0], groups.starts + 1]),
         np.concatenate([[0.0], groups.weights]),

@@ -54,7 +54,7 @@ def plain(given):
 @pytest.mark.parametrize("hidden", [(), (5,)])
 @pytest.mark.parametrize(("classes", "epsilon"), [(0, 0.0), (2, 0.0), (3, 0.0), (3, 1.0)])
 def test_losses_and_gradients(classes, epsilon, hidden):
-    """A normal response, two classes, more, and randomised ones; heads without hidden layers and with."""
+    """A normal response, two classes, more, and randomized ones; heads without hidden layers and with."""
     given = batch(classes, hidden)
     if epsilon:
         given["flip"] = flip_matrix(classes, epsilon)

@@ -1,4 +1,4 @@
-"""Group penalties by one root, against a general minimiser and the conditions of a minimum."""
+"""Group penalties by one root, against a general minimizer and the conditions of a minimum."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Penalised GLMs on rows against stored solutions, the ordinary fit, and the conditions of a minimum."""
+"""Penalized GLMs on rows against stored solutions, the ordinary fit, and the conditions of a minimum."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def objective(rows, family, terms, b):
 
 
 def violation(rows, family, terms, b):
-    """Distance from the subdifferential by the score that the unpenalised fit uses; groups of one."""
+    """Distance from the subdifferential by the score that the unpenalized fit uses; groups of one."""
     g = -evaluate([rows], b, family).score / rows.count
     slope = terms.derivatives(np.maximum(abs(b), 1e-100))[0]
     return np.max(np.where(b == 0.0, np.maximum(abs(g) - terms.cut, 0.0), abs(g + np.sign(b) * slope)))
@@ -255,7 +255,7 @@ def test_what_has_no_estimate_or_is_not_finished_is_told():
     rows = rows_of("Binomial")
     separated = Rows(rows.X, (rows.X[:, 1] > 0.0) * 1.0)
     forced = CoefficientGroups.single(21, np.r_[0.0, 0.0, np.ones(19)])
-    with pytest.raises(EstimationError, match="2 unpenalised columns"):
+    with pytest.raises(EstimationError, match="2 unpenalized columns"):
         glm_path(separated, FAMILIES["Binomial"], Penalty("lasso"), forced)
     hasty = glm_path(rows, FAMILIES["Binomial"], Penalty("lasso"), penalising(20), most_steps=1, tol=1e-11)
     assert not hasty.converged.all() and hasty.kkt[~hasty.converged].min() > 1e-11

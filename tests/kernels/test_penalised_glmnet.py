@@ -1,4 +1,4 @@
-"""Penalised GLMs against numbers of glmnet 4.1-6 (R 4.2.2).
+"""Penalized GLMs against numbers of glmnet 4.1-6 (R 4.2.2).
 
 `data` was written for R by ``tofile``, the columns as ``np.ascontiguousarray(X.T)``; the coefficients, the
 intercept first, were made by
@@ -81,7 +81,7 @@ def data():
 
 
 def unit_of(family, y):
-    """The unit in which glmnet penalises: a response that is normal it divides by its standard deviation.
+    """The unit in which glmnet penalizes: a response that is normal it divides by its standard deviation.
 
     Of the lasso the minimum is the same in every unit of the response if lambda is in that unit as well. The
     ridge part has none: glmnet's elastic net is that of the divided response.

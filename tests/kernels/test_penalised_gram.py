@@ -1,4 +1,4 @@
-"""Penalised least squares against stored solutions, closed forms and a general minimiser."""
+"""Penalized least squares against stored solutions, closed forms and a general minimizer."""
 
 import numpy as np
 import pytest

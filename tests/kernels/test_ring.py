@@ -118,5 +118,5 @@ def test_spread_costs_its_own_bits():
 
 
 def test_too_few_bits_are_an_error():
-    with pytest.raises(EstimationError, match=r"fewer than 10.*standardise"):
+    with pytest.raises(EstimationError, match=r"fewer than 10.*standardize"):
         ring.fractional_bits(166_207, spread=13)

@@ -1,4 +1,4 @@
-"""Draws of sets of institutions: their expectation is the sum over all sets, over every draw there is."""
+"""Draws of sets of sites: their expectation is the sum over all sets, over every draw there is."""
 
 from math import comb
 

@@ -30,7 +30,7 @@ class Link:
     """A link g, with mean mu and linear predictor eta = g(mu).
 
     An instance of `kind` is called as ``g(mu)``, and has statsmodels' ``inverse(eta)``, ``deriv(mu)``,
-    ``deriv2(mu)`` and ``inverse_deriv(eta)``. `numbers` are its arguments, which cross between institutions
+    ``deriv2(mu)`` and ``inverse_deriv(eta)``. `numbers` are its arguments, which cross between sites
     with the name: ``power`` or ``alpha``. `power` is the exponent of a link that is a fixed power of the
     mean; eta is then positive, unless it is 1 or -1. `sign` is that of all linear predictors which have a
     mean, where others would get one that is not theirs. `closed` tells whether every eta has a probability as
@@ -65,7 +65,7 @@ LINKS: dict[str, Link] = {
     "Power": Link(links.Power, numbers=("power",)),
     "NegativeBinomial": Link(links.NegativeBinomial, numbers=("alpha",), sign=-1.0),
 }
-"""By the name of the class, by which a link crosses between institutions."""
+"""By the name of the class, by which a link crosses between sites."""
 
 
 def name_powers() -> Mapping[float, str]:
@@ -196,8 +196,8 @@ class Distribution:
     predictor is the natural parameter; where None, the power of the mean of one minus that exponent.
     `support` is that of a row, which may stand for several (None: that of the exponent), `single` of one
     entity, where that is narrower. `loop` is the compiled loop of :mod:`fedstat.kernels.glm.loops` for the
-    canonical link. `numbers` are arguments of `kind`, which cross between institutions with the name.
-    `likelihood` is what fits over institutions with other columns need, `vertical_links` the links of such
+    canonical link. `numbers` are arguments of `kind`, which cross between sites with the name.
+    `likelihood` is what fits over sites with other columns need, `vertical_links` the links of such
     fits: the canonical one first, others by Fisher scoring.
     """
 
@@ -274,13 +274,13 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     ),
     "Tweedie": Distribution(families.Tweedie, True, numbers=("var_power", "eql")),
 }
-"""By the name of the class, by which a distribution crosses between institutions."""
+"""By the name of the class, by which a distribution crosses between sites."""
 
 
 # ----------------------------------------------------------------------------------------------------
 # Distributions and links of generalized linear models as data.
 #
-# A distribution (statsmodels: family) crosses between institutions as a few names and numbers in JSON,
+# A distribution (statsmodels: family) crosses between sites as a few names and numbers in JSON,
 # never as an object; every party makes the statsmodels family of the same name from it.
 
 Family: TypeAlias = Any
@@ -419,7 +419,7 @@ class DistributionSpec:
 
     @property
     def least_squares(self) -> bool:
-        """Whether the estimate minimises the sum of squared residuals."""
+        """Whether the estimate minimizes the sum of squared residuals."""
         return (self.name, self.link) == ("Gaussian", "Identity")
 
     @property

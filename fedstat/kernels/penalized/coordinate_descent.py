@@ -26,7 +26,7 @@ from fedstat.typing import Bools, Floats
 # Newton steps on the coefficients that are not zero.
 #
 # Coordinate descent finds in a few passes which coefficients are zero, and then may need thousands to
-# settle the others where columns are correlated. Between zeros and bends the penalised quadratic is smooth,
+# settle the others where columns are correlated. Between zeros and bends the penalized quadratic is smooth,
 # so that one linear solve settles them.
 
 NEWTON_HALVINGS = 6
@@ -106,9 +106,9 @@ def _solve_positive(A: Floats, x: Floats) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Penalised least squares from a Gram and a gradient at zero: no rows.
+# Penalized least squares from a Gram and a gradient at zero: no rows.
 #
-# Minimises ``b'G b / 2 - c'b + sum_g w_g P(||b_g||)`` by cyclic coordinate descent with covariance updates
+# Minimizes ``b'G b / 2 - c'b + sum_g w_g P(||b_g||)`` by cyclic coordinate descent with covariance updates
 # (Friedman, Hastie and Tibshirani 2010, 2.2) over a working set of groups, to which those are added that
 # violate the stationarity conditions. With G = X'X/N and c = X'y/N it is the Gaussian problem; with the
 # information and score of another family it is the quadratic problem of a Newton step. A group of several
@@ -210,7 +210,7 @@ class GramSolver:
         return self._solution(np.zeros(self.groups.p) if b is None else b, 0)
 
     def null(self, tol: float = 1e-12) -> Solution:
-        """Fit the unpenalised coefficients alone, to tol as a share of the largest entry of c."""
+        """Fit the unpenalized coefficients alone, to tol as a share of the largest entry of c."""
         b, free = np.zeros(self.groups.p), self.groups.columns(~self.groups.penalised)
         if len(free):
             b[free] = np.linalg.lstsq(self.G[np.ix_(free, free)], self.c[free], rcond=tol)[0]
@@ -284,9 +284,9 @@ def gram_path(
     tol: float = 1e-7,
     most_sweeps: int = MAX_SWEEPS,
 ) -> PenalizedPath:
-    """Minimise ``b'G b / 2 - c'b`` and a penalty along a path of lambdas: G is ``X'X/N``, c ``X'y/N``.
+    """Minimize ``b'G b / 2 - c'b`` and a penalty along a path of lambdas: G is ``X'X/N``, c ``X'y/N``.
 
-    The columns are standardised. The lambdas descend; None: a geometric grid of `size` from lambda_max to
+    The columns are standardized. The lambdas descend; None: a geometric grid of `size` from lambda_max to
     `ratio` times it. `algorithm` is the way to SCAD and MCP (see :mod:`fedstat.kernels.penalized.path`), with
     `steps` of "lla" from an estimate; `tol` the largest violation of stationarity, as a share of lambda_max.
     """
@@ -317,7 +317,7 @@ class ProximalStep(NamedTuple):
 
 
 def proximal_step(H: Floats, score: Floats, b: Floats, terms: Terms, *, tol: float) -> ProximalStep:
-    """Minimise the quadratic model of the loss at b (p,), and the penalty.
+    """Minimize the quadratic model of the loss at b (p,), and the penalty.
 
     H (p, p) is the information over N at b or near it, `score` (p,) the derivative of the log-likelihood for
     dispersion one over N, `tol` the violation of the stationarity conditions of the model at which to stop.

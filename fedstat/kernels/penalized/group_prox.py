@@ -34,11 +34,11 @@ def shrink_rows(S: Floats, s: Floats, lam: Floats) -> Floats:
 
 
 def proximal_newton(score: Floats, info: Floats, old: Floats, lam: Floats, support: Bools) -> Floats:
-    """Return the step (P, d) that minimises a quadratic model with a penalty on its last coefficients.
+    """Return the step (P, d) that minimizes a quadratic model with a penalty on its last coefficients.
 
     Slopes (P, d) and information (P, d, d) are those of a log-likelihood; `old` (P, e) are the coefficients
     with the penalty lam_p |l_p|, the last of d. The others are eliminated. Without `support` (P,) new
-    penalised ones are zero.
+    penalized ones are zero.
     """
     out = np.empty(score.shape)
     _newton(
@@ -91,7 +91,7 @@ def _prox(D: Floats, z: Floats, lam: Floats, out: Floats) -> None:
 
 @njit(cache=True, nogil=True)
 def _turn(A: Floats, V: Floats) -> None:
-    """Diagonalise a symmetric A (Q, Q) in place by Jacobi's rotations; V gets the eigenvectors."""
+    """Diagonalize a symmetric A (Q, Q) in place by Jacobi's rotations; V gets the eigenvectors."""
     Q = len(A)
     for a in range(Q):
         for b in range(Q):
@@ -126,7 +126,7 @@ def _rotate(A: Floats, V: Floats, a: int, b: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _shrink(S: Floats, s: Floats, lam: Floats, out: Floats) -> None:
-    """Minimise in the basis of eigenvectors, in which the penalty stays what it is."""
+    """Minimize in the basis of eigenvectors, in which the penalty stays what it is."""
     P, Q = s.shape
     V, A = np.empty((Q, Q)), np.empty((Q, Q))
     D, z, new = np.empty((1, Q)), np.empty((1, Q)), np.empty((1, Q))

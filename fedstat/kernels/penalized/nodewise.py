@@ -99,7 +99,7 @@ def _rows(R: Floats, bias: float, inflation: float, unbiased: Floats) -> tuple[F
 def relaxed_inverse(R: Floats, n: float, inflation: float = INFLATION) -> tuple[Floats, Floats]:
     """Return a relaxed inverse (p, p) of a correlation matrix, row by row, with the lambda of each row (p,).
 
-    R are correlations of columns of n entities; of weighted columns for a generalised linear model. The
+    R are correlations of columns of n entities; of weighted columns for a generalized linear model. The
     lambda of a row is the smallest whose standard error is at most `inflation` times that at the largest
     lambda with a bias factor ``sqrt(n) max_k |(R a)_k| / sqrt(a' R a)`` of at most ``sqrt(2 log p)``. Where
     that permits the inverse itself, as an infinite `inflation` does, the row is the inverse's, its lambda

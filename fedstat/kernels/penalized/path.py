@@ -35,7 +35,7 @@ MAX_LINEARIZATIONS = 100
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solution:
-    """A point of a penalised problem: coefficients b (p,), gradient (p,) and loss there, without the penalty.
+    """A point of a penalized problem: coefficients b (p,), gradient (p,) and loss there, without the penalty.
 
     `iterations` are passes over the coefficients, or Newton steps, that led here; `violation` is the largest
     one of the stationarity conditions of the problem that was solved, unscaled.
@@ -72,7 +72,7 @@ class PenalizedPath:
     """Solutions along a path of L descending lambdas: coefficients (L, p), the others (L,).
 
     The loss is without the penalty. `iterations` of LLA are summed over its lassos. `kkt` is the largest
-    violation of the stationarity conditions as a share of `scale`, the smallest lambda at which all penalised
+    violation of the stationarity conditions as a share of `scale`, the smallest lambda at which all penalized
     coefficients are zero. `solutions` are what the solver returned, where one was asked.
     """
 
@@ -89,9 +89,9 @@ class PenalizedPath:
 def lambda_max(
     gradient: Floats, penalty: Penalty, groups: CoefficientGroups, steps: LinearSteps | None = None
 ) -> float:
-    """Return the smallest lambda at which zero is stationary for all penalised groups; zero for none.
+    """Return the smallest lambda at which zero is stationary for all penalized groups; zero for none.
 
-    From the gradient (p,) of the loss where the unpenalised coefficients are fitted and all others are zero.
+    From the gradient (p,) of the loss where the unpenalized coefficients are fitted and all others are zero.
     With `steps` it is that of the first of these lassos, in which a large estimate has a small weight.
     """
     here = groups.penalised
@@ -106,7 +106,7 @@ def lambda_grid(largest: float, *, ratio: float = 1e-3, size: int = 50) -> Float
     if not (0.0 < largest < np.inf and 0.0 < ratio < 1.0 and size >= 2):
         raise ModelError(
             f"no grid of lambdas: expected lambda_max > 0, ratio in (0, 1) and size >= 2, received "
-            f"lambda_max = {largest:g}, ratio = {ratio:g}, size = {size}; with lambda_max = 0 no penalised "
+            f"lambda_max = {largest:g}, ratio = {ratio:g}, size = {size}; with lambda_max = 0 no penalized "
             "column adds to the fit"
         )
     return np.asarray(largest * ratio ** (np.arange(size) / (size - 1)), dtype=np.float64)
@@ -134,7 +134,7 @@ def follow_path(
 ) -> PenalizedPath:
     """Solve the problem at each of the descending lambdas, each from the solution of the one before.
 
-    `null` is the fit of the unpenalised coefficients alone. `algorithm` is the way to a nonconvex penalty (a
+    `null` is the fit of the unpenalized coefficients alone. `algorithm` is the way to a nonconvex penalty (a
     convex one has one answer), with `steps` of "lla" from an estimate. `tol` is the largest violation of the
     stationarity conditions, as a share of lambda_max; with `steps`, of those of the last lasso.
     """

@@ -13,7 +13,7 @@ from fedstat.errors import ModelError
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Groups of coefficients that are penalised together.
+# Groups of coefficients that are penalized together.
 #
 # A group of one is a coefficient by itself. The weight of a group multiplies its penalty, its multiplier
 # the lambda; see the module ``penalties``.
@@ -35,7 +35,7 @@ def group_norms(starts: Ints, b: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CoefficientGroups:
-    """Which coefficients are penalised together; a coefficient alone is a group of one.
+    """Which coefficients are penalized together; a coefficient alone is a group of one.
 
     Group g of m is the coefficients from ``starts[g]`` up to ``starts[g + 1]``, (m + 1,). Its weight w_g,
     (m,), multiplies the penalty, 0 leaving it out; its multiplier m_g, (m,), is positive and multiplies
@@ -48,12 +48,12 @@ class CoefficientGroups:
 
     @classmethod
     def single(cls, p: int, weights: Floats | None = None) -> CoefficientGroups:
-        """Penalise each of p coefficients by itself; weights as for :meth:`of`."""
+        """Penalize each of p coefficients by itself; weights as for :meth:`of`."""
         return cls.of(np.arange(p), weights)
 
     @classmethod
     def of(cls, labels: Array, weights: Floats | None = None) -> CoefficientGroups:
-        """Penalise neighbours with the same label (p,) together, lambda times the root of their number.
+        """Penalize neighbors with the same label (p,) together, lambda times the root of their number.
 
         Weights (m,) are one where None. A ModelError where a label comes back after another, or weights do
         not fit.
@@ -129,7 +129,7 @@ def orthonormaliser(G: Floats, groups: CoefficientGroups) -> tuple[Floats, Coeff
 # Penalties that select: lasso, elastic net, SCAD and MCP, of coefficients and of groups of them.
 #
 # Group g of the coefficients adds ``w_g P(||b_g||)``, where the level of P is ``lambda m_g``. The weight
-# w_g multiplies the penalty: 0 leaves a group unpenalised. The multiplier m_g multiplies lambda, as the
+# w_g multiplies the penalty: 0 leaves a group unpenalized. The multiplier m_g multiplies lambda, as the
 # root of the group's size does in Breheny and Huang (2015); of a single coefficient it is one. With the
 # mixing alpha,
 #

@@ -33,7 +33,7 @@ from fedstat.models.vertical.prediction.protocol import OpenedBlocks, ResponseSo
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# How well predictions agree with the response of a partition: counted at the institution that holds it.
+# How well predictions agree with the response of a partition: counted at the site that holds it.
 
 
 def count_predictions(
@@ -43,13 +43,13 @@ def count_predictions(
     call: str = "evaluate()",
     permuted: Sequence[tuple[str, int] | None] = (None,),
 ) -> list[ScoreCounts]:
-    """Count how well predictions agree with the response of a partition, by set of institutions.
+    """Count how well predictions agree with the response of a partition, by set of sites.
 
-    Once for each institution whose columns are `permuted`, by a number, and once for None, as they are.
+    Once for each site whose columns are `permuted`, by a number, and once for None, as they are.
     """
     holder = response.client
     if holder not in partition.sites:
-        raise ModelError(f"{call}: the partition lacks institution '{holder}', which has the response")
+        raise ModelError(f"{call}: the partition lacks site '{holder}', which has the response")
 
     def asking() -> FitProtocol[list[ScoreCounts]]:
         opened = yield from open_networks(fitted, partition)
@@ -88,7 +88,7 @@ def count_predictions(
 
 
 # ----------------------------------------------------------------------------------------------------
-# How well each set of institutions predicts: from counts of scores, not from rows.
+# How well each set of sites predicts: from counts of scores, not from rows.
 
 LOGIT = DistributionSpec("Binomial", "Logit")
 BINNED = "Calibration slope and intercepts take the mean prediction of each bin for those in it."
@@ -103,13 +103,13 @@ def check_threshold(threshold: float, classes: int) -> None:
 
 
 def set_name(clients: int, names: Sequence[str]) -> str:
-    """Write a set of institutions, as in "A + B"."""
+    """Write a set of sites, as in "A + B"."""
     return " + ".join(names[k] for k in members_of(clients))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SetEvaluation:
-    """How well predictions agree with a response, by set of institutions.
+    """How well predictions agree with a response, by set of sites.
 
     Parameters
     ----------
@@ -149,11 +149,11 @@ class SetEvaluation:
 
     @property
     def names(self) -> list[str]:
-        """Sets of institutions, as in "A + B"."""
+        """Sets of sites, as in "A + B"."""
         return [set_name(s, self.clients) for s in self.scores.sets.tolist()]
 
     def to_frame(self, threshold: float | None = None) -> pd.DataFrame:
-        """One row per set of institutions.
+        """One row per set of sites.
 
         Parameters
         ----------
@@ -207,7 +207,7 @@ class SetEvaluation:
         Parameters
         ----------
         of : str, optional
-            A set of institutions, by default the largest that was counted.
+            A set of sites, by default the largest that was counted.
         by : {"f1", "youden"}
             What is largest there: F1 of the second class, or sensitivity plus specificity (Youden 1950).
 
@@ -240,7 +240,7 @@ class SetEvaluation:
         return events[None], others[None]
 
     def evaluation(self, of: str | None = None) -> Evaluation:
-        """Discrimination and calibration of one set of institutions, by default the largest that was counted.
+        """Discrimination and calibration of one set of sites, by default the largest that was counted.
 
         Raises
         ------
@@ -265,7 +265,7 @@ class SetEvaluation:
         )
 
     def _counted(self, of: str | None) -> int:
-        """Find the number of a set of institutions, by default of the largest that was counted."""
+        """Find the number of a set of sites, by default of the largest that was counted."""
         if len(self.classes) != 2:
             raise NotAvailableError(
                 "no AUC, calibration or threshold: the response does not have two classes"
@@ -278,22 +278,22 @@ class SetEvaluation:
         return self.names.index(of or max(counted, key=lambda name: name.count(" + ")))
 
     def values(self) -> pd.Series:
-        """Shapley values of the institutions.
+        """Shapley values of the sites.
 
         Of the area under the ROC curve beyond one half, of the accuracy beyond that of the most frequent
-        class, or of R-squared; by institution, over all orders in which institutions may join (Shapley 1953).
+        class, or of R-squared; by site, over all orders in which sites may join (Shapley 1953).
 
         Raises
         ------
         NotAvailableError
-            Not all sets of institutions were counted.
+            Not all sets of sites were counted.
         """
         K = len(self.clients)
         worth = {0: 0.0, **dict(zip(self.scores.sets.tolist(), self._worth(), strict=True))}
         absent = [s for s in range(1, 1 << K) if not np.isfinite(worth.get(s, np.nan))]
         if absent:
             raise NotAvailableError(
-                f"values of institutions need every set of them counted; of {(1 << K) - 1} sets "
+                f"values of sites need every set of them counted; of {(1 << K) - 1} sets "
                 f"{len(absent)} have too few entities, such as {set_name(absent[0], self.clients)}"
             )
         share = [factorial(j) * factorial(K - j - 1) / factorial(K) for j in range(K)]
@@ -316,7 +316,7 @@ class SetEvaluation:
 
     @property
     def figures(self) -> dict[str, float]:
-        """How well the largest set of institutions that was counted predicts; empty where none was."""
+        """How well the largest set of sites that was counted predicts; empty where none was."""
         frame = self.to_frame()
         size = [str(name).count(" + ") if n else -1 for name, n in frame["n"].items()]
         if max(size, default=-1) < 0:
@@ -337,37 +337,37 @@ class SetEvaluation:
             for name, row in frame.iterrows()
         )
         widths = (34, *[8] * len(frame.columns))
-        notes = ["Counted at the institution that holds the response; sets with too few entities have -."]
+        notes = ["Counted at the site that holds the response; sets with too few entities have -."]
         if self.least:
             notes.append(
                 f"Predictions were averaged over {self.least} entities or more that have similar ones before "
-                "they were counted, by the policy of that institution."
+                "they were counted, by the policy of that site."
             )
         sheet = Sheet(
             heads,
             rows,
             "l" + "r" * len(frame.columns),
             widths,
-            "Predictions by set of institutions",
+            "Predictions by set of sites",
             wrap=True,
         )
         return SheetSummary([sheet], notes)
 
     def __repr__(self) -> str:
-        return f"<SetEvaluation: {len(self.scores.sets)} sets of institutions; see .summary()>"
+        return f"<SetEvaluation: {len(self.scores.sets)} sets of sites; see .summary()>"
 
     def _repr_html_(self) -> str:
         return self.summary().as_html()
 
 
 # ----------------------------------------------------------------------------------------------------
-# What predictions lose where an institution's columns are exchanged between entities.
+# What predictions lose where a site's columns are exchanged between entities.
 
 
 def permutation_importance(
     fitted: FittedNetworks, response: ResponseSource, partition: ClientPartition, repeats: int, alpha: float
 ) -> pd.DataFrame:
-    """Loss of AUC, accuracy or R-squared by institution, over permutations of its columns (Breiman 2001)."""
+    """Loss of AUC, accuracy or R-squared by site, over permutations of its columns (Breiman 2001)."""
     clients = [k for k in fitted.clients if k in partition.sites]
     permuted = [(k, number) for k in clients for number in range(1, repeats + 1)]
     first, *counts = count_predictions(

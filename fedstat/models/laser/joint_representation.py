@@ -29,10 +29,10 @@ from fedstat.models.vertical.layout import Layout
 from fedstat.typing import Array, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Singular vectors of the columns of all institutions, from secure products, over the entities in common.
+# Singular vectors of the columns of all sites, from secure products, over the entities in common.
 #
-# Products of columns of two institutions come from secure multiplication; vectors follow from the sums of
-# products, and the joint representation of an entity is a sum of projections, one of each institution.
+# Products of columns of two sites come from secure multiplication; vectors follow from the sums of
+# products, and the joint representation of an entity is a sum of projections, one of each site.
 
 DEPENDENT = 1e-9
 """Share of the largest eigenvalue below which there is no direction."""
@@ -40,7 +40,7 @@ DEPENDENT = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointRepresentation:
-    """Left singular vectors (m, r) of standardised columns of `entities` (m,), at a mean square of one.
+    """Left singular vectors (m, r) of standardized columns of `entities` (m,), at a mean square of one.
 
     They are the columns times `weights` (p, r).
     """
@@ -66,14 +66,14 @@ def singular_weights(gram: Floats, m: int, width: int) -> Floats:
 def decompose(
     layout: Layout, entities: Ints, width: int, conversation: SecureProductSession
 ) -> FitProtocol[JointRepresentation]:
-    """Decompose the staged columns over those of some entities that every institution has (Chai et al. 2022).
+    """Decompose the staged columns over those of some entities that every site has (Chai et al. 2022).
 
     Raises
     ------
     EstimationError
-        Fewer than two entities have all institutions.
+        Fewer than two entities have all sites.
     ModelError
-        Nobody can deal for two institutions.
+        Nobody can deal for two sites.
     """
     chosen = np.zeros(layout.n, dtype=np.bool_)
     complete = np.logical_not(layout.missing.any(axis=1))
@@ -81,7 +81,7 @@ def decompose(
     common, p = np.flatnonzero(chosen), layout.p
     if len(common) < 2:
         raise EstimationError(
-            f"method='vfedtrans' decomposes the columns of entities that all institutions have; there are "
+            f"method='vfedtrans' decomposes the columns of entities that all sites have; there are "
             f"{len(common)} to learn from. Use method='laser' or 'local'"
         )
     every = np.ones((1, len(layout.clients)), dtype=np.bool_)
@@ -101,7 +101,7 @@ def decompose(
 def _project(
     layout: Layout, common: Ints, weights: Floats, conversation: SecureProductSession
 ) -> FitProtocol[Floats]:
-    """Add up the institutions' projections of their columns, (m, r)."""
+    """Add up the sites' projections of their columns, (m, r)."""
     replies = yield [
         conversation.ask(
             k, "project_columns", rows=np.searchsorted(layout.kept[k], common), weights=weights[at]
@@ -148,7 +148,7 @@ def project_columns(data: SiteData, state: State, rows: Ints, weights: Floats) -
     takes={
         "rows": ROWS,
         "target": per_entity(
-            "singular vectors of all institutions' columns", 2, dtype="float64", weighs="singular vectors"
+            "singular vectors of all sites' columns", 2, dtype="float64", weighs="singular vectors"
         ),
     },
     releases={

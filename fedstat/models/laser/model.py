@@ -44,26 +44,26 @@ class LASERPlan(ForecastPlan):
             yield (
                 "coordinator",
                 "sums of products of all columns, and the leading singular vectors of every entity that all "
-                "institutions have: together these are the columns, up to what the other vectors have of "
+                "sites have: together these are the columns, up to what the other vectors have of "
                 "them",
             )
             yield (
-                "each institution",
+                "each site",
                 "the same singular vectors, without the weights of others' columns: who knows these for "
                 "a few entities predicts them for the rest",
             )
         epsilon = self.given["label_epsilon"]
         yield (
-            "each institution",
+            "each site",
             "the labels of the entities that it learns from: the gradients of one batch tell them apart, "
             "without a label known"
             if not epsilon
-            else f"labels that were randomised at epsilon {epsilon:g}: the odds of two labels of one entity "
+            else f"labels that were randomized at epsilon {epsilon:g}: the odds of two labels of one entity "
             f"change by exp({epsilon:g}) at most; other responses or epsilons of the same entities add to it",
         )
         yield (
             "holder of the response",
-            "much of each institution's columns from its networks' outputs, given a few hundred entities "
+            "much of each site's columns from its networks' outputs, given a few hundred entities "
             "whose columns it knows; masked sums slow that down, and do not prevent it",
         )
 
@@ -127,11 +127,11 @@ INVENTED = {
 
 
 class LASER(VerticalModel):
-    """Networks of several institutions' columns that learn from, and predict with, any set of institutions.
+    """Networks of several sites' columns that learn from, and predict with, any set of sites.
 
-    Each institution has a network on its own columns; the holder of the response has a head that takes the
-    mean of the networks' outputs over a set of institutions. The loss of an entity is the sum over all sets
-    of institutions that have it, so that the head predicts with whichever of them are there.
+    Each site has a network on its own columns; the holder of the response has a head that takes the
+    mean of the networks' outputs over a set of sites. The loss of an entity is the sum over all sets
+    of sites that have it, so that the head predicts with whichever of them are there.
 
     Make one with :meth:`from_formula`.
 
@@ -144,16 +144,16 @@ class LASER(VerticalModel):
     outcome : {"binary", "multiclass", "normal"}
         What the response is.
     hidden : sequence of int
-        Units of the hidden layers of every institution's network; rectified.
+        Units of the hidden layers of every site's network; rectified.
     width : int
-        Outputs of every institution's network.
+        Outputs of every site's network.
     head_hidden : sequence of int
-        Units of hidden layers of the head, none by default: the scores are then sums over institutions.
+        Units of hidden layers of the head, none by default: the scores are then sums over sites.
     heads : {"one", "client"}
-        Whether one head predicts for a set of institutions, or one of each of its institutions, as published,
+        Whether one head predicts for a set of sites, or one of each of its sites, as published,
         of which the probabilities are averaged.
     representations : mapping of str to torch.nn.Module, optional
-        Modules in the place of the networks of some institutions, from (rows, columns) to (rows, `width`);
+        Modules in the place of the networks of some sites, from (rows, columns) to (rows, `width`);
         they are run where they were made, in double precision, and begin with the parameters that they have.
         It needs ``fedstat[torch]``.
     **kwargs
@@ -162,7 +162,7 @@ class LASER(VerticalModel):
     Raises
     ------
     ModelError
-        An argument has no meaning here, or no entity has a response and an institution.
+        An argument has no meaning here, or no entity has a response and a site.
 
     References
     ----------
@@ -227,18 +227,16 @@ class LASER(VerticalModel):
         if not blocks:
             raise ModelError(f"'{self.formula.text}' has no columns; a network needs some")
         if len(blocks) > MOST_CLIENTS:
-            raise ModelError(
-                f"expected at most {MOST_CLIENTS} institutions with columns, received {len(blocks)}"
-            )
+            raise ModelError(f"expected at most {MOST_CLIENTS} sites with columns, received {len(blocks)}")
         seen = np.zeros(self.design.n, dtype=np.bool_)
         for block in blocks:
             seen[block.rows[block.whole]] = True
         if not seen.any():
-            raise EstimationError("no entity with a response has an institution with all of its columns")
+            raise EstimationError("no entity with a response has a site with all of its columns")
         nobody = int((~seen).sum())
         if nobody:
             warn(
-                f"{nobody:,} entities have a response and no institution's columns, and take no part",
+                f"{nobody:,} entities have a response and no site's columns, and take no part",
                 DataWarning,
             )
         return lay_out(self.design, blocks, seen)
@@ -268,22 +266,22 @@ class LASER(VerticalModel):
         Parameters
         ----------
         method : {"laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"}
-            "laser", or what it is compared with: "local", each institution by itself; "ensemble", a vote of
-            these; "standard", one network of all institutions, learned from complete entities, which guesses
-            where one is missing; "combinatorial", networks of their own for each set of institutions;
-            "vfedtrans" (Huang, Wang and Han 2023), each institution by itself, from its columns and from what
-            these tell of the leading singular vectors of all institutions' columns, `width` of them. These
-            come from secure products over the complete entities, and are handed to every institution: with
+            "laser", or what it is compared with: "local", each site by itself; "ensemble", a vote of
+            these; "standard", one network of all sites, learned from complete entities, which guesses
+            where one is missing; "combinatorial", networks of their own for each set of sites;
+            "vfedtrans" (Huang, Wang and Han 2023), each site by itself, from its columns and from what
+            these tell of the leading singular vectors of all sites' columns, `width` of them. These
+            come from secure products over the complete entities, and are handed to every site: with
             their weights, which the coordinator has, they are the columns themselves, up to what the
             vectors that are left out have of them.
         paper : bool
             Take the defaults of the publication in the place of ours: 100 epochs in batches of 128, a rate of
             1e-4, a penalty of 1e-3, and classes of the same weight. It takes a hundred times the rounds.
         exchange : {"masked", "clear"}, optional
-            "masked": the outputs of the institutions' networks are added up under pairwise masks, over one
-            random set of institutions for each entity of a batch, which stands for all of its sets; by
-            default with three institutions or more and a method of one network an institution. "clear": the
-            holder of the response is handed the outputs of each institution, and takes all sets.
+            "masked": the outputs of the sites' networks are added up under pairwise masks, over one
+            random set of sites for each entity of a batch, which stands for all of its sets; by
+            default with three sites or more and a method of one network a site. "clear": the
+            holder of the response is handed the outputs of each site, and takes all sets.
         epochs, batch_size : int
             How often each entity is learned from, and how many at once: 12 times 1,024, or an eighth of
             the entities to learn from where these are fewer than 8,192.
@@ -293,19 +291,19 @@ class LASER(VerticalModel):
             Give every class the same weight in the loss. It moves the most probable class towards rare ones,
             and probabilities with it, which are then those of no data.
         standardise : bool
-            Whether columns are standardised where they are held.
+            Whether columns are standardized where they are held.
         validation : float
             Share of the entities from which nothing is learned; their loss chooses the epoch.
         calibration : float
             Share of the entities that only sets and intervals of predictions rest on. With a masked exchange
-            each of them stands for one set of institutions, since sums over two sets would tell their
-            difference: of 4,800 that four institutions have, each of 15 sets has 320. With "clear" all stand
+            each of them stands for one set of sites, since sums over two sets would tell their
+            difference: of 4,800 that four sites have, each of 15 sets has 320. With "clear" all stand
             for every set.
         label_epsilon : float, optional
-            Randomise the labels once, at their holder, so that all that follows is private by label: from
+            Randomize the labels once, at their holder, so that all that follows is private by label: from
             what leaves, the odds of two labels of one entity change by exp(label_epsilon) at most, whoever
-            looks (Kairouz, Oh and Viswanath 2016). The likelihood is that of the randomised labels. The same
-            labels at the same epsilon are randomised alike in every fit; others cost their own.
+            looks (Kairouz, Oh and Viswanath 2016). The likelihood is that of the randomized labels. The same
+            labels at the same epsilon are randomized alike in every fit; others cost their own.
         seed : int
             Of parameters, parts, batches and sets.
         progress : bool, optional
@@ -313,7 +311,7 @@ class LASER(VerticalModel):
         checkpoint : str or Path, optional
             A file that holds the training after every epoch: where one was broken off, by a site that was
             killed for instance, the same fit goes on from there, and ends in the same networks. Parameters
-            and the moments of Adam leave the institutions for it, in every epoch.
+            and the moments of Adam leave the sites for it, in every epoch.
 
         Returns
         -------
@@ -326,12 +324,12 @@ class LASER(VerticalModel):
         EstimationError
             The loss is not finite, or too few entities are left to learn from.
         PolicyError
-            An institution refuses a release.
+            A site refuses a release.
 
         Warns
         -----
         DisclosureWarning
-            Two institutions under masks: each part of a sum follows from the other.
+            Two sites under masks: each part of a sum follows from the other.
 
         Examples
         --------
@@ -381,7 +379,7 @@ class LASER(VerticalModel):
         return run_fit(self, call, LASER._train, method, training, asked, rng, kept)
 
     def _outcome_request(self, label_epsilon: float | None, balanced: bool) -> OutcomeRequest:
-        """Describe the response to its holder, with the epsilon of its randomised labels."""
+        """Describe the response to its holder, with the epsilon of its randomized labels."""
         if label_epsilon is not None:
             check_positive("label_epsilon", label_epsilon)
             if self.outcome == "normal" or label_epsilon >= MOST_EPSILON:
@@ -394,15 +392,15 @@ class LASER(VerticalModel):
         )
 
     def _register_modules(self, method: Method) -> None:
-        """Give each institution with a module of its own a copy, for this fit."""
+        """Give each site with a module of its own a copy, for this fit."""
         how, columns = METHODS[method], dict(zip(self.layout.clients, self.layout.sizes, strict=True))
         if self._begun and not how.modules:
             raise ModelError(
-                "representations: an institution has one module, of its own columns; use another method "
+                "representations: a site has one module, of its own columns; use another method "
                 f"than {method!r}"
             )
         if len(columns) < how.least:
-            raise ModelError(f"method={method!r} is of two institutions or more; use method='local'")
+            raise ModelError(f"method={method!r} is of two sites or more; use method='local'")
         for k, name in self._modules.items():
             check_module(k, self._begun[k], int(columns[k]), self.width)
             # Each fit begins with the parameters that the module had.
@@ -443,7 +441,7 @@ class LASER(VerticalModel):
         check_choice("exchange", exchange, ("masked", "clear"))
         if exchange == "masked" and (K < 2 or not sums):
             raise ModelError(
-                "exchange='masked' adds up one network of each of several institutions, and has "
+                "exchange='masked' adds up one network of each of several sites, and has "
                 f"method='laser' or 'standard'; received {K} institutions and method={method!r}. Use "
                 "exchange='clear'"
             )

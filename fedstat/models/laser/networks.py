@@ -13,7 +13,7 @@ from fedstat.kernels.split_networks import adam_step, count_parameters, draw_par
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Probabilities of classes, and of labels that are randomised.
+# Probabilities of classes, and of labels that are randomized.
 
 
 def softmax(F: Floats) -> Floats:
@@ -28,7 +28,7 @@ def of_scores(F: Floats, classes: int) -> Floats:
 
 
 def flip_matrix(classes: int, epsilon: float) -> Floats:
-    """Probabilities of randomised response over so many classes, (classes, classes), rows the true one.
+    """Probabilities of randomized response over so many classes, (classes, classes), rows the true one.
 
     The ratio of any two in a column is exp(epsilon) at most (Warner 1965; Kairouz, Oh and Viswanath 2016,
     equation 9).

@@ -43,7 +43,7 @@ from fedstat.models.vertical.prediction.protocol import (
 from fedstat.typing import Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Predictions of new entities by the networks of the institutions that have them.
+# Predictions of new entities by the networks of the sites that have them.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +100,7 @@ class FittedNetworks:
 
     @property
     def one_each(self) -> bool:
-        """Whether predictions need the sum of one network of each institution, and no more."""
+        """Whether predictions need the sum of one network of each site, and no more."""
         return METHODS[self.method].sums
 
     def analysis(self, call: str, partition: ClientPartition) -> PostFitAnalysis:
@@ -109,20 +109,20 @@ class FittedNetworks:
 
     @property
     def blocks(self) -> FittedBlocks:
-        """Institutions and codings, for the opening of blocks."""
+        """Sites and codings, for the opening of blocks."""
         return FittedBlocks(self.clients, self.specs, {}, 0.0, {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictedSets:
-    """Probabilities (n, classes), or standardised means (n, 1), and the sites behind each, as bits (n,)."""
+    """Probabilities (n, classes), or standardized means (n, 1), and the sites behind each, as bits (n,)."""
 
     predicted: Floats
     sets: Ints
     clients: tuple[str, ...]
 
     def name_of(self, clients: int) -> str:
-        """Write a set of institutions."""
+        """Write a set of sites."""
         return " + ".join(self.clients[k] for k in members_of(clients))
 
 
@@ -140,11 +140,11 @@ def predict_networks(
 
 
 def open_networks(fitted: FittedNetworks, partition: ClientPartition) -> FitProtocol[OpenedBlocks]:
-    """Open the columns of the institutions that a partition has."""
+    """Open the columns of the sites that a partition has."""
     present = present_clients(fitted.clients, partition)
     if not present:
         raise ModelError(
-            f"predict: expected at least one of the institutions {', '.join(fitted.clients)}; the partition "
+            f"predict: expected at least one of the sites {', '.join(fitted.clients)}; the partition "
             f"has {', '.join(partition.clients)}"
         )
     return (yield from open_blocks(fitted.blocks, present, partition, FAMILY))
@@ -166,7 +166,7 @@ def predicted(
     permuted: tuple[str, int] | None = None,
     head: int | None = None,
 ) -> FitProtocol[PredictedSets]:
-    """Ask the institutions for the outputs of their networks; of one that is `permuted`, by a number.
+    """Ask the sites for the outputs of their networks; of one that is `permuted`, by a number.
 
     Its columns are exchanged between the entities that it has.
     """
@@ -198,9 +198,9 @@ def predicted(
 
 
 def predict_sets(fitted: FittedNetworks, outputs: Floats, sets: Ints, head: int | None = None) -> Floats:
-    """Predict each entity, with outputs (I, n, d), from the institutions of its set (n,); nan without any.
+    """Predict each entity, with outputs (I, n, d), from the sites of its set (n,); nan without any.
 
-    By one `head`, nan for entities that its institution lacks, or by the average of those of the set.
+    By one `head`, nan for entities that its site lacks, or by the average of those of the set.
     """
     classes = max(len(fitted.trained.outcome.classes), 1)
     out = np.full((len(sets), classes), np.nan)
@@ -235,7 +235,7 @@ def task_scores(fitted: FittedNetworks, task: int, outputs: Floats) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Sets of classes and intervals that hold a response with a probability, by set of institutions.
+# Sets of classes and intervals that hold a response with a probability, by set of sites.
 
 
 def points_of(fitted: FittedNetworks, predicted: Floats, threshold: float = 0.5) -> Floats:

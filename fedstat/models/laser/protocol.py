@@ -109,9 +109,9 @@ def read_training(path: Path, settings: str) -> TrainingState | None:
 class PredictionRouting:
     """Which networks serve which predictions of a batch; see the holder's step for the arrays.
 
-    `sets` (b,) are the institutions that are asked for each entity where outputs are masked; None: all that
+    `sets` (b,) are the sites that are asked for each entity where outputs are masked; None: all that
     have it. `group` numbers the sets `judged` behind the predictions, where it matters. `rows` are places in
-    the batch of the entities that each institution answered for.
+    the batch of the entities that each site answered for.
     """
 
     assembly: NetworkAssembly
@@ -176,13 +176,13 @@ class PredictionRouting:
         )
 
     def part(self, client: int, kept: Ints, entities: Ints) -> Bools:
-        """For which entities an institution is asked, (b,)."""
+        """For which entities a site is asked, (b,)."""
         if self.sets is not None:
             return np.asarray(self.sets >> client & 1, dtype=np.bool_)
         return np.isin(entities, kept)
 
     def collect(self, replies: Sequence[Reply], batch: int, width: int) -> Floats:
-        """Put the answers of the institutions together."""
+        """Put the answers of the sites together."""
         if self.sets is not None:
             return np.asarray(np.sum([reply.arrays["outputs"] for reply in replies], axis=0))[None]
         out = np.zeros((len(self.assembly.networks), batch, width))
@@ -194,21 +194,21 @@ class PredictionRouting:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Training of a split network: batches, one round to the institutions and one to the holder of each.
+# Training of a split network: batches, one round to the sites and one to the holder of each.
 
 OF_HEADS = 2**32
-"""Number of the random parameters of heads, beside those of institutions."""
+"""Number of the random parameters of heads, beside those of sites."""
 DISTIL_EPOCHS, DISTIL_BATCH = 50, 128
-"""Of what an institution learns by itself, which takes no rounds."""
+"""Of what a site learns by itself, which takes no rounds."""
 
 
 @dataclass(slots=True, eq=False)
 class Trainer:
     """The course of one training.
 
-    `sets` (G,) are the institutions that each missing pattern has, as bits; `pending` are gradients by
-    institution that have not yet been handed over. What is drawn does not depend on the order of the
-    institutions: `rank` (K,) has the place of each by its name, `named` the institution at each place, and
+    `sets` (G,) are the sites that each missing pattern has, as bits; `pending` are gradients by
+    site that have not yet been handed over. What is drawn does not depend on the order of the
+    sites: `rank` (K,) has the place of each by its name, `named` the site at each place, and
     `turns` the patterns in this order. `distilled` are networks that learned `joint` columns.
     """
 
@@ -293,7 +293,7 @@ class Trainer:
 
     @property
     def settings(self) -> str:
-        """Digest of what shapes the course: entities, institutions, columns, and all arguments."""
+        """Digest of what shapes the course: entities, sites, columns, and all arguments."""
         t, layout = self.training, self.layout
         # Another model has other names for the same modules.
         t = replace(t, modules=dict.fromkeys(t.modules, ""))
@@ -324,7 +324,7 @@ class Trainer:
 
     def _networks(self, client: str, count: int, width: int) -> NetworksRequest:
         t = self.training
-        # By its name: in which order a partition lists its institutions does not matter.
+        # By its name: in which order a partition lists its sites does not matter.
         number = crc32(client.encode())
         return NetworksRequest(
             count, t.hidden, width, t.optimiser, t.seed, number, t.raw, t.modules.get(client, "")
@@ -369,7 +369,7 @@ class Trainer:
         return float(reply.arrays.get("loss", np.array(np.nan)))
 
     def _held_back(self) -> FitProtocol[float]:
-        """Loss of the entities held back, of each from all institutions that have it; nan without any."""
+        """Loss of the entities held back, of each from all sites that have it; nan without any."""
         entities = self.training.validation
         if not len(entities):
             return float("nan")
@@ -379,7 +379,7 @@ class Trainer:
         return float(reply.arrays["loss"])
 
     def _calibrate(self) -> FitProtocol[ScoreCounts | None]:
-        """Count how well each set of institutions predicts entities from which nothing was learned."""
+        """Count how well each set of sites predicts entities from which nothing was learned."""
         entities, t = self.training.calibration, self.training
         if not len(entities):
             return None
@@ -480,7 +480,7 @@ class Trainer:
         return self._ask(self.layout.active, step, **arrays, **more)
 
     def _hand_over(self, reply: Reply, serving: PredictionRouting) -> None:
-        """Keep the gradients for the institutions' next asks."""
+        """Keep the gradients for the sites' next asks."""
         gradient = reply.arrays["gradient"]
         for k, client in enumerate(self.layout.clients):
             at = serving.rows[client]

@@ -19,7 +19,7 @@ MOST_UNITS, MOST_LAYERS, MOST_NETWORKS = 4096, 16, 512
 class NetworksRequest:
     """Networks of a site, or heads of the holder: how many, their hidden layers, outputs and training.
 
-    `number` keeps the random parameters of sites apart; `raw`: columns enter as they are, not standardised.
+    `number` keeps the random parameters of sites apart; `raw`: columns enter as they are, not standardized.
     `module` names a module that takes the place of the networks.
     """
 
@@ -44,7 +44,7 @@ class NetworksRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRequest:
-    """What the response is, the epsilon of its randomised labels, 0 for the labels themselves, and weights.
+    """What the response is, the epsilon of its randomized labels, 0 for the labels themselves, and weights.
 
     `balanced`: every class has the same weight in the loss. `response` names it in errors.
     """
@@ -64,7 +64,7 @@ class OutcomeRequest:
 class OutcomeReply:
     """Classes of a response in ascending order, and how many entities have each; none of a normal one.
 
-    `label_epsilon` is what all labels that the site has randomised so far have cost, over all fits.
+    `label_epsilon` is what all labels that the site has randomized so far have cost, over all fits.
     """
 
     classes: tuple[float, ...]

@@ -36,14 +36,14 @@ from fedstat.typing import Array, Bools, Floats, Ints
 ITEM = "laser heads"
 MOST_CLASSES = 1000
 LABELS = "label epsilon "
-"""Under which names an account remembers the labels that were randomised, with the epsilon of each."""
+"""Under which names an account remembers the labels that were randomized, with the epsilon of each."""
 
 
 @dataclass(slots=True)
 class OutcomeState:
-    """The response during a fit: (n,), numbers of `classes`, or standardised where there are none.
+    """The response during a fit: (n,), numbers of `classes`, or standardized where there are none.
 
-    `flip` has the probabilities by which its labels were randomised, `weights` (classes,) those in the loss.
+    `flip` has the probabilities by which its labels were randomized, `weights` (classes,) those in the loss.
     """
 
     y: Floats
@@ -56,7 +56,7 @@ class OutcomeState:
 
 @dataclass(slots=True)
 class Heads:
-    """Heads in training; `seen` and `best` as those of an institution's networks."""
+    """Heads in training; `seen` and `best` as those of a site's networks."""
 
     networks: Networks
     seen: Floats | None = None
@@ -76,9 +76,9 @@ def heads_of(state: State) -> Heads:
 
 # What they weigh is told in full beside it: the derivatives of each entity are a function of its response.
 BATCH: Mapping[str, ArrayDeclaration] = {
-    "outputs": per_entity("outputs of the institutions' networks", 3, dtype="float64", weighs=""),
+    "outputs": per_entity("outputs of the sites' networks", 3, dtype="float64", weighs=""),
     "rows": presence("which entities are in the batch", dtype="int64"),
-    "code": presence("institutions that have each entity, by number of the pattern", dtype="int64"),
+    "code": presence("sites that have each entity, by number of the pattern", dtype="int64"),
     "weights": control("weight of every prediction by pattern", 2, dtype="float64"),
     "members": control("networks behind each prediction", 2, dtype="bool"),
     "sizes": control("number of networks behind each prediction", dtype="int64"),
@@ -299,7 +299,7 @@ def release_heads(data: SiteData, state: State, best: Array) -> dict[str, Array]
 
 
 def label_draws(data: SiteData, response: Floats, epsilon: float) -> tuple[Floats, float]:
-    """Uniform draws (rows,) of a randomised response, and the epsilon that all of these have cost so far.
+    """Uniform draws (rows,) of a randomized response, and the epsilon that all of these have cost so far.
 
     The same response at the same epsilon gets the same draws, so that fits of it can be repeated; any other
     gets its own, and costs its own.
@@ -315,6 +315,6 @@ def label_draws(data: SiteData, response: Floats, epsilon: float) -> tuple[Float
 
 
 def randomised(labels: Floats, flip: Floats, draws: Floats) -> Floats:
-    """Labels after randomised response, from uniform draws (n,)."""
+    """Labels after randomized response, from uniform draws (n,)."""
     cumulated = flip[labels.astype(np.int64)].cumsum(axis=1)
     return np.asarray((draws[:, None] > cumulated[:, :-1]).sum(axis=1), dtype=np.float64)

@@ -56,16 +56,16 @@ class LASERRecord:
 def notes_of(r: LASERRecord) -> Iterator[Note]:
     """Say what was disclosed, and what intervals rest on."""
     hidden = (
-        "The holder of the response was handed masked sums of the institutions' outputs, over one random set "
-        "of institutions for each entity and batch; the sets change, so that differences of sums tell of "
-        "single institutions. "
+        "The holder of the response was handed masked sums of the sites' outputs, over one random set "
+        "of sites for each entity and batch; the sets change, so that differences of sums tell of "
+        "single sites. "
         if r.masked
-        else "The holder of the response was handed the outputs of every institution for each entity. "
+        else "The holder of the response was handed the outputs of every site for each entity. "
     )
     if r.fitted.trained.joint:
         hidden = (
-            f"The coordinator and every institution were handed {r.fitted.trained.joint} singular vectors of "
-            f"all institutions' columns, for each entity that all have. {hidden}"
+            f"The coordinator and every site were handed {r.fitted.trained.joint} singular vectors of "
+            f"all sites' columns, for each entity that all have. {hidden}"
         )
     held = r.fitted.trained.history[:, 1]
     if held[r.fitted.trained.epoch] > HARDLY * held[0]:
@@ -78,17 +78,17 @@ def notes_of(r: LASERRecord) -> Iterator[Note]:
     yield Note("no_errors", "There are no standard errors: weights of networks are not identified.")
     yield Note(
         "disclosed",
-        f"{hidden}From such numbers most of the variation of an institution's columns can be predicted by "
+        f"{hidden}From such numbers most of the variation of a site's columns can be predicted by "
         f"who knows them for a few hundred entities. {_of_labels(r)}",
     )
     if r.fitted.trained.scores is not None:
         spread = (
-            " Under masks each entity calibrates one of the sets of institutions that it could, so that the "
+            " Under masks each entity calibrates one of the sets of sites that it could, so that the "
             "entities to calibrate by are divided among these."
         )
         yield Note(
             "calibration",
-            "Sets and intervals of predict_set() are calibrated by set of institutions, and hold for "
+            "Sets and intervals of predict_set() are calibrated by set of sites, and hold for "
             "entities that are exchangeable with those that calibrate; a set of few entities rules out "
             f"nothing.{spread if r.masked else ''}",
         )
@@ -98,14 +98,14 @@ def _of_labels(r: LASERRecord) -> str:
     epsilon, total = r.label_epsilon, r.fitted.trained.outcome.label_epsilon
     if not epsilon:
         return (
-            "Each institution learned the labels of the entities that it has: the gradients of one batch "
+            "Each site learned the labels of the entities that it has: the gradients of one batch "
             "tell them apart."
         )
     return (
-        "Labels were randomised before anything else: whoever looks, the odds of two labels of one "
+        "Labels were randomized before anything else: whoever looks, the odds of two labels of one "
         f"entity change by exp({epsilon:g}) at most, and by exp({total:g}) over all labels that their "
-        "holder has randomised. Columns are not protected, nor are labels from evaluate(). Sets, "
-        "intervals and figures of calibration are of randomised labels."
+        "holder has randomized. Columns are not protected, nor are labels from evaluate(). Sets, "
+        "intervals and figures of calibration are of randomized labels."
     )
 
 
@@ -129,12 +129,12 @@ def draw_history(history: pd.DataFrame, kept: int, ax: Axes | None) -> Axes:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Results of a split network: predictions with any set of institutions, and what passed for them.
+# Results of a split network: predictions with any set of sites, and what passed for them.
 
 NO_ERRORS = (
     "networks have no standard errors: their weights are not identified, since units can change places. "
     "predict_set() has sets and intervals with a coverage, evaluate() intervals of the AUC, and clients() "
-    "what each institution is worth"
+    "what each site is worth"
 )
 Conditional = Literal["label"]
 
@@ -156,7 +156,7 @@ class NoCoefficients:
 
 
 class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", record=LASERRecord):
-    """Trained networks of every institution, and the heads.
+    """Trained networks of every site, and the heads.
 
     Attributes
     ----------
@@ -179,7 +179,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
     (3, True, True)
     """
 
-    model_name = "Split networks over any set of institutions"
+    model_name = "Split networks over any set of sites"
     params = NoCoefficients()
 
     @classmethod
@@ -232,28 +232,28 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         return self._record.fitted.trained.outcome.classes
 
     def predict_proba(self, partition: ClientPartition, at: str = "average") -> pd.DataFrame:
-        """Predict the probabilities of the classes of every entity, from the institutions that have it.
+        """Predict the probabilities of the classes of every entity, from the sites that have it.
 
         Parameters
         ----------
         partition : ClientPartition
-            With one of the institutions of the fit or more. One that has left has no entity.
+            With one of the sites of the fit or more. One that has left has no entity.
         at : str
-            Where institutions have heads of their own (``heads="client"``, "local" and the like): the
-            institution whose head predicts, or "average" over the heads that can. One head has one prediction
-            for a set of institutions, and nothing to average.
+            Where sites have heads of their own (``heads="client"``, "local" and the like): the
+            site whose head predicts, or "average" over the heads that can. One head has one prediction
+            for a set of sites, and nothing to average.
 
         Returns
         -------
         DataFrame
-            (n, classes); nan where no institution has the entity, or the head of `at` has nothing for it.
+            (n, classes); nan where no site has the entity, or the head of `at` has nothing for it.
 
         Raises
         ------
         NotAvailableError
             The response is normal.
         ModelError
-            The partition has no institution of the fit, or `at` no head of its own.
+            The partition has no site of the fit, or `at` no head of its own.
         """
         if not self.classes:
             raise NotAvailableError("predict_proba: the response is normal; use predict")
@@ -262,7 +262,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         return pd.DataFrame(found.predicted, index=partition.entities, columns=list(self.classes))
 
     def _head(self, at: str) -> int | None:
-        """Find the number of the head of an institution; None for the average."""
+        """Find the number of the head of a site; None for the average."""
         fitted = self._record.fitted
         if at == "average":
             return None
@@ -270,7 +270,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
             own = fitted.clients if fitted.assembly.heads == len(fitted.clients) else ()
             words = ", ".join(map(repr, ("average", *own)))
             raise ModelError(
-                f"at: expected {words}, received {at!r}; institutions have heads of their own where "
+                f"at: expected {words}, received {at!r}; sites have heads of their own where "
                 "heads='client', or method='local'"
             )
         return fitted.clients.index(at)
@@ -293,7 +293,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         """Predict sets of classes, or intervals, that hold the response with probability 1 - alpha or more.
 
         Split conformal prediction, from the entities of the fit from which nothing was learned, by set of
-        institutions (Vovk, Gammerman and Shafer 2005, section 2.2). It holds whatever the networks are worth,
+        sites (Vovk, Gammerman and Shafer 2005, section 2.2). It holds whatever the networks are worth,
         for entities that are exchangeable with these, on average over fits.
 
         Parameters
@@ -307,7 +307,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         -------
         DataFrame
             Of classes one column each, of bool; of a normal response ``mean``, ``low`` and ``high``. Where
-            too few entities calibrate a set of institutions it has all classes, or an infinite interval;
+            too few entities calibrate a set of sites it has all classes, or an infinite interval;
             ``frame.attrs["note"]`` names these sets.
 
         Raises
@@ -335,11 +335,11 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
 
     @property
     def calibration(self) -> SetEvaluation:
-        """How well each set of institutions predicts the entities from which nothing was learned."""
+        """How well each set of sites predicts the entities from which nothing was learned."""
         return self._evaluation(self._scores())
 
     def evaluate(self, partition: ClientPartition) -> SetEvaluation:
-        """Count how well predictions agree with the response of another partition, by set of institutions.
+        """Count how well predictions agree with the response of another partition, by set of sites.
 
         The holder of the response is handed the predictions, and counts; no response leaves it. One that
         answers a single evaluation averages them over a few entities first, which moves figures little. For a
@@ -348,12 +348,12 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         Parameters
         ----------
         partition : ClientPartition
-            With the response, at the institution that had it in the fit.
+            With the response, at the site that had it in the fit.
 
         Raises
         ------
         ModelError
-            It lacks the response, or all institutions.
+            It lacks the response, or all sites.
         """
         fitted = self._record.fitted
         (scores,) = count_predictions(fitted, self._record.response, partition)
@@ -363,9 +363,9 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
     def importance(
         self, partition: ClientPartition, repeats: int = 10, *, alpha: float = 0.05
     ) -> pd.DataFrame:
-        """Say what predictions lose where one institution's columns are those of other entities.
+        """Say what predictions lose where one site's columns are those of other entities.
 
-        Each institution exchanges its rows, with all their columns, between the entities that it has,
+        Each site exchanges its rows, with all their columns, between the entities that it has,
         `repeats` times, by permutations that nobody else knows; the response's holder counts as for
         :meth:`evaluate`. A site that answers one evaluation only refuses it, and every repeat is further
         outputs for each entity, which a limit on these (per_entity) counts: differences tell of single ones.
@@ -373,17 +373,17 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
         Parameters
         ----------
         partition : ClientPartition
-            With the response, at the institution that had it in the fit.
+            With the response, at the site that had it in the fit.
         repeats : int
-            Permutations of each institution.
+            Permutations of each site.
         alpha : float
             One minus the level of the intervals, which are of the mean over permutations of these entities.
 
         Returns
         -------
         DataFrame
-            By institution: ``importance``, the mean loss over permutations, among the entities that have the
-            institution, of the area under the ROC curve, of the accuracy where there are more than two
+            By site: ``importance``, the mean loss over permutations, among the entities that have the
+            site, of the area under the ROC curve, of the accuracy where there are more than two
             classes, or of R-squared; its ``std_error``, and ``low`` and ``high``, by Student's t.
 
         Raises
@@ -411,24 +411,24 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
 
     @property
     def figures(self) -> dict[str, float]:
-        """How well the largest set of institutions predicts, of entities from which nothing was learned."""
+        """How well the largest set of sites predicts, of entities from which nothing was learned."""
         return {} if self._record.fitted.trained.scores is None else self.calibration.figures
 
     judged = (
-        "Figures are of entities from which nothing was learned, and that all institutions of the largest "
+        "Figures are of entities from which nothing was learned, and that all sites of the largest "
         "set counted have. Under masks each entity counts for one set, so that few may be left for this one: "
         "compare what evaluate() returns of the same entities."
     )
     """Of which entities the figures are, for a comparison."""
 
     def clients(self) -> pd.DataFrame:
-        """Say what every institution brought, and what it is worth to predictions.
+        """Say what every site brought, and what it is worth to predictions.
 
         Returns
         -------
         DataFrame
-            By institution: ``columns``, ``entities``, ``missing`` (share), and its Shapley ``value`` (see
-            :meth:`SetEvaluation.values`), nan where not every set of institutions has entities to count.
+            By site: ``columns``, ``entities``, ``missing`` (share), and its Shapley ``value`` (see
+            :meth:`SetEvaluation.values`), nan where not every set of sites has entities to count.
         """
         rows = [(b.client, b.columns, b.entities, b.missing) for b in self._record.blocks if b.columns]
         frame = pd.DataFrame(rows, columns=["client", "columns", "entities", "missing"]).set_index("client")
@@ -440,7 +440,7 @@ class LASERResults(Results[LASERRecord], saved_as="fedstat laser results 2", rec
     # -- printed ---------------------------------------------------------------------------------
 
     def summary(self, alpha: float = 0.1) -> SheetSummary:
-        """Training and exchange, how well sets of institutions predict, what each institution brought, notes.
+        """Training and exchange, how well sets of sites predict, what each site brought, notes.
 
         Parameters
         ----------

@@ -48,12 +48,12 @@ def log_odds(P: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreCounts:
-    """Counts by set of institutions and class, and sums over the entities of a set.
+    """Counts by set of sites and class, and sums over the entities of a set.
 
     Parameters
     ----------
     sets : (G,) array of int
-        Sets of institutions, as bits.
+        Sets of sites, as bits.
     bins : (G, C, B) array
         Entities by true class (one for a normal response) and bin; see :func:`score_edges`.
     expected : (G, C, B) array
@@ -76,7 +76,7 @@ class ScoreCounts:
         return np.asarray(self.bins.sum(axis=(1, 2)))
 
     def together(self, groups: Bools) -> ScoreCounts:
-        """Count the entities of some sets, (G,), as those of one, which has all their institutions."""
+        """Count the entities of some sets, (G,), as those of one, which has all their sites."""
         every = np.bitwise_or.reduce(self.sets[groups], initial=0)
         sums = (self.bins, self.expected, self.confusion, self.losses)
         return ScoreCounts(np.array([every]), *(part[groups].sum(axis=0)[None] for part in sums))

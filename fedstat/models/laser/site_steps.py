@@ -1,7 +1,7 @@
 """Steps of a site of a split network: forward passes, and learning from returned gradients.
 
-An ask for a batch carries the gradients of the batch before, by which the institution's networks move, and
-the answer has their outputs for the new one. With masks every institution answers for every entity of a
+An ask for a batch carries the gradients of the batch before, by which the site's networks move, and
+the answer has their outputs for the new one. With masks every site answers for every entity of a
 batch, with zeros where it has no part in it.
 """
 
@@ -42,9 +42,9 @@ ITEM, DISTILLED = "laser networks", "laser distilled"
 
 @dataclass(slots=True)
 class SiteTraining:
-    """An institution's networks in training.
+    """A site's networks in training.
 
-    X (p, n) are its standardised columns; `activations` those of the latest batch, by network. `seen` are the
+    X (p, n) are its standardized columns; `activations` those of the latest batch, by network. `seen` are the
     parameters at the latest look at entities that are held back, `best` those of the best look.
     """
 
@@ -80,7 +80,7 @@ class DistilledNetwork:
 
 
 def input_columns(state: State, raw: bool) -> Floats:
-    """Columns (n, p) as networks take them: standardised, or raw."""
+    """Columns (n, p) as networks take them: standardized, or raw."""
     staged = staged_block(state)
     return staged.X * staged.scale + staged.shift if raw else staged.X
 
@@ -94,13 +94,13 @@ def _client(state: State) -> SiteTraining:
     return state.use(ITEM, SiteTraining, NOT_STARTED)
 
 
-ROWS = presence("which of the institution's entities are in the batch", dtype="int64")
+ROWS = presence("which of the site's entities are in the batch", dtype="int64")
 AT = presence("where they stand in a masked batch", dtype="int64")
 BATCH = control("rows of a masked batch", 0)
 GRADIENT = per_entity(
     "derivatives of the loss by the networks' outputs", 2, optional=True, dtype="float64", weighs="gradients"
 )
-OUTPUTS = per_entity("outputs of the institution's networks", 2, maskable=True)
+OUTPUTS = per_entity("outputs of the site's networks", 2, maskable=True)
 BEST = control("whether the networks of the best look are taken", 0)
 
 
@@ -114,7 +114,7 @@ BEST = control("whether the networks of the best look are taken", 0)
 def start_networks(
     data: SiteData, state: State, asked: NetworksRequest, training: Floats | None = None
 ) -> dict[str, Array]:
-    """Draw the parameters of the institution's networks, or go on with a `training`; nothing leaves."""
+    """Draw the parameters of the site's networks, or go on with a `training`; nothing leaves."""
     X = input_columns(state, asked.raw)
     if DISTILLED in state:
         learned = state.use(DISTILLED, DistilledNetwork, NOT_STARTED)
@@ -232,7 +232,7 @@ def release_training(data: SiteData, state: State, gradient: Floats | None = Non
 def release_networks(
     data: SiteData, state: State, best: Array, gradient: Floats | None = None
 ) -> dict[str, Array]:
-    """Release the parameters (m, q) of the institution's networks, as they are or at the `best` look."""
+    """Release the parameters (m, q) of the site's networks, as they are or at the `best` look."""
     client = _client(state)
     client.take(data.name, gradient)
     theta = client.best if bool(best) else client.networks.theta
@@ -251,7 +251,7 @@ def release_networks(
         "width": control("outputs of a network", 0),
         "shift": aggregate("means of the columns in the fit", dtype="float64"),
         "scale": aggregate("standard deviations of the columns in the fit", dtype="float64"),
-        "rows": presence("positions of the institution's entities", dtype="int64"),
+        "rows": presence("positions of the site's entities", dtype="int64"),
         "n": control("number of entities", 0),
         "distilled": aggregate(
             "parameters of a network beside the columns", 2, optional=True, dtype="float64"
@@ -277,7 +277,7 @@ def represent(
     joint: Array | None = None,
     permuted: Array | None = None,
 ) -> dict[str, Array]:
-    """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the institution has none.
+    """Run trained networks, (m, q), on the opened rows: (n, m d), zeros where the site has none.
 
     `shift` and `scale` (p,) are those of the columns in the fit, `rows` where the entities stand among `n`;
     `text` is the name of a module in the place of the networks, or empty. `distilled` (1, q) has the network

@@ -25,7 +25,7 @@ from fedstat.models.vertical.prediction.evaluation import average_in_groups
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of the institution that holds the response: counts of how well predictions agree with it.
+# Steps of the site that holds the response: counts of how well predictions agree with it.
 
 
 COUNTS = {
@@ -52,7 +52,7 @@ COUNTS = {
 def calibrate(data: SiteData, state: State, group: Ints, vote: Array, **arrays: Array) -> dict[str, Array]:
     """Count how well trained heads predict entities from which nothing was learned, by group (T,) of tasks.
 
-    Predictions of the tasks of a group, which are of one set of institutions, are averaged; or each has a
+    Predictions of the tasks of a group, which are of one set of sites, are averaged; or each has a
     `vote`.
     """
     batch, outcome, heads = read_batch(data, state, arrays)
@@ -75,7 +75,7 @@ def calibrate(data: SiteData, state: State, group: Ints, vote: Array, **arrays: 
     takes={
         "predicted": per_entity("predictions", 2, dtype="float64", weighs="predictions"),
         "use": presence("which entities are compared", dtype="bool"),
-        "code": presence("institutions that have each entity, by number", dtype="int64"),
+        "code": presence("sites that have each entity, by number", dtype="int64"),
         "units": control("units of the response, and number of sets", dtype="float64"),
     },
     releases=COUNTS,

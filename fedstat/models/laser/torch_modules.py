@@ -50,7 +50,7 @@ def register_module(name: str, module: Any) -> None:
 
 
 def check_module(client: str, module: Any, columns: int, width: int) -> None:
-    """Require a module from (rows, `columns`) to (rows, `width`); a ModelError that names the institution."""
+    """Require a module from (rows, `columns`) to (rows, `width`); a ModelError that names the site."""
     if not isinstance(module, torch().nn.Module):
         raise ModelError(
             f"representations: expected a torch.nn.Module for '{client}', received {type(module).__name__}"
@@ -70,7 +70,7 @@ def check_module(client: str, module: Any, columns: int, width: int) -> None:
 
 
 class ModuleNetworks(Networks):
-    """A module as the one network of an institution; its parameters as a vector, (1, q)."""
+    """A module as the one network of a site; its parameters as a vector, (1, q)."""
 
     module: Any
     graph: Any = None
@@ -80,7 +80,7 @@ class ModuleNetworks(Networks):
         """Take a module that is known here under a name; a MessageError where none is, or of other widths."""
         if name not in MODULES:
             raise MessageError(
-                "the module of this institution is not known in this process: it stays where it was made. "
+                "the module of this site is not known in this process: it stays where it was made. "
                 "Make the model there, or register it under its name by register_module()"
             )
         module = MODULES[name]
@@ -88,9 +88,7 @@ class ModuleNetworks(Networks):
         networks = cls(np.array([columns, theta.shape[1], width], dtype=np.int64), theta, optimiser)
         networks.module = module
         if networks.output(networks.activate(0, np.zeros((columns, 2)))).shape != (width, 2):
-            raise MessageError(
-                f"a module of an institution gives other than (rows, {width}) for (rows, {columns})"
-            )
+            raise MessageError(f"a module of a site gives other than (rows, {width}) for (rows, {columns})")
         return networks
 
     def activate(self, i: int, X: Floats) -> Floats:

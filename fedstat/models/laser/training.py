@@ -17,19 +17,19 @@ from fedstat.models.laser.scoring import ScoreCounts
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Which networks and heads a method trains, and over which sets of institutions each head predicts.
+# Which networks and heads a method trains, and over which sets of sites each head predicts.
 
 Method: TypeAlias = Literal["laser", "local", "standard", "ensemble", "combinatorial", "vfedtrans"]
 HeadLayout: TypeAlias = Literal["one", "client"]
 MOST_COMBINED = 8
-"""Institutions of which every set has networks of its own."""
+"""Sites of which every set has networks of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """A prediction from the networks `members`, by the head number `head`, for entities that `clients` have.
 
-    `members` are numbers of networks, and `clients` a set: bits of institutions.
+    `members` are numbers of networks, and `clients` a set: bits of sites.
     """
 
     head: int
@@ -39,18 +39,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class NetworkAssembly:
-    """Networks by the institution that has each, heads, and tasks."""
+    """Networks by the site that has each, heads, and tasks."""
 
     networks: tuple[int, ...]
     heads: int
     tasks: tuple[Task, ...]
 
     def at(self, client: int) -> list[int]:
-        """Numbers of an institution's networks."""
+        """Numbers of a site's networks."""
         return [i for i, owner in enumerate(self.networks) if owner == client]
 
     def of_set(self, clients: int) -> list[int]:
-        """Numbers of the tasks of a set of institutions."""
+        """Numbers of the tasks of a set of sites."""
         return [t for t, task in enumerate(self.tasks) if task.clients == clients]
 
     def predicting(self, clients: int) -> list[int]:
@@ -73,12 +73,12 @@ class NetworkAssembly:
 
 
 def members_of(clients: int) -> list[int]:
-    """Institutions in a set."""
+    """Sites in a set."""
     return [k for k in range(clients.bit_length()) if clients >> k & 1]
 
 
 def moved(clients: int, to: Sequence[int]) -> int:
-    """Write a set for other places `to` (K,) of the institutions."""
+    """Write a set for other places `to` (K,) of the sites."""
     return sum(1 << to[k] for k in members_of(clients))
 
 
@@ -107,8 +107,8 @@ def networks_by_set(K: int, heads: HeadLayout) -> NetworkAssembly:
     """Networks and a head for each set of sites; a ModelError where these are too many."""
     if K > MOST_COMBINED:
         raise ModelError(
-            f"method='combinatorial' trains a network for each of {(1 << K) - 1:,} sets of institutions; "
-            f"expected {MOST_COMBINED} institutions at most. Use method='laser'"
+            f"method='combinatorial' trains a network for each of {(1 << K) - 1:,} sets of sites; "
+            f"expected {MOST_COMBINED} sites at most. Use method='laser'"
         )
     networks: list[int] = []
     tasks = []
@@ -140,21 +140,19 @@ class TrainingMethod:
 
 METHODS: Mapping[str, TrainingMethod] = {
     "laser": TrainingMethod(
-        "one network an institution, heads over all sets of institutions", networks_of_all_sets, sums=True
+        "one network a site, heads over all sets of sites", networks_of_all_sets, sums=True
     ),
-    "local": TrainingMethod("each institution by itself", networks_alone),
+    "local": TrainingMethod("each site by itself", networks_alone),
     "standard": TrainingMethod(
-        "one network over all institutions; an entity that one lacks is guessed",
+        "one network over all sites; an entity that one lacks is guessed",
         networks_of_one_set,
         sums=True,
         complete=True,
     ),
-    "ensemble": TrainingMethod("each institution by itself, and a vote", networks_alone, vote=True),
-    "combinatorial": TrainingMethod(
-        "a network for every set of institutions", networks_by_set, modules=False
-    ),
+    "ensemble": TrainingMethod("each site by itself, and a vote", networks_alone, vote=True),
+    "combinatorial": TrainingMethod("a network for every set of sites", networks_by_set, modules=False),
     "vfedtrans": TrainingMethod(
-        "each institution by itself, with a joint representation that it learned",
+        "each site by itself, with a joint representation that it learned",
         networks_alone,
         transfer=True,
         modules=False,
@@ -172,7 +170,7 @@ def assemble(method: str, K: int, heads: HeadLayout) -> NetworkAssembly:
 def table_of_weights(
     assembly: NetworkAssembly, seen: Sequence[int], drawn: Sequence[Mapping[int, float]]
 ) -> Floats:
-    """Weight of every task for every pattern of institutions, (patterns, tasks).
+    """Weight of every task for every pattern of sites, (patterns, tasks).
 
     `drawn` are the sets that stand for all, by pattern, with their weights. The heads of a set share its.
     """
@@ -193,9 +191,9 @@ class TrainingOptions:
     """How networks are trained: layers, batches, epochs, Adam; and what is random.
 
     Nothing is learned from the entities `validation`, which choose among epochs, and `calibration`;
-    `masked` as in the fit, and `vote`: predictions of a set are the votes of its institutions. `raw`: see
-    :class:`NetworksRequest`. With `transfer` institutions learn a joint representation first. `modules` are
-    names by institution.
+    `masked` as in the fit, and `vote`: predictions of a set are the votes of its sites. `raw`: see
+    :class:`NetworksRequest`. With `transfer` sites learn a joint representation first. `modules` are
+    names by site.
     """
 
     hidden: tuple[int, ...]
@@ -217,11 +215,11 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingFit:
-    """Parameters of every institution's networks (m, q), and of the heads (H, q); units of columns; losses.
+    """Parameters of every site's networks (m, q), and of the heads (H, q); units of columns; losses.
 
     `history` has the mean loss of every epoch, and that of the entities held back, nan without any; `epoch`
     is the one whose networks are taken; `scores` are those of the entities to calibrate by. `distilled` are
-    parameters by institution of the networks (1, q) that learned the `joint` columns of a representation.
+    parameters by site of the networks (1, q) that learned the `joint` columns of a representation.
     """
 
     networks: dict[str, Floats]

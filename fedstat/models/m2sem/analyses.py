@@ -46,7 +46,7 @@ MOST_CLUSTERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class OutsideRequest:
-    """A variable of an institution, by so many clusters."""
+    """A variable of a site, by so many clusters."""
 
     variable: str
     clusters: int
@@ -57,7 +57,7 @@ BEHIND = (FactorsRequested, GroupSums, RowGroups)
 
 @step(
     FAMILY,
-    takes={"cluster": presence("most likely cluster of the institution's entities", dtype="int64")},
+    takes={"cluster": presence("most likely cluster of the site's entities", dtype="int64")},
     releases={
         "entities": aggregate("entities with the variable by cluster"),
         "means": aggregate("means of the variable by cluster", 2),
@@ -120,7 +120,7 @@ def sums_by_cluster(values: Floats, code: Ints, K: int) -> ModalSums:
 def request_outside(
     asking: SecureProductSession, client: str, variable: str, cluster: Ints, K: int
 ) -> FitProtocol[tuple[tuple[str, ...], ModalSums]]:
-    """Ask an institution for sums of a variable by cluster (n_rows,), and its levels, none of numbers."""
+    """Ask a site for sums of a variable by cluster (n_rows,), and its levels, none of numbers."""
     asked = to_json(OutsideRequest(variable, K))
     (reply,) = yield [asking.ask(client, "sum_outside", asked, cluster=cluster)]
     levels = from_json(tuple[LevelValue, ...], reply.text or "[]", f"{client}: levels of {variable}")
@@ -129,7 +129,7 @@ def request_outside(
 
 
 # ----------------------------------------------------------------------------------------------------
-# What results ask of institutions beside the fit: analyses of their own, to which owners consent.
+# What results ask of sites beside the fit: analyses of their own, to which owners consent.
 
 
 def analysis_of(
@@ -177,7 +177,7 @@ def _answer(shapes: Mapping[str, tuple[int, ...]], with_text: bool) -> Callable[
 
 
 def request_scores(model: Any, client: str, slot: int) -> Floats:
-    """Ask an institution for the factor scores of its entities in a mixture of a model's session."""
+    """Ask a site for the factor scores of its entities in a mixture of a model's session."""
 
     def protocol() -> FitProtocol[Floats]:
         (reply,) = yield [model._asking.ask(client, "release_scores", slot=np.array(slot))]
@@ -193,7 +193,7 @@ def request_scores(model: Any, client: str, slot: int) -> Floats:
 def request_outside_sums(
     model: Any, client: str, variable: str, cluster: Ints, ledger: Ledger
 ) -> tuple[tuple[str, ...], ModalSums]:
-    """Ask an institution for sums of a variable by cluster (n_rows,), in a model's session."""
+    """Ask a site for sums of a variable by cluster (n_rows,), in a model's session."""
     step, K = "sum_outside", model.n_clusters
     ask = partial(request_outside, model._asking, client, variable, cluster, K)
     shapes = {client: {"entities": (K,), "means": (K, 1), "products": (K, 1, 1)}}

@@ -25,11 +25,11 @@ from fedstat.progress_line import open_line
 from fedstat.typing import Array, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Parametric bootstrap of a mixture: drawn from released parameters, and so without any institution.
+# Parametric bootstrap of a mixture: drawn from released parameters, and so without any site.
 #
-# A sample needs one cluster for each entity at all institutions, which is no datum: labels are drawn by the
-# shares, and columns of every institution from what it has released. Of entities it is used which
-# institutions have them; cells that are missing at an institution that has the entity are drawn as if they
+# A sample needs one cluster for each entity at all sites, which is no datum: labels are drawn by the
+# shares, and columns of every site from what it has released. Of entities it is used which
+# sites have them; cells that are missing at a site that has the entity are drawn as if they
 # were there.
 
 LOCAL_STEPS, ROUNDS = 6, 60
@@ -95,7 +95,7 @@ def draw_refits(
 def refit(
     clients: Mapping[str, Drawable], labels: Ints, K: int, rng: np.random.Generator
 ) -> tuple[Floats, dict[str, Floats]]:
-    """Draw columns of entities with labels (n,), and fit: shares (K,) and profiles by institution."""
+    """Draw columns of entities with labels (n,), and fit: shares (K,) and profiles by site."""
     drawn = {client: redraw(one, labels[one.place], rng) for client, one in clients.items()}
     place = {client: one.place for client, one in clients.items()}
     r = ascend(drawn, place, soft(labels, K))
@@ -142,7 +142,7 @@ def as_drawn(r: Floats, labels: Ints) -> Ints:
 
 
 def redraw(one: Drawable, labels: Ints, rng: np.random.Generator) -> list[Modality]:
-    """Draw the columns of an institution's modalities, on which their support may be fitted again."""
+    """Draw the columns of a site's modalities, on which their support may be fitted again."""
     out, z = [], None
     if one.covariates:
         # Few different ones: rows of categorical columns are counted for each.
@@ -163,7 +163,7 @@ def redraw(one: Drawable, labels: Ints, rng: np.random.Generator) -> list[Modali
 
 COVARIATES = (
     "Covariates were drawn as normal ones that do not depend on one another or on clusters: how they are "
-    "distributed is known to their institutions alone. Where clusters differ in them, errors of the "
+    "distributed is known to their sites alone. Where clusters differ in them, errors of the "
     "information are those to go by."
 )
 
@@ -225,7 +225,7 @@ class BootstrapResults:
         failed = f" In {self.failed} more a column did not vary." if self.failed else ""
         notes = [
             f"Standard deviations over {self.samples} samples drawn from the released parameters and fitted "
-            f"again, without any institution.{failed} They are conditional on the support, and take cells "
+            f"again, without any site.{failed} They are conditional on the support, and take cells "
             "that are missing where an entity is there as if they were there.",
             *([COVARIATES] if self._record.adjusted else []),
         ]
@@ -241,14 +241,14 @@ class BootstrapResults:
 def bootstrap(
     record: M2SEMRecord, place: Mapping[str, Ints], samples: int, alpha: float, rng: np.random.Generator
 ) -> BootstrapResults:
-    """Draw samples from a fit whose institutions have entities at `place`, and fit each."""
+    """Draw samples from a fit whose sites have entities at `place`, and fit each."""
     check_alpha(alpha)
     clients = {client: drawable(record, held, place[client]) for client, held in record.clients.items()}
     return BootstrapResults(record, draw_refits(clients, record.shares, record.n, samples, rng), alpha)
 
 
 def drawable(record: M2SEMRecord, held: FittedClient, place: Ints) -> Drawable:
-    """Rebuild the modalities of an institution from what it has released."""
+    """Rebuild the modalities of a site from what it has released."""
     q = len(held.covariates)
     empty = tuple(OpenedModality(one, _no_rows(one)) for one in held.modalities)
     asked = PredictRequest(len(record.shares), record.factors, record.nodes)
@@ -259,7 +259,7 @@ def drawable(record: M2SEMRecord, held: FittedClient, place: Ints) -> Drawable:
 
 
 def with_level(held: FittedClient) -> list[int]:
-    """Places, among an institution's profiles, of means and of levels that columns have."""
+    """Places, among a site's profiles, of means and of levels that columns have."""
     out: list[int] = []
     at = 0
     for one in held.modalities:

@@ -49,7 +49,7 @@ from fedstat.models.m2sem.request import (
 from fedstat.typing import Array, Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Known covariates at the institution whose columns they adjust: coded as in a design, and standardised.
+# Known covariates at the site whose columns they adjust: coded as in a design, and standardized.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,7 @@ class OpenedCovariates:
 
     @property
     def standardised(self) -> Floats:
-        """Standardised covariates, (n, q)."""
+        """Standardized covariates, (n, q)."""
         return np.asarray((self.X - self.units[0]) / self.units[1])
 
     def in_units(self, site: str, units: Floats) -> OpenedCovariates:
@@ -108,7 +108,7 @@ def _among(block: CodedBlock, use: Bools) -> OpenedCovariates:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Columns of one institution as a mixture takes them: what they are, and their values.
+# Columns of one site as a mixture takes them: what they are, and their values.
 
 COLUMNS_ITEM = "m2sem columns"
 FEW_VALUES = 10
@@ -136,7 +136,7 @@ class OpenedModalities:
 
     @property
     def standardised(self) -> Floats | None:
-        """Standardised covariates of the rows that are seen, (n, q); None without any."""
+        """Standardized covariates of the rows that are seen, (n, q); None without any."""
         return None if self.covariates is None else self.covariates.standardised
 
 
@@ -246,7 +246,7 @@ def _of_levels(
     prepares=True,
 )
 def open_columns(data: SiteData, state: State, asked: OpenRequest) -> tuple[dict[str, Array], str]:
-    """Open the columns of an institution's modalities; ``seen`` (n_rows,) tells which rows have any value.
+    """Open the columns of a site's modalities; ``seen`` (n_rows,) tells which rows have any value.
 
     A row that lacks a covariate is not seen: of its columns it is not known what is due to the covariate.
     """

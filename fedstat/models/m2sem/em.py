@@ -53,10 +53,10 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EntityIndex:
-    """Who has whom: institutions in the order of their names, positions of their entities among `total`.
+    """Who has whom: sites in the order of their names, positions of their entities among `total`.
 
-    `pattern` (N,) are the presence patterns, whose institutions `members` (G, M) tell; `least` the fewest
-    entities that each institution wants behind a cluster, and the largest share that one may have.
+    `pattern` (N,) are the presence patterns, whose sites `members` (G, M) tell; `least` the fewest
+    entities that each site wants behind a cluster, and the largest share that one may have.
     """
 
     clients: tuple[str, ...]
@@ -91,7 +91,7 @@ class EntityIndex:
 class MixtureState:
     """A mixture of K clusters and Q factors that is improved: posteriors r (N, K), shares w, what it reached.
 
-    `slot` names it at the institutions, `source` what it goes on from. `trace` has the penalised
+    `slot` names it at the sites, `source` what it goes on from. `trace` has the penalized
     log-likelihood after every round; `change` is the largest of a posterior in the latest one. `half` (N,)
     are the entities that weigh, all where it is None.
     """
@@ -120,7 +120,7 @@ class MixtureState:
 
     @property
     def penalised(self) -> float:
-        """Penalised observed log-likelihood."""
+        """Penalized observed log-likelihood."""
         return self.loglik - self.penalty
 
     @property
@@ -164,7 +164,7 @@ class MixtureState:
         )
 
     def settle(self, D: Floats, totals: Floats) -> None:
-        """Take differences of log densities (N, K - 1), summed over institutions, and the three totals."""
+        """Take differences of log densities (N, K - 1), summed over sites, and the three totals."""
         a = np.log(np.maximum(self.w, 1e-300)) + np.column_stack([D, np.zeros(len(D))])
         top = logsumexp(a, axis=1)
         r = np.exp(a - top[:, None])
@@ -209,7 +209,7 @@ RESTARTS = 2
 
 @dataclass(slots=True, eq=False)
 class MixtureExchange:
-    """What passes between coordinator and institutions of one fit, round by round."""
+    """What passes between coordinator and sites of one fit, round by round."""
 
     asking: SecureProductSession
     subjects: EntityIndex
@@ -227,7 +227,7 @@ class MixtureExchange:
         return max(self.most - self.rounds, 0)
 
     def begin(self, factors: Sequence[int]) -> FitProtocol[None]:
-        """Let every institution analyse the factors of its modalities."""
+        """Let every site analyze the factors of its modalities."""
         asked = to_json(BeginRequest(tuple(factors), self.nodes))
         s = self.subjects
         self.past = ""
@@ -280,7 +280,7 @@ class MixtureExchange:
         table = np.frombuffer(b"".join(salts), dtype=np.uint8).reshape(-1, SALT)
         asks = []
         for number, client in enumerate(s.clients):
-            # The salts of patterns without an institution are not for it: it could try posteriors out.
+            # The salts of patterns without a site are not for it: it could try posteriors out.
             own = np.where(s.members[:, number, None], table, 0).astype(np.uint8)
             asks.append(
                 self.asking.ask(client, "improve", text, r=r[s.place[client]], shares=shares, salts=own)
@@ -288,7 +288,7 @@ class MixtureExchange:
         return asks
 
     def _settle(self, courses: Sequence[MixtureState], replies: Sequence[Reply], scores: bool) -> None:
-        """Add up what came, whichever order institutions are in, and give every mixture its part."""
+        """Add up what came, whichever order sites are in, and give every mixture its part."""
         D = add_exactly([reply.arrays["differences"] for reply in replies])
         totals = add_exactly([reply.arrays["totals"] for reply in replies])
         first = told = 0
@@ -321,7 +321,7 @@ class MixtureExchange:
             yield from self.improve(active, steps, kept=[*kept, *done])
 
     def _refill(self, one: MixtureState) -> None:
-        """Begin anew with a cluster that has too few entities at an institution; give up after some times."""
+        """Begin anew with a cluster that has too few entities at a site; give up after some times."""
         while not one.failed and (found := self.subjects.too_few(one.sent)) is not None:
             client, k = found
             if len(one.emptied) >= RESTARTS or one.fixed or one.penalties.lam1 or one.half is not None:
@@ -376,7 +376,7 @@ FAR_BEHIND = 5
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """How many starts by k-means, whether institutions' own clusters too, local steps while many go on."""
+    """How many starts by k-means, whether sites' own clusters too, local steps while many go on."""
 
     means: int
     own: bool
@@ -429,7 +429,7 @@ def _near(some: Sequence[MixtureState]) -> list[MixtureState]:
 def _first(
     exchange: MixtureExchange, sizes: Sequence[tuple[int, int]], plan: StartPlan
 ) -> FitProtocol[list[MixtureState]]:
-    """Cluster factor scores: squared distances add over institutions."""
+    """Cluster factor scores: squared distances add over sites."""
     rng, n = exchange.rng, exchange.subjects.total
     moving = [
         MixtureState(K, Q, hard_assignment(rng.random((n, K))), f"start {number + 1}", nodes=exchange.nodes)
@@ -474,7 +474,7 @@ def _filled(r: Floats, exchange: MixtureExchange) -> Floats:
 def _own_clusters(
     exchange: MixtureExchange, sizes: Sequence[tuple[int, int]]
 ) -> FitProtocol[list[tuple[int, int, Ints, str]]]:
-    """Ask every institution for clusters of its entities by its own columns."""
+    """Ask every site for clusters of its entities by its own columns."""
     s, pairs = exchange.subjects, []
     asks = []
     for K, Q in sizes:

@@ -26,7 +26,7 @@ REHEARSED = 60
 
 
 class M2SEMPlan(ForecastPlan):
-    """What is known of clusters over institutions before a fit or a search.
+    """What is known of clusters over sites before a fit or a search.
 
     How many mixtures are improved side by side, and how many scores differ by cluster, is up to the data.
     """
@@ -64,25 +64,25 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
     """Say who learns what, in the words of whoever is asked."""
     clients, sums = model._subjects.clients, model._subjects.members.sum(axis=1)
     yield (
-        "each institution",
+        "each site",
         "the probability of each cluster for each of its own entities, after every round. Clusters are made "
-        "of all institutions' columns, so this tells it something of what the others hold: of an entity in a "
+        "of all sites' columns, so this tells it something of what the others hold: of an entity in a "
         "cluster of the ill, that it is probably ill",
     )
     yield (
         "coordinator",
-        "for every entity, the sum over institutions of differences of its log densities between clusters, "
+        "for every entity, the sum over sites of differences of its log densities between clusters, "
         "of every round. For continuous columns they are linear in the values: over many rounds they span "
         "the joint factor scores of each entity (as many directions as factors of all modalities), and with "
-        "these the sums of what institutions' columns say along them. They do not tell how odd an entity is. "
-        "Whoever knows some institutions' columns has the others' part",
+        "these the sums of what sites' columns say along them. They do not tell how odd an entity is. "
+        "Whoever knows some sites' columns has the others' part",
     )
     yield (
         "coordinator that departs from a fit",
         "sums along directions of its choice, from posteriors that it makes up, or from parameters that are "
-        "asked for predictions. Institutions take posteriors only that all are told alike, and that leave "
+        "asked for predictions. Sites take posteriors only that all are told alike, and that leave "
         "the owner's minimum count of entities to every cluster. These sums have as many directions as "
-        "institutions have columns: with as many numbers, every row, up to one unknown combination of the "
+        "sites have columns: with as many numbers, every row, up to one unknown combination of the "
         "columns that is the same for all. Sums of log densities and selected columns are not held against "
         "one another: two under posteriors that differ in one entity tell what it adds. Estimates leave of "
         "one mixture a fit, and are held against those of the session, or of all fits where the owner has "
@@ -101,29 +101,28 @@ def learned_of(model: Any, own: bool) -> Iterator[tuple[str, str]]:
             "and deviations, the coding with what transforms keep, and effects on every column",
         )
     if len(clients) == 1:
-        yield "coordinator", f"all sums are '{clients[0]}''s own parts: it is the only institution"
+        yield "coordinator", f"all sums are '{clients[0]}''s own parts: it is the only site"
     elif len(clients) == 2:
         yield (
-            "each institution",
+            "each site",
             "the other's part, from a sum and its own part, if the coordinator passes sums on: with two "
-            "institutions no masks help",
+            "sites no masks help",
         )
     if alone and len(clients) > 1:
         yield (
             "coordinator",
-            f"of {alone:,} entities that one institution alone has, that institution's own part of every "
+            f"of {alone:,} entities that one site alone has, that site's own part of every "
             "sum: the others add zeros",
         )
     if two and len(clients) > 2:
         yield (
-            "each institution",
-            f"of {two:,} entities that two institutions have, the other's part, if the coordinator passes "
-            "sums on",
+            "each site",
+            f"of {two:,} entities that two sites have, the other's part, if the coordinator passes sums on",
         )
     if own:
         yield (
-            "coordinator and all institutions",
-            "each institution's clusters of its own entities by its own columns, from which some starts "
+            "coordinator and all sites",
+            "each site's clusters of its own entities by its own columns, from which some starts "
             "begin; starts='sum' leaves them out. Asked for other numbers of clusters, they tell more of "
             "which entities have like factor scores; asked for the same again, nothing new",
         )
@@ -133,24 +132,24 @@ def products_told(clients: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Say what standard errors tell."""
     yield (
         "coordinator",
-        "for standard errors, the information of each institution's parameters, and of every two "
-        "institutions sums over all entities that both have of products of their scores, by secure "
-        "multiplication: no score of an entity. Whoever knows all scores of one institution has as many "
-        "equations about each score of another as that institution has scores; there are twice as many "
+        "for standard errors, the information of each site's parameters, and of every two "
+        "sites sums over all entities that both have of products of their scores, by secure "
+        "multiplication: no score of an entity. Whoever knows all scores of one site has as many "
+        "equations about each score of another as that site has scores; there are twice as many "
         "entities as scores at least. cov_type=None leaves them out",
     )
     if len(clients) == 2:
         yield (
             "coordinator",
-            "the random numbers of these products, which it deals: together with what one institution shows "
-            "the other they are that institution's scores, so it must collude with neither",
+            "the random numbers of these products, which it deals: together with what one site shows "
+            "the other they are that site's scores, so it must collude with neither",
         )
 
 
 def invent_clients(
     agreed: AgreedColumns, rows: Mapping[str, Ints], policies: Mapping[str, Policy], session: str
 ) -> dict[str, DrySite]:
-    """Let every institution have opened columns of the agreed kinds and levels, with drawn values."""
+    """Let every site have opened columns of the agreed kinds and levels, with drawn values."""
     rng, sites = synthetic_generator(), {}
     for name, policy in policies.items():
         site = DrySite(name, policy, len(rows[name]), entities=rows[name])

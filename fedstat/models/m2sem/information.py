@@ -16,11 +16,11 @@ from fedstat.models.m2sem.modality.base import Modality
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Observed information of one institution's modalities, but for what it shares with others (Louis 1982).
+# Observed information of one site's modalities, but for what it shares with others (Louis 1982).
 #
 # The factors of different modalities are independent given the cluster. So the information of two
 # modalities' parameters is what their scores, expected given row and cluster, have in common between
-# clusters: ``-sum_ik r_ik c_ik d_ik'`` of scores c, d that are centred over the posterior of each row.
+# clusters: ``-sum_ik r_ik c_ik d_ik'`` of scores c, d that are centered over the posterior of each row.
 #
 # Rotations and shifts of the factors change no density: parameters are taken in coordinates without these
 # directions, and only what is free of them is stated. Loadings and means that are fixed at zero are left
@@ -38,10 +38,10 @@ NEGLIGIBLE = 1e-10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalInformation:
-    """Of an institution's d coordinates, the first q of which have scores that depend on the cluster.
+    """Of a site's d coordinates, the first q of which have scores that depend on the cluster.
 
     `own` (d, d) is their information, `with_shares` (K, d) the sums of r c by cluster, `columns` (n, K, q)
-    are the centred scores by the root of the posterior. `jacobian` (s, d) is that of its statements: by
+    are the centered scores by the root of the posterior. `jacobian` (s, d) is that of its statements: by
     modality profiles (K, P, C), flat, then communalities (P,), which are also given for all modalities.
     `effects` (t, d) is that of effects of covariates, in the order of all modalities' rows.
     """
@@ -57,7 +57,7 @@ class LocalInformation:
 def local_information(
     modalities: Sequence[Modality], r: Floats, scale: Floats | None = None
 ) -> LocalInformation:
-    """Information of all modalities of an institution, at their present parameters and posteriors r (n, K).
+    """Information of all modalities of a site, at their present parameters and posteriors r (n, K).
 
     Effects are those of a unit of covariates, of which a deviation is `scale` (q,).
     """
@@ -67,7 +67,7 @@ def local_information(
     own = block_diag(*(part.own for part in parts))
     first = np.cumsum([0, *(len(part.own) for part in parts)])
     at = np.concatenate([np.arange(f, f + w) for f, w in zip(first, q, strict=False)]).astype(np.int64)
-    # Between modalities of one institution as between those of two.
+    # Between modalities of one site as between those of two.
     own[np.ix_(at, at)] -= np.einsum("ikp,ikq->pq", columns, columns)
     order = np.concatenate([at, np.setdiff1d(np.arange(len(own)), at)])
     return LocalInformation(
@@ -232,9 +232,9 @@ class ClientInformation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservedInformation:
-    """Inverse (p, p) of the information of K - 1 shares and all institutions' coordinates, in their order.
+    """Inverse (p, p) of the information of K - 1 shares and all sites' coordinates, in their order.
 
-    `jacobians` (s, d) are those of each institution's statements, `communalities` (sum of P,) of its columns.
+    `jacobians` (s, d) are those of each site's statements, `communalities` (sum of P,) of its columns.
     `problem` says why there is no inverse.
     """
 
@@ -255,7 +255,7 @@ class ObservedInformation:
         return not self.problem
 
     def of_client(self, client: str) -> Floats:
-        """Covariance (s, s) of an institution's statements."""
+        """Covariance (s, s) of a site's statements."""
         at = self.clusters - 1
         for name, jacobian in self.jacobians.items():
             d = jacobian.shape[1]
@@ -265,7 +265,7 @@ class ObservedInformation:
         raise KeyError(client)
 
     def of_effects(self, client: str, rows: int) -> Floats:
-        """Covariance (t, t) of an institution's effects of covariates, its last so many statements."""
+        """Covariance (t, t) of a site's effects of covariates, its last so many statements."""
         first = len(self.jacobians[client]) - rows
         return self.of_client(client)[first:, first:]
 
@@ -283,7 +283,7 @@ def request_information(
     w: Floats,
     place: Mapping[str, Ints],
 ) -> FitProtocol[ObservedInformation]:
-    """Ask all institutions, who have entities at `place`, and multiply the scores of every two.
+    """Ask all sites, who have entities at `place`, and multiply the scores of every two.
 
     Posteriors r (N, K) and shares w (K,) are those at the present parameters.
     """
@@ -335,7 +335,7 @@ def _few(who: str, entities: int, columns: int) -> str:
 def sides_of(
     parts: Mapping[str, ClientInformation], place: Mapping[str, Ints], n: int, K: int
 ) -> list[ProductOperand]:
-    """Name the columns that institutions multiply: of every entity one row for each cluster."""
+    """Name the columns that sites multiply: of every entity one row for each cluster."""
     sides, start = [], 0
     for client, part in parts.items():
         q = part.crossing

@@ -16,13 +16,13 @@ from fedstat.models.m2sem.request import MOST_STEPS, NONE, MixtureUpdateRequest,
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# From the columns that an institution opened to modalities that can be improved.
+# From the columns that a site opened to modalities that can be improved.
 
 
 def make_modality(
     opened: OpenedModality, factors: int, nodes: int, covariates: Floats | None, units: Floats | None = None
 ) -> Modality:
-    """Make a modality of one institution's columns, with a number of factors and nodes for each.
+    """Make a modality of one site's columns, with a number of factors and nodes for each.
 
     Of new rows `units` are those of the columns in the fit.
     """
@@ -34,7 +34,7 @@ def make_modality(
 
 
 # ----------------------------------------------------------------------------------------------------
-# The modalities of one institution in a fit: mixtures side by side, improved with posteriors held.
+# The modalities of one site in a fit: mixtures side by side, improved with posteriors held.
 
 LEAP, LEAST_LEAP, LEAST_LEAP_OF_FEW = 2, 4, 8
 """EM steps before a leap, and local steps from which there are some; the last where steps are costly."""
@@ -63,7 +63,7 @@ class ModalityState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalMixture:
-    """A mixture as an institution holds it: its modalities, and the posteriors (n, K) that it was given last.
+    """A mixture as a site holds it: its modalities, and the posteriors (n, K) that it was given last.
 
     `shaped` (n, K) are those of the last EM steps, from which its
     parameters are, or of its first means.
@@ -139,11 +139,11 @@ class MixtureUpdate:
 
 @dataclass(slots=True, eq=False)
 class SessionMixtures:
-    """What an institution holds of a fit.
+    """What a site holds of a fit.
 
     `place` (n,) are the positions of its entities among `total`, `groups` those of its rows that have each
     presence pattern, by pattern. `benches` are by factors and nodes, `analyses` the mixtures of one cluster
-    by factors; `past` is a digest of all that institutions were told alike. `told` is the mixture whose
+    by factors; `past` is a digest of all that sites were told alike. `told` is the mixture whose
     estimates have left, after which no other's do.
     """
 
@@ -167,7 +167,7 @@ class SessionMixtures:
         return self.benches[factors, nodes]
 
     def begin(self, factors: int, nodes: int) -> None:
-        """Analyse the factors of every modality, of one cluster."""
+        """Analyze the factors of every modality, of one cluster."""
         self.analyses[factors] = self.bench(factors, nodes).begun(factors, nodes)
 
     def source(self, name: str, asked: MixtureUpdateRequest) -> LocalMixture:
@@ -217,7 +217,7 @@ class SessionMixtures:
         )
 
     def _spheres(self, bench: LocalMixtures, source: LocalMixture, r: Floats) -> MixtureUpdate:
-        """Move k-means' centres on the factor scores of one cluster; densities are those of spheres."""
+        """Move k-means' centers on the factor scores of one cluster; densities are those of spheres."""
         scores = bench.scores()
         centres = r.T @ scores / r.sum(axis=0)[:, None]
         f = scores @ centres.T - 0.5 * (centres * centres).sum(axis=1)

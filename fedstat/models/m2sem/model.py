@@ -50,10 +50,10 @@ FITTED_BEFORE = (
 
 
 class M2SEM(Explainable):
-    """Clusters of entities whose columns, of mixed type, are at several institutions.
+    """Clusters of entities whose columns, of mixed type, are at several sites.
 
-    The columns of one kind at one institution, a *modality*, are measured on a few factors of their own, of
-    which the clusters move the means. Entities that an institution lacks cost nothing: the likelihood is that
+    The columns of one kind at one site, a *modality*, are measured on a few factors of their own, of
+    which the clusters move the means. Entities that a site lacks cost nothing: the likelihood is that
     of what there is. By penalties it is found which modalities tell clusters apart, and by which columns.
     The steps that sites are asked for are those of `family`.
 
@@ -68,35 +68,35 @@ class M2SEM(Explainable):
     columns : sequence of str, optional
         To be clustered by; by default all.
     modalities : mapping of str to sequence of str, optional
-        Columns of one institution that share factors, by the modality's name. By default an institution's
+        Columns of one site that share factors, by the modality's name. By default a site's
         continuous columns are one, and its categorical columns another.
     adjust : str or mapping of str to str, optional
         Known covariates, as a formula without a response such as ``"~ age + C(sex)"``; its language is that
         of regression formulas. Columns are regressed on them within clusters, so that clusters are not due to
-        these, and they are not clustered themselves. A covariate stands at the institution whose columns it
-        adjusts, under a name of its own: of ``"~ age_a + age_b"`` each institution has the terms in its
-        columns, and a warning names institutions without any, whose columns stay as they are;
-        ``{"A": "~ age_a"}`` says of each institution what it is adjusted for. An entity without a covariate
-        counts as missing at its institution.
+        these, and they are not clustered themselves. A covariate stands at the site whose columns it
+        adjusts, under a name of its own: of ``"~ age_a + age_b"`` each site has the terms in its
+        columns, and a warning names sites without any, whose columns stay as they are;
+        ``{"A": "~ age_a"}`` says of each site what it is adjusted for. An entity without a covariate
+        counts as missing at its site.
     continuous, ordinal, nominal : sequence of str
         What columns of whole numbers with few values are, which else is asked for; or of others. Floats are
         continuous, ordered categories ordinal, other categories nominal, and columns of two values binary.
     coordinator : str, optional
-        The institution at which the coordinator sits, or ``"apart"``, the default.
+        The site at which the coordinator sits, or ``"apart"``, the default.
 
     Raises
     ------
     ModelError, DesignError
-        An argument has no meaning, or it is not clear what a column is; an institution lacks a covariate.
+        An argument has no meaning, or it is not clear what a column is; a site lacks a covariate.
     FormulaError
         `adjust` is no formula of the language, or names a column that nobody has.
     EstimationError
-        No institution has any value of some entities.
+        No site has any value of some entities.
 
     Warns
     -----
     DataWarning
-        Columns of some institutions are not adjusted; entities lack covariates.
+        Columns of some sites are not adjusted; entities lack covariates.
 
     References
     ----------
@@ -187,7 +187,7 @@ class M2SEM(Explainable):
             if wrong:
                 raise FormulaError(
                     f"formula: expected columns by their names, received '{wrong[0]}'; transform it at its "
-                    "institution, before the partition is made"
+                    "site, before the partition is made"
                 )
             names += terms.columns
         return cls(partition, columns=names, **options)
@@ -231,17 +231,17 @@ class M2SEM(Explainable):
         select : {"bic", "ebic", "icl"} or None
             By what supports are judged that penalties lead to, each refitted without; None: no selection.
         n_init : int
-            Starts by k-means of the factor scores of all institutions.
+            Starts by k-means of the factor scores of all sites.
         starts : {"all", "sum"}
-            Whether each institution's own clusters are starts as well; they are shown to the coordinator, and
-            to the other institutions.
+            Whether each site's own clusters are starts as well; they are shown to the coordinator, and
+            to the other sites.
         local_steps : int
-            EM steps over its factors that an institution takes between two messages.
+            EM steps over its factors that a site takes between two messages.
         masked : bool, optional
-            Whether institutions' parts of sums are hidden by pairwise masks; by default with three
-            institutions or more.
+            Whether sites' parts of sums are hidden by pairwise masks; by default with three
+            sites or more.
         cov_type : {"observed"} or None
-            Standard errors from the observed information, for which every two institutions multiply scores of
+            Standard errors from the observed information, for which every two sites multiply scores of
             their parameters securely; None for none. There are none either, as the summary says, where a
             policy has sums judged by bits of columns of few values.
         half_samples : int
@@ -261,15 +261,15 @@ class M2SEM(Explainable):
         Raises
         ------
         EstimationError
-            A cluster has too few entities at some institution, whatever the start.
+            A cluster has too few entities at some site, whatever the start.
         PolicyError
-            An institution refuses a release; also one of posteriors that differ from those of an earlier fit
+            A site refuses a release; also one of posteriors that differ from those of an earlier fit
             in hardly more than one entity.
 
         Warns
         -----
         DisclosureWarning
-            Two institutions: each part of a sum follows from the other.
+            Two sites: each part of a sum follows from the other.
         """
         call = Call.of(self.fit, locals())
         check_choice("cov_type", cov_type, ("observed", None))
@@ -317,7 +317,7 @@ class M2SEM(Explainable):
         n_clusters, n_factors : sequence of int, or int
             Every pair of them is fitted, without selection of columns.
         n_init, starts, local_steps, masked, max_rounds, seed, progress
-            As for :meth:`fit`; by default no institution's own clusters are starts.
+            As for :meth:`fit`; by default no site's own clusters are starts.
         **options
             As for the class.
 
@@ -392,7 +392,7 @@ class M2SEM(Explainable):
         return MixtureExchange(self._asking, self._subjects, NODES, np.random.default_rng(seed), int(most))
 
     def _masked(self, masked: bool | None) -> Sequence[str]:
-        """Institutions that mask their sums: all where masks hide something or are asked for."""
+        """Sites that mask their sums: all where masks hide something or are asked for."""
         sites, wanted = self._subjects.clients, any(p.masked_only for p in self._policies.values())
         return sites if check_masked(masked, len(sites), wanted) else ()
 

@@ -54,11 +54,11 @@ def predict_clusters(record: M2SEMRecord, partition: ClientPartition) -> pd.Data
 
 
 def present(record: M2SEMRecord, partition: ClientPartition) -> dict[str, FittedClient]:
-    """Institutions of the fit that the partition has, each with all of its columns."""
+    """Sites of the fit that the partition has, each with all of its columns."""
     fitted = {client: held for client, held in record.clients.items() if client in partition.columns}
     if not fitted:
         raise ModelError(
-            f"predict(): expected a partition with some of the institutions {', '.join(record.clients)}; it "
+            f"predict(): expected a partition with some of the sites {', '.join(record.clients)}; it "
             f"has {', '.join(partition.clients)}"
         )
     for client, held in fitted.items():
@@ -66,19 +66,19 @@ def present(record: M2SEMRecord, partition: ClientPartition) -> dict[str, Fitted
         if absent:
             raise ModelError(
                 f"predict(): '{client}' lacks column {', '.join(map(repr, absent[:8]))} of the fit; an "
-                "institution has all of its columns, with cells missing where need be, or is left out"
+                "site has all of its columns, with cells missing where need be, or is left out"
             )
     return fitted
 
 
 def _columns_of(held: FittedClient) -> list[str]:
-    """Columns of an institution, and those that its covariates are made of."""
+    """Columns of a site, and those that its covariates are made of."""
     adjust = BlockSpec.from_json(held.coding).columns if held.coding else ()
     return [*(name for one in held.modalities for name in one.names), *adjust]
 
 
 def _opening(held: FittedClient) -> tuple[str, str]:
-    """Step by which an institution opens its columns, and its text."""
+    """Step by which a site opens its columns, and its text."""
     if held.coding:
         return "open_new_columns", to_json(OpenNewRequest(held.modalities, held.coding))
     return "open_columns", to_json(OpenRequest(held.modalities))
@@ -87,7 +87,7 @@ def _opening(held: FittedClient) -> tuple[str, str]:
 def open_modalities(
     asking: SecureProductSession, fitted: Mapping[str, FittedClient], partition: ClientPartition
 ) -> FitProtocol[tuple[EntityIndex, Ints]]:
-    """Open columns of all institutions; return who has whom, and the entities that somebody has."""
+    """Open columns of all sites; return who has whom, and the entities that somebody has."""
     modalities = {client: fitted[client].modalities for client in sorted(fitted)}
     replies = yield [asking.ask(c, *_opening(fitted[c])) for c in modalities]
     agreed = AgreedColumns(modalities, {reply.site: reply.arrays["seen"] for reply in replies})

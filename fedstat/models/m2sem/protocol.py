@@ -30,7 +30,7 @@ FINAL_ROUNDS, FINE_ROUNDS, FINE_STEPS, FINE_GAIN = 80, 8, 2, 0.02
 class MixtureFit:
     """A fitted mixture; clusters are in the order of their sizes.
 
-    `released` is what institutions gave of it. `coarse` is the largest change of a posterior that fewer nodes
+    `released` is what sites gave of it. `coarse` is the largest change of a posterior that fewer nodes
     make. `frequencies` are those with which columns, and then their modality, were selected in half-samples.
     `observed` is what standard errors are made of.
     """
@@ -73,7 +73,7 @@ def fit_mixture(
     if one.failed:
         raise EstimationError(
             f"{one.failed}, whatever the start, for its owner to let means of clusters leave (min_count). "
-            "Take fewer clusters, or leave that institution's columns out"
+            "Take fewer clusters, or leave that site's columns out"
         )
     judged: list[JudgedSupport] = []
     frequencies: Mapping[str, Floats] | None = None

@@ -19,7 +19,7 @@ from fedstat.typing import Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedClient:
-    """An institution's modalities as released: parameters, and profiles (K, sum of P C) of all side by side.
+    """A site's modalities as released: parameters, and profiles (K, sum of P C) of all side by side.
 
     `norms` (sum of P,) are lengths of loadings, `relevance` (M,) by how much modalities tell clusters apart,
     `floor` names columns whose errors have the least variance allowed, `entities` counts its rows. Of columns
@@ -168,11 +168,11 @@ class M2SEMRecord:
 
     @property
     def adjusted(self) -> dict[str, tuple[str, ...]]:
-        """Terms of the covariates by institution whose columns are adjusted."""
+        """Terms of the covariates by site whose columns are adjusted."""
         return {client: held.terms for client, held in self.clients.items() if held.terms}
 
     def _frequencies(self) -> tuple[Floats, Floats]:
-        """Return selection frequencies of columns, and of modalities, in the order of the institutions."""
+        """Return selection frequencies of columns, and of modalities, in the order of the sites."""
         assert self.frequencies is not None
         sizes = [len(one.columns) for held in self.clients.values() for one in held.modalities]
         parts = np.split(self.frequencies, np.cumsum([size + 1 for size in sizes])[:-1])

@@ -27,7 +27,7 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class ColumnsRequest:
-    """Columns of an institution, and those of which the analyst says what they are."""
+    """Columns of a site, and those of which the analyst says what they are."""
 
     columns: tuple[str, ...]
     continuous: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class CovariatesRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Modalities of an institution, and the covariates that all of their columns are adjusted for."""
+    """Modalities of a site, and the covariates that all of their columns are adjusted for."""
 
     modalities: tuple[ModalityRequest, ...]
     adjust: CovariatesRequest | None = None
@@ -170,7 +170,7 @@ class MixtureUpdateRequest:
 class RoundRequest:
     """Mixtures that are improved side by side; others than these and the `kept` are forgotten.
 
-    All institutions are told alike: `posteriors` are digests of those of every presence pattern, and `past`
+    All sites are told alike: `posteriors` are digests of those of every presence pattern, and `past`
     of all that was told before in this fit.
     """
 

@@ -91,7 +91,7 @@ class M2SEMResults(
     True
     """
 
-    model_name = "Clusters over institutions"
+    model_name = "Clusters over sites"
     _ledger: Ledger | None
 
     def __init__(
@@ -165,7 +165,7 @@ class M2SEMResults(
 
     @property
     def history(self) -> pd.DataFrame:
-        """Penalised log-likelihood of every mixture that was improved, by round."""
+        """Penalized log-likelihood of every mixture that was improved, by round."""
         return pd.DataFrame(list(self._record.history), columns=["round", "mixture", "llf"])
 
     @property
@@ -201,8 +201,8 @@ class M2SEMResults(
         Parameters
         ----------
         partition : ClientPartition
-            With some of the institutions of the fit or all; entities that an institution lacks, and missing
-            cells, are no hindrance. Sums are masked with three institutions or more; else parts come in
+            With some of the sites of the fit or all; entities that a site lacks, and missing
+            cells, are no hindrance. Sums are masked with three sites or more; else parts come in
             clear.
 
         Returns
@@ -213,26 +213,26 @@ class M2SEMResults(
         Raises
         ------
         ModelError
-            No institution of the fit is there, or one lacks some of its columns.
+            No site of the fit is there, or one lacks some of its columns.
         DesignError
             A column has a level that the fit did not know.
         """
         return predict_clusters(self._record, partition)
 
     def factor_scores(self, client: str) -> pd.DataFrame:
-        """Ask an institution for the factor scores of its entities, (n, Q of every modality).
+        """Ask a site for the factor scores of its entities, (n, Q of every modality).
 
-        They are numbers for each entity of one institution alone, unmasked; factors are known up to a
+        They are numbers for each entity of one site alone, unmasked; factors are known up to a
         rotation.
 
         Raises
         ------
         ModelError
-            The fit has no such institution.
+            The fit has no such site.
         NotAvailableError
             The results come from a file.
         PolicyError
-            The institution's owner lets no numbers for each entity leave.
+            The site's owner lets no numbers for each entity leave.
         """
         live = self._alive("factor_scores")
         if client not in self._record.clients:
@@ -267,7 +267,7 @@ class M2SEMResults(
     def profiles(self) -> pd.DataFrame:
         """Means of continuous columns and probabilities of levels by cluster.
 
-        Where columns are adjusted they are those at the means of the institution's covariates.
+        Where columns are adjusted they are those at the means of the site's covariates.
 
         Returns
         -------
@@ -405,7 +405,7 @@ class M2SEMResults(
     def bootstrap(
         self, samples: int = 200, *, alpha: float = 0.05, seed: int = 0, progress: bool | None = None
     ) -> BootstrapResults:
-        """Find standard errors by refits of samples drawn from the fit, which no institution takes part in.
+        """Find standard errors by refits of samples drawn from the fit, which no site takes part in.
 
         Worth a look beside those of the information where clusters overlap, which rest on large samples.
 
@@ -482,9 +482,7 @@ class M2SEMResults(
             holders = [name for name in holders if name == client]
         if len(holders) != 1:
             who = f"{', '.join(map(repr, holders))} have; name one by client=" if holders else "nobody has"
-            raise ModelError(
-                f"outside: expected a column of one institution, received {variable!r}, which {who}"
-            )
+            raise ModelError(f"outside: expected a column of one site, received {variable!r}, which {who}")
         (holder,) = holders
         if variable in model._chosen.columns.get(holder, ()):
             raise ModelError(
@@ -546,7 +544,7 @@ class M2SEMResults(
 
 
 def fitted_client(model: Any, reply: Reply, entities: int) -> FittedClient:
-    """Take what an institution has released."""
+    """Take what a site has released."""
     arrays, modalities = dict(reply.arrays), model._agreed.modalities[reply.site]
     told, adjust = model._agreed.covariates.get(reply.site), model._chosen.adjust.get(reply.site)
     return FittedClient(

@@ -44,7 +44,7 @@ class ClusterSearch:
         Index (n_clusters, n_factors); ``llf``, ``parameters``, ``bic``, ``icl``, ``entropy`` and ``note``,
         which says why there are none.
     ledger : Ledger
-        What has left each institution.
+        What has left each site.
 
     Examples
     --------

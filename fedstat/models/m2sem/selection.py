@@ -47,7 +47,7 @@ class SupportPath:
     left: set[bytes] = field(default_factory=set)
 
     def kept(self) -> list[MixtureState]:
-        """List the mixtures that institutions are to keep."""
+        """List the mixtures that sites are to keep."""
         return [one for one in (*self.refits.values(), *self.penalised.values()) if one.slot >= 0]
 
     def criterion(self, one: MixtureState) -> float:
@@ -63,7 +63,7 @@ class SupportPath:
         return int(on[self.columns].sum()), int(on[~self.columns].sum())
 
     def judge(self, courses: Sequence[MixtureState]) -> FitProtocol[None]:
-        """Refit the supports of penalised mixtures that are new, side by side."""
+        """Refit the supports of penalized mixtures that are new, side by side."""
         new = []
         for one in courses:
             key = support_of(one)
@@ -96,7 +96,7 @@ class SupportPath:
 
 
 def support_of(one: MixtureState) -> bytes:
-    """Support of a mixture, of all institutions in the order of their names."""
+    """Support of a mixture, of all sites in the order of their names."""
     return np.concatenate([one.support[client] for client in sorted(one.support)]).astype(np.uint8).tobytes()
 
 
@@ -121,7 +121,7 @@ def continued(
 def select_support(
     exchange: MixtureExchange, fit: MixtureState, path: SupportPath
 ) -> FitProtocol[MixtureState]:
-    """Go along the penalties of loadings, then penalise the best refits anew; return the best of all.
+    """Go along the penalties of loadings, then penalize the best refits anew; return the best of all.
 
     Where no round is left for that it is the fit as it was.
     """
@@ -140,7 +140,7 @@ def select_support(
 
 
 def _anew(exchange: MixtureExchange, path: SupportPath, number: int) -> FitProtocol[None]:
-    """Penalise the best refits, side by side, with weights by their own loadings and distances.
+    """Penalize the best refits, side by side, with weights by their own loadings and distances.
 
     All columns blur the clusters under which weights were made first: columns that tell the sharper ones
     apart may leave before others that tell nothing. A column of loadings l with curvature H is dropped where
@@ -196,7 +196,7 @@ def _penalise(
 def select_in_halves(
     exchange: MixtureExchange, path: SupportPath, count: int, kept: Sequence[MixtureState]
 ) -> FitProtocol[dict[str, Floats] | None]:
-    """Return the share of random half-samples that select each column and modality, by institution.
+    """Return the share of random half-samples that select each column and modality, by site.
 
     All go on from the mixture at the best penalties, side by side (Meinshausen and Buehlmann 2010); what had
     left before these were adapted stays out. None where none could be taken.

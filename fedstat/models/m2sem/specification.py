@@ -26,7 +26,7 @@ from fedstat.models.m2sem.request import (
 from fedstat.typing import Bools, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Which columns of which institutions are clustered, and which share factors: from what a user names.
+# Which columns of which sites are clustered, and which share factors: from what a user names.
 
 SHOWN = 8
 """Columns that an error names."""
@@ -44,18 +44,18 @@ class ColumnSelection:
     adjust: Mapping[str, SiteTerms] = field(default_factory=dict)
 
     def covariates(self, client: str) -> CovariatesRequest | None:
-        """Return the covariates that an institution's columns are adjusted for."""
+        """Return the covariates that a site's columns are adjusted for."""
         terms = self.adjust.get(client)
         return None if terms is None else CovariatesRequest(terms.terms, terms.columns)
 
     def asked(self, client: str) -> ColumnsRequest:
-        """Return what an institution is asked about its columns."""
+        """Return what a site is asked about its columns."""
         own = self.columns[client]
         said = (self.continuous, self.ordinal, self.nominal)
         return ColumnsRequest(own, *(tuple(name for name in names if name in own) for names in said))
 
     def modalities(self, client: str, told: Mapping[str, ColumnReply]) -> tuple[ModalityRequest, ...]:
-        """Divide an institution's columns into modalities: named groups, then the others, each by kind."""
+        """Divide a site's columns into modalities: named groups, then the others, each by kind."""
         own, out = self.columns[client], []
         grouped = {name for names in self.groups.values() for name in names}
         groups = {name: [one for one in names if one in own] for name, names in self.groups.items()}
@@ -95,8 +95,8 @@ def choose_columns(
         if not names or len({owner[one] for one in names}) > 1:
             clients = ", ".join(sorted({owner[one] for one in names})) or "none"
             raise ModelError(
-                f"modalities['{name}']: expected columns of one institution, received columns of {clients}; "
-                "columns of two institutions share no factors"
+                f"modalities['{name}']: expected columns of one site, received columns of {clients}; "
+                "columns of two sites share no factors"
             )
     if len(columns or ()) == 0 and columns is not None:
         raise ModelError("columns: expected names of columns, received none")
@@ -127,7 +127,7 @@ def _check_names(what: str, names: Sequence[str], owner: Mapping[str, str]) -> N
         raise ModelError(f"{what}: expected a list of names, received the text {names!r}")
     absent = [name for name in names if name not in owner]
     if absent:
-        raise ModelError(f"{what}: no institution has a column {', '.join(map(repr, absent[:SHOWN]))}")
+        raise ModelError(f"{what}: no site has a column {', '.join(map(repr, absent[:SHOWN]))}")
 
 
 def _check_said(said: Mapping[str, Sequence[str]]) -> None:
@@ -150,7 +150,7 @@ def check_counted(told: Mapping[str, Mapping[str, ColumnReply]]) -> None:
         return
     listed = "; ".join(
         f"{', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''} at "
-        f"institution '{client}'"
+        f"site '{client}'"
         for client, names in unclear.items()
     )
     raise DesignError(
@@ -162,7 +162,7 @@ def check_counted(told: Mapping[str, Mapping[str, ColumnReply]]) -> None:
 # ----------------------------------------------------------------------------------------------------
 # Known covariates: whose columns are adjusted for what, from what a user writes.
 
-HELD_THERE = "Covariates stand at the institution whose columns they adjust"
+HELD_THERE = "Covariates stand at the site whose columns they adjust"
 
 
 def read_adjust(adjust: str | Mapping[str, str] | None, partition: ClientPartition) -> dict[str, SiteTerms]:
@@ -177,15 +177,14 @@ def read_adjust(adjust: str | Mapping[str, str] | None, partition: ClientPartiti
         return {terms.client: terms for terms in _parsed(adjust, partition.columns)}
     if not isinstance(adjust, Mapping):
         raise ModelError(
-            "adjust: expected a formula such as '~ age', or one by institution, received "
-            f"{type(adjust).__name__}"
+            f"adjust: expected a formula such as '~ age', or one by site, received {type(adjust).__name__}"
         )
     return {client: _of_client(client, text, partition.columns) for client, text in adjust.items()}
 
 
 def _of_client(client: str, text: str, held: Mapping[str, Sequence[str]]) -> SiteTerms:
     if client not in held:
-        raise ModelError(f"adjust: expected institutions {', '.join(held)}, received {client!r}")
+        raise ModelError(f"adjust: expected sites {', '.join(held)}, received {client!r}")
     terms = _parsed(text, held)
     if lacking := [name for one in terms for name in one.columns if name not in held[client]]:
         (own,) = lacking[:1]
@@ -220,14 +219,14 @@ def check_adjusted(terms: Mapping[str, SiteTerms], chosen: ColumnSelection, *, o
     if one_for_all and left:
         warn(
             f"adjust: columns of {', '.join(map(repr, left))} stay as they are, since no covariate stands "
-            "there, and clusters may be due to it. Let that institution take it into its table under a name "
+            "there, and clusters may be due to it. Let that site take it into its table under a name "
             "of its own, leave its columns out, or say by adjust={client: '~ ...'} that this is meant",
             DataWarning,
         )
 
 
 def warn_of_lacking(told: Mapping[str, CovariatesReply]) -> None:
-    """Warn of entities that count as missing at an institution for want of a covariate."""
+    """Warn of entities that count as missing at a site for want of a covariate."""
     counts = [f"{one.without:,} at '{client}'" for client, one in told.items() if one.without]
     if counts:
         warn(
@@ -241,7 +240,7 @@ def warn_of_lacking(told: Mapping[str, CovariatesReply]) -> None:
 # What is agreed before a fit: kinds and levels of columns, modalities, and which entities who has.
 
 PER_FACTOR, PER_CLUSTER = 5, 10
-"""Fewest entities of an institution for each factor, and in all for each cluster."""
+"""Fewest entities of a site for each factor, and in all for each cluster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -254,12 +253,12 @@ class AgreedColumns:
 
     @property
     def columns(self) -> int:
-        """Number of columns of all institutions."""
+        """Number of columns of all sites."""
         return sum(len(one.columns) for some in self.modalities.values() for one in some)
 
 
 def agree_columns(asking: SecureProductSession, chosen: ColumnSelection) -> FitProtocol[AgreedColumns]:
-    """Agree with every institution on its columns."""
+    """Agree with every site on its columns."""
     clients = list(chosen.columns)
     replies = yield [asking.ask(c, "describe_columns", to_json(chosen.asked(c))) for c in clients]
     told = {
@@ -286,7 +285,7 @@ def who_has_whom(
     *,
     nobody: bool = False,
 ) -> tuple[EntityIndex, Ints]:
-    """Find the entities that some institution has, and their positions among all.
+    """Find the entities that some site has, and their positions among all.
 
     An EstimationError where nobody has a value of some entities, unless that may be.
     """
@@ -299,7 +298,7 @@ def who_has_whom(
         with_covariates = ", or lack a covariate of adjust=" if agreed.covariates else ""
         raise EstimationError(
             f"{n_entities - len(here):,} of {n_entities:,} entities have no value in any of these columns at "
-            f"any institution{with_covariates}; nothing is known of "
+            f"any site{with_covariates}; nothing is known of "
             "their clusters. Leave them out of the partition, or take more columns"
         )
     members, pattern = np.unique(table[here], axis=0, return_inverse=True)

@@ -50,13 +50,13 @@ from fedstat.models.m2sem.request import (
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of one institution of a mixture: local factor analyses, EM steps with posteriors held, log
+# Steps of one site of a mixture: local factor analyses, EM steps with posteriors held, log
 # densities.
 #
-# Only differences of log densities leave for an entity, to be added up over institutions under masks. The
+# Only differences of log densities leave for an entity, to be added up over sites under masks. The
 # posteriors come from outside: whoever makes them could let a cluster be one entity, and its means then are
-# that entity's. So an institution takes no posteriors that leave a cluster to few entities; and since who
-# tells one institution more than the others would learn that institution's part of a sum, all that shapes a
+# that entity's. So a site takes no posteriors that leave a cluster to few entities; and since who
+# tells one site more than the others would learn that site's part of a sum, all that shapes a
 # mixture is bound into the masks.
 
 MIXTURES = "m2sem mixtures"
@@ -64,12 +64,12 @@ NOT_BEGUN = "this fit was not begun here; ask 'begin' first"
 
 
 def session_mixtures(state: State) -> SessionMixtures:
-    """Return what the institution holds of the fit."""
+    """Return what the site holds of the fit."""
     return state.use(MIXTURES, SessionMixtures, NOT_BEGUN)
 
 
 POSTERIORS = per_entity(
-    "posterior probabilities of clusters, of the institution's entities",
+    "posterior probabilities of clusters, of the site's entities",
     2,
     dtype="float64",
     weighs="posterior probabilities of clusters",
@@ -84,9 +84,9 @@ ADJUSTED: tuple[type, ...] = (*RELEASED, FactorsRequested, SummedColumns)
 @step(
     FAMILY,
     takes={
-        "place": presence("positions of the institution's entities", dtype="int64"),
+        "place": presence("positions of the site's entities", dtype="int64"),
         "pattern": presence("presence pattern of every entity", dtype="int64", common=True),
-        "members": presence("institutions that each pattern has", 2, dtype="bool", common=True),
+        "members": presence("sites that each pattern has", 2, dtype="bool", common=True),
         "client": control("which of these it is", 0),
     },
     request=BeginRequest,
@@ -101,17 +101,17 @@ def begin(
     members: Bools,
     client: Array,
 ) -> dict[str, Array]:
-    """Analyse the factors of every modality, of one cluster; nothing leaves.
+    """Analyze the factors of every modality, of one cluster; nothing leaves.
 
-    `place` (n,) are the positions of the institution's rows with some value among all entities, of which
-    `pattern` (N,) tells the institutions that have them: those that `members` (G, M) names, of whom it is
+    `place` (n,) are the positions of the site's rows with some value among all entities, of which
+    `pattern` (N,) tells the sites that have them: those that `members` (G, M) names, of whom it is
     number `client`.
     """
     opened = state.use(COLUMNS_ITEM, OpenedModalities, "its columns are not open; make the model again")
     total, (groups, clients) = len(pattern), members.shape
     check_lengths(data.name, place=(place, int(opened.seen.sum())))
     if not 0 <= int(client) < clients or (total and not 0 <= pattern.min() <= pattern.max() < groups):
-        raise MessageError(f"{data.name}: expected an institution and patterns that are among the members")
+        raise MessageError(f"{data.name}: expected a site and patterns that are among the members")
     mine = members[:, int(client)]
     # Else sites could be told different patterns for one entity, and different posteriors with them.
     if not np.array_equal(place, np.flatnonzero(mine[pattern])):
@@ -147,17 +147,17 @@ def held_numbers(opened: OpenedModalities, factors: int, nodes: int) -> int:
         "clusters": control("number of clusters", 0),
         "factors": control("number of factors", 0),
     },
-    releases={"labels": per_entity("clusters by the institution's own columns", dtype="int64")},
+    releases={"labels": per_entity("clusters by the site's own columns", dtype="int64")},
 )
 def own_clusters(data: SiteData, state: State, clusters: Array, factors: Array) -> dict[str, Array]:
-    """Cluster the institution's rows by their own factor scores alone: ``labels`` (n,).
+    """Cluster the site's rows by their own factor scores alone: ``labels`` (n,).
 
-    The first centres are drawn by the institution's name: however often it is asked, this is its answer.
+    The first centers are drawn by the site's name: however often it is asked, this is its answer.
     """
     held = session_mixtures(state)
     analysis = held.analyses.get(int(factors))
     if analysis is None or not 1 <= int(clusters) <= min(MOST_CLUSTERS, len(held.place)):
-        raise MessageError(f"{data.name}: expected a number of clusters, and of factors that were analysed")
+        raise MessageError(f"{data.name}: expected a number of clusters, and of factors that were analyzed")
     bench = held.bench(analysis.factors, analysis.nodes)
     bench.put(analysis)
     state.tell(EntityCount(len(held.place)))
@@ -202,7 +202,7 @@ def improve(
 
     Posteriors r (n, sum of K) and shares of the clusters, (sum of K,), stand side by side for the mixtures
     asked for; `salts` (G, w) go into the digests of the posteriors. Released are ``differences``
-    (N, sum of K - 1) of log densities from the last cluster's, zero for entities that the institution lacks,
+    (N, sum of K - 1) of log densities from the last cluster's, zero for entities that the site lacks,
     and ``totals`` (S, 3): the sum of log densities given the last cluster, the penalty, the free parameters;
     ``support``, for mixtures of which it is asked, which columns load and which modalities differ by cluster.
     """
@@ -243,7 +243,7 @@ def check_posteriors(state: State, r: Floats) -> None:
 def _check_told(
     site: str, held: SessionMixtures, asked: RoundRequest, r: Floats, shares: Floats, salts: Array, width: int
 ) -> None:
-    """Require posteriors that all institutions were told alike, after all that was told alike before."""
+    """Require posteriors that all sites were told alike, after all that was told alike before."""
     check_lengths(site, r=(r, len(held.place)), shares=(shares, width), salts=(salts, len(asked.posteriors)))
     if r.shape[1] != width or (r.size and not (r.min() >= 0.0 and r.max() <= 1.0)):
         raise MessageError(f"{site}: expected posteriors between 0 and 1, of {width} clusters")
@@ -252,8 +252,8 @@ def _check_told(
         same &= digest_posteriors(salts[g].tobytes(), r[rows]) == asked.posteriors[g]
     if not same:
         raise DescriptionError(
-            f"{site}: these posteriors, or earlier ones, are not those that all institutions are told. "
-            "Whoever tells institutions different ones would read one institution's part off the sum; "
+            f"{site}: these posteriors, or earlier ones, are not those that all sites are told. "
+            "Whoever tells sites different ones would read one site's part off the sum; "
             "nothing was computed"
         )
 
@@ -330,10 +330,10 @@ def release_modalities(
     FAMILY,
     "improve release_modalities release_scores",
     takes={"slot": SLOT},
-    releases={"scores": per_entity("factor scores of the institution's entities", 2)},
+    releases={"scores": per_entity("factor scores of the site's entities", 2)},
 )
 def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array]:
-    """Release the factor scores of one mixture, (n, sum of Q), of the institution's entities."""
+    """Release the factor scores of one mixture, (n, sum of Q), of the site's entities."""
     held = session_mixtures(state)
     found, r = one_mixture(data, held, slot)
     bench = held.bench(found.factors, found.nodes)
@@ -346,7 +346,7 @@ def release_scores(data: SiteData, state: State, slot: Array) -> dict[str, Array
     FAMILY,
     "open_columns open_new_columns",
     takes={
-        "place": presence("positions of the institution's entities", dtype="int64"),
+        "place": presence("positions of the site's entities", dtype="int64"),
         "total": control("number of entities", 0),
         "parameters": aggregate("parameters of the modalities", dtype="float64"),
         "units": aggregate("means and deviations of columns", dtype="float64"),
@@ -419,7 +419,7 @@ BITS_RULE = "bits of columns of few values"
 
 
 def withheld(client: str, policy: Policy, modalities: Sequence[ModalityRequest], adjusted: bool) -> str:
-    """Say why an institution gives no information of its parameters; empty where it does."""
+    """Say why a site gives no information of its parameters; empty where it does."""
     if policy.discrete != "bits" or not (adjusted or any(not one.continuous for one in modalities)):
         return ""
     return (
@@ -437,7 +437,7 @@ SCORE_FACTS = (EntityCount, CaseWeights, GroupSums, RowGroups)
     "release_modalities",
     takes={"slot": control("which mixture", 0)},
     releases={
-        "own": aggregate("information of the institution's own parameters", 2),
+        "own": aggregate("information of the site's own parameters", 2),
         "with_shares": aggregate("information shared with clusters' sizes", 2),
         "jacobian": aggregate("derivatives of profiles in the parameters", 2),
         "communalities": aggregate("shares of variance that factors make up"),

@@ -22,7 +22,7 @@ UNCONVERGED = "Not converged: numbers below are of a fit that was broken off"
 
 
 def summarise(r: M2SEMRecord, ledger: LedgerLike | None, notes: Sequence[str]) -> SheetSummary:
-    """Lay out header, clusters, modalities, institutions and notes."""
+    """Lay out header, clusters, modalities, sites and notes."""
     left = [
         ("Clusters", f"{len(r.shares)}, {r.factors} factor{'s' * (r.factors > 1)} a modality"),
         ("Entities", f"{r.n:,}"),
@@ -41,7 +41,7 @@ def summarise(r: M2SEMRecord, ledger: LedgerLike | None, notes: Sequence[str]) -
         ("Converged", "yes" if r.converged else "NO"),
     ]
     sheets = [
-        header_sheet("Clusters over institutions", left, right),
+        header_sheet("Clusters over sites", left, right),
         _clusters(r),
         _modalities(r),
         *_profiles(r),
@@ -175,7 +175,7 @@ def notes(r: M2SEMRecord) -> Iterator[Note]:
         more = "; the others are in tidy() and tests()" if dropped > 0 else ""
         yield Note(
             "errors",
-            "Standard errors are from the observed information of all institutions together (Louis "
+            "Standard errors are from the observed information of all sites together (Louis "
             f"1982){more}. P is of Wald's test that all clusters are the same in a column.",
         )
     if r.entropy < OVERLAP and len(r.shares) > 1:
@@ -225,29 +225,29 @@ def disclosed(r: M2SEMRecord) -> Iterator[Note]:
     """Say what the exchange has told whom."""
     few = len(r.clients) < 3
     hidden = (
-        "under masks, so that each part is hidden where three institutions or more have an entity"
+        "under masks, so that each part is hidden where three sites or more have an entity"
         if r.masked and not few
-        else "which with two institutions give each part away to the other"
+        else "which with two sites give each part away to the other"
         if r.masked
-        else "as each institution's own part, in clear"
+        else "as each site's own part, in clear"
     )
     yield Note(
         "disclosed",
-        "The coordinator was handed, for every entity and round, sums over institutions of differences of "
-        f"log densities, {hidden}. They span the joint factor scores. Each institution was told the "
+        "The coordinator was handed, for every entity and round, sums over sites of differences of "
+        f"log densities, {hidden}. They span the joint factor scores. Each site was told the "
         "probabilities of clusters of its own entities, which say something of the columns that others hold.",
     )
     if r.own:
         yield Note(
             "own_clusters",
-            "Clusters of each institution's own columns were shown, from which some starts began.",
+            "Clusters of each site's own columns were shown, from which some starts began.",
         )
     count = int(np.sum([held.entities for held in r.clients.values()]))
     if count < r.n * len(r.clients):
         share = 1.0 - count / (r.n * len(r.clients))
         yield Note(
             "missing_blocks",
-            f"{share:.0%} of entities and institutions are pairs without a record: such entities are "
+            f"{share:.0%} of entities and sites are pairs without a record: such entities are "
             "clustered by what there is, which is right where lacking a record depends on nothing that is "
             "not there.",
         )

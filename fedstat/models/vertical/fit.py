@@ -18,7 +18,7 @@ from fedstat.typing import Floats
 #
 # Sigma_k enters the likelihood of y through t_k = beta_k'Sigma_k beta_k alone. Given beta_k, mu_k and t_k,
 # the likelihood of the block splits into that of c = x'beta_k ~ N(m_k, t_k), m_k = mu_k'beta_k, and a
-# regression of x on c that is free; its maximum over Sigma_k is in closed form. With columns centred at the
+# regression of x on c that is free; its maximum over Sigma_k is in closed form. With columns centered at the
 # means of their own institutions, S_k their covariance, q_k = beta_k'(S_k + mu_k mu_k')beta_k and t_k =
 # exp(lambda_k) q_k,
 #
@@ -33,7 +33,7 @@ from fedstat.typing import Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LikelihoodPoint:
-    """Parameters of standardised columns: b, log s2, beta (P,), mu (P,), lambda (K,)."""
+    """Parameters of standardized columns: b, log s2, beta (P,), mu (P,), lambda (K,)."""
 
     b: float
     log_s2: float
@@ -54,10 +54,10 @@ class LikelihoodPoint:
 
 
 class StandardizedMoments:
-    """Standardised moments, with what the likelihood needs of them once.
+    """Standardized moments, with what the likelihood needs of them once.
 
     They are given in any units; the likelihood of this module is that of moments which are `whole`. An
-    EstimationError where an institution has fewer than two entities, or its columns are constant or
+    EstimationError where a site has fewer than two entities, or its columns are constant or
     collinear.
     """
 
@@ -245,7 +245,7 @@ def block_terms(standard: StandardizedMoments, point: LikelihoodPoint) -> tuple[
     """Score and informations of the blocks' own likelihood."""
     _, mu, lam = standard.places
     member, n_seen = standard.member, standard.moments.n_seen
-    # n_k/2 log(1 + mu'S^-1 mu) of each institution; the expected information leaves out what may be negative.
+    # n_k/2 log(1 + mu'S^-1 mu) of each site; the expected information leaves out what may be negative.
     u = standard.precision @ point.mu
     spread = 1.0 + member @ ((point.mu * u) @ member)
     size = 2 + 2 * standard.P + len(n_seen)
@@ -293,10 +293,10 @@ VANISHING, NEARLY_VANISHING = 1e-12, 1e-4
 class MomentsFit:
     """Maximum likelihood estimates, in the units of the data.
 
-    `standard` and `point` are the moments that were fitted and the estimates of standardised columns; `a` is
-    the centred intercept, `s2` the residual variance; beta and mu are (P,), Sigma (P, P) block diagonal, t
+    `standard` and `point` are the moments that were fitted and the estimates of standardized columns; `a` is
+    the centered intercept, `s2` the residual variance; beta and mu are (P,), Sigma (P, P) block diagonal, t
     (K,) is beta_k' Sigma_k beta_k. The log-likelihood is less the largest value that the likelihood of the
-    institutions' own blocks can take. The score of the trace is the Newton decrement, the distance to the
+    sites' own blocks can take. The score of the trace is the Newton decrement, the distance to the
     optimum in standard errors, over the root of the number of entities.
     """
 
@@ -315,7 +315,7 @@ class MomentsFit:
 
     @property
     def moments(self) -> PatternMoments:
-        """The moments, standardised."""
+        """The moments, standardized."""
         return self.standard.moments
 
     @property
@@ -336,18 +336,16 @@ def fit_moments(
     maxiter: int = 200,
     start: LikelihoodPoint | None = None,
 ) -> MomentsFit:
-    """Maximise the observed-data likelihood of VFEM.
+    """Maximize the observed-data likelihood of VFEM.
 
     It stops when the optimum is nearer than `tol` standard errors (the Newton decrement), or with
     ``converged=False`` after `maxiter` steps. It starts from no effects and every block at its own moments,
     as the iterative exchange does with ``init="zero"``. An EstimationError where the moments determine no
-    estimate, a ModelError where entities have some of an institution's columns only.
+    estimate, a ModelError where entities have some of a site's columns only.
     """
     standard = moments if isinstance(moments, StandardizedMoments) else StandardizedMoments(moments)
     if not standard.moments.whole:
-        raise ModelError(
-            "fit_moments: entities with some of an institution's columns have the law of all columns"
-        )
+        raise ModelError("fit_moments: entities with some of a site's columns have the law of all columns")
     ascent = NewtonAscent(
         standard.moments.nobs,
         partial(evaluate, standard),
@@ -364,8 +362,8 @@ def ascent_direction(at: LikelihoodDerivatives) -> tuple[str, Floats]:
     except np.linalg.LinAlgError:
         raise EstimationError(
             "the information on the coefficients is not positive; the columns are probably collinear across "
-            "institutions, or the entities that several of them share are too few: "
-            "leave out columns or institutions"
+            "sites, or the entities that several of them share are too few: "
+            "leave out columns or sites"
         ) from None
 
 
@@ -396,7 +394,7 @@ def line_search(
         raise EstimationError(vanishing_variance_message(standard.moments))
     raise EstimationError(
         "the log-likelihood falls along every step, however short; "
-        "the columns are probably collinear across institutions"
+        "the columns are probably collinear across sites"
     )
 
 
@@ -405,12 +403,12 @@ def vanishing_variance_message(moments: PatternMoments) -> str:
     return (
         f"a variance goes to zero, where the likelihood has no maximum: {moments.n_complete} of the "
         f"{int(moments.nobs)} entities are complete, and the coefficients may reproduce their "
-        "response without error; leave out columns or institutions"
+        "response without error; leave out columns or sites"
     )
 
 
 def estimates_in_units(standard: StandardizedMoments, climbed: NewtonFit[LikelihoodPoint]) -> MomentsFit:
-    """Bring estimates of standardised columns to the units of the data."""
+    """Bring estimates of standardized columns to the units of the data."""
     moments, point = standard.moments, climbed.point
     at = residuals(standard, point)
     x, y = moments.scale[:-1], moments.scale[-1]
@@ -433,14 +431,14 @@ def estimates_in_units(standard: StandardizedMoments, climbed: NewtonFit[Likelih
 # ----------------------------------------------------------------------------------------------------
 # Covariance of (a, s2, beta, mu) from pattern moments: inverse observed or expected information.
 #
-# The profile likelihood of :mod:`fedstat.models.vertical.fit` has Sigma_1..Sigma_K maximised out, so
+# The profile likelihood of :mod:`fedstat.models.vertical.fit` has Sigma_1..Sigma_K maximized out, so
 # the inverse of its information is the covariance with every nuisance parameter accounted for.
 
 
 def information_inverse(fit: MomentsFit, *, expected: bool = False) -> Floats:
     """Covariance of (a, s2, beta_1, mu_1, beta_2, mu_2, ...) in the units of the data.
 
-    The fit has to have converged. With `expected`, cross-products between institutions are at their
+    The fit has to have converged. With `expected`, cross-products between sites are at their
     expectation, zero. An EstimationError where the information is not positive definite.
     """
     information = centered_information(fit)
@@ -464,7 +462,7 @@ def origin_covariance(fit: MomentsFit) -> Floats:
 
 
 def centered_information(fit: MomentsFit) -> Floats:
-    """Observed information of (a, s2, beta, mu, lambda) of standardised columns."""
+    """Observed information of (a, s2, beta, mu, lambda) of standardized columns."""
     standard, point = fit.standard, fit.point
     information = evaluate(standard, point).information
     beta, mu, _ = standard.places
@@ -503,7 +501,7 @@ def client_order(moments: PatternMoments) -> list[int]:
 
 
 def covariance_in_units(moments: PatternMoments, cov: Floats) -> Floats:
-    """Bring a covariance of (a, s2, beta_1, mu_1, ...) of standardised columns to the units of the data."""
+    """Bring a covariance of (a, s2, beta_1, mu_1, ...) of standardized columns to the units of the data."""
     x, y = moments.scale[:-1], moments.scale[-1]
     factor = np.concatenate([[y, y**2], y / x, x])[client_order(moments)]
     return np.asarray(cov * np.outer(factor, factor))

@@ -24,16 +24,16 @@ from fedstat.typing import Bools, Floats, Ints
 class Layout:
     """Who takes part with what: agreed before anything is computed.
 
-    `clients` are the institutions with columns in the model, in partition order; `active` holds the response.
-    `names` and `terms` (p,) are columns in the order of the institutions, `sizes` the columns of each. There
-    are `n` entities in the fit, `n_design` with a response. `keep` tells which rows of an institution's
+    `clients` are the sites with columns in the model, in partition order; `active` holds the response.
+    `names` and `terms` (p,) are columns in the order of the sites, `sizes` the columns of each. There
+    are `n` entities in the fit, `n_design` with a response. `keep` tells which rows of a site's
     opened block take part, `kept` their ascending positions among the n entities, `response_keep` which rows
-    of the active institution. Where entities take part with some of an institution's columns, `has` (m, p_k)
-    of that institution tells with which. `absent` counts entities with a response that an institution lacks.
+    of the active site. Where entities take part with some of a site's columns, `has` (m, p_k)
+    of that site tells with which. `absent` counts entities with a response that a site lacks.
     With `filled`, missing blocks count as seen at their mean, so that nothing is missing. `aside` records are
-    left out as in an earlier fit. `details` of each institution and that of the response
+    left out as in an earlier fit. `details` of each site and that of the response
     have the columns of few values, None where the site's owner does not have them judged. `bystanders` are
-    sites of the partition without columns in the model that deal where two institutions have no third.
+    sites of the partition without columns in the model that deal where two sites have no third.
     `least` are the fewest rows of a product at sites that have them counted. `weights` (n,) are those of the
     entities, if they have any: `frequencies`, or inverse variances.
     """
@@ -63,16 +63,16 @@ class Layout:
 
     @property
     def p(self) -> int:
-        """Columns of all institutions."""
+        """Columns of all sites."""
         return sum(self.sizes)
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Institution of each column."""
+        """Site of each column."""
         return tuple(np.repeat(self.clients, self.sizes).tolist())
 
     def places(self, first: int = 0) -> dict[str, slice]:
-        """Where each institution's columns stand, counted from `first`."""
+        """Where each site's columns stand, counted from `first`."""
         ends = first + np.cumsum(self.sizes)
         pairs = zip(self.clients, self.sizes, ends.tolist(), strict=True)
         return {client: slice(end - size, end) for client, size, end in pairs}
@@ -83,7 +83,7 @@ class Layout:
         return sum(PER_COLUMN ** len(parse_term(term)) for term in self.terms[place])
 
     def split(self, values: Floats) -> dict[str, Floats]:
-        """Split a vector of all columns, (p,), by institution."""
+        """Split a vector of all columns, (p,), by site."""
         return {client: np.ascontiguousarray(values[at]) for client, at in self.places().items()}
 
     # ---- entities ------------------------------------------------------------------------------
@@ -104,12 +104,12 @@ class Layout:
         return dict.fromkeys(self.clients, np.arange(self.n)) if self.filled else self.kept
 
     def own(self, client: str) -> Bools | None:
-        """Which of the entities in :attr:`rows` an institution has a record of; None for all."""
+        """Which of the entities in :attr:`rows` a site has a record of; None for all."""
         return np.isin(self.rows[client], self.kept[client]) if self.filled else None
 
     @cached_property
     def unit(self) -> Ints:
-        """Number of the unit of each column, (p,): those of one institution that are missing together."""
+        """Number of the unit of each column, (p,): those of one site that are missing together."""
         each: list[Ints] = []
         for client, size in zip(self.clients, self.sizes, strict=True):
             own = np.zeros(size, dtype=np.int64)
@@ -119,7 +119,7 @@ class Layout:
 
     @property
     def units(self) -> ColumnUnits:
-        """Institution and columns of each unit."""
+        """Site and columns of each unit."""
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         _, first, sizes = np.unique(self.unit, return_index=True, return_counts=True)
         return ColumnUnits(tuple(owner[first].tolist()), tuple(sizes.tolist()))
@@ -139,7 +139,7 @@ class Layout:
 
     @property
     def missing(self) -> Bools:
-        """Which unit misses in which pattern: (G, U), by institution where each is one unit."""
+        """Which unit misses in which pattern: (G, U), by site where each is one unit."""
         return self._patterns[0]
 
     @property
@@ -201,7 +201,7 @@ def lay_out(
 ) -> Layout:
     """Lay out a fit of some of the entities, (n_design,) of bool, and of some of the blocks of a design.
 
-    Entities with some of an institution's columns count as missing there, unless they take part `partly`.
+    Entities with some of a site's columns count as missing there, unless they take part `partly`.
     """
     place = np.cumsum(use) - 1
     keep = {block.client: use[block.rows] & (block.whole | partly) for block in blocks}
@@ -237,7 +237,7 @@ def complete_at(blocks: Sequence[BlockDesign], n: int) -> Bools:
 
 
 def client_blocks(layout: Layout) -> tuple[CoefficientBlock, ...]:
-    """List what each institution brought, the response holder first where it holds no columns."""
+    """List what each site brought, the response holder first where it holds no columns."""
     rows = [] if layout.active in layout.clients else [CoefficientBlock(layout.active, 0, layout.n, 0.0)]
     pairs = zip(layout.clients, layout.sizes, strict=True)
     has = {client: len(layout.kept[client]) for client in layout.clients}

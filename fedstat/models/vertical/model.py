@@ -27,10 +27,10 @@ ROLE_ARGUMENTS = ("offset", "freq_weights", "var_weights")
 
 
 class VerticalModel(Explainable):
-    """A model over institutions that hold different columns.
+    """A model over sites that hold different columns.
 
     Entities without a response are an error, or with `missing` "drop" left out; some families have further
-    choices. `coordinator` is the institution at which it sits, or ``"apart"``; :meth:`from_formula` has the
+    choices. `coordinator` is the site at which it sits, or ``"apart"``; :meth:`from_formula` has the
     default.
 
     Attributes
@@ -40,15 +40,15 @@ class VerticalModel(Explainable):
     engine : Engine
         What asks the sites; that of the partition.
     design : Design
-        Blocks of columns, by institution, and the entities that each has.
+        Blocks of columns, by site, and the entities that each has.
     family : str
         Steps of the sites that the model asks for.
     distribution : DistributionSpec
         Family and link of the response, by name.
     between : {"independent", "free"}
-        Whether columns of two institutions may depend, of models that have the choice.
+        Whether columns of two sites may depend, of models that have the choice.
     layout : Layout
-        Institutions, columns and entities of fits, of models that lay them out when they are made.
+        Sites, columns and entities of fits, of models that lay them out when they are made.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class VerticalModel(Explainable):
 
     family: ClassVar[str]
     _conditions: ClassVar[bool] = False
-    """Whether fits may take entities with some of an institution's columns as they are."""
+    """Whether fits may take entities with some of a site's columns as they are."""
     _roles: Mapping[str, str] = {}
     """Columns beside the response, by the argument that names them."""
 
@@ -113,17 +113,17 @@ class VerticalModel(Explainable):
         Parameters
         ----------
         formula : str
-            ``response ~ terms``; ``.`` is every other column of every institution. Allowed are ``+ - : * ^``,
+            ``response ~ terms``; ``.`` is every other column of every site. Allowed are ``+ - : * ^``,
             ``C()``, also ``C(x, Sum)``, ``Helmert``, ``Diff`` or ``Poly``, ``log``, ``exp``, ``sqrt``,
             ``scale``, ``center``, ``bs``, ``cr``, ``cc``, ``poly``, ``I(x > 3)`` and ``Q()``.
         partition : ClientPartition
             In the vertical layout.
         missing : {"raise", "drop"}
             Whether entities without a response are an error or are left out and counted. VerticalGLM has
-            "em" as well, for entities that an institution lacks.
+            "em" as well, for entities that a site lacks.
         coordinator : str, optional
-            The institution at which the coordinator sits, or ``"apart"`` for none of them. By default it
-            sits at the one that holds the response, and apart where two institutions take part: a
+            The site at which the coordinator sits, or ``"apart"`` for none of them. By default it
+            sits at the one that holds the response, and apart where two sites take part: a
             product of their columns needs random numbers from a third party that colludes with neither.
             Of a partition that was connected to: as its federation.toml says, apart by default.
         **options
@@ -133,7 +133,7 @@ class VerticalModel(Explainable):
         ------
         FormulaError
             The formula holds something that is not allowed, an unknown column, or a term that needs
-            columns of two institutions.
+            columns of two sites.
         DesignError
             The columns that it names cannot enter a model; see the message.
 
@@ -151,7 +151,7 @@ class VerticalModel(Explainable):
         return cls(parsed, partition, missing=missing, coordinator=coordinator, **options)
 
     def _agree(self, missing: MissingRule) -> FitProtocol[Design]:
-        """Agree with the institutions on columns and entities."""
+        """Agree with the sites on columns and entities."""
         return agree_design(
             self.formula,
             self.partition.rows,
@@ -169,7 +169,7 @@ class VerticalModel(Explainable):
 
     @property
     def param_names(self) -> list[str]:
-        """Names of the coefficients, the intercept first, then by institution."""
+        """Names of the coefficients, the intercept first, then by site."""
         return ["Intercept", *[name for block in self.design.blocks for name in block.names]]
 
     def _columns_read(self, site: str) -> Sequence[str]:
@@ -187,7 +187,7 @@ class VerticalModel(Explainable):
     def _with_dealer(self, layout: Layout) -> Layout:
         """Let a site of the partition that has no part in the model deal, where there is no other third.
 
-        Of two institutions that is the first other one, in the order of the partition, if an owner wants no
+        Of two sites that is the first other one, in the order of the partition, if an owner wants no
         coordinator to deal, or the coordinator sits at one of the two. It is told which patterns of records
         there are, and nothing of a row.
         """
@@ -202,15 +202,14 @@ class VerticalModel(Explainable):
         return synthetic_column_sites(self.design, rows, policies, self.distribution, session)
 
     def _warn_of_partial_blocks(self, which: str) -> None:
-        """Warn of entities with some of an institution's columns, which count as missing there in a fit."""
+        """Warn of entities with some of a site's columns, which count as missing there in a fit."""
         if self.partition.partial not in ("condition", "drop"):
             return
         counts = [f"{b.n_partial:,} at '{b.client}'" for b in self.design.blocks if b.n_partial]
         if not counts:
             return
         told = (
-            "entities with only some of an institution's columns were taken as missing there: "
-            f"{', '.join(counts)}."
+            f"entities with only some of a site's columns were taken as missing there: {', '.join(counts)}."
         )
         if self.partition.partial == "condition":
             lost = ", ".join(f"'{term}' {m:,}" for term, m in values_of_parts(self.design).items())
@@ -219,7 +218,7 @@ class VerticalModel(Explainable):
 
 
 def values_of_parts(design: Design) -> dict[str, int]:
-    """Count by term the values of entities that have some of an institution's columns only."""
+    """Count by term the values of entities that have some of a site's columns only."""
     counts: dict[str, int] = {}
     for block in design.blocks:
         if block.has is not None:
@@ -232,5 +231,5 @@ def default_coordinator(formula: Formula) -> str:
     """Where the coordinator sits unless the user says so: see :meth:`VerticalModel.from_formula`."""
     holder = str(formula.response_client)
     taking_part = {holder, *[terms.client for terms in formula.clients]}
-    # Of two institutions, neither may deal for the product of their columns, nor a coordinator at either.
+    # Of two sites, neither may deal for the product of their columns, nor a coordinator at either.
     return "apart" if len(taking_part) == 2 else holder

@@ -2,9 +2,9 @@
 
 A pattern g says which columns an entity has. Of its n_g entities the likelihood needs the Gram matrix of
 (1, x, y), the sum of (1, x, y)(1, x, y)' with zeros at the columns that they lack, and nothing
-else. The columns are standardised by a centre and a scale that all patterns share, so that the sums
-keep their digits. Columns of one institution that are missing together, in every pattern, are a unit: one
-unit is the institution's whole block where no entity has some of it only.
+else. The columns are standardized by a center and a scale that all patterns share, so that the sums
+keep their digits. Columns of one site that are missing together, in every pattern, are a unit: one
+unit is the site's whole block where no entity has some of it only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLLINEAR = 1e-10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PatternMoments:
-    """Gram matrices of (1, x, y) by missing pattern, of K institutions with `sizes` columns each, P in all.
+    """Gram matrices of (1, x, y) by missing pattern, of K sites with `sizes` columns each, P in all.
 
     `seen` (G, P) tells which columns the n (G,) entities of a pattern have. `grams` (G, P + 2, P + 2) are
     sums of (1, x, y)(1, x, y)' of the columns less `centre` over `scale`, (P + 1,) in the units of the data
@@ -79,7 +79,7 @@ class PatternMoments:
 
     @property
     def owner(self) -> Ints:
-        """Number of the institution of each column, (P,)."""
+        """Number of the site of each column, (P,)."""
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
     @property
@@ -95,7 +95,7 @@ class PatternMoments:
 
     @property
     def whole(self) -> bool:
-        """Whether every entity has all columns of an institution or none."""
+        """Whether every entity has all columns of a site or none."""
         return len(self.units) == len(self.sizes)
 
     @property
@@ -115,7 +115,7 @@ class PatternMoments:
 
     @property
     def unit_names(self) -> list[str]:
-        """Name each unit for messages: the institution, and its columns where these are not all of them."""
+        """Name each unit for messages: the site, and its columns where these are not all of them."""
         owner, units = self.owner, self.units
         parts = np.bincount(owner[[columns[0] for columns in units]])
         out = []
@@ -126,7 +126,7 @@ class PatternMoments:
         return out
 
     def places(self, client: int) -> slice:
-        """Places of an institution's columns among the P."""
+        """Places of a site's columns among the P."""
         start = sum(self.sizes[:client])
         return slice(start, start + self.sizes[client])
 
@@ -141,9 +141,9 @@ class PatternMoments:
     # ---- the same data, written otherwise ----------------------------------------------------
 
     def standardised(self) -> PatternMoments:
-        """Centre every column at the mean of the entities that have it, and give it unit variance.
+        """Center every column at the mean of the entities that have it, and give it unit variance.
 
-        An EstimationError where an institution has fewer than two entities, or a column is constant.
+        An EstimationError where a site has fewer than two entities, or a column is constant.
         """
         total = self.grams.sum(axis=0)
         count = np.append(self.n_seen[self.unit], self.nobs)
@@ -187,7 +187,7 @@ class PatternMoments:
     def submodel(self, columns: Sequence[str]) -> PatternMoments:
         """Keep these columns, in any order: the moments of any formula within the one at hand.
 
-        Who has what of an entity stays as it is; an institution whose columns are all left out drops out. A
+        Who has what of an entity stays as it is; a site whose columns are all left out drops out. A
         ModelError where a name is not there, or there is none.
         """
         if not columns:
@@ -222,7 +222,7 @@ def number_patterns(missing: Bools) -> tuple[Ints, Ints, Floats]:
 
     In between, the pattern of every row, (n,).
     """
-    # Thirty institutions at a time, numbered anew: a pattern of any number of them fits a word.
+    # Thirty sites at a time, numbered anew: a pattern of any number of them fits a word.
     word = np.zeros(len(missing), dtype=np.int64)
     for start in range(0, missing.shape[1], 30):
         part = missing[:, start : start + 30]

@@ -1,7 +1,7 @@
 """Small missing patterns are not released: rules that merge them with other patterns.
 
 Of a pattern with n_g entities and p_g columns seen, the Gram matrix of (1, x, y) is released. Those who know
-all of its columns but one, which is the most that the coordinator and other institutions together can know,
+all of its columns but one, which is the most that the coordinator and other sites together can know,
 hold p_g + 1 linear equations in the n_g values of that column, beside its length. With n_g <= p_g + 1 these
 determine the column; and to anybody the matrix fixes the rows up to a rotation, which leaves little to choose
 where n_g is hardly larger. A pattern is therefore released with at least twice as many entities as
@@ -9,7 +9,7 @@ equations, :func:`min_entities`, so that half of every column stays undetermined
 is no bound on what columns of few distinct values disclose: where an owner has these judged by their bits, a
 pattern needs as many entities as :func:`~fedstat.federation.tables.cardinality.min_group_size` says as well.
 
-An entity may always be treated as if an institution lacked it, or columns of it: that is exact when these are
+An entity may always be treated as if a site lacked it, or columns of it: that is exact when these are
 missing completely at random, and costs the information of what is left out. The plan follows from the
 counts of the patterns alone, so that the sites can sum over the coarser patterns in the first place; Gram
 matrices of finer ones must never be released beside them, or the difference would show the few.
@@ -40,10 +40,10 @@ Pattern: TypeAlias = tuple[bool, ...]
 class MergePlan:
     """Which pattern counts as which.
 
-    `patterns` (H, U) are released, ascending, by unit: columns of an institution that are missing together.
+    `patterns` (H, U) are released, ascending, by unit: columns of a site that are missing together.
     `target` (G,) is the place among them of every pattern that there was, -1 where its entities are left
-    out, because too few would lack every block. `moved` entities count as missing at an institution of which
-    they have all columns; `trimmed` ones lose a part of an institution's columns, or all of the part that
+    out, because too few would lack every block. `moved` entities count as missing at a site of which
+    they have all columns; `trimmed` ones lose a part of a site's columns, or all of the part that
     they have.
     """
 
@@ -72,22 +72,22 @@ def min_entities(columns: int, min_count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ColumnUnits:
-    """Columns that are missing together: the institution of each unit, and how many columns it has."""
+    """Columns that are missing together: the site of each unit, and how many columns it has."""
 
     owner: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @property
     def whole(self) -> bool:
-        """Whether every institution is one unit."""
+        """Whether every site is one unit."""
         return len(set(self.owner)) == len(self.owner)
 
     def any_of(self, patterns: Bools) -> Bools:
-        """Which institutions have some of their columns seen, (G, K), of units (G, U)."""
+        """Which sites have some of their columns seen, (G, K), of units (G, U)."""
         return np.asarray(self._count(patterns) > 0)
 
     def all_of(self, patterns: Bools) -> Bools:
-        """Which institutions have all columns seen, (G, K)."""
+        """Which sites have all columns seen, (G, K)."""
         return np.asarray(self._count(patterns) == np.bincount(self.owner))
 
     def _count(self, patterns: Bools) -> Ints:
@@ -97,10 +97,10 @@ class ColumnUnits:
 
 @dataclass(frozen=True, slots=True)
 class PatternRule:
-    """How many entities a released pattern needs: `sizes` are the columns of each of K institutions.
+    """How many entities a released pattern needs: `sizes` are the columns of each of K sites.
 
-    `units` are what a pattern is told by; by default every institution is one. An institution of which a part
-    is seen counts with all its columns, as its door counts them. `details` of each institution and that of
+    `units` are what a pattern is told by; by default every site is one. A site of which a part
+    is seen counts with all its columns, as its door counts them. `details` of each site and that of
     the response have the columns of few values where the sites' owners have sums judged by their bits; see
     :mod:`fedstat.federation.tables.cardinality`.
     """
@@ -155,10 +155,10 @@ def plan_merges(
     """Find a coarser pattern for the entities of every pattern (G, U) that has too few, of n (G,).
 
     Leaving unit u out of n_g entities loses n_g / n_u of what is known of it, n_u the entities that have it,
-    in proportion to its columns among those of its institution; the units with the smallest sum of these are
+    in proportion to its columns among those of its site; the units with the smallest sum of these are
     left out. Patterns with more units are moved first, since their entities may fill a coarser one. An
     EstimationError, which ends with `otherwise`, where more than `largest_share` of the entities would have
-    to count as missing at an institution of which they have all columns, or be left out.
+    to count as missing at a site of which they have all columns, or be left out.
     """
     if rule.min_count < 1:
         raise ModelError(f"plan_merges: expected min_count of at least 1, received {rule.min_count}")
@@ -253,7 +253,7 @@ class PatternMerger:
 
         Enough: with these entities, and those of other small patterns that could join. Candidates are
         the patterns that there are and what this one has in common with another; where entities have parts of
-        an institution, what it has in common with so many small ones as are enough.
+        a site, what it has in common with so many small ones as are enough.
         """
         row, small = self.rows[place], self.small
         common = np.unique(self.rows[self.there] & row, axis=0)
@@ -269,9 +269,9 @@ class PatternMerger:
         return (False,) * len(row)
 
     def joining(self, place: int, coarser: Pattern) -> list[int]:
-        """List what goes there: this pattern, and where entities have parts of an institution what is needed.
+        """List what goes there: this pattern, and where entities have parts of a site what is needed.
 
-        Of a few institutions the other small ones have a choice of their own; of many units they would go
+        Of a few sites the other small ones have a choice of their own; of many units they would go
         apart.
         """
         if self.rule.parts.whole:
@@ -319,7 +319,7 @@ def check_share(plan: MergePlan, n: Floats, largest_share: float, otherwise: str
             f"{changed:,} of {int(total):,} entities ({100 * changed / total:.1f} %) are in missing patterns "
             "that have too few to be released (min_count, and twice as many as columns and response), and at "
             f"most {100 * largest_share:g} % may count as missing instead (max_moved); leave out columns or "
-            f"an institution, or allow more (exact where records are missing completely at random){otherwise}"
+            f"a site, or allow more (exact where records are missing completely at random){otherwise}"
         )
 
 

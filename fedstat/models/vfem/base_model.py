@@ -40,7 +40,7 @@ from fedstat.models.vfem.protocol import IterativeResult
 def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
     """Lay out a fit by one of the methods "vfem", "cc", "impute" and "single".
 
-    Entities with some of an institution's columns take part with these where the fit may have them `partly`.
+    Entities with some of a site's columns take part with these where the fit may have them `partly`.
 
     Raises ModelError for "single" where the response holder has no columns, EstimationError where complete
     entities are too few.
@@ -59,7 +59,7 @@ def make_layout(design: Design, method: str, *, partly: bool = False) -> Layout:
     if layout.n <= layout.p + 1:
         raise EstimationError(
             f"method='{method}': {layout.n} entities are complete at {', '.join(layout.clients)}, and "
-            f"{layout.p + 1} coefficients need more; use method='vfem', or leave institutions out"
+            f"{layout.p + 1} coefficients need more; use method='vfem', or leave sites out"
         )
     return layout
 
@@ -76,10 +76,10 @@ def check_roles(roles: Mapping[str, str], formula: Formula, partition: Any) -> N
     for role, name in roles.items():
         there = [client for client, columns in partition.columns.items() if name in columns]
         if there != [holder]:
-            found = f"is at '{there[0]}'" if there else "is at no institution"
+            found = f"is at '{there[0]}'" if there else "is at no site"
             raise ModelError(
                 f"{role}: column {name!r} {found}, and has to stand beside the response "
-                f"'{formula.response}', at '{holder}': add it to that institution's table"
+                f"'{formula.response}', at '{holder}': add it to that site's table"
             )
         if name in formula.response_columns:
             raise ModelError(f"{role}: column {name!r} is the response")
@@ -116,7 +116,7 @@ VFEMMethod: TypeAlias = Literal["vfem", "cc", "impute", "single"]
 class IterativeOptions:
     """What is asked of a fit by iteration; see :meth:`fedstat.VFEMRegression.fit`.
 
-    Where columns depend between institutions `small` says which missing patterns are too small.
+    Where columns depend between sites `small` says which missing patterns are too small.
     """
 
     method: VFEMMethod
@@ -150,7 +150,7 @@ class VFEMModel(VerticalModel):
         check_roles(self._roles, formula, partition)
         if not formula.intercept:
             raise ModelError(
-                f"'{formula.text}' leaves out the intercept; VFEM centres every block at its mean and "
+                f"'{formula.text}' leaves out the intercept; VFEM centers every block at its mean and "
                 "has one: drop '- 1' or '0 +'"
             )
         super().__init__(formula, partition, **kwargs)
@@ -168,20 +168,20 @@ class VFEMModel(VerticalModel):
             Of the response. VFEMRegression is for a normal one. VFEMGLM has ``Binomial()``, with the logit or
             the probit link, ``Poisson()`` and ``NegativeBinomial(alpha=...)``.
         between : {"free", "independent"}
-            Covariance of the columns of two institutions: estimated, the default, or zero, as in the
-            publication. Institutions that share hardly any entity count as independent given all other
+            Covariance of the columns of two sites: estimated, the default, or zero, as in the
+            publication. Sites that share hardly any entity count as independent given all other
             columns; the summary names them. ``exchange="iterative"`` has "independent" alone.
         missing, coordinator
             As in :meth:`VerticalModel.from_formula`.
         offset : str, optional
-            Column of the response's institution, added to the linear predictor with coefficient one. It is
+            Column of the response's site, added to the linear predictor with coefficient one. It is
             taken as independent of missing columns. Predictions are those at an offset of zero, as
             statsmodels' for new data; entities without one count as without a response.
         freq_weights : str, optional
-            Column of the response's institution: an entity stands for so many. Every institution that takes
+            Column of the response's site: an entity stands for so many. Every site that takes
             part is told the weights of its entities. A weight of zero counts as no response.
         var_weights : str, optional
-            Column of the response's institution: the variance of the response is the residual variance over
+            Column of the response's site: the variance of the response is the residual variance over
             the weight, as in weighted least squares. Where entities lack blocks it belongs to
             ``method="cc"``.
 
@@ -191,7 +191,7 @@ class VFEMModel(VerticalModel):
             As :meth:`VerticalGLM.from_formula`.
         ModelError
             The family is another one, or an argument has no meaning; weights with another family; a column
-            of weights or offset that is not at the response's institution.
+            of weights or offset that is not at the response's site.
 
         Examples
         --------
@@ -220,7 +220,7 @@ class VFEMModel(VerticalModel):
         return {block.client: block.names for block in self.design.blocks}
 
     def _covariance_options(self, cov_type: CovType, iteration: Iteration) -> CovarianceOptions:
-        # Neither needs products of two institutions: no round asks for them, and nobody need deal.
+        # Neither needs products of two sites: no round asks for them, and nobody need deal.
         how = "none" if cov_type in ("expected", "none") else iteration.cross_products
         at, min_count = self._agreement.at, self.partition.min_count
         cross = CrossProductOptions(how, iteration.sketch, iteration.sketch_size, at, min_count)
@@ -229,7 +229,7 @@ class VFEMModel(VerticalModel):
     def _begin(self, method: VFEMMethod, *, partly: bool = False) -> Layout:
         """Lay out a fit.
 
-        Entities take part `partly` where a fit conditions on what it sees of an institution's columns.
+        Entities take part `partly` where a fit conditions on what it sees of a site's columns.
         """
         complete = method in ("cc", "single")
         conditioned = self._conditions and self.partition.partial == "condition"

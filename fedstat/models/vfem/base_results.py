@@ -54,7 +54,7 @@ METHODS = {
 class VFEMRecord(EstimateRecord):
     """What results are made of, and what a file holds of them: no value per entity.
 
-    `specs` say how each institution's columns are coded, with means and knots of transforms, empty before the
+    `specs` say how each site's columns are coded, with means and knots of transforms, empty before the
     sites were asked.
     """
 
@@ -72,7 +72,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
     ----------
     method : str
     options : IterationOptions
-        Of the maximisation.
+        Of the maximization.
     covariance : Covariance or None
         Of (a, s2, beta_1, mu_1, ...); where the response is not normal s2 has none, and t_1, ..., t_K follow.
     counts : EntityCounts
@@ -148,7 +148,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
 
     @property
     def names(self) -> Mapping[str, tuple[str, ...]]:
-        """Columns of the fit by institution."""
+        """Columns of the fit by site."""
         clients, names = self.estimate.clients, self.estimate.names
         return {
             client: tuple(name for name, of in zip(names, clients, strict=True) if of == client)
@@ -157,7 +157,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
 
     @property
     def nobs_by_client(self) -> pd.Series:
-        """Entities of the fit that each institution has."""
+        """Entities of the fit that each site has."""
         return pd.Series({b.client: b.entities for b in self.estimate.blocks if b.columns}, dtype=np.int64)
 
     @property
@@ -192,7 +192,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         Raises
         ------
         ModelError
-            The two are not nested, differ in family or method, or an institution counts as having other
+            The two are not nested, differ in family or method, or a site counts as having other
             entities in the two: columns that were left out changed who has a record, or which patterns have
             enough entities to be released. After ``exchange="moments"``, ``refit`` keeps both. Or the
             covariance is robust: the ratio supposes the variances that such a covariance does without.
@@ -229,14 +229,14 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         """Predict the mean response from whatever blocks an entity has.
 
         The mean (a probability or a rate where the response is not normal) is taken over what is missing, so
-        that it is closer to the overall mean than the one at the blocks' means. Every institution is asked
+        that it is closer to the overall mean than the one at the blocks' means. Every site is asked
         for the linear predictor of each entity of the partition that it has: one number per entity leaves
         it, however the model was fitted.
 
         Parameters
         ----------
         partition : ClientPartition, optional
-            New entities, with any pattern of missing blocks; institutions may be absent, and the response
+            New entities, with any pattern of missing blocks; sites may be absent, and the response
             is not needed (see ``new_data=True`` of its constructors). By default :attr:`fittedvalues`,
             where the fit has them.
 
@@ -253,8 +253,8 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         """Predict the mean response with intervals, which are wider for entities that lack more.
 
         They account for all estimated parameters. Beside the linear predictor of each entity, the standard
-        error of the mean needs projections of every institution's columns on the covariance of the estimates.
-        These leave the institution too, and disclose its columns of these entities to the coordinator;
+        error of the mean needs projections of every site's columns on the covariance of the estimates.
+        These leave the site too, and disclose its columns of these entities to the coordinator;
         :meth:`predict` does without.
 
         Parameters
@@ -310,7 +310,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
 
     @property
     def specs(self) -> Mapping[str, str]:
-        """How each institution's columns are coded, with means and knots of transforms."""
+        """How each site's columns are coded, with means and knots of transforms."""
         if not self._record.specs:
             specs = released_specs(self._need_model("prediction"), tuple(self.names))
             self._record = replace(self._record, specs=dict(specs))
@@ -331,7 +331,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
     def _deviations(self) -> pd.Series:
         if self._held.exchange is None:
             raise NotAvailableError(
-                "standardised: this fit has no standard deviations of its columns (one in this session with "
+                "standardized: this fit has no standard deviations of its columns (one in this session with "
                 "exchange='moments' or, with a family, between='free' has); give them by name of the "
                 'coefficient, as standardised={"age": 12.4, ...}'
             )
@@ -352,7 +352,7 @@ class VFEMBaseResults(VerticalPredictions, Generic[Predictions]):
         if values is None and self._held.exchange is not None and self._fit.distribution == NORMAL:
             raise NotAvailableError(
                 f"no {what} values: exchange='moments' asks for nothing per entity. predict(partition) "
-                "asks every institution for its linear predictors, fit(exchange='iterative') too"
+                "asks every site for its linear predictors, fit(exchange='iterative') too"
             )
         if values is None:
             raise NotAvailableError(

@@ -51,12 +51,12 @@ def correct_small_sample(fit: JointNormalFit, covariance: PsiCovariance | None) 
 def correct_skewness(fit: JointNormalFit, covariance: PsiCovariance | None) -> CorrectedEstimate:
     """Take off what a normal law of skewed columns does; standard errors come from the simulated sample.
 
-    A NotAvailableError where entities have a part of an institution's columns: its standard errors were tried
+    A NotAvailableError where entities have a part of a site's columns: its standard errors were tried
     for whole blocks only.
     """
     if not fit.moments.whole:
         raise NotAvailableError(
-            "correction='skewness' is for entities that have all of an institution's columns or none, and "
+            "correction='skewness' is for entities that have all of a site's columns or none, and "
             "some have a part; make the ClientPartition with partial='drop'"
         )
     found = without_skewness(fit)
@@ -114,7 +114,7 @@ CORRECTED: Mapping[Correction, str] = {
         "that of the maximum."
     ),
     "skewness": (
-        "Corrected for skewness: each column is shifted log-normal, as asymmetric as its institution told, "
+        "Corrected for skewness: each column is shifted log-normal, as asymmetric as its site told, "
         "and an entity's missing pattern may depend on the response and on columns that nobody lacks; the "
         "law is the one whose simulated sample has the estimates of the normal law (indirect inference), and "
         "standard errors are those of the simulation. The log-likelihood is that of the normal law."

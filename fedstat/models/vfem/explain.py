@@ -54,7 +54,7 @@ class VFEMPlan(ForecastPlan):
                 yield (
                     "Receivers of sums",
                     f"learn {client}'s own linear predictor at {count:,} of its "
-                    f"{len(self._layout.kept[client]):,} entities, of which no other institution but a "
+                    f"{len(self._layout.kept[client]):,} entities, of which no other site but a "
                     "receiver has a record.",
                 )
 
@@ -92,6 +92,6 @@ class VFEMGLMPlan(VFEMPlan):
         if any("glm_scores" in steps for steps in forecast.course.rounds):
             yield (
                 "Collusion",
-                "For robust errors two institutions are told a random part each of every residual: together "
+                "For robust errors two sites are told a random part each of every residual: together "
                 "they have the residuals, and with these the response, of the entities that both have.",
             )

@@ -52,11 +52,11 @@ from fedstat.models.vfem.joint_likelihood import (
 from fedstat.typing import Array, Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Joint maximum likelihood where columns depend between institutions and the response is not normal.
+# Joint maximum likelihood where columns depend between sites and the response is not normal.
 #
 # The coordinator has the moments of the columns by missing pattern, and all parameters. One iteration is
-# three round trips: to the institutions with the coefficients of every pattern, to the response holder with
-# the sum of the linear predictors, and to the institutions for the sums of their columns with the
+# three round trips: to the sites with the coefficients of every pattern, to the response holder with
+# the sum of the linear predictors, and to the sites for the sums of their columns with the
 # derivatives there, by pattern. The method is that of :mod:`fedstat.models.vfem.iteration.quasi_newton`
 # with one party, from the information at the mean weight of each pattern. It starts from the normal law of
 # columns and response.
@@ -137,7 +137,7 @@ class JointIteration(QuasiNewtonIteration):
 
     @property
     def sealed(self) -> list[tuple[str, str]]:
-        """Columns, as they were opened, and the institution of each of the sums that an evaluation seals."""
+        """Columns, as they were opened, and the site of each of the sums that an evaluation seals."""
         return [(one.columns, one.site) for one in self.openings if not is_squares(one.columns)]
 
     def start(self) -> FitProtocol[None]:
@@ -225,7 +225,7 @@ class JointIteration(QuasiNewtonIteration):
             self.converged, self.reason = self.trace[-1].score <= NEAR, self.bears
 
     def _sums(self) -> FitProtocol[ResponseSums]:
-        """Ask every institution for the sums of its columns with L_m by pattern."""
+        """Ask every site for the sums of its columns with L_m by pattern."""
         lay, at, places = self.layout, self.joint, self.layout.places(1)
         asks = []
         for k in lay.clients:
@@ -337,7 +337,7 @@ def is_squares(columns: str) -> bool:
 def sealed_boxes_by_site(
     client: str, sealed: Sequence[tuple[str, str]], boxes: Sequence[Array]
 ) -> tuple[str, dict[str, Array]]:
-    """Take what was sealed for an institution, with the names of the columns; nothing where nothing was."""
+    """Take what was sealed for a site, with the names of the columns; nothing where nothing was."""
     own = [(columns, box) for (columns, k), box in zip(sealed, boxes, strict=True) if k == client]
     shown = {} if not own else seal_all(box for _, box in own)
     return json.dumps([columns for columns, _ in own]), shown
@@ -398,7 +398,7 @@ def request_curvatures(iteration: JointIteration) -> FitProtocol[Floats]:
 def released_to_sites(iteration: JointIteration) -> Bools:
     """Tell in which patterns curvatures leave one by one, (G,).
 
-    Two institutions or more see these, or one alone so few that sums of squares would tell as much.
+    Two sites or more see these, or one alone so few that sums of squares would tell as much.
     """
     lay = iteration.layout
     each: Bools = (~lay.missing).sum(axis=1) > 1
@@ -411,7 +411,7 @@ def released_to_sites(iteration: JointIteration) -> Bools:
 
 
 def multiply_weighted(iteration: JointIteration, out: Floats) -> FitProtocol[None]:
-    """Enter products of two institutions' weighted columns by pattern above the diagonal."""
+    """Enter products of two sites' weighted columns by pattern above the diagonal."""
     lay, seen = iteration.layout, ~iteration.layout.missing
     together, places = seen.sum(axis=1) > 1, lay.places(1)
     sides = []

@@ -54,12 +54,12 @@ NAMES = control("which columns the sealed sums are of")
     takes={"slopes": aggregate("coefficients by missing pattern", 2), "code": CODE},
     releases={
         "linear_predictor": per_entity(
-            "linear predictor of the institution's block by missing pattern", maskable=True
+            "linear predictor of the site's block by missing pattern", maskable=True
         )
     },
 )
 def joint_predict(data: SiteData, state: State, slopes: Floats, code: Ints) -> dict[str, Array]:
-    """Linear predictor of the standardised rows, with the slopes (G, p) of the pattern of each, (n_k,)."""
+    """Linear predictor of the standardized rows, with the slopes (G, p) of the pattern of each, (n_k,)."""
     block = block_by_pattern(data, state, code, len(slopes))
     if slopes.shape[1] != block.X.shape[1]:
         raise MessageError(f"{data.name}: {slopes.shape[1]} slopes for {block.X.shape[1]} columns")
@@ -173,7 +173,7 @@ def joint_weights(data: SiteData, state: State, patterns: Array) -> dict[str, Ar
         "each": control("patterns whose curvatures leave one by one", dtype="bool"),
     },
     releases={"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
-    asks=control("which institutions learn sums"),
+    asks=control("which sites learn sums"),
 )
 def joint_curvature(
     data: SiteData, state: State, text: str, patterns: Array, each: Bools
@@ -230,7 +230,7 @@ def joint_information(
 ) -> dict[str, Array]:
     """Release sums by pattern for the information, and stage the weighted columns for those with others.
 
-    Of entities of patterns that another institution sees as well comes `h` (n_k,), -L_mm, zero elsewhere;
+    Of entities of patterns that another site sees as well comes `h` (n_k,), -L_mm, zero elsewhere;
     sealed by the names in `text`, as :func:`joint_curvature` seals them, the other sums. Released: ``grams``
     (G, 1 + p, 1 + p) of -L_mm (1, x)(1, x)', and ``cross`` (G, 1 + p) of -L_mv (1, x).
     """

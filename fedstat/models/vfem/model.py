@@ -67,14 +67,14 @@ ITERATIVE_ALTERNATIVE = ", or fit with exchange='iterative', which releases valu
 
 
 class VFEMRegression(VFEMModel):
-    """Linear regression where blocks of whole institutions are missing.
+    """Linear regression where blocks of whole sites are missing.
 
-    Institutions hold different columns of the same entities, and an entity that an institution never saw
-    lacks that institution's whole block. The model is y = beta0 + sum_k x_k'beta_k + eps with normal errors
-    and jointly normal columns, whose covariance is free between institutions as well as within
-    (``between="free"``), or, in the publication's model, zero between institutions
+    Sites hold different columns of the same entities, and an entity that a site never saw
+    lacks that site's whole block. The model is y = beta0 + sum_k x_k'beta_k + eps with normal errors
+    and jointly normal columns, whose covariance is free between sites as well as within
+    (``between="free"``), or, in the publication's model, zero between sites
     (``between="independent"``): there coefficients are biased where blocks correlate, however their records
-    are missing. Estimates maximise the likelihood of what is observed, and are valid when missingness depends
+    are missing. Estimates maximize the likelihood of what is observed, and are valid when missingness depends
     on observed values only (MAR). With nothing missing they are those of ordinary least squares.
 
     Make one with :meth:`from_formula`.
@@ -91,7 +91,7 @@ class VFEMRegression(VFEMModel):
     Raises
     ------
     ModelError
-        The formula leaves out the intercept: blocks are centred at their means here.
+        The formula leaves out the intercept: blocks are centered at their means here.
 
     References
     ----------
@@ -136,25 +136,25 @@ class VFEMRegression(VFEMModel):
         max_moved: float | None = None,
         correction: Correction | None = None,
     ) -> VFEMResults:
-        """Maximise the likelihood of the observed data.
+        """Maximize the likelihood of the observed data.
 
         Parameters
         ----------
         method : {"vfem", "cc", "impute", "single"}
-            All entities; those that every institution has; all, with the institution's mean in the place of a
+            All entities; those that every site has; all, with the site's mean in the place of a
             missing block; or the columns of the response holder alone.
         cov_type : {"observed", "expected", "sem", "robust", "none"}
-            Inverse observed information; the same with cross-products between institutions at their
+            Inverse observed information; the same with cross-products between sites at their
             expectation, zero, so that none are asked for (needs missingness completely at random);
             supplemented EM; sandwich; or none. All but "none" account for the estimated means,
             covariances and residual variance.
         exchange : {"moments", "iterative"}
-            What passes between the institutions. "moments": sums of products of the columns by missing
-            pattern, once, products of two institutions' columns by secure multiplication; nothing per
+            What passes between the sites. "moments": sums of products of the columns by missing
+            pattern, once, products of two sites' columns by secure multiplication; nothing per
             entity leaves, and everything else happens at the coordinator, where Newton's method goes on until
             the maximum is within 1e-9 standard errors. Patterns with fewer entities than
             the partition's `min_count`, or than twice their columns and response, are not released: these
-            entities count as missing at an institution that has them. "iterative": linear predictors and
+            entities count as missing at a site that has them. "iterative": linear predictors and
             residuals of every entity, in every round; the estimates are the same. cov_type="robust" belongs
             to it.
         iteration : Iteration, optional
@@ -165,14 +165,14 @@ class VFEMRegression(VFEMModel):
             Print iteration, log-likelihood, score and the time left to standard error.
         max_moved : float, optional
             With exchange="moments": largest share of the entities in missing patterns that are too small to
-            be released, and count as missing at an institution that has them (all columns of them; single
+            be released, and count as missing at a site that has them (all columns of them; single
             values that count as missing are warned of). By default .05, or any share where an owner's policy
             has sums judged by the bits of columns of few values.
         correction : {"small-sample", "skewness"}, optional
             With exchange="moments" and between="free", from the same sums. "small-sample": without the bias
             of order 1/n (Cox and Snell 1968), and standard errors by the residual variance with its degrees
             of freedom; with nothing missing those of least squares. "skewness": columns are shifted
-            log-normal, each as asymmetric as its institution told, and the response and columns that nobody
+            log-normal, each as asymmetric as its site told, and the response and columns that nobody
             lacks decide on what is missing: the law whose simulated sample has the estimates of the normal
             one (indirect inference, Gourieroux, Monfort and Renault 1993), with standard errors of its own.
 
@@ -184,13 +184,13 @@ class VFEMRegression(VFEMModel):
         ------
         ModelError
             An argument has no meaning here, or belongs to the other exchange; or nobody is left to deal for
-            two institutions.
+            two sites.
         NotAvailableError
             cov_type="robust" from moments.
         EstimationError
             The entities of the method do not determine the estimate, or too many are in small patterns.
         PolicyError
-            An institution refuses a release.
+            A site refuses a release.
 
         Warns
         -----
@@ -309,16 +309,16 @@ class VFEMRegression(VFEMModel):
 
 
 class VFEMGLM(VFEMModel):
-    """Generalised linear regression where blocks of whole institutions are missing.
+    """Generalized linear regression where blocks of whole sites are missing.
 
     The response is binary (logit or probit link) or a count (log link; Poisson or negative binomial),
     with linear predictor beta0 + sum_k x_k'beta_k; columns are jointly normal, with a covariance that is free
-    between institutions (``between="free"``) or zero (``"independent"``), as in
+    between sites (``between="free"``) or zero (``"independent"``), as in
     :class:`fedstat.VFEMRegression`. What an entity lacks enters its likelihood through one normal variable,
     the sum of the missing linear predictors, so that the likelihood of what is observed is an integral over
-    one dimension. Estimates maximise the joint likelihood of response and columns in all parameters, those of
+    one dimension. Estimates maximize the joint likelihood of response and columns in all parameters, those of
     the law of the columns included, and are valid when missingness depends on observed values only (MAR),
-    those of the response included. With nothing missing they are those of the generalised linear model.
+    those of the response included. With nothing missing they are those of the generalized linear model.
 
     Make one with :meth:`from_formula`.
 
@@ -365,7 +365,7 @@ class VFEMGLM(VFEMModel):
         if weights:
             raise ModelError(
                 f"{weights[0]}: weights belong to the normal response as yet; write an entity that stands "
-                "for several as several, or use FederatedGLM where institutions hold whole rows"
+                "for several as several, or use FederatedGLM where sites hold whole rows"
             )
         super().__init__(formula, partition, **kwargs)
 
@@ -388,7 +388,7 @@ class VFEMGLM(VFEMModel):
         progress: bool | None = None,
         max_moved: float | None = None,
     ) -> VFEMGLMResults:
-        """Maximise the likelihood of the observed data.
+        """Maximize the likelihood of the observed data.
 
         Parameters
         ----------
@@ -403,10 +403,10 @@ class VFEMGLM(VFEMModel):
             Estimate the alpha of the family NegativeBinomial by maximum likelihood, from the one given; all
             standard errors account for it. By default it is known. It belongs to between="independent".
         masked : bool
-            Whether institutions hide their linear predictors, likelihoods and scores by pairwise masks; see
+            Whether sites hide their linear predictors, likelihoods and scores by pairwise masks; see
             :class:`fedstat.Iteration`, also of the next three.
         cross_products : {"secure", "sketch", "exact"}
-            Of between="independent": where products of two institutions' columns come from, which the
+            Of between="independent": where products of two sites' columns come from, which the
             covariance needs. With between="free" they are secure.
         sketch : {"structured", "gaussian"}
             Kind of projection.
@@ -419,12 +419,12 @@ class VFEMGLM(VFEMModel):
         tol_score : float
             Stop when the score, in the local information and per root of entities, is below.
         tol_change : float
-            and no parameter, of standardised columns, moved by more.
+            and no parameter, of standardized columns, moved by more.
         progress
             As in :meth:`VFEMRegression.fit`.
         max_moved : float, optional
             Of between="free", which has sums by missing pattern: largest share of the entities in patterns
-            that are too small, and count as missing at an institution that has them; .05 by default.
+            that are too small, and count as missing at a site that has them; .05 by default.
 
         Returns
         -------
@@ -433,12 +433,12 @@ class VFEMGLM(VFEMModel):
         Raises
         ------
         ModelError
-            An argument has no meaning here, or nobody is left to deal for two institutions.
+            An argument has no meaning here, or nobody is left to deal for two sites.
         EstimationError
             The response is not one of the family or constant; the entities do not determine the estimate,
             or columns separate the response.
         PolicyError
-            An institution refuses a release.
+            A site refuses a release.
 
         Warns
         -----

@@ -51,13 +51,13 @@ from fedstat.typing import Floats
 # ----------------------------------------------------------------------------------------------------
 # Counts and notes on values that masks and secure products do not protect.
 #
-# The coordinator learns the sum of the linear predictors over institutions, entity by entity, and tells it
-# to the response holder. Who has a record is agreed, so that at an entity of which one institution alone
-# has a record the sum *is* that institution's part; a receiver with a block of its own subtracts its own
+# The coordinator learns the sum of the linear predictors over sites, entity by entity, and tells it
+# to the response holder. Who has a record is agreed, so that at an entity of which one site alone
+# has a record the sum *is* that site's part; a receiver with a block of its own subtracts its own
 # part first.
 #
-# Where two institutions or more add up, no round gives any of them away. Many rounds together tell more: a
-# round changes the sum by X P X' z, with the blocks of all institutions side by side in X and residuals z
+# Where two sites or more add up, no round gives any of them away. Many rounds together tell more: a
+# round changes the sum by X P X' z, with the blocks of all sites side by side in X and residuals z
 # that the receiver knows, so that after about as many rounds as there are columns their joint column space
 # shows, and with it approximate inner products between entities. Fewer rounds tell less; exchange="moments"
 # has no value per entity.
@@ -82,14 +82,14 @@ def count_exposed(layout: Layout, at: str | None) -> dict[str, int]:
 
 
 RESPONSE_RELEASED = (
-    "Nobody could deal random numbers: every institution learns the response of each of its entities from "
+    "Nobody could deal random numbers: every site learns the response of each of its entities from "
     "the first message, since at coefficients of zero a residual is the response less its mean. With a third "
-    "institution, or coordinator='apart', residuals stay with the response holder."
+    "site, or coordinator='apart', residuals stay with the response holder."
 )
 
 
 def response_notes(layout: Layout, ledger: Ledger) -> Iterator[Note]:
-    """Say what institutions learned of a response that is not normal, in bits."""
+    """Say what sites learned of a response that is not normal, in bits."""
     others = [k for k in layout.clients if k != layout.active]
     if any(one.array == "z" and one.step == "glm_score" for one in ledger.entries):
         yield Note("response_released", RESPONSE_RELEASED, "warning")
@@ -105,7 +105,7 @@ def response_notes(layout: Layout, ledger: Ledger) -> Iterator[Note]:
         )
     yield Note(
         "residual_sums",
-        "Residuals stayed with the response holder. Each institution learned sums of its own columns with "
+        "Residuals stayed with the response holder. Each site learned sums of its own columns with "
         f"them, sealed from the coordinator: {', '.join(parts)}. A binary response is one bit an entity: "
         "these sums narrow the responses down, and in a small group whoever solves them has these.",
     )
@@ -119,8 +119,8 @@ def response_notes(layout: Layout, ledger: Ledger) -> Iterator[Note]:
     if told_each.any():
         yield Note(
             "curvature",
-            "For standard errors the coordinator, and the institutions that have them, were told a curvature "
-            f"of {int(layout.counts[told_each].sum()):,} entities that two institutions or more have and "
+            "For standard errors the coordinator, and the sites that have them, were told a curvature "
+            f"of {int(layout.counts[told_each].sum()):,} entities that two sites or more have and "
             "another lacks, or that one has and too few more to add up. It tells the response to who knows "
             "the linear predictor, as the coordinator does; cov_type='none' sends none.",
         )
@@ -153,14 +153,14 @@ def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = Tru
     if len(layout.clients) == 1:
         yield Note(
             "one_institution",
-            "One institution has columns: nothing is added up, and its linear predictors were not masked.",
+            "One site has columns: nothing is added up, and its linear predictors were not masked.",
         )
         return
     receivers = "the coordinator" if at == layout.active else "the coordinator and the response holder"
-    residuals = ", and every institution the residuals of its entities" if normal else ""
+    residuals = ", and every site the residuals of its entities" if normal else ""
     yield Note(
         "masked",
-        "Linear predictors were added up over institutions, among parties that follow the protocol "
+        "Linear predictors were added up over sites, among parties that follow the protocol "
         f"(semi-honest): {receivers} learned the sum for every entity in every round{residuals}. "
         f"{remedy}See .ledger.releases().",
     )
@@ -180,7 +180,7 @@ def masked_notes(layout: Layout, ledger: Ledger, remedy: str, normal: bool = Tru
     if parts:
         yield Note(
             "exposed",
-            "Masks hide nothing where one institution alone, beside a receiver of the sum, has a record: the "
+            "Masks hide nothing where one site alone, beside a receiver of the sum, has a record: the "
             f"sum is then its own linear predictor. Entities so exposed: {', '.join(parts)}.",
             "warning",
         )
@@ -194,15 +194,15 @@ def secure_product_notes(covariance: PsiCovariance) -> Iterator[Note]:
         return
     yield Note(
         "secure_products",
-        "Cross-products between institutions come from secure multiplication among parties that follow the "
+        "Cross-products between sites come from secure multiplication among parties that follow the "
         f"protocol (semi-honest): nobody saw another's columns. Who deals the random numbers for two "
-        f"institutions ({covariance.dealers}) must not collude with either; the coordinator and one "
-        "institution together learn the other's products with that one's columns.",
+        f"sites ({covariance.dealers}) must not collude with either; the coordinator and one "
+        "site together learn the other's products with that one's columns.",
     )
     if covariance.left_out:
         yield Note(
             "products_left_out",
-            f"{covariance.left_out} of the products between two institutions would rest on too few common "
+            f"{covariance.left_out} of the products between two sites would rest on too few common "
             "entities and were not asked for; they count as zero, their expectation.",
         )
 
@@ -253,7 +253,7 @@ def dispersion_notes(layout: Layout, fit: VFEMFit, cov_type: str) -> Iterator[No
     if layout.missing.any():
         yield Note(
             "overdispersion",
-            f"{more}The fit takes the excess for effects of what is missing: coefficients of institutions "
+            f"{more}The fit takes the excess for effects of what is missing: coefficients of sites "
             "that lack entities are too large. In simulations intervals of nominal 95 % covered 51 to 57 %, "
             f"with cov_type='robust' 64 to 69 %. {remedy}",
             "warning",
@@ -271,7 +271,7 @@ DISPERSION_REMEDIES = {
 
 
 # ----------------------------------------------------------------------------------------------------
-# What covariances between institutions cost that a fit leaves free, beside a law without them.
+# What covariances between sites cost that a fit leaves free, beside a law without them.
 
 INDEPENDENCE_LEVEL = 0.05
 
@@ -290,7 +290,7 @@ def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[Note]:
     yield Note(
         "dependence",
         f"Standard errors of coefficients are {np.median(ratio):.2f} times (median; {ratio.min():.2f} to "
-        f"{ratio.max():.2f}) those of between='independent', blocks independent between institutions. "
+        f"{ratio.max():.2f}) those of between='independent', blocks independent between sites. "
         f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} such a law "
         "(likelihood "
         f"ratio, {format_pvalue(pvalue)}); where it does not hold its coefficients are biased.",
@@ -298,7 +298,7 @@ def dependence_notes(fit: JointNormalFit, errors: Floats) -> Iterator[Note]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Statements on pairs of institutions that share too few entities for a covariance of their columns.
+# Statements on pairs of sites that share too few entities for a covariance of their columns.
 
 SENSITIVITY_COLUMNS = ["first", "second", "n", "name", "estimate", "low", "high"]
 
@@ -336,12 +336,12 @@ def sparse_notes(fit: JointNormalFit, errors: Floats | None) -> Iterator[Note]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Statements on a response that is not normal, where columns depend between institutions.
+# Statements on a response that is not normal, where columns depend between sites.
 
 JOINT_NOTE = (
     "Joint maximum likelihood of response and columns, all parameters of the law of the columns included: "
-    "they are jointly normal, with a covariance that is free between institutions. Valid when missingness "
-    "depends on observed values only (MAR), the response among them. Columns of an institution that lacks "
+    "they are jointly normal, with a covariance that is free between sites. Valid when missingness "
+    "depends on observed values only (MAR), the response among them. Columns of a site that lacks "
     "entities count as normal: for columns that are not, such as indicators, that is an approximation."
 )
 KNOWN_NOTE = (
@@ -359,7 +359,7 @@ def joint_assumptions(linear: JointNormalFit) -> Iterator[Note]:
             "independence",
             f"The data {'contradict' if pvalue < INDEPENDENCE_LEVEL else 'do not contradict'} blocks that "
             "are "
-            "independent between institutions, between='independent' (likelihood ratio of the normal law of "
+            "independent between sites, between='independent' (likelihood ratio of the normal law of "
             f"columns and response, {format_pvalue(pvalue)}).",
         )
     except (EstimationError, NotAvailableError):
@@ -371,7 +371,7 @@ def joint_assumptions(linear: JointNormalFit) -> Iterator[Note]:
 def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, masked: bool) -> Iterator[Note]:
     """Say what sums by missing pattern and numbers per entity told."""
     others = [k for k in layout.clients if k != layout.active]
-    # What the coordinator's own institution tells it does not travel.
+    # What the coordinator's own site tells it does not travel.
     rounds = Counter(e.sender for e in ledger.entries if (e.step, e.array) == ("joint_score", "sums"))
     once = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
     told = []
@@ -384,14 +384,14 @@ def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, ma
     yield Note(
         "sums",
         "Sums of the columns and of their products were exchanged once, by missing pattern; at least "
-        f"{exchange.smallest:,} entities stand behind each. Numbers released, products of two institutions "
+        f"{exchange.smallest:,} entities stand behind each. Numbers released, products of two sites "
         f"counted at both: {once}.",
     )
     if told:
         yield Note(
             "residual_sums",
             f"Residuals stayed with the response holder. In each of {max(rounds.values())} rounds an "
-            "institution learned sums of its own columns with them, by missing pattern, and told the "
+            "site learned sums of its own columns with them, by missing pattern, and told the "
             f"coordinator: {', '.join(told)}. A binary response is one bit an entity: these sums narrow the "
             "responses down, and in a small pattern whoever solves them has these.",
         )
@@ -399,8 +399,8 @@ def joint_notes(layout: Layout, exchange: PatternExchange, ledger: Ledger, *, ma
     if any(one.array == "h" and one.step == "joint_information" for one in ledger.entries):
         yield Note(
             "curvature",
-            "For standard errors the coordinator, and the institutions that have them, were told a curvature "
-            "of every entity that two institutions or more have. Where another lacks it, it tells the "
+            "For standard errors the coordinator, and the sites that have them, were told a curvature "
+            "of every entity that two sites or more have. Where another lacks it, it tells the "
             "response to who knows the linear predictor, as the coordinator does; cov_type='none' sends "
             "none.",
         )
@@ -425,39 +425,39 @@ BASELINES = {
         "Missing blocks count as their mean: coefficients are biased in general, and the standard "
         "errors ignore the imputation."
     ),
-    "single": "Other institutions' columns are left out; coefficients are those of a smaller model.",
+    "single": "Other sites' columns are left out; coefficients are those of a smaller model.",
 }
 NORMAL_RESPONSE = BASELINES | {
     "vfem": (
         "Maximum likelihood under normal errors and normal blocks that are independent between "
-        "institutions (between='independent'); valid when missingness depends on observed values only (MAR) "
+        "sites (between='independent'); valid when missingness depends on observed values only (MAR) "
         "and blocks do not correlate: where they do, coefficients are biased however records are missing. "
         "R-squared is that of an entity with every block."
     ),
 }
 FREE_COVARIANCE = (
     "Maximum likelihood under normal errors and jointly normal columns, whose covariance is free between "
-    "institutions; valid when missingness depends on observed values only (MAR). R-squared is that of an "
+    "sites; valid when missingness depends on observed values only (MAR). R-squared is that of an "
     "entity with every block."
 )
 OTHER_RESPONSE = BASELINES | {
     "vfem": (
-        "Maximum likelihood under normal blocks that are independent between institutions "
+        "Maximum likelihood under normal blocks that are independent between sites "
         "(between='independent'); valid when missingness depends on observed values only (MAR) and blocks do "
         "not correlate, which independence_tests() looks at: where they do, coefficients are biased however "
-        "records are missing. Columns of an institution that lacks entities count as jointly normal: for "
+        "records are missing. Columns of a site that lacks entities count as jointly normal: for "
         "columns that are not, such as indicators, that is an approximation."
     ),
 }
 UNMASKED_NORMAL = (
-    "In every round each institution's linear predictor of every entity that it has, and the "
-    "residuals of the response holder, leave their institution. From a dozen such rounds, or from "
-    "one with chosen starting coefficients, their receiver can recover an institution's raw rows: "
+    "In every round each site's linear predictor of every entity that it has, and the "
+    "residuals of the response holder, leave their site. From a dozen such rounds, or from "
+    "one with chosen starting coefficients, their receiver can recover a site's raw rows: "
     "use this exchange only where that is allowed. See .ledger.releases()."
 )
 UNMASKED_OTHER = (
-    "In every round each institution's linear predictor of every entity that it has leaves it. From a dozen "
-    "such rounds their receiver can recover an institution's raw rows: use masked=False only where that is "
+    "In every round each site's linear predictor of every entity that it has leaves it. From a dozen "
+    "such rounds their receiver can recover a site's raw rows: use masked=False only where that is "
     "allowed. See .ledger.releases()."
 )
 SMALL_SAMPLE = 0.02
@@ -467,12 +467,12 @@ ROBUST = (
     "by the model."
 )
 SPLIT_RESIDUALS = (
-    "For them the response holder split each residual at random between two institutions at a time: neither "
+    "For them the response holder split each residual at random between two sites at a time: neither "
     "can tell it, but two that put both parts together have the residuals of the entities that both have."
 )
 EXPECTED = (
-    "Standard errors take cross-products between institutions at their expectation, zero: this needs "
-    "blocks that are missing completely at random and independent between institutions."
+    "Standard errors take cross-products between sites at their expectation, zero: this needs "
+    "blocks that are missing completely at random and independent between sites."
 )
 EXPECTED_FREE = (
     "Standard errors come from the expected information: this needs columns that follow the normal law, and "
@@ -496,7 +496,7 @@ def role_notes(roles: Mapping[str, str]) -> Iterator[Note]:
             if role == "freq_weights"
             else f"The variance of the response is the error variance over '{name}'"
         )
-        yield Note("weights", f"{meaning}; every institution was told the weights of its entities.")
+        yield Note("weights", f"{meaning}; every site was told the weights of its entities.")
 
 
 def fit_notes(
@@ -573,7 +573,7 @@ def count_notes(method: str, counts: EntityCounts, *, conditioned: bool = False)
     if counts.partial:
         listed = ", ".join(f"{n:,} at {client}" for client, n in counts.partial.items())
         so = " The fit conditions on what they have." if conditioned else ""
-        yield Note("partial", f"Entities with only some of an institution's columns: {listed}.{so}")
+        yield Note("partial", f"Entities with only some of a site's columns: {listed}.{so}")
 
 
 def _small_sample(layout: Layout, outcome: VFEMOutcome) -> Iterator[Note]:
@@ -600,15 +600,15 @@ def _covariance(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
     if covariance.how == "sketch":
         yield Note(
             "sketch",
-            f"Cross-products between institutions come from a {covariance.size:,}-row sketch: the error of a "
+            f"Cross-products between sites come from a {covariance.size:,}-row sketch: the error of a "
             f"product is about {100 * np.sqrt(1.0 / covariance.size):.2g} % of the columns' lengths "
-            f"({100 * covariance.error:.2g} % measured within institutions); the assembled matrix moved by "
+            f"({100 * covariance.error:.2g} % measured within sites); the assembled matrix moved by "
             f"{100 * covariance.moved:.2g} % to be positive semi-definite.",
         )
         if ledger.at is not None:
             yield Note(
                 "sketch_seed",
-                f"The institutions share the seed of the sketch, and the coordinator sits at one of them, "
+                f"The sites share the seed of the sketch, and the coordinator sits at one of them, "
                 f"'{ledger.at}': to it the sketches do not hide the columns of the others. "
                 'from_formula(..., coordinator="apart") keeps seed and sketches apart.',
                 "warning",
@@ -636,7 +636,7 @@ def _iterations(layout: Layout, outcome: VFEMOutcome, ledger: Ledger) -> Iterato
     if outcome.covariance is not None and outcome.covariance.how == "exact":
         yield Note(
             "plain_exchange",
-            "Cross-products by plain exchange: institutions' columns were disclosed to other institutions.",
+            "Cross-products by plain exchange: sites' columns were disclosed to other sites.",
             "warning",
         )
 
@@ -651,7 +651,7 @@ def _moments(
     layout: Layout, outcome: VFEMOutcome, exchange: PatternExchange, ledger: Ledger
 ) -> Iterator[Note]:
     numbers = ", ".join(f"{count:,} of {site}" for site, count in exchange.numbers.items())
-    more = f" Numbers released, products of two institutions counted at both: {numbers}."
+    more = f" Numbers released, products of two sites counted at both: {numbers}."
     yield sums_note(", by missing pattern", exchange.smallest, more)
     if outcome.refitted:
         yield Note(
@@ -667,7 +667,7 @@ def _moments(
     ):
         yield Note(
             "third_party",
-            "Two institutions take part: the coordinator sits at neither, since a third party has to deal.",
+            "Two sites take part: the coordinator sits at neither, since a third party has to deal.",
         )
     yield from merge_notes(exchange)
     yield from dither_notes(layout)

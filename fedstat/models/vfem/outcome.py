@@ -42,7 +42,7 @@ class VFEMOutcome:
 
 
 def as_between(outcome: VFEMOutcome) -> Between:
-    """Whether columns of two institutions depend in the law that was fitted.
+    """Whether columns of two sites depend in the law that was fitted.
 
     Methods without missing blocks say "independent": nothing depends on it there.
     """
@@ -72,8 +72,8 @@ class SessionArtifacts:
 class EntityCounts:
     """Entities of the fit, `dropped` without a response, and `unused` with one that the method leaves out.
 
-    `partial` are those with some but not all of an institution's columns; `patterns` has a digest of the
-    entities that count as seen by each institution, to tell whether two fits saw the same records.
+    `partial` are those with some but not all of a site's columns; `patterns` has a digest of the
+    entities that count as seen by each site, to tell whether two fits saw the same records.
     """
 
     n: int
@@ -191,7 +191,7 @@ def warn_of_merges(exchange: PatternExchange, n: int) -> None:
     elif plan.changes > LARGEST_SHARE * n:
         warn(
             f"{plan.changes:,} of {n:,} entities ({100 * plan.changes / n:.1f} %) are in missing patterns "
-            "with too few to be released, and count as missing at institutions that have them: standard "
+            "with too few to be released, and count as missing at sites that have them: standard "
             "errors grow, and estimates are biased as far as being in such a pattern goes with the values "
             "that are set aside",
             DataWarning,

@@ -36,7 +36,7 @@ from fedstat.models.vfem.iteration.state import FAMILY, NormalModel, VFEMFit, vf
 from fedstat.typing import Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Prediction where columns depend between institutions: coefficients for every set of columns that is seen.
+# Prediction where columns depend between sites: coefficients for every set of columns that is seen.
 #
 # Of the columns M that an entity lacks, the mean given those that it has, S, is linear in them, with slopes
 # C = Sigma_MS Sigma_SS^-1. The mean of the response is a + b'(x_S - mu_S), b = beta_S + C'beta_M, its
@@ -103,7 +103,7 @@ class PatternPrediction:
 def predict_by_pattern(
     fit: VFEMFit, clients: tuple[str, ...], psi: Floats | None, opened: OpenedBlocks
 ) -> FitProtocol[PatternPrediction]:
-    """Ask every institution for one linear predictor of each entity, by the columns that the entity has."""
+    """Ask every site for one linear predictor of each entity, by the columns that the entity has."""
     law = fit.law
     assert law is not None
     places = prediction_block_slices(fit, clients)
@@ -148,7 +148,7 @@ def predict_by_pattern(
 
 
 def prediction_block_slices(fit: VFEMFit, clients: tuple[str, ...]) -> Mapping[str, slice]:
-    """Where each institution's columns stand in the law."""
+    """Where each site's columns stand in the law."""
     ends = np.cumsum([len(fit.beta[k]) for k in clients]).tolist()
     return {k: slice(end - len(fit.beta[k]), end) for k, end in zip(clients, ends, strict=True)}
 
@@ -187,7 +187,7 @@ class VFEMPredictor(VerticalPredictor):
     """What prediction needs of a fit.
 
     `psi` is the covariance of (a, s2, beta_1, mu_1, ...), (2 + 2p, 2 + 2p); where the response is not normal
-    t_1, ..., t_K follow. `specs` say how each institution's columns are coded.
+    t_1, ..., t_K follow. `specs` say how each site's columns are coded.
     """
 
     steps: ClassVar[str] = FAMILY
@@ -199,7 +199,7 @@ class VFEMPredictor(VerticalPredictor):
 
     @property
     def blocks(self) -> FittedBlocks:
-        """Coefficients by institution, blocks centred at their means."""
+        """Coefficients by site, blocks centered at their means."""
         beta, mu = self.fit.beta, self.fit.mu
         means = {k: float(mu[k] @ beta[k]) for k in self.clients}
         return FittedBlocks(self.clients, self.specs, beta, self.fit.a, means)
@@ -211,15 +211,15 @@ class VFEMPredictor(VerticalPredictor):
 
     @property
     def response_at(self) -> tuple[str, str]:
-        """The response as it is written, and the institution that holds it."""
+        """The response as it is written, and the site that holds it."""
         return self.response.text, self.response.client
 
     def asked(self, partition: ClientPartition) -> tuple[str, ...]:
-        """Institutions of the fit that the partition has; a ModelError where it has none."""
+        """Sites of the fit that the partition has; a ModelError where it has none."""
         present = present_clients(self.clients, partition)
         if not present:
             raise ModelError(
-                f"predict: expected at least one of the institutions {', '.join(self.clients)}; the "
+                f"predict: expected at least one of the sites {', '.join(self.clients)}; the "
                 f"partition has {', '.join(partition.clients)}"
             )
         return present
@@ -231,7 +231,7 @@ class VFEMPredictor(VerticalPredictor):
 
     @property
     def places(self) -> ParameterLayout:
-        """Where each institution's beta and mu stand in psi."""
+        """Where each site's beta and mu stand in psi."""
         return ParameterLayout(tuple(len(self.fit.beta[k]) for k in self.clients))
 
 
@@ -251,7 +251,7 @@ class LinearPredictors:
     """Linear predictors given what an entity has, by entity (n,), and the ledger of what passed for them.
 
     The variance is that of what is missing, zero for an entity with every block; `blocks` counts the
-    institutions of the fit that have the entity.
+    sites of the fit that have the entity.
     """
 
     mean: pd.Series
@@ -264,9 +264,9 @@ class LinearPredictors:
 def predict_linear(
     predictor: VFEMPredictor, partition: ClientPartition, *, mean_only: bool
 ) -> LinearPredictors:
-    """Ask the institutions for the linear predictors of every entity of a partition.
+    """Ask the sites for the linear predictors of every entity of a partition.
 
-    Raises ModelError where the partition is horizontal, or shares no institution with the fit.
+    Raises ModelError where the partition is horizontal, or shares no site with the fit.
     """
     asking = _prediction_protocol(predictor, partition, mean_only=mean_only or predictor.psi is None)
     call = "predict()" if mean_only else "get_prediction()"
@@ -349,14 +349,14 @@ def _derivatives(predictor: VFEMPredictor, found: PredictedBlocks) -> FitProtoco
 
 
 def prediction_rsquared(predictor: VFEMPredictor, partition: ClientPartition) -> float:
-    """R-squared of the predictions for the entities of a partition that every institution has.
+    """R-squared of the predictions for the entities of a partition that every site has.
 
-    Raises ModelError where it lacks an institution or the response, or fewer than two entities are complete.
+    Raises ModelError where it lacks a site or the response, or fewer than two entities are complete.
     """
     holder = predictor.response.client
     lacking = [k for k in (*predictor.clients, holder) if k not in partition.sites]
     if lacking:
-        raise ModelError(f"R-squared of predictions: the partition lacks institution {', '.join(lacking)}")
+        raise ModelError(f"R-squared of predictions: the partition lacks site {', '.join(lacking)}")
     rows, response = partition.rows[holder], predictor.response
     question = {"response": response.text, "columns": response.columns}
 

@@ -29,7 +29,7 @@ class MeanPredictions:
     predicted_mean : Series, (n,)
         E[y | the blocks that the entity has]: the mean over what it lacks, not the mean at the mean.
     blocks : Series of int, (n,)
-        Institutions of the fit that have the entity.
+        Sites of the fit that have the entity.
     ledger : Ledger
         What passed for this prediction.
 

@@ -55,7 +55,7 @@ def predict_by_pattern(data: SiteData, state: State, slopes: Floats, code: Ints)
 def project_by_pattern(
     data: SiteData, state: State, mu: Floats, factors: Floats, code: Ints
 ) -> dict[str, Array]:
-    """Project the centred rows on the factor (p, r) of the pattern of each, of (G, p, r)."""
+    """Project the centered rows on the factor (p, r) of the pattern of each, of (G, p, r)."""
     X = block_of(state).X
     _check_code(data, code, len(X), len(factors), factors.shape[1], X.shape[1])
     check_lengths(data.name, mu=(mu, X.shape[1]))

@@ -33,7 +33,7 @@ class IterativeResult:
     """What the iterative exchange hands over.
 
     `fitted` are fitted values and residuals (n,), where the coordinator sits at the response holder, nan of
-    entities that were left out. Where columns depend between institutions `exchange` has the moments, and
+    entities that were left out. Where columns depend between sites `exchange` has the moments, and
     `linear` the normal law of columns and response.
     """
 
@@ -74,7 +74,7 @@ def fit_glm(iteration: QuasiNewtonIteration, options: CovarianceOptions) -> FitP
 
 
 def maximise(iteration: QuasiNewtonIteration) -> FitProtocol[VFEMFit]:
-    """Maximise the likelihood, and ask how far counts vary beyond their distribution."""
+    """Maximize the likelihood, and ask how far counts vary beyond their distribution."""
     fit = yield from iteration.maximise()
     if iteration.distribution.entry.single is not COUNTS:
         return fit
@@ -90,7 +90,7 @@ def fit_joint(
     conversation: SecureProductSession,
     make: Callable[[Layout, PatternExchange], JointIteration],
 ) -> FitProtocol[IterativeResult]:
-    """Fit a response that is not normal, with columns that depend between institutions."""
+    """Fit a response that is not normal, with columns that depend between sites."""
     exchange = yield from exchange_patterns(layout, small, conversation)
     code = exchange.plan.target[layout.code]
     iteration = make(layout.narrowed(code >= 0, exchange.released), exchange)

@@ -39,7 +39,7 @@ class VFEMResults(
     """Results of :meth:`fedstat.VFEMRegression.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
-    the institutions' own blocks can take: with nothing missing it is that of ordinary least squares, and
+    the sites' own blocks can take: with nothing missing it is that of ordinary least squares, and
     differences between nested fits are likelihood ratios. ``rsquared`` is the share of variance
     explained for a fully observed entity, 1 - s2 / Var(y), with Var(y) = s2 + sum t_k under the model (the
     variance of the response itself for the methods without missing blocks).
@@ -75,7 +75,7 @@ class VFEMResults(
 
     @property
     def between(self) -> Between:
-        """Whether columns of two institutions were free to depend, or independent."""
+        """Whether columns of two sites were free to depend, or independent."""
         return as_between(self._record.outcome)
 
     @property
@@ -97,14 +97,14 @@ class VFEMResults(
 
     @property
     def dealers(self) -> pd.DataFrame:
-        """Who dealt the random numbers for the product of each pair of institutions."""
+        """Who dealt the random numbers for the product of each pair of sites."""
         self._moments()
         assert self.exchange is not None
         rows = [(*pair, dealer or "coordinator") for pair, dealer in self.exchange.dealers.items()]
         return pd.DataFrame(rows, columns=["first", "second", "dealer"])
 
     def sensitivity(self) -> pd.DataFrame:
-        """Extremes of the coefficients where two institutions share fewer entities than they have columns.
+        """Extremes of the coefficients where two sites share fewer entities than they have columns.
 
         Such a pair counts as independent given all other columns. Nothing in the data says so: where none is
         shared every partial covariance of the two has the same likelihood. The extremes are those of a
@@ -158,8 +158,8 @@ class VFEMResults(
     def refit(self, formula: str, *, cov_type: CovType | None = None) -> VFEMResults:
         """Fit a smaller model from the moments that this fit exchanged; nothing further is asked for.
 
-        An entity counts as having an institution's block as it did in this fit, so that the two
-        likelihoods compare. Where entities have only some of an institution's columns, or small patterns
+        An entity counts as having a site's block as it did in this fit, so that the two
+        likelihoods compare. Where entities have only some of a site's columns, or small patterns
         were merged, a fresh fit of the formula may see more of them.
 
         Parameters
@@ -199,7 +199,7 @@ class VFEMResults(
         Raises
         ------
         ModelError
-            The two are not nested, differ in family, method or ``between``, or an institution counts as
+            The two are not nested, differ in family, method or ``between``, or a site counts as
             having other entities in the two; after ``exchange="moments"``, ``refit`` keeps these.
         NotAvailableError
             With ``between="free"``: the fit was read from a file. After ``correction="skewness"``.
@@ -230,12 +230,12 @@ class VFEMResults(
         return PredictionResults(self._linear(partition, mean_only=mean_only), self.scale)
 
     def prediction_rsquared(self, partition: ClientPartition) -> float:
-        """Empirical R-squared on new entities that every institution has.
+        """Empirical R-squared on new entities that every site has.
 
         Parameters
         ----------
         partition : ClientPartition
-            With every institution of the fit and the response.
+            With every site of the fit and the response.
 
         Returns
         -------
@@ -273,7 +273,7 @@ class VFEMGLMResults(
     """Results of :meth:`fedstat.VFEMGLM.fit`, with statsmodels' names and meanings.
 
     ``llf`` is the log-likelihood of what is observed, less the largest value that the likelihood of
-    the institutions' own blocks can take: with nothing missing it is that of the generalised linear model,
+    the sites' own blocks can take: with nothing missing it is that of the generalized linear model,
     and differences between nested fits are likelihood ratios.
 
     Attributes
@@ -305,7 +305,7 @@ class VFEMGLMResults(
 
     @property
     def between(self) -> Between:
-        """Whether columns of two institutions were free to depend, or independent."""
+        """Whether columns of two sites were free to depend, or independent."""
         return as_between(self._record.outcome)
 
     @property
@@ -365,7 +365,7 @@ class VFEMGLMResults(
         Raises
         ------
         ModelError
-            The two are not nested, differ in family or method, or an institution counts as having other
+            The two are not nested, differ in family or method, or a site counts as having other
             entities in the two.
         NotAvailableError
             With ``between="free"`` and missing blocks: the columns that are left out tell of those that are

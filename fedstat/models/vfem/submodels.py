@@ -82,7 +82,7 @@ def read_formula(text: str, larger: Formula, columns: Mapping[str, Sequence[str]
 
 
 def clients_of(formula: Formula) -> list[str]:
-    """Institutions with terms."""
+    """Sites with terms."""
     return [terms.client for terms in formula.clients]
 
 
@@ -109,7 +109,7 @@ def keep_terms(design: Design, smaller: Formula) -> Formula:
 
 
 def read_by_factors(terms: SiteTerms) -> dict[frozenset[str], Term]:
-    """Read the terms of an institution; the order of the factors of a product does not matter."""
+    """Read the terms of a site; the order of the factors of a product does not matter."""
     return {frozenset(f.text for f in term): term for term in read_terms(terms.terms, terms.columns)}
 
 
@@ -181,7 +181,7 @@ class LeaveOneColumnOut:
 def leave_one_out(fit: MomentsFit | JointNormalFit) -> LeaveOneColumnOut:
     """Fit without each column in turn.
 
-    Where columns depend between institutions the column stays in their law: it has no coefficient, and tells
+    Where columns depend between sites the column stays in their law: it has no coefficient, and tells
     of those that are missing; of one without which the likelihood has no maximum the row is nan.
 
     Raises ModelError where there is one only, EstimationError where a smaller fit has no maximum.

@@ -1,6 +1,6 @@
 """A path by ADMM in its sharing form, with over-relaxation and a balanced penalty parameter.
 
-Every round each institution sends its linear predictor, of which the sum is needed only, and gets one number
+Every round each site sends its linear predictor, of which the sum is needed only, and gets one number
 per entity back. The coordinator sees coefficients at the end of each lambda, and not on the way.
 """
 
@@ -28,7 +28,7 @@ MOST_LINEARISED = 40
 LARGEST_VIOLATION = 20.0
 """Largest violation, as a share of lambda_max and of the tolerance, of a fit that has converged."""
 NOTHING = 1e9
-"""Lambda at which every penalised coefficient is zero."""
+"""Lambda at which every penalized coefficient is zero."""
 BALANCE, FACTOR = 10.0, 2.0
 """Ratio of the residuals at which the penalty parameter changes, and by how much."""
 BALANCED_ROUNDS = 200
@@ -54,7 +54,7 @@ class SharingState:
     sound: bool = True
 
     def begin(self) -> FitProtocol[tuple[Floats, float]]:
-        """Prepare the institutions; return the lambdas, and the largest that selects."""
+        """Prepare the sites; return the lambdas, and the largest that selects."""
         oracle, layout, setup = self.oracle, self.oracle.layout, self.setup
         text = json.dumps(asdict(setup.penalty))
         labels = np.repeat(np.arange(len(setup.groups.sizes)), setup.groups.sizes)
@@ -70,7 +70,7 @@ class SharingState:
             self.sound &= yield from self._settle(NOTHING)  # with what has no penalty alone
         (reply,) = yield [oracle.ask(layout.active, "respond_openly", eta=self.eta)]
         residual = reply.arrays["residual"]
-        # From the gradient where nothing is selected, each institution tells one number: its own lambda_max.
+        # From the gradient where nothing is selected, each site tells one number: its own lambda_max.
         replies = yield [oracle.ask(k, "admm_largest", residual=residual) for k in layout.clients]
         scale = max(float(reply.arrays["largest"]) for reply in replies)
         if setup.lambdas is not None:
@@ -103,7 +103,7 @@ class SharingState:
         return (yield from self._iterate())
 
     def _set(self, lam: float, linearise: bool) -> list[Request]:
-        """Set lambda at the institutions, and whether the penalty is linearised where they are."""
+        """Set lambda at the sites, and whether the penalty is linearized where they are."""
         oracle = self.oracle
         return [oracle.ask(k, "admm_set", lam=lam, linearise=linearise) for k in oracle.layout.clients]
 

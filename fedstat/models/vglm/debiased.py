@@ -68,12 +68,12 @@ def lasso_setup(setup: PathSetup) -> PathSetup:
 def normal_debiased(S: Floats, units: ColumnScales, setup: PathSetup) -> DebiasedFit:
     """Debias the lasso of the normal family; of the setup of the fit, penalty and lambdas are left aside.
 
-    S (p + 2, p + 2) are sums of products of (1, X, y) of all entities, X and y standardised.
+    S (p + 2, p + 2) are sums of products of (1, X, y) of all entities, X and y standardized.
     """
     n = float(S[0, 0])
     path = normal_path(S, units, lasso_setup(setup))
     best = choose_fit(score_path(path, int(n)), "aic")
-    # Sums of products hold the response centred: the intercept is estimated as a distance from its mean.
+    # Sums of products hold the response centered: the intercept is estimated as a distance from its mean.
     a = path.intercepts[best] + path.coefficients[best] @ units.shift - units.mean
     b = np.concatenate([[a], path.standardised[best]])
     H, c = S[:-1, :-1] / n, units.sd * S[:-1, -1] / n

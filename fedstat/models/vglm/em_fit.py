@@ -25,13 +25,13 @@ from fedstat.models.vglm.path_setup import CoefficientPath, PathSetup, Refit
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Selection with the normal family where institutions lack some entities: missing="em".
+# Selection with the normal family where sites lack some entities: missing="em".
 #
 # Sums of products by missing pattern are exchanged once. Everything after that happens at the coordinator:
 # the path of :mod:`fedstat.models.vglm.em_solver`, and maximum likelihood on the columns that were chosen.
 
 NOTHING = 1e3
-"""Level of the lasso, for standardised columns and response, at which every penalised coefficient is zero."""
+"""Level of the lasso, for standardized columns and response, at which every penalized coefficient is zero."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +91,7 @@ class MissingBlocksFit:
 
     Shares of variance explained for an entity with every block, by the chosen fit and by that on its columns,
     and the means (p,) of the columns at the chosen fit; `whole` is the law of all columns without a penalty,
-    where they depend between institutions.
+    where they depend between sites.
     """
 
     exchange: PatternExchange
@@ -107,7 +107,7 @@ def equivalent_loss(llf: float, n: float) -> float:
 
 
 def refit_blocks(law: WorkingModel, support: Bools) -> tuple[Refit, float]:
-    """Maximise the likelihood on the support; returns as well the share of variance that is explained.
+    """Maximize the likelihood on the support; returns as well the share of variance that is explained.
 
     Columns that are not in the support do not enter the likelihood of the response given blocks that are
     independent; where columns depend they stay in their law, and tell of those that are missing. An
@@ -132,7 +132,7 @@ def refit_blocks(law: WorkingModel, support: Bools) -> tuple[Refit, float]:
 
 
 def refit_joint_normal(whole: JointNormalFit, support: Bools) -> tuple[Refit, float]:
-    """Maximise the likelihood on the support, with all columns in their law."""
+    """Maximize the likelihood on the support, with all columns in their law."""
     fit, P = without_effects(whole, support, tol=1e-9), len(support)
     if not fit.converged:
         raise EstimationError(f"the chosen fit has no estimate without a penalty: {fit.reason}")

@@ -38,11 +38,11 @@ from fedstat.typing import Bools, Floats
 # ----------------------------------------------------------------------------------------------------
 # The normal models of missing blocks in a selecting fit: parameters and derivatives.
 #
-# Parameters stand as (intercept, log s2, beta, law of the columns), of standardised columns and response.
+# Parameters stand as (intercept, log s2, beta, law of the columns), of standardized columns and response.
 
 
 class WorkingPoint(Protocol):
-    """A point of a law: intercept at the origin of the standardised columns, beta (P,), means mu (P,)."""
+    """A point of a law: intercept at the origin of the standardized columns, beta (P,), means mu (P,)."""
 
     @property
     def b(self) -> float:
@@ -92,7 +92,7 @@ class WorkingModel(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndependentBlocksModel:
-    """Blocks that are independent between institutions: :mod:`fedstat.models.vertical.fit`."""
+    """Blocks that are independent between sites: :mod:`fedstat.models.vertical.fit`."""
 
     standard: StandardizedMoments
 
@@ -137,7 +137,7 @@ class FreeCovariancePoint:
 
     @property
     def b(self) -> float:
-        """Intercept at the origin of the standardised columns."""
+        """Intercept at the origin of the standardized columns."""
         return float(self.law.a - self.law.mu @ self.law.beta)
 
     @property
@@ -158,7 +158,7 @@ class FreeCovariancePoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FreeCovarianceModel:
-    """Columns whose covariance is free between institutions, where `edges` (P, P) say so.
+    """Columns whose covariance is free between sites, where `edges` (P, P) say so.
 
     The log-likelihood is less `columns`, the largest one that the columns have by themselves.
     """
@@ -233,13 +233,13 @@ class FreeCovarianceModel:
 # Penalized maximum likelihood with missing blocks, from moments by pattern.
 #
 # The working model is one of :mod:`fedstat.models.vglm.em_solver`: normal errors, and normal columns, with
-# covariances between institutions or without. With l the log-likelihood of what is observed, s2 the
-# residual variance, and beta the coefficients of standardised columns, a fit is where
+# covariances between sites or without. With l the log-likelihood of what is observed, s2 the
+# residual variance, and beta the coefficients of standardized columns, a fit is where
 #
-#     beta, means and covariances of the blocks maximise   l - n P_lambda(beta) / s2   at this s2,
-#     s2 maximises   l   at these coefficients, means and covariances.
+#     beta, means and covariances of the blocks maximize   l - n P_lambda(beta) / s2   at this s2,
+#     s2 maximizes   l   at these coefficients, means and covariances.
 #
-# That is where EM ends whose M-step is penalised least squares on the expected Gram, and then the mean of
+# That is where EM ends whose M-step is penalized least squares on the expected Gram, and then the mean of
 # the expected squared residuals (Staedler and Buehlmann 2012 in other parameters). Without missing blocks
 # the first line is ``RSS/(2n) + P_lambda`` whatever s2 is, the path of the complete data; without a penalty
 # both lines are maximum likelihood.
@@ -285,7 +285,7 @@ class ReducedProblem:
 class BlockSolver:
     """What the path asks of the likelihood of observed blocks.
 
-    Coefficients of standardised columns, in the units of the response, are ``T theta``, T being (p, p): theta
+    Coefficients of standardized columns, in the units of the response, are ``T theta``, T being (p, p): theta
     are the coordinates of the penalty.
     """
 
@@ -303,7 +303,7 @@ class BlockSolver:
         return float(self.standard.moments.scale[-1])
 
     def beta(self, theta: Floats) -> Floats:
-        """Return coefficients of standardised columns and response."""
+        """Return coefficients of standardized columns and response."""
         return np.asarray(self.T @ theta / self.sd)
 
     def variance(self, point: WorkingPoint) -> float:
@@ -338,7 +338,7 @@ class BlockSolver:
     def _climb(
         self, terms: Terms, theta: Floats, point: WorkingPoint, working: Bools, tol: float
     ) -> tuple[Floats, WorkingPoint, LikelihoodDerivatives, int, float]:
-        """Maximise at the s2 of the point."""
+        """Maximize at the s2 of the point."""
         n, s2 = self.standard.moments.nobs, self.variance(point)
         moved = True
         for step in range(MOST_STEPS + 1):
@@ -408,7 +408,7 @@ class BlockSolver:
             return ReducedProblem(G, score - across @ step, step, follow)
         raise EstimationError(
             "the information on the means and variances of the blocks is not positive definite: too few "
-            "entities share what several institutions hold; leave out columns or institutions"
+            "entities share what several sites hold; leave out columns or sites"
         )
 
     # ---- (intercept, log s2, beta, the law of the columns) in two parts: theta, and what has no penalty --

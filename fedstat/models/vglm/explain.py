@@ -29,7 +29,7 @@ DRY_RUN_LAMBDAS, DRY_RUN_RATIO, DRY_RUN_EPS, DRY_RUN_ROUNDS = 2, 0.3, 1e-2, 20
 
 
 class VGLMPlan(ForecastPlan):
-    """What is known of a fit of a vertical generalised linear model before it runs."""
+    """What is known of a fit of a vertical generalized linear model before it runs."""
 
     def __init__(self, model: Any, given: Mapping[str, Any]) -> None:
         super().__init__(model, given)
@@ -89,8 +89,8 @@ class VGLMPlan(ForecastPlan):
         points = sum(usual for steps, (_, usual, _) in forecast.rounds() if not POINTS.isdisjoint(steps))
         yield (
             coordinator,
-            f"learns {points} sums of the institutions' linear predictors for every entity. As many as there "
-            f"are columns ({layout.p}) determine the rows of ALL institutions, masked or not, where their "
+            f"learns {points} sums of the sites' linear predictors for every entity. As many as there "
+            f"are columns ({layout.p}) determine the rows of ALL sites, masked or not, where their "
             "coefficients are known"
             + (
                 "; here it knows those at the end of each lambda only."

@@ -45,13 +45,13 @@ MOST_FREE = 80
 
 
 class VerticalGLM(VerticalModel):
-    """Generalised linear regression on columns of several institutions, with selection of columns.
+    """Generalized linear regression on columns of several sites, with selection of columns.
 
-    Minimises half the mean deviance plus a penalty that selects (lasso, elastic net, SCAD, MCP), over
-    the entities that all institutions have. Columns are standardised where they are held; coefficients come
-    back in the units of the data. The intercept is not penalised.
+    Minimizes half the mean deviance plus a penalty that selects (lasso, elastic net, SCAD, MCP), over
+    the entities that all sites have. Columns are standardized where they are held; coefficients come
+    back in the units of the data. The intercept is not penalized.
 
-    For the normal family every institution releases sums of products once; products of two institutions'
+    For the normal family every site releases sums of products once; products of two sites'
     columns come from secure multiplication. For the other families, Newton steps exchange sums of linear
     predictors, residuals, and a few weighted sums of products.
 
@@ -73,17 +73,17 @@ class VerticalGLM(VerticalModel):
     alpha : float
         Share of the selecting part of the penalty, the rest being ridge.
     adaptive : float
-        Power of the coefficients of the unpenalised fit by which the penalties are divided; 0: not at all.
+        Power of the coefficients of the unpenalized fit by which the penalties are divided; 0: not at all.
     group_terms : bool
-        Penalise the columns of a term (the levels of a factor) together.
+        Penalize the columns of a term (the levels of a factor) together.
     unpenalised : sequence of str
         Columns or terms without a penalty.
     missing : {"raise", "drop", "em"}
-        Entities without a response are an error, or left out. With both, entities that an institution lacks
-        are left out as well. "em" (normal family) uses them: the estimate is the limit of penalised EM under
+        Entities without a response are an error, or left out. With both, entities that a site lacks
+        are left out as well. "em" (normal family) uses them: the estimate is the limit of penalized EM under
         normal columns, valid where blocks are missing at random; entities without a response are left out.
     between : {"independent", "free"}
-        Of missing="em": whether columns of two institutions are independent, which biases estimates where
+        Of missing="em": whether columns of two sites are independent, which biases estimates where
         they correlate, or their covariance is estimated, as in :class:`fedstat.VFEMRegression`. The time that
         "free" takes grows with the sixth power of the columns: seconds for twenty, and eighty at most.
     **kwargs
@@ -138,11 +138,11 @@ class VerticalGLM(VerticalModel):
         check_distribution(self.distribution)
         if not formula.intercept:
             raise ModelError(
-                f"'{formula.text}' leaves out the intercept; VerticalGLM centres the columns and has one: "
+                f"'{formula.text}' leaves out the intercept; VerticalGLM centers the columns and has one: "
                 "drop '- 1' or '0 +'"
             )
         if isinstance(unpenalised, str):
-            raise ModelError(f"unpenalised: expected a list, received a text; write [{unpenalised!r}]")
+            raise ModelError(f"unpenalized: expected a list, received a text; write [{unpenalised!r}]")
         if adaptive and not adaptive > 0.0:
             raise ModelError(f"adaptive: expected a power of zero or more, received {adaptive!r}")
         self._em = missing == "em"
@@ -190,7 +190,7 @@ class VerticalGLM(VerticalModel):
         max_moved: float | None = None,
         progress: bool | None = None,
     ) -> VerticalGLMResults:
-        """Fit a path of penalised models, choose one, and refit on the columns that it selects.
+        """Fit a path of penalized models, choose one, and refit on the columns that it selects.
 
         Parameters
         ----------
@@ -226,7 +226,7 @@ class VerticalGLM(VerticalModel):
             predictors, and about as many of these as there are columns tell of the rows.
         exchange : {"products", "admm"}
             What passes. "products": as the class says. "admm": in every round the masked linear predictors
-            of the institutions' own penalised least squares, any family; coefficients reach the coordinator
+            of the sites' own penalized least squares, any family; coefficients reach the coordinator
             at the end of each lambda only. It takes hundreds of rounds.
         inference : {"conditional", "debiased", "split"}
             "conditional": standard errors on the selected columns, which take their selection as given.
@@ -254,13 +254,13 @@ class VerticalGLM(VerticalModel):
             Of folds and halves.
         masked : bool
             Whether linear predictors of the other families are added up under pairwise masks, which hides an
-            institution's part of one step and not of many; see the notes of the summary.
+            site's part of one step and not of many; see the notes of the summary.
         tol : float
             Largest violation of the stationarity conditions, as a share of the largest lambda, of every fit
             that is solved; with exchange="admm" `eps` is in its place.
         max_moved : float, optional
             Of missing="em": largest share of the entities in missing patterns that are too small to be
-            released, and count as missing at an institution that has them. By default .05, or any share where
+            released, and count as missing at a site that has them. By default .05, or any share where
             an owner's policy has sums judged by the bits of columns of few values.
         progress : bool, optional
             Tell how far the computation has come (:func:`fedstat.progress`).
@@ -272,18 +272,18 @@ class VerticalGLM(VerticalModel):
         Raises
         ------
         ModelError
-            An argument has no meaning here, or nobody is left to deal for two institutions.
+            An argument has no meaning here, or nobody is left to deal for two sites.
         EstimationError
             Too few entities for the folds, or columns do not determine an estimate.
         PolicyError
-            An institution refuses a release.
+            A site refuses a release.
 
         Warns
         -----
         ConvergenceWarning
             A fit of the path is no stationary point.
         AssumptionWarning
-            Of missing="em" and between="independent": blocks of two institutions are correlated, which biases
+            Of missing="em" and between="independent": blocks of two sites are correlated, which biases
             the estimates.
         """
         call = Call.of(self.fit, locals())
@@ -321,7 +321,7 @@ class VerticalGLM(VerticalModel):
         max_moved: float | None,
         random: np.random.Generator,
     ) -> FitPlan:
-        """Put options and what was agreed on with the institutions together."""
+        """Put options and what was agreed on with the sites together."""
         return FitPlan(
             layout=self.layout,
             distribution=self.distribution,
@@ -329,10 +329,10 @@ class VerticalGLM(VerticalModel):
                 FAMILY, self._session, self._agreement.at, least=self.layout.least
             ),
             small=SmallPatterns(self.partition.min_count, max_moved),
-            # Without a penalty there is nothing that first estimates could divide, or steps linearise.
+            # Without a penalty there is nothing that first estimates could divide, or steps linearize.
             setup=replace(setup, adaptive=0.0, steps=None) if setup.unpenalised else setup,
             choice=choice,
-            # One institution's linear predictor is the sum: there is nothing to hide it among.
+            # One site's linear predictor is the sum: there is nothing to hide it among.
             passing=replace(passing, hidden=passing.hidden and len(self.layout.clients) > 1),
             random=random,
             between=self.between,

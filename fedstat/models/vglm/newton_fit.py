@@ -2,7 +2,7 @@
 
 A point takes one round of sums of linear predictors, one question to the holder of the response, and one
 round of scores; see :mod:`fedstat.models.vglm.proximal_newton` for what they show of the response. A
-Hessian takes the sums of the institutions' own weighted products, and secure products between them; it is
+Hessian takes the sums of the sites' own weighted products, and secure products between them; it is
 kept from one step, and from one lambda, to the next for as long as it brings the point nearer. At the null
 model all weights are the same, so that the first Hessian is the plain Gram of the columns.
 
@@ -11,7 +11,7 @@ equations about the rows of an entity, too: as many as there are columns determi
 the chosen fit is exact takes about a dozen; see :class:`~fedstat.models.vglm.path_following.PathFollower`.
 
 Every weighted Gram makes as many equations about a column as there are columns: their number is bounded by
-the number of entities (``most_grams`` of the layout), here and at every institution.
+the number of entities (``most_grams`` of the layout), here and at every site.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ResultT = TypeVar("ResultT")
 class SelectedPath:
     """What a fit hands over: the path, the place that was chosen, and what was released for it.
 
-    `points` are linear predictors, `grams` weighted Gram matrices; `dealers` dealt for pairs of institutions.
+    `points` are linear predictors, `grams` weighted Gram matrices; `dealers` dealt for pairs of sites.
     `cv` has the mean deviance of folds left out with its standard error, (L,) each; `halves` (L, p) and (L,)
     are those of :func:`~fedstat.models.vglm.normal_path.stability`, `split_p` (p,) of
     :func:`~fedstat.models.vglm.normal_path.split_pvalues`. `shown`: residuals were sent.
@@ -104,7 +104,7 @@ def fit_path(
     """Follow the path, choose one of its fits by its place, and refit on its support.
 
     With `exact` every fit of the path is exact, otherwise the chosen one; see :class:`PathFollower`. Returned
-    last is the loss of the intercept alone. An EstimationError where the unpenalised coefficients have no
+    last is the loss of the intercept alone. An EstimationError where the unpenalized coefficients have no
     estimate.
     """
     further = further or FitExtras()
@@ -140,7 +140,7 @@ def fit_path(
 def _start_path(
     oracle: LossOracle, distribution: DistributionSpec, setup: PathSetup
 ) -> FitProtocol[PathStart]:
-    """Standardise the columns, fit the intercept, and turn to the coordinates of the groups."""
+    """Standardize the columns, fit the intercept, and turn to the coordinates of the groups."""
     units = yield from oracle.begin(distribution)
     first = yield from _intercept_alone(oracle, distribution, units)
     # At the null model every weight is the same: the Gram of the columns, whatever the distribution.
@@ -203,7 +203,7 @@ def _intercept_alone(
 def _whole(
     oracle: LossOracle, distribution: DistributionSpec, first: LossPoint, H: Floats
 ) -> FitProtocol[LossPoint]:
-    """Maximise the likelihood without a penalty."""
+    """Maximize the likelihood without a penalty."""
     (whole,) = yield from solve(oracle, [_free(oracle.layout.p)], first, H, 100.0 * oracle.tol)
     if _separated(distribution, whole.point) or not whole.violation <= FARTHEST * oracle.tol:
         raise EstimationError(
@@ -219,7 +219,7 @@ def _separated(distribution: DistributionSpec, at: LossPoint) -> bool:
 
 
 def _null(oracle: LossOracle, setup: PathSetup, first: LossPoint, H: Floats) -> FitProtocol[LossPoint]:
-    """Fit the unpenalised coefficients alone."""
+    """Fit the unpenalized coefficients alone."""
     free = setup.groups.columns(~setup.groups.penalised)
     if not len(free):
         return first
@@ -227,8 +227,8 @@ def _null(oracle: LossOracle, setup: PathSetup, first: LossPoint, H: Floats) -> 
     (null,) = yield from solve(oracle, [_free(len(free))], first, H, oracle.tol, at=at)
     if not null.violation <= FARTHEST * oracle.tol:
         raise EstimationError(
-            f"the {len(free)} unpenalised columns alone have no estimate: score {null.violation:.1e}; "
-            "penalise those that do not have to be in the model"
+            f"the {len(free)} unpenalized columns alone have no estimate: score {null.violation:.1e}; "
+            "penalize those that do not have to be in the model"
         )
     return null.point
 
@@ -241,7 +241,7 @@ def _free(p: int) -> Terms:
 def refit_apart(
     oracle: LossOracle, support: Bools, distribution: DistributionSpec
 ) -> FitProtocol[Refit | None]:
-    """Maximise the likelihood on the support over other entities."""
+    """Maximize the likelihood on the support over other entities."""
     units = yield from oracle.begin(distribution)
     first = yield from _intercept_alone(oracle, distribution, units)
     H = yield from oracle.hessian(first)
@@ -256,7 +256,7 @@ def refit_support(
     units: ColumnScales,
     distribution: DistributionSpec,
 ) -> FitProtocol[Refit | None]:
-    """Maximise the likelihood on the support; None where no weighted Gram may be released any more."""
+    """Maximize the likelihood on the support; None where no weighted Gram may be released any more."""
     layout, names = oracle.layout, ("Intercept", *oracle.layout.names)
     moving = np.abs(oracle.T[support]).max(axis=0, initial=0.0) > 0.0
     at = np.concatenate([[0], 1 + np.flatnonzero(moving)])

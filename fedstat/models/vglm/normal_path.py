@@ -32,10 +32,10 @@ from fedstat.typing import Bools, Floats, Ints
 def normal_path(S: Floats, units: ColumnScales, setup: PathSetup) -> CoefficientPath:
     """Fit the normal family along a path.
 
-    S (p + 2, p + 2) are sums over some of the entities of products of (1, X, y), X and y standardised over
+    S (p + 2, p + 2) are sums over some of the entities of products of (1, X, y), X and y standardized over
     all.
     """
-    # Standardised over all entities, and over some of them anew: a part has means and variances of its own.
+    # Standardized over all entities, and over some of them anew: a part has means and variances of its own.
     n, mean = S[0, 0], S[0, 1:] / S[0, 0]
     C = S[1:, 1:] / n - np.outer(mean, mean)
     scale = np.sqrt(np.diag(C)[:-1])

@@ -26,8 +26,8 @@ from fedstat.models.vglm.path_setup import describe_incomplete
 
 FREE_ALTERNATIVE = "from_formula(..., missing='em', between='free') lets blocks depend on each other"
 COVARIANCE_MODELS = {
-    "independent": "normal blocks that are independent between institutions (between='independent')",
-    "free": "jointly normal columns, whose covariance is free between institutions",
+    "independent": "normal blocks that are independent between sites (between='independent')",
+    "free": "jointly normal columns, whose covariance is free between sites",
 }
 FREE = (
     "Columns that are not selected stay in the law of the columns, where they tell of those that are "
@@ -65,12 +65,12 @@ def _blocks(layout: Layout, outcome: SelectionOutcome, observed: MissingBlocksFi
         lacking = ", ".join(f"{count:,} at {client}" for client, count in layout.absent.items())
         yield Note(
             "missing_blocks",
-            f"Missing blocks (missing='em'): of {layout.n:,} entities these lack an institution's columns: "
+            f"Missing blocks (missing='em'): of {layout.n:,} entities these lack a site's columns: "
             f"{lacking}; {moments.n_complete:,} have all. None is left out for it.",
         )
     yield Note(
         "assumptions",
-        "Penalised maximum likelihood of what is observed, the limit of penalised EM, under normal errors "
+        "Penalized maximum likelihood of what is observed, the limit of penalized EM, under normal errors "
         f"and {COVARIANCE_MODELS[outcome.plan.between]}; valid when missingness depends on "
         "observed values only (MAR). Criteria come from the likelihood of what is observed. Standard errors "
         "come from its information and allow for the estimated means and covariances of the blocks; the "
@@ -93,14 +93,14 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
         over = f"{outcome.n:,} or the other {layout.n - outcome.n:,}"
     who = "the response holder" if ledger.at == layout.active else "the coordinator and the response holder"
     told = (
-        "residuals and weights, which tell the response, to every institution"
+        "residuals and weights, which tell the response, to every site"
         if fitted.shown
-        else "fitted means, which tell of the response what the fit predicts, to every institution; "
+        else "fitted means, which tell of the response what the fit predicts, to every site; "
         "residuals stayed with the response holder"
     )
     yield Note(
         "linear_predictors",
-        f"{fitted.points:,} sums of linear predictors over institutions went to {who}, entity by entity, and "
+        f"{fitted.points:,} sums of linear predictors over sites went to {who}, entity by entity, and "
         f"{told}; {fitted.grams} weighted Gram matrices of {layout.p} columns were released over {over} "
         "entities.",
     )
@@ -114,7 +114,7 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
         yield Note(
             "coefficients_known",
             "The coordinator knows the coefficients at the end of each lambda only; the sums of many rounds "
-            "still span the columns of all institutions.",
+            "still span the columns of all sites.",
         )
     else:
         yield Note("coefficients_known", "The coefficients of every round are known to the coordinator.")
@@ -131,7 +131,7 @@ def _iterations(layout: Layout, outcome: SelectionOutcome, ledger: Ledger) -> It
     if not hidden and len(layout.clients) > 1:
         yield Note(
             "unmasked",
-            "Linear predictors were not masked: every institution's own went to the coordinator.",
+            "Linear predictors were not masked: every site's own went to the coordinator.",
             "warning",
         )
     if hidden and not hides(len(layout.clients)):

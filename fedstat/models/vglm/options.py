@@ -85,7 +85,7 @@ class ChoiceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOptions:
-    """What passes between institutions, and for how long; `hidden`: linear predictors are masked."""
+    """What passes between sites, and for how long; `hidden`: linear predictors are masked."""
 
     exchange: Literal["products", "admm"]
     path: Literal["quadratic", "exact"]
@@ -106,7 +106,7 @@ class FitPlan:
     """What is fitted, and how: agreed before anything is asked.
 
     `small` says how many entities stand behind a sum at least, and of missing="em" which patterns are
-    released, and `between` whether columns of two institutions depend; `random` deals folds and halves.
+    released, and `between` whether columns of two sites depend; `random` deals folds and halves.
     """
 
     layout: Layout
@@ -128,7 +128,7 @@ class FitPlan:
 
 
 def check_steps(steps: int | None, penalty: Penalty, algorithm: str, exchange: str) -> None:
-    """Require something to linearise, and an exchange that knows the estimate without a penalty."""
+    """Require something to linearize, and an exchange that knows the estimate without a penalty."""
     if steps is None:
         return
     check_whole("steps", steps, 1)

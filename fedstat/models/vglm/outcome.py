@@ -150,7 +150,7 @@ class Selection:
 
 
 def _estimate(response: str, outcome: SelectionOutcome, columns: Ints, **found: Any) -> Estimate:
-    """Estimate on some of the columns, with the names and institutions that all estimates of a fit share."""
+    """Estimate on some of the columns, with the names and sites that all estimates of a fit share."""
     layout = outcome.layout
     return Estimate(
         names=(INTERCEPT, *[layout.names[j] for j in columns]),
@@ -196,7 +196,7 @@ def make_debiased(response: str, outcome: SelectionOutcome) -> Estimate | None:
     found, layout = outcome.fitted.debiased, outcome.layout
     if found is None:
         return None
-    reason = "debiased estimates maximise no likelihood; that of the selected columns is .refit.llf"
+    reason = "debiased estimates maximize no likelihood; that of the selected columns is .refit.llf"
     return _estimate(
         response,
         outcome,
@@ -208,12 +208,12 @@ def make_debiased(response: str, outcome: SelectionOutcome) -> Estimate | None:
         converged=True,
         scale=found.scale,
         cov_type="debiased",
-        reasons={"llf": reason, "rsquared": "debiased estimates minimise no sum of squares"},
+        reasons={"llf": reason, "rsquared": "debiased estimates minimize no sum of squares"},
     )
 
 
 def make_estimate(response: str, outcome: SelectionOutcome, refit: Estimate | None) -> Estimate:
-    """Penalised estimate of the chosen lambda, with the covariance that it has."""
+    """Penalized estimate of the chosen lambda, with the covariance that it has."""
     layout, setup, split = outcome.layout, outcome.plan.setup, outcome.plan.choice.split
     path, at = outcome.fitted.path, outcome.fitted.chosen
     params = np.concatenate([[path.intercepts[at]], path.coefficients[at]])
@@ -256,7 +256,7 @@ def _selected_cov(outcome: SelectionOutcome, refit: Estimate | None) -> Floats |
 
 
 def mean_predictors(estimate: Estimate, outcome: SelectionOutcome) -> dict[str, float]:
-    """Mean linear predictor of each institution's block, of a fit with missing blocks."""
+    """Mean linear predictor of each site's block, of a fit with missing blocks."""
     if outcome.observed is None:
         return {}
     parts = outcome.layout.split(estimate.params[1:] * outcome.observed.means)
@@ -264,7 +264,7 @@ def mean_predictors(estimate: Estimate, outcome: SelectionOutcome) -> dict[str, 
 
 
 def column_means(outcome: SelectionOutcome) -> dict[str, Floats]:
-    """Means of each institution's columns, of a fit with missing blocks."""
+    """Means of each site's columns, of a fit with missing blocks."""
     return {} if outcome.observed is None else dict(outcome.layout.split(outcome.observed.means))
 
 

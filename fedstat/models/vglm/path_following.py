@@ -35,7 +35,7 @@ NEARBY_TOLERANCE = 1e-3
 class PathFollower:
     """How a path is followed, and one of its fits chosen: `select` takes the path to the place of the fit.
 
-    With `steps`, local linear approximations of a nonconvex penalty start from the unpenalised fit; `seen`
+    With `steps`, local linear approximations of a nonconvex penalty start from the unpenalized fit; `seen`
     has, by lambda, the points at which the loss is then known, the null model at infinity. `scale` is
     lambda_max, and `gradient` (p,) that of the loss at the null model. `solved` are the fits of the path that
     are solutions, by their places; all others are what a model proposes.
@@ -131,7 +131,7 @@ class PathFollower:
             only=self.steps,
         )
         if self.linearise and self.steps is None:
-            # The model was solved from its lasso: linearising there is the next step of the same kind.
+            # The model was solved from its lasso: linearizing there is the next step of the same kind.
             newton.model = terms.linearised(start.b)
         return newton
 
@@ -166,7 +166,7 @@ class PathFollower:
         return best if reached is None else reached
 
     def over(self, point: LossPoint, H: Floats) -> PathFollower:
-        """Return the follower of other entities, whose unpenalised fit is that of their quadratic model."""
+        """Return the follower of other entities, whose unpenalized fit is that of their quadratic model."""
         if self.steps is None:
             return self
         whole = point.b + np.linalg.lstsq(H, point.score, rcond=1e-10)[0]
@@ -256,12 +256,12 @@ def _signed_distances(d: Floats, H: Floats, sign: Floats) -> Floats:
 # Half the mean deviance of the entities of a fold is, near a point, its value there with gradient and
 # Hessian. The holder's answer at the point has the value, scores over the fold's residuals are the
 # gradient, and a weighted Gram with the weights of the fold alone is the Hessian: sums over the entities of
-# a fold, and no further linear predictor. A fit to some folds minimises the sum of their models and the
+# a fold, and no further linear predictor. A fit to some folds minimizes the sum of their models and the
 # penalty; its deviance on the others is that of their models. Both are approximations, close where a fold
 # changes the fit little.
 
 MOST_CENTRES = 3
-"""Points at which the loss is modelled by fold, until the choice of lambda is that of the point."""
+"""Points at which the loss is modeled by fold, until the choice of lambda is that of the point."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

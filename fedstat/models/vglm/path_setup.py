@@ -23,7 +23,7 @@ from fedstat.typing import Bools, Floats, Ints
 # The setup of a path: entities, folds, penalty, groups, adaptive weights, lambdas.
 
 # ----------------------------------------------------------------------------------------------------
-# Entities of a fit: those that all institutions with columns have, or all; folds and halves of them.
+# Entities of a fit: those that all sites with columns have, or all; folds and halves of them.
 
 
 def make_layout(design: Design, *, incomplete: bool = False) -> Layout:
@@ -38,13 +38,13 @@ def make_layout(design: Design, *, incomplete: bool = False) -> Layout:
         raise EstimationError(
             f"{layout.n:,} of {design.n:,} entities are complete at {', '.join(layout.clients)}; sums of "
             f"products of {layout.p} columns and the response are released over {least:,} or more: leave out "
-            "columns, or an institution that lacks many entities"
+            "columns, or a site that lacks many entities"
         )
     return layout
 
 
 def warn_of_incomplete(layout: Layout) -> None:
-    """Warn of entities that are left out, because an institution lacks them."""
+    """Warn of entities that are left out, because a site lacks them."""
     if layout.left_out:
         warn(f"{describe_incomplete(layout)}.", DataWarning)
 
@@ -54,7 +54,7 @@ def describe_incomplete(layout: Layout) -> str:
     listed = ", ".join(f"{count:,} at {client}" for client, count in layout.absent.items())
     return (
         f"{layout.left_out:,} of {layout.n_design:,} entities with a response "
-        f"({100.0 * layout.left_out / layout.n_design:.1f} %) lack an institution's columns ({listed}) and "
+        f"({100.0 * layout.left_out / layout.n_design:.1f} %) lack a site's columns ({listed}) and "
         "were left out: right, with larger standard errors, where who lacks columns depends on the columns "
         "alone, and biased where it depends on the response given the columns; "
         'from_formula(..., missing="em") uses all entities, with the normal family'
@@ -81,17 +81,17 @@ def halve_entities(layout: Layout, random: np.random.Generator) -> tuple[Layout,
 # Setup of a path: penalty, groups, adaptive weights, lambdas.
 
 SMALLEST_COEFFICIENT = 1e-8
-"""Of standardised columns: an adaptive weight is no larger than the power of its inverse."""
+"""Of standardized columns: an adaptive weight is no larger than the power of its inverse."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathSetup:
-    """What is penalised, and how.
+    """What is penalized, and how.
 
     The groups are of the columns, without the intercept. `adaptive` is the power of the first estimates by
     which penalties are divided, 0 for not at all. `lambdas` descend; None: a grid of `size` and `ratio`.
     `tol` is the largest violation of the stationarity conditions, as a share of lambda_max. `steps` of "lla"
-    are local linear approximations from the unpenalised fit; None: all from the lasso.
+    are local linear approximations from the unpenalized fit; None: all from the lasso.
     """
 
     penalty: Penalty
@@ -106,7 +106,7 @@ class PathSetup:
 
     @property
     def from_unpenalised(self) -> bool:
-        """Whether the unpenalised fit has to be known."""
+        """Whether the unpenalized fit has to be known."""
         return self.adaptive > 0.0 or self.steps is not None
 
     @property
@@ -121,11 +121,11 @@ class PathSetup:
         return replace(self, groups=adapted(self.groups, b, self.adaptive))
 
     def linear_steps(self, b: Floats) -> LinearSteps | None:
-        """Return the local linear approximations from the unpenalised fit b (p,), if these are taken."""
+        """Return the local linear approximations from the unpenalized fit b (p,), if these are taken."""
         return None if self.steps is None else LinearSteps(b, self.steps)
 
     def grid(self, gradient: Floats, steps: LinearSteps | None = None) -> Floats:
-        """Return the lambdas: those given, or a grid from the gradient (p,) where all penalised are zero."""
+        """Return the lambdas: those given, or a grid from the gradient (p,) where all penalized are zero."""
         if self.lambdas is not None:
             return self.lambdas
         largest = lambda_max(gradient, self.penalty, self.groups, steps)
@@ -144,7 +144,7 @@ def make_groups(layout: Layout, by_term: bool, unpenalised: Sequence[str]) -> Co
     unknown = [name for name in unpenalised if name not in (*layout.names, *layout.terms)]
     if unknown:
         raise ModelError(
-            f"unpenalised: no column or term {', '.join(map(repr, unknown))}; there are "
+            f"unpenalized: no column or term {', '.join(map(repr, unknown))}; there are "
             f"{', '.join(dict.fromkeys((*layout.terms, *layout.names)))}"
         )
     free = np.isin(layout.names, unpenalised) | np.isin(layout.terms, unpenalised)
@@ -166,7 +166,7 @@ def make_groups(layout: Layout, by_term: bool, unpenalised: Sequence[str]) -> Co
 class CoefficientPath:
     """Fits along L values of lambda: intercepts (L,) and coefficients (L, p) in the units of the data.
 
-    `standardised` (L, p) are coefficients of standardised columns, `loss` half the mean deviance; `kkt` the
+    `standardised` (L, p) are coefficients of standardized columns, `loss` half the mean deviance; `kkt` the
     largest violation of the stationarity conditions, as a share of `scale`, which is lambda_max; nan where a
     fit is not solved but proposed by a quadratic model of the loss.
     """
@@ -195,7 +195,7 @@ class CoefficientPath:
     def of(
         cls, found: PenalizedPath, b: Floats, a: Floats, units: ColumnScales, groups: CoefficientGroups
     ) -> CoefficientPath:
-        """Bring coefficients b (L, p) of standardised columns, and intercepts a (L,), to the data's units."""
+        """Bring coefficients b (L, p) of standardized columns, and intercepts a (L,), to the data's units."""
         beta = b / units.scale
         return cls(
             lambdas=found.lambdas,
@@ -227,7 +227,7 @@ class Refit:
 
 
 def to_units(support: Bools, units: ColumnScales) -> Floats:
-    """Matrix that takes (intercept, b) of the support's standardised columns to the units of the data."""
+    """Matrix that takes (intercept, b) of the support's standardized columns to the units of the data."""
     scale, shift = units.scale[support], units.shift[support]
     J = np.diag(np.concatenate([[1.0], 1.0 / scale]))
     J[0, 1:] = -shift / scale

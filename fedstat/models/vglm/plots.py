@@ -146,7 +146,7 @@ def _lines(
     bold: pd.Index,
     solved: Bools | None = None,
 ) -> None:
-    """Draw one line per column over lambda, coloured by site; dotted with points if some are `solved`."""
+    """Draw one line per column over lambda, colored by site; dotted with points if some are `solved`."""
     colours = _colours(estimate)
     some: dict[str, Any] = {}
     if solved is not None and not solved.all():
@@ -167,7 +167,7 @@ def _lines(
 
 
 def _colours(estimate: Estimate) -> dict[str, str]:
-    """Colour of each column, that of its institution."""
+    """Color of each column, that of its site."""
     clients = list(dict.fromkeys(estimate.clients[1:]))
     named = zip(estimate.names[1:], estimate.clients[1:], strict=True)
     return {name: COLORS[clients.index(client) % len(COLORS)] for name, client in named}

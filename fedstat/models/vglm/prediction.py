@@ -35,16 +35,16 @@ from fedstat.models.vglm.outcome import SPENT
 from fedstat.typing import Bools, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Predicted means of entities that every institution has, and with missing blocks of all.
+# Predicted means of entities that every site has, and with missing blocks of all.
 
 
 @dataclass(frozen=True, slots=True)
 class Predictor(VerticalPredictor):
     """What prediction needs of a fit.
 
-    `specs` tell how each institution's columns are coded, and are empty before the sites were asked; `holder`
-    is the institution of the response. `means`, of a fit with missing blocks, are the mean linear predictors
-    of each institution's block, for entities that lack it, and `column_means` those of its columns.
+    `specs` tell how each site's columns are coded, and are empty before the sites were asked; `holder`
+    is the site of the response. `means`, of a fit with missing blocks, are the mean linear predictors
+    of each site's block, for entities that lack it, and `column_means` those of its columns.
     """
 
     steps: ClassVar[str] = "vglm"
@@ -57,12 +57,12 @@ class Predictor(VerticalPredictor):
     column_means: Mapping[str, Floats] = field(default_factory=dict)
 
     def beta(self, client: str) -> Floats:
-        """Coefficients of an institution's columns."""
+        """Coefficients of a site's columns."""
         return np.asarray(self.estimate.params[np.array(self.estimate.clients) == client])
 
     @property
     def blocks(self) -> FittedBlocks:
-        """Coefficients by institution."""
+        """Coefficients by site."""
         beta = {k: self.beta(k) for k in self.clients}
         mean = float(self.estimate.params[0]) + sum(self.means.values())
         return FittedBlocks(self.clients, self.specs, beta, mean, self.means)
@@ -74,21 +74,21 @@ class Predictor(VerticalPredictor):
 
     @property
     def response_at(self) -> tuple[str, str]:
-        """The response as it is written, and the institution that holds it."""
+        """The response as it is written, and the site that holds it."""
         return self.estimate.response, self.holder
 
     @property
     def counted(self) -> Sequence[str]:
-        """Institutions of which some coefficient is not zero."""
+        """Sites of which some coefficient is not zero."""
         return [k for k in self.clients if self.beta(k).any()]
 
     def asked(self, partition: ClientPartition) -> tuple[str, ...]:
-        """Institutions to ask; a ModelError where one that a prediction needs is not there."""
-        # A block without effect is not asked for: its institution need not be there, and learns nothing.
+        """Sites to ask; a ModelError where one that a prediction needs is not there."""
+        # A block without effect is not asked for: its site need not be there, and learns nothing.
         needed = present_clients(self.counted, partition)
         lacking = [k for k in self.counted if k not in needed]
         if lacking and not self.means:
-            raise ModelError(f"predict: the partition lacks the institution {', '.join(lacking)} of the fit")
+            raise ModelError(f"predict: the partition lacks the site {', '.join(lacking)} of the fit")
         return needed
 
     def predicted_means(self, partition: ClientPartition) -> Callable[[], FitProtocol[tuple[Floats, str]]]:
@@ -140,16 +140,16 @@ def predict_linear(
 
 
 def _where_known(predictor: Predictor, linear: Floats, missing: Bools, needed: Sequence[str]) -> Floats:
-    """Put nan where an institution lacks an entity, and no mean stands for it: (n,)."""
+    """Put nan where a site lacks an entity, and no mean stands for it: (n,)."""
     counts = (~missing).sum(axis=1)
     return np.where((counts == len(needed)) | bool(predictor.means), linear, np.nan)
 
 
 def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series:
-    """Predict for every entity of a partition; nan where an institution lacks it, unless its mean is known.
+    """Predict for every entity of a partition; nan where a site lacks it, unless its mean is known.
 
-    A ModelError where the partition is horizontal, or lacks an institution of the fit; a DesignError where an
-    institution's columns cannot be coded as in the fit; a DataWarning of linear predictors that have no mean
+    A ModelError where the partition is horizontal, or lacks a site of the fit; a DesignError where an
+    site's columns cannot be coded as in the fit; a DataWarning of linear predictors that have no mean
     under the link.
     """
     eta = predict_linear(predictor, partition).eta
@@ -169,15 +169,15 @@ def predict_means(predictor: Predictor, partition: ClientPartition) -> pd.Series
 
 
 class SelectionPredictions(VerticalPredictions):
-    """What results of a vertical generalised linear model say of entities."""
+    """What results of a vertical generalized linear model say of entities."""
 
     _centres: Floats | None = None
     """Means of the columns; of a fit in this session."""
 
     def predict(self, partition: ClientPartition | None = None) -> pd.Series:
-        """Predict the mean response at the penalised estimates.
+        """Predict the mean response at the penalized estimates.
 
-        Linear predictors of every institution's columns go to the coordinator, one value per entity.
+        Linear predictors of every site's columns go to the coordinator, one value per entity.
 
         Parameters
         ----------
@@ -187,8 +187,8 @@ class SelectionPredictions(VerticalPredictions):
         Returns
         -------
         Series
-            By entity; nan where an institution lacks it. With missing="em", its mean linear predictor stands
-            for a block that an institution lacks: the expectation given what is there.
+            By entity; nan where a site lacks it. With missing="em", its mean linear predictor stands
+            for a block that a site lacks: the expectation given what is there.
         """
         return predict_means(self._with_specs(), self._of_fit(partition, "predict"))
 
@@ -198,7 +198,7 @@ class SelectionPredictions(VerticalPredictions):
         They are of the estimates that the summary shows: with the lasso, the elastic net and
         ``inference="split"`` of :attr:`refit`, so that the mean is not that of :meth:`predict`. Errors count
         those of the selected columns' coefficients; which columns were selected, and the means of blocks that
-        an entity lacks, are taken as known. Beside linear predictors, projections of every institution's
+        an entity lacks, are taken as known. Beside linear predictors, projections of every site's
         columns on the covariance of the estimates go to the coordinator, and disclose its selected columns of
         these entities; :meth:`predict` does without.
 

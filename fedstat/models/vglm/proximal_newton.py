@@ -38,9 +38,9 @@ from fedstat.typing import Floats, Ints
 # Sums of the response for Newton's method: told once, so that residuals stay with its holder.
 #
 # With a canonical link the score at linear predictors eta is ``X'y - X'mu(eta)``. The response is in the
-# first part alone, which does not depend on eta and comes once, from secure products of every institution's
+# first part alone, which does not depend on eta and comes once, from secure products of every site's
 # columns with it; the second follows from what the coordinator knows, and says nothing of the response.
-# Beyond canonical links residuals are weighted by what changes from step to step, and every institution is
+# Beyond canonical links residuals are weighted by what changes from step to step, and every site is
 # sent them; and so where nobody can deal for a product with the holder.
 
 
@@ -48,7 +48,7 @@ from fedstat.typing import Floats, Ints
 class ResponseSummary:
     """What is known of the response without a value per entity.
 
-    `sums` (F, p) are those of the standardised columns times the response less its mean, by fold; None where
+    `sums` (F, p) are those of the standardized columns times the response less its mean, by fold; None where
     residuals are sent.
     """
 
@@ -118,7 +118,7 @@ def request_response_sums(
 def request_weighted_gram(
     layout: Layout, weight: Floats, conversation: SecureProductSession
 ) -> FitProtocol[tuple[Floats, dict[tuple[str, str], str]]]:
-    """Obtain ``(1, X)' W (1, X) / n``, (p + 1, p + 1), with X standardised; returns as well who dealt."""
+    """Obtain ``(1, X)' W (1, X) / n``, (p + 1, p + 1), with X standardized; returns as well who dealt."""
     every = np.ones((1, len(layout.clients)), dtype=bool)
     sides = product_operands(layout, WEIGHTED, np.zeros(layout.n, dtype=np.int64), every)
     products = np.zeros((1, layout.p + 1, layout.p + 1))
@@ -133,7 +133,7 @@ def request_weighted_gram(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of proximal Newton over institutions, from a point to a stationary point of some problems.
+# Steps of proximal Newton over sites, from a point to a stationary point of some problems.
 
 MOST_STEPS = 100
 """Newton steps for one lambda."""
@@ -167,11 +167,11 @@ class LossPoint:
 class LossOracle:
     """Who is asked, in which coordinates, and what has been released.
 
-    Linear predictors are masked if `hidden`. T (p, p) changes the coordinates of the standardised columns,
+    Linear predictors are masked if `hidden`. T (p, p) changes the coordinates of the standardized columns,
     `unit` is that of the linear predictor, and so of the coefficients, `tol` the score at which a likelihood
     is at its maximum. `code` (n,) are folds, and `response` is what is known of it. `left` weighted Gram
     matrices may still be released, beside the one for standard errors; `points` linear predictors and `grams`
-    matrices were; `dealers` dealt for pairs of institutions.
+    matrices were; `dealers` dealt for pairs of sites.
     """
 
     layout: Layout
@@ -188,7 +188,7 @@ class LossOracle:
     response: ResponseSummary = field(init=False)
 
     def begin(self, distribution: DistributionSpec) -> FitProtocol[ColumnScales]:
-        """Standardise the columns, and learn of the response what is told once."""
+        """Standardize the columns, and learn of the response what is told once."""
         layout, code = self.layout, self.code
         units = yield from standardize_columns(layout, distribution, self.conversation)
         folds = np.zeros(layout.n, dtype=np.int64) if code is None else code
@@ -330,7 +330,7 @@ class ProximalNewton:
         return terms.violation(self.point.b[self.at], -self.point.score[self.at])
 
     def _settle(self, model: Terms) -> None:
-        """Accept the point for the present problem, or linearise its penalty there and go on."""
+        """Accept the point for the present problem, or linearize its penalty there and go on."""
         terms = self.problems[len(self.found)]
         if self.only is None:
             violation, most = self._violation(terms), MOST_LASSOS

@@ -128,7 +128,7 @@ class DebiasedResults(RefitResults, saved_as="fedstat vglm debiased 1", record=E
 
 
 # ----------------------------------------------------------------------------------------------------
-# Results of a vertical generalised linear model: path, selection, refit, prediction, summary.
+# Results of a vertical generalized linear model: path, selection, refit, prediction, summary.
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -155,7 +155,7 @@ class VerticalGLMResults(
 ):
     """Results of :meth:`fedstat.VerticalGLM.fit`, with statsmodels' names and meanings.
 
-    ``params`` are the penalised estimates, zero for columns that were not selected. With SCAD, MCP or
+    ``params`` are the penalized estimates, zero for columns that were not selected. With SCAD, MCP or
     without a penalty, ``bse`` and what follows come from the observed information of the selected columns
     at their maximum likelihood estimate; the lasso and the elastic net have these for :attr:`refit` only.
 
@@ -300,7 +300,7 @@ class VerticalGLMResults(
         Returns
         -------
         DataFrame
-            ``client``, ``name``, ``term``, ``selected``; ``coef``, the penalised estimate; ``refit``, the
+            ``client``, ``name``, ``term``, ``selected``; ``coef``, the penalized estimate; ``refit``, the
             estimate on the selected columns, with ``std_err``, ``z`` and ``p`` conditional on the selection
             (with ``inference="split"`` on the entities that did not select);
             ``lambda_entry``, the largest lambda of the path at which it is selected, and ``order`` of entry
@@ -382,7 +382,7 @@ class VerticalGLMResults(
     # -- plots -----------------------------------------------------------------------------------
 
     def plot_path(self, ax: Axes | None = None) -> Axes:
-        """Draw the coefficients over lambda, coloured by institution; dotted where they are proposed.
+        """Draw the coefficients over lambda, colored by site; dotted where they are proposed.
 
         They are in units of one standard deviation of each column; of results that were read from a file,
         which has no deviations, as shares of their largest size. Names stand at the right edge, of the
@@ -438,7 +438,7 @@ class VerticalGLMResults(
     # -- hooks -----------------------------------------------------------------------------------
 
     def summary(self, alpha: float = 0.05) -> SheetSummary:
-        """Estimate, federation, selected columns by institution, notes.
+        """Estimate, federation, selected columns by site, notes.
 
         The coefficients are those of the selected columns with standard errors: the estimates themselves for
         SCAD, MCP and no penalty, those of :attr:`refit` for the lasso and the elastic net, and with

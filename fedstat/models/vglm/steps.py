@@ -43,7 +43,7 @@ from fedstat.models.vglm.path_setup import adapted
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of Newton's method at an institution: linear predictors, scores, weighted sums of products.
+# Steps of Newton's method at a site: linear predictors, scores, weighted sums of products.
 
 WEIGHTED = "weighted"
 
@@ -59,11 +59,11 @@ FAMILY = "vglm"
         "admm_coefficients linear_predictor respond respond_openly share_product stage_block "
         "stage_response sum_scores sum_with_response weigh"
     ),
-    takes={"beta": control("coefficients of standardised columns", dtype="float64")},
+    takes={"beta": control("coefficients of standardized columns", dtype="float64")},
     releases={"linear_predictor": PREDICTOR},
 )
 def linear_predictor(data: SiteData, state: State, beta: Floats) -> dict[str, Array]:
-    """Linear predictor of the block at coefficients of standardised columns, one value per entity."""
+    """Linear predictor of the block at coefficients of standardized columns, one value per entity."""
     staged = staged_block(state)
     check_lengths(data.name, beta=(beta, staged.X.shape[1]))
     return {"linear_predictor": row_dots(staged.X, beta)}
@@ -111,7 +111,7 @@ def weigh(data: SiteData, state: State, weight: Floats) -> dict[str, Array]:
 
 
 def weighted_columns(data: SiteData, state: State, whom: str) -> Floats:
-    """Columns times the root of the latest weights, which are multiplied with another institution's."""
+    """Columns times the root of the latest weights, which are multiplied with another site's."""
     staged = staged_block(state)
     if not len(staged.weight):
         raise MessageError(f"{data.name}: has no columns '{WEIGHTED}' in this session")
@@ -130,7 +130,7 @@ def weights_released(data: SiteData, state: State) -> tuple[Floats, int]:
 # With a canonical link that are sums over entities; residuals leave where a fit cannot do without.
 
 
-TOTAL_PREDICTOR = per_entity("sum of the institutions' linear predictors", dtype="float64", weighs="")
+TOTAL_PREDICTOR = per_entity("sum of the sites' linear predictors", dtype="float64", weighs="")
 RESPONSE_SUMS: Mapping[str, ArrayDeclaration] = {
     "loss": aggregate("half the mean deviance", 0, behind=(EntityCount,)),
     "sums": aggregate("sums of residuals and of their squares", behind=(EntityCount,)),
@@ -148,7 +148,7 @@ FOLD_FACTS = (EntityCount, GroupSums, ExcludedEntities, RowGroups)
     releases=RESPONSE_SUMS,
 )
 def respond(data: SiteData, state: State, eta: Floats, highest: Array | None = None) -> dict[str, Array]:
-    """Compare the response with linear predictors (n,), the sums over institutions.
+    """Compare the response with linear predictors (n,), the sums over sites.
 
     ``loss`` is half the mean deviance. Of the residuals and weights, first and minus expected second
     derivative of every entity's log-likelihood by its linear predictor, ``sums`` (3,) has the sum of
@@ -227,10 +227,10 @@ PREDICTORS = "deviations of linear predictors from their median"
 
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of the sharing form of ADMM: penalised least squares at every institution.
+# Steps of the sharing form of ADMM: penalized least squares at every site.
 #
-# With N blocks (the institutions' and the intercept), z the mean of their linear predictors and u the
-# scaled dual (Boyd et al. 2011, section 7.3), an institution moves its own part of the linear predictor by
+# With N blocks (the sites' and the intercept), z the mean of their linear predictors and u the
+# scaled dual (Boyd et al. 2011, section 7.3), a site moves its own part of the linear predictor by
 # ``z - mean - u`` (n,), as far as its penalty lets it; the holder of the response moves z and u.
 # Coefficients stay where they are until the end.
 #
@@ -247,9 +247,9 @@ LOCAL_TOLERANCE = 1e-12
 
 @dataclass(slots=True)
 class SharingBlock:
-    """An institution's part of ADMM.
+    """A site's part of ADMM.
 
-    Z (n, p) are its columns, orthonormal within groups, G (p, p) is Z'Z / n; coefficients of standardised
+    Z (n, p) are its columns, orthonormal within groups, G (p, p) is Z'Z / n; coefficients of standardized
     columns are ``T theta``, and eta (n,) is Z theta. `terms` are the penalty at the present lambda, `lasso`
     what stands in its place.
     """
@@ -291,7 +291,7 @@ RHO = control("penalty parameter", 0)
     asks=control("the penalty"),
 )
 def admm_start(data: SiteData, state: State, text: str, labels: Ints, free: Bools) -> dict[str, Array]:
-    """Prepare the penalised least squares of the block; nothing leaves.
+    """Prepare the penalized least squares of the block; nothing leaves.
 
     `text` is the penalty in JSON, `labels` (p,) the group of each column, `free` (p,) whether it has no
     penalty: of a group, what its first column says.
@@ -350,7 +350,7 @@ def admm_largest(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
     "admm_adapt admm_certify admm_coefficients admm_largest admm_start",
     takes={
         "lam": control("lambda", 0),
-        "linearise": control("whether to linearise the penalty", 0),
+        "linearise": control("whether to linearize the penalty", 0),
     },
 )
 def admm_set(data: SiteData, state: State, lam: Array, linearise: Array) -> dict[str, Array]:
@@ -415,10 +415,10 @@ def admm_certify(data: SiteData, state: State, residual: Floats) -> dict[str, Ar
 @step(
     FAMILY,
     "admm_certify",
-    releases={"beta": aggregate("coefficients of standardised columns", behind=(EntityCount,))},
+    releases={"beta": aggregate("coefficients of standardized columns", behind=(EntityCount,))},
 )
 def admm_coefficients(data: SiteData, state: State) -> dict[str, Array]:
-    """Release the coefficients of standardised columns: (p,)."""
+    """Release the coefficients of standardized columns: (p,)."""
     block = _block(state)
     return {"beta": block.T @ block.theta}
 
@@ -465,7 +465,7 @@ def admm_respond(
 
 
 def nearest(distribution: str, a: Floats, y: Floats, N: int, rho: float) -> Floats:
-    """Minimise ``loss(N z) + N rho (z - a)^2 / 2`` for every entity: (n,) -> (n,).
+    """Minimize ``loss(N z) + N rho (z - a)^2 / 2`` for every entity: (n,) -> (n,).
 
     Newton's steps on the derivative, which increases, within a bracket of its root.
     """
@@ -489,7 +489,7 @@ def nearest(distribution: str, a: Floats, y: Floats, N: int, rho: float) -> Floa
 
 
 # ----------------------------------------------------------------------------------------------------
-# All that an institution answers for a vertical generalised linear model.
+# All that a site answers for a vertical generalized linear model.
 
 RULES = ExchangeRules(
     remembers=True,

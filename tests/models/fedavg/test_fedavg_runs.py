@@ -185,7 +185,7 @@ def test_the_start_must_have_a_number_for_each_column():
 def test_too_long_steps_name_site_and_remedy(kind):
     """Rows of S2 have a covariate on a large scale: the descent leaves the numbers there."""
     frame = FRAME.assign(x=np.where(FRAME["site"] == "S2", 40.0, 1.0) * FRAME["x"])
-    complaint = r"site 'S2', round 1: .*learning_rate = 0\.2; use a smaller learning_rate, or standardise"
+    complaint = r"site 'S2', round 1: .*learning_rate = 0\.2; use a smaller learning_rate, or standardize"
     with pytest.raises(EstimationError, match=complaint):
         fit(kind, formula="count ~ x", frame=frame, known={"family": F.Poisson()}, learning_rate=0.2)
 

@@ -1,4 +1,4 @@
-"""Credit card holders among four institutions with five columns each, as in the publication, and a lender.
+"""Credit card holders among four sites with five columns each, as in the publication, and a lender.
 
 The table of Yeh and Lien (2009), "default of credit card clients", where it is at hand: its first 20 columns,
 in their order. The lender knows who defaulted, and nothing else.
@@ -38,7 +38,7 @@ def split(n, seed):
 
 
 def partition(X, y, seen):
-    """Rows among the institutions; `seen` (n, 4) says who has which."""
+    """Rows among the sites; `seen` (n, 4) says who has which."""
     n, frames = len(y), {"Lender": pd.DataFrame({"id": np.arange(len(y)), "default": y.astype(float)})}
     for k, client in enumerate(CLIENTS):
         if seen[:, k].any():

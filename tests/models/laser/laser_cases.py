@@ -1,4 +1,4 @@
-"""Simulated customers of three institutions, of which each lacks some."""
+"""Simulated customers of three sites, of which each lacks some."""
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,7 @@ SITES = ("bank", "shop", "telecom")
 
 
 def customers(n=900, seed=0, missing=0.3, kind="binary"):
-    """Key, three columns of each institution, and a response at the bank that is no linear function."""
+    """Key, three columns of each site, and a response at the bank that is no linear function."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, 9))
     eta = 1.2 * X[:, 0] - X[:, 3] * (X[:, 3] > 0) + 0.8 * np.abs(X[:, 6]) + 0.5 * X[:, 7]

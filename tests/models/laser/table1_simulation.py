@@ -1,8 +1,8 @@
 """Table 1 of the publication, Credit: F1 by method, and by what is missing in training and at prediction.
 
-    python tests/models/laser/table1_simulation.py [raw] [standardised] [variants] [seeds]
+    python tests/models/laser/table1_simulation.py [raw] [standardized] [variants] [seeds]
 
-"raw": columns as they are and the published training, see ``table1_raw.py``; "standardised": this package's
+"raw": columns as they are and the published training, see ``table1_raw.py``; "standardized": this package's
 defaults through its doors, where every row keeps its pattern of missing blocks and classes weigh the same, as
 they do in the published training; "variants": LASER on raw columns by other schedules. Rows are divided anew
 for each seed. Writes each run to ``tests/benchmarks/results/laser_table1.csv``, goes on where it was cut

@@ -1,4 +1,4 @@
-"""Split networks over institutions: exchange, sets of clients, predictions."""
+"""Split networks over sites: exchange, sets of clients, predictions."""
 
 from itertools import permutations
 
@@ -116,7 +116,7 @@ def test_a_client_that_left_is_one_that_never_had_the_entity(result):
 
 
 def test_masked_predictions_are_those_of_clear_outputs(result):
-    """Three institutions are asked under masks, two in clear; entities that the first lacks among them."""
+    """Three sites are asked under masks, two in clear; entities that the first lacks among them."""
     tables = customers(300, seed=6, missing=0.5)
     tables["bank"] = tables["bank"].iloc[100:]
     found = result.predict_proba(fs.ClientPartition.from_frames(tables, on="id"))

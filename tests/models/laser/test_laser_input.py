@@ -1,4 +1,4 @@
-"""Bad input of split networks: errors that name institution, column and remedy; the privacy of labels."""
+"""Bad input of split networks: errors that name site, column and remedy; the privacy of labels."""
 
 import numpy as np
 import pytest
@@ -120,10 +120,10 @@ def test_the_account_adds_up_responses_of_the_same_entities():
     for response, other, total in (("y", "late", "1"), ("late", "y", "3")):
         fitting = fs.LASER.from_formula(f"{response} ~ . - {other}", part, hidden=(6,), width=4)
         epsilon = 1.0 if response == "y" else 2.0
-        assert f"randomised at epsilon {epsilon:g}" in " ".join(
+        assert f"randomized at epsilon {epsilon:g}" in " ".join(
             str(fitting.explain(**QUICK, label_epsilon=epsilon)).split()
         )
-        assert "randomised at" not in str(fitting.explain(**QUICK))
+        assert "randomized at" not in str(fitting.explain(**QUICK))
         fitted = fitting.fit(**QUICK, label_epsilon=epsilon)
         said = " ".join(str(fitted.summary()).split())
         assert f"by exp({epsilon:g}) at most, and by exp({total}) over all labels" in said

@@ -22,7 +22,7 @@ EXCHANGES = ("clear", "masked")
 
 
 def tables():
-    """Customers of three institutions, in another order at each."""
+    """Customers of three sites, in another order at each."""
     return {k: frame.sample(frac=1, random_state=i) for i, (k, frame) in enumerate(customers(500).items())}
 
 
@@ -113,7 +113,7 @@ def test_a_client_that_has_left_is_one_that_never_had_an_entity(both, federation
         pd.testing.assert_frame_equal(
             theirs.evaluate(left).to_frame(), ours.evaluate(known).to_frame(), check_exact=True
         )
-    with pytest.raises(ModelError, match="lacks institution 'bank', which has the response"):
+    with pytest.raises(ModelError, match="lacks site 'bank', which has the response"):
         theirs.evaluate(fs.ClientPartition.connect(federation["study"], without=["bank"]))
 
 

@@ -34,7 +34,7 @@ def agreement(labels, k):
 
 
 def rises(result):
-    """Smallest rise of a penalised log-likelihood between two rounds of one mixture."""
+    """Smallest rise of a penalized log-likelihood between two rounds of one mixture."""
     return min(
         np.diff(part["llf"].to_numpy()).min(initial=0.0) for _, part in result.history.groupby("mixture")
     )

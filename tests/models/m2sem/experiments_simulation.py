@@ -53,7 +53,7 @@ def numbers(data):
 
 
 def oracle(data):
-    """Accuracy of k-means on the standardised columns that truly tell clusters apart."""
+    """Accuracy of k-means on the standardized columns that truly tell clusters apart."""
     from sklearn.cluster import KMeans
 
     x = numbers(data)[data.columns.index[data.columns["informative"]]]

@@ -1,4 +1,4 @@
-"""Clusters over institutions: the same whoever is asked in which way, and never downhill."""
+"""Clusters over sites: the same whoever is asked in which way, and never downhill."""
 
 import numpy as np
 import pandas as pd

@@ -287,7 +287,7 @@ def test_a_missing_covariate_is_a_missing_record():
             FormulaError,
             "needs column 'age' at institution 'A' and column 'b0' at institution 'B'",
         ),
-        ({"C": "~ age"}, ModelError, "expected institutions A, B, received 'C'"),
+        ({"C": "~ age"}, ModelError, "expected sites A, B, received 'C'"),
         ("age", FormulaError, "one '~'"),
         ("y ~ age", FormulaError, "left side"),
         ("~ 0 + age", FormulaError, "intercepts of their own"),

@@ -1,4 +1,4 @@
-"""Continuous columns: densities and maxima against what pooled programs and general minimisers find."""
+"""Continuous columns: densities and maxima against what pooled programs and general minimizers find."""
 
 import numpy as np
 import pytest

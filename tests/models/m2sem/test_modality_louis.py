@@ -26,7 +26,7 @@ def test_information_is_the_numerical_hessian(case):
     m, r = CASES[case]()
     climb(m, r, steps=3)
     at = m.state()
-    # A point where nothing is special: not the maximum, means not centred.
+    # A point where nothing is special: not the maximum, means not centered.
     at = at * (1.0 + 0.05 * np.random.default_rng(0).standard_normal(len(at)))
     m.restore(at)
     posterior = softmax(m.log_densities() + LOG_W, axis=1)

@@ -71,7 +71,7 @@ class PooledGLM(Pooled):
         return inverse(eta) @ np.exp(self.log_w)
 
     def joint(self, theta):
-        """Centred intercept, coefficients and means by client, and the variances of their predictors."""
+        """Centered intercept, coefficients and means by client, and the variances of their predictors."""
         beta0, _, betas, mus, Sigmas = self.unpack(theta)
         a = beta0 + sum(b @ mu for b, mu in zip(betas, mus, strict=True))
         t = [b @ S @ b for b, S in zip(betas, Sigmas, strict=True)]
@@ -129,7 +129,7 @@ def binary(study, seed=0, count=False):
 
 
 def glm_study(seed=0, n=250, family="Binomial", **options):
-    """Three institutions with blocks missing at random, and a response of the family."""
+    """Three sites with blocks missing at random, and a response of the family."""
     return binary(simulate(seed, n, **options), seed, count=family == "Poisson")
 
 

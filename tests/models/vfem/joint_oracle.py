@@ -13,7 +13,7 @@ from statsmodels.tools.numdiff import approx_fprime_cs, approx_hess_cs
 
 
 class PooledJoint:
-    """Pooled data: y (n,), X (n, P) with nan where an institution lacks an entity; a link of PooledGLM.
+    """Pooled data: y (n,), X (n, P) with nan where a site lacks an entity; a link of PooledGLM.
 
     `zero` lists pairs of columns that are independent given all others.
     """
@@ -105,7 +105,7 @@ class PooledJoint:
 
 
 def correlated(seed, n, sizes=(2, 1, 2), rho=0.5, shares=(0.0, 0.4, 0.5), count=False, mar=True, holder="A"):
-    """Institutions A, B, ... with correlated blocks, missing for small first columns of A or by lot."""
+    """Sites A, B, ... with correlated blocks, missing for small first columns of A or by lot."""
     rng = np.random.default_rng(seed)
     P = sum(sizes)
     names = [f"{k.lower()}{i}" for k, p in zip("ABCDE", sizes, strict=False) for i in range(1, p + 1)]

@@ -1,6 +1,6 @@
 """Draws of a binary response with blocks that correlate, fitted on pooled data by the package's own protocol.
 
-Institutions A, B and C hold two columns each of variance one. The first columns have the correlation rho,
+Sites A, B and C hold two columns each of variance one. The first columns have the correlation rho,
 the second ones .4 with the first of their own block: every two blocks have the canonical correlation rho.
 A has all entities; B lacks 40 % and C 60 %, by lot (mcar), the more often the smaller A's first column (mar
 on A), or that and a response of zero (mar on y). What the sites would answer is computed from the rows, with
@@ -49,7 +49,7 @@ def correlations(rho):
 
 
 def draw(mechanism, rho, run, n):
-    """Response (n,), and columns (n, 6) with nan where an institution lacks the entity."""
+    """Response (n,), and columns (n, 6) with nan where a site lacks the entity."""
     rng = np.random.default_rng([MECHANISMS.index(mechanism), int(100 * rho), run])
     X = rng.multivariate_normal(np.zeros(6), correlations(rho), size=n)
     y = (rng.random(n) < 1.0 / (1.0 + np.exp(-BETA0 - X @ BETA))).astype(float)
@@ -63,7 +63,7 @@ def draw(mechanism, rho, run, n):
 
 
 class PooledSites:
-    """What the sites answer, from pooled rows of standardised columns."""
+    """What the sites answer, from pooled rows of standardized columns."""
 
     def __init__(self, y, X, layout):
         self.y, self.X, self.layout = y, np.nan_to_num(X), layout
@@ -170,7 +170,7 @@ def fit(y, X, between):
 
 
 def complete_cases(y, X):
-    """Estimates from entities that every institution has."""
+    """Estimates from entities that every site has."""
     here = ~np.isnan(X).any(axis=1)
     found = sm.GLM(y[here], sm.add_constant(X[here]), family=sm.families.Binomial()).fit()
     return found.params, found.bse

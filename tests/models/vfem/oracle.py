@@ -1,6 +1,6 @@
 """The observed-data log-likelihood of VFEM on pooled data, written out entity by entity.
 
-Beside it: simulated data of which institutions hold parts, and what is needed to compare them with a fit.
+Beside it: simulated data of which sites hold parts, and what is needed to compare them with a fit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two institutions of a partition of more: a site that has no part in the model deals for them."""
+"""Two sites of a partition of more: a site that has no part in the model deals for them."""
 
 from __future__ import annotations
 

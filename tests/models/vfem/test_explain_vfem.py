@@ -62,9 +62,9 @@ LEARNED = {
     "dealers are named": ({}, "C deals the random numbers for the products of A and B"),
     "per entity, in clear": (
         ITERATIVE | {"masked": False},
-        "(per entity): linear predictor x'beta of the institution's block. Every number is an equation",
+        "(per entity): linear predictor x'beta of the site's block. Every number is an equation",
     ),
-    "per entity, in sums": (ITERATIVE, "Masks hide an institution's part of one round"),
+    "per entity, in sums": (ITERATIVE, "Masks hide a site's part of one round"),
     "single contributors": (ITERATIVE, "own linear predictor at"),
     "sketches": (
         ITERATIVE | {"cross_products": "sketch"},
@@ -83,7 +83,7 @@ def test_who_could_learn_what(case):
 
 
 def test_single_contributors_are_counted():
-    """Entities of which the coordinator, at A, and one other institution alone have records."""
+    """Entities of which the coordinator, at A, and one other site alone have records."""
     model = model_of()
     ids = {name: set(JOINED[name].dropna()["id"]) for name in ("B", "C")}
     lonely = {"B": len(ids["B"] - ids["C"]), "C": len(ids["C"] - ids["B"])}

@@ -1,4 +1,4 @@
-"""A binary or count response where columns depend between institutions: joint maximum likelihood."""
+"""A binary or count response where columns depend between sites: joint maximum likelihood."""
 
 import numpy as np
 import pytest

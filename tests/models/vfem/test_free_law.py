@@ -62,7 +62,7 @@ def moments_of(study):
 
 
 def of_rows(study, moments, theta, edges):
-    """Log-likelihood of standardised rows at (a, s2, beta, mu, free entries of the concentration)."""
+    """Log-likelihood of standardized rows at (a, s2, beta, mu, free entries of the concentration)."""
     P = len(study.covariates)
     i, j = np.nonzero(np.triu(edges))
     Q = np.zeros((P, P))
@@ -348,7 +348,7 @@ def test_iteration_and_other_families_say_what_they_assume(study):
 
 
 def test_a_smaller_institution_is_told_alike(study):
-    """What leaves the institutions is the same as with independent blocks."""
+    """What leaves the sites is the same as with independent blocks."""
     free, ours = (study.model(between=law).fit().ledger for law in ("free", "independent"))
     columns = ["sender", "receiver", "array", "kind", "numbers"]
     kept = [c for c in columns if c in free.to_frame()]

@@ -1,4 +1,4 @@
-"""The iteration under masks ends where it ends without them, and shows nobody one institution's part."""
+"""The iteration under masks ends where it ends without them, and shows nobody one site's part."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def moments(study):
 
 
 def in_raw_units(moments):
-    """Centre 0 and scale 1: the plain sums of (1, x, y)(1, x, y)'."""
+    """Center 0 and scale 1: the plain sums of (1, x, y)(1, x, y)'."""
     seen = np.column_stack([np.ones(len(moments.n)), moments.seen, np.ones(len(moments.n))])
     grams = np.empty_like(moments.grams)
     for g, has in enumerate(seen):

@@ -162,7 +162,7 @@ def test_fitted_values_are_not_asked_for_and_say_how_to_get_them():
     np.testing.assert_allclose(result.predict(result.model.partition), prediction.predicted_mean)
 
 
-# ---- two institutions, and one ------------------------------------------------------------------
+# ---- two sites, and one ------------------------------------------------------------------
 
 
 def two_institutions(formula="y ~ .", **options):

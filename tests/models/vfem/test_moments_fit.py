@@ -62,7 +62,7 @@ def test_the_fit_is_that_of_the_iterative_exchange(study):
 
 
 def test_the_score_of_the_rows_vanishes_in_every_parameter(study):
-    """Sigma included, which is maximised out."""
+    """Sigma included, which is maximized out."""
     pooled, theta = study.pooled(), theta_of(study, fit_moments(moments_of(study)))
     information = -pooled.hessian(theta)
     assert pooled.relative_score(theta, information) < 1e-7

@@ -1,4 +1,4 @@
-"""Adults of NHANES 2009-2012: six institutions whose blocks are missing as they were in the field."""
+"""Adults of NHANES 2009-2012: six sites whose blocks are missing as they were in the field."""
 
 import pandas as pd
 import pytest
@@ -92,7 +92,7 @@ def test_income_from_the_interview(partition):
 
 
 def test_single_cells_are_worth_something_and_are_not_filled_in(adults, every):
-    """Beside taking an institution as lacking whom it knows in part (what warned of 969 at 'Interview')."""
+    """Beside taking a site as lacking whom it knows in part (what warned of 969 at 'Interview')."""
     frames = {client: adults[["ID", *columns]] for client, columns in COLUMNS.items()}
     whole = fs.ClientPartition.from_frames(frames, on="ID", shared_seed=1, partial="drop")
     with pytest.warns(DataWarning, match="969 at 'Interview'"):

@@ -1,4 +1,4 @@
-"""Entities with some of an institution's columns: the fit conditions on what they have."""
+"""Entities with some of a site's columns: the fit conditions on what they have."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def test_nested_fits_compare_by_likelihood():
         "y ~ . - court1", study.partition(), family=FAMILIES["Logit"], between="independent"
     ).fit()
     lr = full.compare_lr_test(smaller)
-    # Oracle: the pooled likelihood with the coefficient held at zero, maximised over all others.
+    # Oracle: the pooled likelihood with the coefficient held at zero, maximized over all others.
     place, theta = list(full.params.index).index("court1"), glm_theta(model, full, study)
     at = pooled.reported[place]
     held = np.delete(pooled.free, list(pooled.free).index(at))

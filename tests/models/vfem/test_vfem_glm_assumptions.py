@@ -80,7 +80,7 @@ def test_a_response_that_is_not_normal_keeps_the_level(family):
 
 
 def test_standardised_coefficients_are_of_the_columns_own_deviations():
-    """Oracle: the deviation of each column at its institution, over the records that have it."""
+    """Oracle: the deviation of each column at its site, over the records that have it."""
     pytest.importorskip("matplotlib").use("Agg")
     data = fs.datasets.make_sme_risk(1_000)
     partition = fs.ClientPartition.from_frames(data.frames, on=data.key)

@@ -1,4 +1,4 @@
-"""What leaves an institution in a fit with a binary response, and what its door refuses."""
+"""What leaves a site in a fit with a binary response, and what its door refuses."""
 
 import numpy as np
 import pytest

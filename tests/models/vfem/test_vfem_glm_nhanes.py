@@ -1,4 +1,4 @@
-"""Diabetes among the adults of NHANES 2009-2012: six institutions with blocks missing as in the field."""
+"""Diabetes among the adults of NHANES 2009-2012: six sites with blocks missing as in the field."""
 
 import pandas as pd
 import pytest

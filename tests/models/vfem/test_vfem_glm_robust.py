@@ -19,7 +19,7 @@ FAMILIES = {
 
 def make(link, **options):
     study = glm_study(family=type(FAMILIES[link]).__name__, **options)
-    # Coefficients come in the order of the institutions, the response holder first.
+    # Coefficients come in the order of the sites, the response holder first.
     first = dict(sorted(study.columns.items(), key=lambda item: item[0] != study.holder))
     study = Study(study.table, first, study.holder)
     model = fs.VFEMGLM.from_formula("y ~ .", study.partition(), family=FAMILIES[link], between="independent")

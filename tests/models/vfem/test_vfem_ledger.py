@@ -1,4 +1,4 @@
-"""Exactly what leaves an institution in a fit, and of what kind."""
+"""Exactly what leaves a site in a fit, and of what kind."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ FIRST, MIDDLE, LAST = "Bank", "Court", "Tax"
 
 
 def left(result):
-    """What left each institution: {sender: {(step, array, kind)}}."""
+    """What left each site: {sender: {(step, array, kind)}}."""
     out = {}
     for entry in result.ledger.entries:
         out.setdefault(entry.sender, set()).add((entry.step, entry.array, entry.kind))
@@ -85,7 +85,7 @@ def left(result):
 
 @pytest.fixture(scope="module")
 def study():
-    """The response alone at one institution; every number of entities is another."""
+    """The response alone at one site; every number of entities is another."""
     study = simulate(seed=19, n=211, holder="Registry")
     counts = study.table[["y", "bank0", "court0", "tax0"]].notna().sum()
     assert counts.is_unique

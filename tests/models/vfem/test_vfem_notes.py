@@ -30,7 +30,7 @@ def notes(partition, coordinator=None, **options):
 def test_per_entity_values_and_what_they_disclose_are_named(partition):
     text = notes(partition)
     assert "linear predictor of every entity" in text
-    assert "recover an institution's raw rows" in text
+    assert "recover a site's raw rows" in text
 
 
 def test_the_accuracy_of_the_sketch_is_stated(partition):

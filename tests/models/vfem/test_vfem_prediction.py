@@ -47,7 +47,7 @@ def new():
 
 
 def partition_of(study, clients=("Bank", "Court", "Tax"), **options):
-    """A partition of covariates alone; entities that no institution has are not in it."""
+    """A partition of covariates alone; entities that no site has are not in it."""
     frames = study.frames()
     return fs.ClientPartition.from_frames({k: frames[k] for k in clients}, on="id", new_data=True, **options)
 

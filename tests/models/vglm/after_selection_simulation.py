@@ -25,7 +25,7 @@ KEYS = ["n", "p", "columns", "inference"]
 
 @dataclass(frozen=True)
 class Skewed(Setting):
-    """Columns with normal logarithms, standardised, in the place of normal ones."""
+    """Columns with normal logarithms, standardized, in the place of normal ones."""
 
     skewed: ClassVar[bool] = True
 

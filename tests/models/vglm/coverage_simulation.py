@@ -71,7 +71,7 @@ SETTINGS = [
 
 
 def sums_by_fold(X, y, folds):
-    """What the institutions release of standardised columns, and their units."""
+    """What the sites release of standardized columns, and their units."""
     units = ColumnScales(X.mean(axis=0), X.std(axis=0), float(y.mean()), float(y.std()), 0.0)
     rows = [np.ones(len(y)), *((X - units.shift) / units.scale).T, (y - units.mean) / units.sd]
     V, code = np.column_stack(rows), np.arange(len(y)) % folds

@@ -84,7 +84,7 @@ class NoisyFit:
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    """Standardised columns Z (n, p_k), Z'Z / n, their groups, and coefficients (p_k,)."""
+    """Standardized columns Z (n, p_k), Z'Z / n, their groups, and coefficients (p_k,)."""
 
     Z: Floats
     G: Floats
@@ -93,7 +93,7 @@ class _Client:
 
     @classmethod
     def of(cls, X: Floats) -> _Client:
-        """Standardise columns (n, p_k)."""
+        """Standardize columns (n, p_k)."""
         Z = np.ascontiguousarray((X - X.mean(axis=0)) / X.std(axis=0))
         return cls(Z, Z.T @ Z / len(Z), CoefficientGroups.single(Z.shape[1]), np.zeros(Z.shape[1]))
 

@@ -31,7 +31,7 @@ def test_the_optimum_is_that_of_newtons_method(response, eps, close):
     )
     np.testing.assert_allclose(shared.params[1:] * sd, newton.params[1:] * sd, atol=close)
     assert shared.converged and shared.path["kkt"].max() <= 20 * eps
-    # At a penalised estimate the likelihood is not flat: it changes as the coefficients do.
+    # At a penalized estimate the likelihood is not flat: it changes as the coefficients do.
     assert shared.llf == pytest.approx(newton.llf, rel=close)
     np.testing.assert_allclose(shared.refit.bse, newton.refit.bse, rtol=1e-5)
     assert shared.llnull == pytest.approx(newton.llnull, abs=1e-6)

@@ -45,7 +45,7 @@ def fit(blocks, y, family, penalty="lasso", noise=0.0, **options):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_noise_it_is_the_fit_of_pooled_rows(family):
     blocks, y = make(family)
-    # The response is standardised: so are its lambdas.
+    # The response is standardized: so are its lambdas.
     unit = y.std() if family == "Gaussian" else 1.0
     found = fit(blocks, y, family, lambdas=np.array([0.2, 0.1]), rounds=600, clip=50.0)
     X = np.hstack(blocks)

@@ -61,7 +61,7 @@ def model_of(kind, table=None, **options):
 
 
 def standardised(kind, names, table=None):
-    """The design in which coefficients are penalised: weights at the mean response are one."""
+    """The design in which coefficients are penalized: weights at the mean response are one."""
     table, family = TABLES[kind] if table is None else table, FAMILIES[kind]
     X, mean = pooled_columns(table, names), table["y"].mean()
     root = abs(family.link.deriv(mean)) * np.sqrt(family.variance(mean)) if kind in ESTIMATED else 1.0

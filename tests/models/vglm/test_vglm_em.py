@@ -1,4 +1,4 @@
-"""Selection with missing blocks: the limit of penalised EM, from one exchange of sums."""
+"""Selection with missing blocks: the limit of penalized EM, from one exchange of sums."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def setup_of(penalty, lambdas, p=12, algorithm="lla"):
 
 
 class RowwiseEM:
-    """Penalised EM entity by entity: what is missing from the joint normal law, then least squares."""
+    """Penalized EM entity by entity: what is missing from the joint normal law, then least squares."""
 
     def __init__(self, table, names, sizes):
         seen = table[[own[0] for own in BLOCK.values()]].notna().to_numpy()
@@ -302,7 +302,7 @@ def test_no_value_per_entity_leaves_and_the_summary_says_what_is_missing(coordin
     lacks = [int(MISSING[own[0]].isna().sum()) for own in BLOCK.values()]
     complete = int(MISSING.notna().all(axis=1).sum())
     assert f"columns: {lacks[1]} at Clinic, {lacks[2]} at Registry; {complete} have all" in text
-    assert "limit of penalised EM" in text and "conditional on selection" in text
+    assert "limit of penalized EM" in text and "conditional on selection" in text
     assert "were left out" not in text
     assert result.nobs == 400
 
@@ -444,7 +444,7 @@ def test_what_is_assumed_of_blocks_is_tested_as_in_vfem(tmp_path):
     with pytest.warns(AssumptionWarning, match="correlated"):
         vfem, rounds = linear.fit(cov_type="none"), result.ledger.rounds
     for structure in ("model", "unrestricted"):
-        # Products of two institutions are exact to the fixed point in which they are shared.
+        # Products of two sites are exact to the fixed point in which they are shared.
         np.testing.assert_allclose(result.mcar_test(structure), vfem.mcar_test(structure), rtol=1e-6)
     pd.testing.assert_frame_equal(result.independence_tests(), vfem.independence_tests(), rtol=1e-6)
     np.testing.assert_allclose(result.independence_lr_test(), vfem.independence_lr_test(), rtol=1e-5)

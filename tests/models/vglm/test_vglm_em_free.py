@@ -1,4 +1,4 @@
-"""Selection with missing blocks, where columns depend between institutions: between="free"."""
+"""Selection with missing blocks, where columns depend between sites: between="free"."""
 
 import warnings
 from dataclasses import replace
@@ -76,7 +76,7 @@ def test_the_refit_keeps_all_columns_in_their_law():
 
 
 def profile(law, support, column, value):
-    """Largest log-likelihood where a coefficient of standardised columns has this value."""
+    """Largest log-likelihood where a coefficient of standardized columns has this value."""
     others = support.copy()
     others[column] = False
     start = without_effects(law.whole, support).point
@@ -89,7 +89,7 @@ def profile(law, support, column, value):
 
 
 def draw(n=1_200, seed=2):
-    """Two institutions whose first columns have the correlation .6; half of the second lacks by lot."""
+    """Two sites whose first columns have the correlation .6; half of the second lacks by lot."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, 6))
     X[:, 3] = 0.6 * X[:, 0] + 0.8 * X[:, 3]

@@ -151,7 +151,7 @@ def test_debiased_estimates_are_the_formula_over_the_rows(penalty, monkeypatch):
     np.testing.assert_allclose(
         result.debiased.bse[1:] * scale, np.sqrt(s2 / n * np.diag(M @ Sigma @ M.T)), rtol=1e-5
     )
-    # The intercept belongs to columns that are not centred.
+    # The intercept belongs to columns that are not centered.
     means = pooled_columns(table, names).mean(axis=0)
     assert result.debiased.params.iloc[0] == pytest.approx(
         table["y"].mean() - means @ result.debiased.params[1:], rel=1e-8
@@ -293,7 +293,7 @@ def test_the_summary_and_the_file_say_which_inference_it_is(inference, tmp_path)
         np.testing.assert_allclose(report["debiased_p"], result.debiased.pvalues[1:])
         pd.testing.assert_frame_equal(again.debiased.tidy(), result.debiased.tidy())
         assert "debiased" in str(result.debiased.summary())
-        with pytest.raises(NotAvailableError, match="maximise no likelihood"):
+        with pytest.raises(NotAvailableError, match="maximize no likelihood"):
             _ = result.debiased.llf
 
 

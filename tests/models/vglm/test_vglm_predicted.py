@@ -252,7 +252,7 @@ def test_vfem_of_a_number_is_evaluated_by_the_clients_that_entities_have():
 
 
 def test_errors_of_averages_are_near_those_of_predictions_of_which_one_is_far_off():
-    """Averaged with its neighbours one explains nothing of them, whatever a calibrated model would."""
+    """Averaged with its neighbors one explains nothing of them, whatever a calibrated model would."""
     result, far = fit("count"), X.copy()
     far.loc[np.argmax(result.predict().to_numpy())] *= 4.0
     tables = {"bank": far[["a", "b"]].assign(y=Y["count"]), "shop": far[["c", "d"]]}

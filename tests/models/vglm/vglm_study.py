@@ -1,4 +1,4 @@
-"""A small study over three institutions, and the pooled design that an analyst with all rows would have."""
+"""A small study over three sites, and the pooled design that an analyst with all rows would have."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Modality(ABC):
 
     @property
     def units(self) -> Floats:
-        """Means and deviations by which columns were standardised at home; none of categories."""
+        """Means and deviations by which columns were standardized at home; none of categories."""
         return np.empty(0)
 
     @property
@@ -216,7 +216,7 @@ class Modality(ABC):
     def separation(self, w: Floats) -> float:
         """Return how far apart clusters of shares w (K,) are in what is seen, squared: D_m^2.
 
-        Sum_k w_k c_k' J (J + I)^-1 c_k of centred means c and the information J of a row; free of the scale
+        Sum_k w_k c_k' J (J + I)^-1 c_k of centered means c and the information J of a row; free of the scale
         of the factors, so that a modality with loadings near zero separates nothing.
         """
         J = self._information()

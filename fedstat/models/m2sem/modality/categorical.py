@@ -262,7 +262,7 @@ class CategoricalModality(Modality):
     """Levels (n, P) of ordinal, binary and nominal columns, -1 where a cell is missing.
 
     `kinds` (P,) are keys of ``KINDS``, `levels` (P,) say how many levels a column has. Levels at which the
-    institution has no row have probability zero, which is their maximum likelihood; of new rows `units` are
+    site has no row have probability zero, which is their maximum likelihood; of new rows `units` are
     those of the fit's. `nodes` are those of each factor, and may be set at any time.
     """
 

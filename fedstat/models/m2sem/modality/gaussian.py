@@ -20,7 +20,7 @@ FLOOR = 1e-3
 class GaussianModality(Modality):
     """Continuous columns x = B'z + L eta + e with eta | k ~ N(mu_k, I) and e ~ N(0, diag psi).
 
-    Columns (n, P) are standardised at home, nan where a cell is missing, so that penalties mean the same for
+    Columns (n, P) are standardized at home, nan where a cell is missing, so that penalties mean the same for
     all units; log densities and profiles are those of the columns as they came. Of new rows `units` (2 P,)
     are the means and deviations of those of a fit.
     """
@@ -59,7 +59,7 @@ class GaussianModality(Modality):
 
     @property
     def loadings(self) -> Floats:
-        """Loadings of standardised columns, (P, Q)."""
+        """Loadings of standardized columns, (P, Q)."""
         return self.L
 
     @property

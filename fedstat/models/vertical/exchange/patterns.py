@@ -29,7 +29,7 @@ from fedstat.typing import Bools, Ints
 # ----------------------------------------------------------------------------------------------------
 # The exchange by missing pattern: everything after it happens at the coordinator.
 #
-# Patterns with few entities are never released: their entities count as missing at an institution that has
+# Patterns with few entities are never released: their entities count as missing at a site that has
 # them, or are left out (:mod:`fedstat.models.vertical.pattern_merging`).
 
 NORMAL = DistributionSpec("Gaussian", "Identity")
@@ -39,11 +39,11 @@ NORMAL = DistributionSpec("Gaussian", "Identity")
 class PatternExchange:
     """What the exchange handed over: the moments, which patterns were released, and who dealt.
 
-    `dealers` has a site for each pair of institutions, '' for the coordinator; `released` which of the
-    entities that an institution brought count as seen, (m,), and `columns` of institutions of whose columns
+    `dealers` has a site for each pair of sites, '' for the coordinator; `released` which of the
+    entities that a site brought count as seen, (m,), and `columns` of sites of whose columns
     entities have a part with which, (m, p_k); `lost` are the values that count as missing since small
     patterns were merged, by what they are; `numbers` how many different numbers, each a sum over
-    the entities of a pattern, hold columns of an institution; `smallest` the entities behind the smallest of
+    the entities of a pattern, hold columns of a site; `smallest` the entities behind the smallest of
     these sums. `by_bits` says what it cost that columns of few values are judged by their bits.
     """
 
@@ -62,7 +62,7 @@ class PatternExchange:
 class CardinalityCost:
     """What merging cost because sums were judged by the bits of columns of few values.
 
-    `lost` are entities that count as missing for it, by institution that has them; `short` how many more
+    `lost` are entities that count as missing for it, by site that has them; `short` how many more
     entities the patterns that were merged for it would need, in all; `sites` whose policies ask for it, and
     of these `exact` whose sums are not dithered.
     """
@@ -94,8 +94,8 @@ def exchange_patterns(
 ) -> FitProtocol[PatternExchange]:
     """Obtain the moments of a fit by missing pattern.
 
-    An EstimationError where too many entities have a pattern with too few, or those of an institution all
-    have; a ModelError where there is nobody to deal for two institutions.
+    An EstimationError where too many entities have a pattern with too few, or those of a site all
+    have; a ModelError where there is nobody to deal for two sites.
     """
     parts, unit = layout.units, layout.unit
     rule = PatternRule(small.min_count, layout.sizes, layout.details, layout.response_detail, parts)
@@ -199,7 +199,7 @@ def cardinality_cost(layout: Layout, rule: PatternRule, plan: MergePlan) -> Card
 
 
 def count_numbers(layout: Layout, seen: Bools) -> dict[str, int]:
-    """Count, by institution, the released sums of its columns and of their products with any column.
+    """Count, by site, the released sums of its columns and of their products with any column.
 
     `seen` (H, p) are the columns of each released pattern.
     """
@@ -223,7 +223,7 @@ def reuse_patterns(
 ) -> Layout:
     """Leave out of a fit what earlier fits of the partition set aside; `complete`: whole entities only.
 
-    Where single values of an entity were set aside it counts as missing at that institution, unless entities
+    Where single values of an entity were set aside it counts as missing at that site, unless entities
     take part `partly`.
     """
     entities, division = _entities(layout, partition), partition.division
@@ -253,7 +253,7 @@ def remember_patterns(
 ) -> None:
     """Let later fits set aside what a plan of merges did, where a site holds them against it.
 
-    `released` tells which of the entities that an institution brought count as seen, and `columns` with which
+    `released` tells which of the entities that a site brought count as seen, and `columns` with which
     columns those of which it has some.
     """
     if all(site.policy.remember != "all" for site in partition.sites.values()) or layout.filled:
@@ -279,7 +279,7 @@ def reused_pattern_notes(layout: Layout) -> Iterator[Note]:
 
 
 def _read(layout: Layout, client: str) -> list[tuple[str, ...]]:
-    """Columns of the institution's table that each of its design columns reads."""
+    """Columns of the site's table that each of its design columns reads."""
     terms = layout.terms[layout.places()[client]]
     return [term_columns(parse_terms(term).terms[0]) for term in terms]
 
@@ -317,7 +317,7 @@ def merge_notes(exchange: PatternExchange) -> Iterator[Note]:
         yield Note(
             "merged_patterns",
             f"Patterns with few entities are not released: {plan.moved:,} entities count as missing at an "
-            f"institution that has them, and {plan.left_out:,} that would lack everything are left out.",
+            f"site that has them, and {plan.left_out:,} that would lack everything are left out.",
         )
     if exchange.by_bits is not None and exchange.by_bits.lost:
         yield Note("merging_cost", merging_cost_note(exchange.by_bits))
@@ -363,7 +363,7 @@ def sums_note(how: str, smallest: int, more: str = "") -> Note:
     return Note(
         "sums",
         "Sums of the columns and of their products were exchanged once{how}; no value per entity left an "
-        "institution. At least {smallest:,} entities stand behind every sum.{more}",
+        "site. At least {smallest:,} entities stand behind every sum.{more}",
         values={"how": how, "smallest": int(smallest), "more": more},
     )
 
@@ -371,7 +371,7 @@ def sums_note(how: str, smallest: int, more: str = "") -> Note:
 def dealer_notes(
     dealers: Mapping[tuple[str, str], str], see: str = "", bystanders: Sequence[str] = ()
 ) -> Iterator[Note]:
-    """Say who dealt random numbers for products of two institutions, and what collusion would tell.
+    """Say who dealt random numbers for products of two sites, and what collusion would tell.
 
     `bystanders` have no part in the model.
     """
@@ -381,10 +381,10 @@ def dealer_notes(
     listed = ", ".join(f"{dealer} for {count} pair{'s' * (count > 1)}" for dealer, count in pairs.items())
     yield Note(
         "dealers",
-        "Products between institutions come from secure multiplication among parties that follow the "
-        "protocol and may keep what they see (semi-honest). Random numbers for two institutions are dealt by "
+        "Products between sites come from secure multiplication among parties that follow the "
+        "protocol and may keep what they see (semi-honest). Random numbers for two sites are dealt by "
         f"a third ({listed}{see}), which must not collude with either of the two. The coordinator and an "
-        "institution together know the sums of the others' products with columns that they can read.",
+        "site together know the sums of the others' products with columns that they can read.",
     )
     for site in bystanders:
         if site in dealers.values():
@@ -404,13 +404,13 @@ PREDICTOR_STEP = "linear_predictor"
 
 
 def rounds_of_predictors(ledger: Ledger, clients: Sequence[str]) -> int:
-    """Most linear predictors of the same entities that one of the institutions released, masked or not."""
+    """Most linear predictors of the same entities that one of the sites released, masked or not."""
     given = [one.sender for one in ledger.entries if one.array == PREDICTOR_STEP and one.kind == "per entity"]
     return max((given.count(client) for client in clients), default=0)
 
 
 def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[str]) -> Iterator[Note]:
-    """Say what so many numbers for each entity tell of so many columns of all institutions together.
+    """Say what so many numbers for each entity tell of so many columns of all sites together.
 
     Those of earlier analyses count as well, as far as these sites state them.
     """
@@ -423,7 +423,7 @@ def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[st
         "What the coordinator and the response holder could solve for: {numbers:,} numbers for every "
         f"entity{earlier} are {held:,} bits, against at most {unknown:,} of the {{columns}} columns "
         f"({MANTISSA_BITS} a number, 1 where a column has two values). {_verdict(numbers, columns)} Masks "
-        "hide an institution's part of one round and not of many.",
+        "hide a site's part of one round and not of many.",
         values={"numbers": int(numbers), "columns": columns},
     )
 
@@ -431,7 +431,7 @@ def solvable_note(numbers: int, columns: int, ledger: Ledger, sites: Sequence[st
 def _verdict(numbers: int, columns: int) -> str:
     if numbers >= columns:
         return (
-            "That is enough for the rows of ALL institutions, masked or not: take them as disclosed. Fits of "
+            "That is enough for the rows of ALL sites, masked or not: take them as disclosed. Fits of "
             "the normal family from sums that are exchanged once have no value per entity."
         )
     return (

@@ -1,6 +1,6 @@
 """The exchange of sums of products: requests to every site, and assembly of the replies.
 
-Every institution releases sums of its own columns and their products; products with another's come from
+Every site releases sums of its own columns and their products; products with another's come from
 secure multiplication (:mod:`fedstat.federation.protocols.secure_products`), of which each shows masked
 numbers only.
 """
@@ -25,7 +25,7 @@ from fedstat.typing import Bools, Floats, Ints
 
 
 def dealing_sites(layout: Layout) -> tuple[str, ...]:
-    """Institutions that may deal for two others: sites and response holder, after these a bystander."""
+    """Sites that may deal for two others: sites and response holder, after these a bystander."""
     return tuple(dict.fromkeys([*layout.clients, layout.active, *layout.bystanders]))
 
 
@@ -34,7 +34,7 @@ class ColumnScales:
     """Means and standard deviations of columns, (p,), and of the response.
 
     `constant` is the part of the log-likelihood per entity that no coefficient changes, `shape` (p,) the mean
-    of z |z| of standardised columns, where the family asks for it.
+    of z |z| of standardized columns, where the family asks for it.
     """
 
     shift: Floats
@@ -47,7 +47,7 @@ class ColumnScales:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grams:
-    """Sums of products (F, p + 2, p + 2) of (1, X, y) by fold or missing pattern, X and y standardised.
+    """Sums of products (F, p + 2, p + 2) of (1, X, y) by fold or missing pattern, X and y standardized.
 
     They are zero at columns that a pattern lacks. `dealers`: see :class:`PatternExchange`.
     """
@@ -65,7 +65,7 @@ class Grams:
 def standardize_columns(
     layout: Layout, distribution: DistributionSpec, conversation: SecureProductSession
 ) -> FitProtocol[ColumnScales]:
-    """Choose the entities of a fit, and standardise the columns."""
+    """Choose the entities of a fit, and standardize the columns."""
     replies = yield [_stage_request(layout, k, conversation) for k in layout.clients] + [
         conversation.ask(layout.active, "stage_response", distribution.to_json(), keep=layout.response_keep)
     ]
@@ -76,7 +76,7 @@ def standardize_columns(
 
 
 def _stage_request(layout: Layout, client: str, conversation: SecureProductSession) -> Request:
-    """Ask an institution to stage its block; it is told which entities it lacks where means stand for them.
+    """Ask a site to stage its block; it is told which entities it lacks where means stand for them.
 
     And which columns count as seen where entities take part with some of them.
     """
@@ -91,11 +91,11 @@ def _stage_request(layout: Layout, client: str, conversation: SecureProductSessi
 def exchange_grams(
     layout: Layout, units: ColumnScales, code: Ints, shown: Bools, conversation: SecureProductSession
 ) -> FitProtocol[Grams]:
-    """Obtain the sums of products by fold or missing pattern, of columns that :func:`stage` standardised.
+    """Obtain the sums of products by fold or missing pattern, of columns that :func:`stage` standardized.
 
     `code` (n,) is the group of each entity, -1 of those that are left out; `shown` (groups, K) tells which
-    institutions' columns, or some of them, count as seen in a group. A ModelError where nobody can deal for
-    two institutions.
+    sites' columns, or some of them, count as seen in a group. A ModelError where nobody can deal for
+    two sites.
     """
     groups, p, last = len(shown), layout.p, layout.p + 1
     products = np.zeros((groups, p + 2, p + 2))
@@ -129,7 +129,7 @@ def own_request(
 def product_operands(
     layout: Layout, columns: str, code: Ints, shown: Bools, *, coded: bool = True
 ) -> list[ProductOperand]:
-    """Let every institution take part with the entities of the groups in which its columns count as seen.
+    """Let every site take part with the entities of the groups in which its columns count as seen.
 
     Columns that are not `coded` from terms of a formula have supports as those of terms of one factor.
     """
@@ -150,7 +150,7 @@ def product_operands(
 def multiply_between_sites(
     layout: Layout, sides: list[ProductOperand], products: Floats, conversation: SecureProductSession
 ) -> FitProtocol[dict[tuple[str, str], str]]:
-    """Enter the products of columns of any two institutions above the diagonal; return who dealt."""
+    """Enter the products of columns of any two sites above the diagonal; return who dealt."""
     apart = [(a, b) for a, b in combinations(sides, 2) if a.site != b.site]
     # Where no entity has both, the product is zero, and a round of it would tell nothing.
     pairs = [(a, b) for a, b in apart if np.isin(a.present, b.present, assume_unique=True).any()]

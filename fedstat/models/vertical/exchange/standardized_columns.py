@@ -38,7 +38,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 WIDTH = 0.01
 """Of a value's move, in standard deviations of its column."""
 DIGITS = 6
-"""To which standardised columns are compared: center(x), x and C(x) of two levels move alike."""
+"""To which standardized columns are compared: center(x), x and C(x) of two levels move alike."""
 
 
 def dithered(data: SiteData, X: Floats) -> Floats:
@@ -61,10 +61,10 @@ def dithered(data: SiteData, X: Floats) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Columns of others that were multiplied with an institution's, in this fit and in all earlier ones.
+# Columns of others that were multiplied with a site's, in this fit and in all earlier ones.
 #
 # What a sum carries about a column of few values adds up over fits: so the site remembers of every group of
-# rows by which columns its own were multiplied, as the marks that the other institution gives its columns.
+# rows by which columns its own were multiplied, as the marks that the other site gives its columns.
 # A mark is of the column's content, so that the same fit again adds nothing.
 
 PRODUCT_MARK = "multiplied "
@@ -73,7 +73,7 @@ PRODUCT_MARK = "multiplied "
 
 @dataclass(slots=True)
 class ProductHistory:
-    """How many columns of others were multiplied with those of an institution in a fit, by product and group.
+    """How many columns of others were multiplied with those of a site in a fit, by product and group.
 
     Columns of few values are judged by the sums of all products together. `marked` are columns by group, also
     of earlier fits.
@@ -133,7 +133,7 @@ def _name(data: SiteData, rows: Ints) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# An institution's columns and response during a fit, standardised over its entities of the fit.
+# A site's columns and response during a fit, standardized over its entities of the fit.
 
 CONSTANT = 1e-12
 """Standard deviation, relative to the mean, below which a column counts as constant."""
@@ -145,7 +145,7 @@ EMPTY_GROUPS = 1024
 
 @dataclass(slots=True)
 class StandardizedBlock:
-    """A site's standardised columns (n, p) during a fit; means and standard deviations (p,) in their units.
+    """A site's standardized columns (n, p) during a fit; means and standard deviations (p,) in their units.
 
     `keep` (n_seen,) are the rows of the opened block that take part; `held` (n,) those of X that are its own:
     others are filled in with their mean, and hide nothing. `weight` (n,) are the latest row weights, empty
@@ -278,11 +278,11 @@ def standardize_block(
     seen: Bools | None = None,
     may_be_flat: bool = False,
 ) -> StandardizedBlock:
-    """Standardise the columns over the entities of a fit that the institution has, and keep them.
+    """Standardize the columns over the entities of a fit that the site has, and keep them.
 
     `keep` (n_seen,) are the rows of the opened block that take part, `rows` (n_k,) their positions among the
-    n entities of the fit: those that the institution lacks then get its means, which are zero after
-    standardising. `seen` (n_k, p) tells which columns count as seen in these rows, each over its own, by
+    n entities of the fit: those that the site lacks then get its means, which are zero after
+    standardizing. `seen` (n_k, p) tells which columns count as seen in these rows, each over its own, by
     default all; the others are zero. An EstimationError where there are fewer than two entities, or a column
     is constant among them, unless it `may_be_flat`, and is zero then.
     """
@@ -333,7 +333,7 @@ def standardize_block(
 
 
 def signed_squares(staged: StandardizedBlock) -> Floats:
-    """Mean of z |z| of every standardised column, (p,): zero where it is symmetric, at most one.
+    """Mean of z |z| of every standardized column, (p,): zero where it is symmetric, at most one.
 
     Unlike the third moment it gives no row more weight than the standard deviation does. Of columns of few
     values by themselves it is in their counts; where products of such columns are judged, none is told.
@@ -360,7 +360,7 @@ def detail_of(state: State, what: str) -> ColumnCardinality:
 
 
 def fill_with_mean(X: Floats, rows: Ints, n: int) -> Floats:
-    """Give every entity that the institution lacks the mean, which is zero after standardising."""
+    """Give every entity that the site lacks the mean, which is zero after standardizing."""
     filled = np.zeros((n, X.shape[1]))
     filled[rows] = X
     return filled

@@ -1,8 +1,8 @@
 """Site steps of the exchange of sums of products, by missing pattern or by fold.
 
-Columns and response are standardised at their institution, over its entities of the fit. Released are means
-and standard deviations, sums of columns, and sums of products of the institution's own columns by group;
-products with another institution's columns are the matter of
+Columns and response are standardized at their site, over its entities of the fit. Released are means
+and standard deviations, sums of columns, and sums of products of the site's own columns by group;
+products with another site's columns are the matter of
 :mod:`fedstat.federation.protocols.product_steps`.
 """
 
@@ -77,7 +77,7 @@ class ExchangeRules:
     With `remembers`, sums are refused that differ from earlier ones of the session by few entities. VFEM's
     methods, which are there to be compared, differ by the entities of merged patterns. With `fills`, means
     may stand for missing blocks. `columns` are those besides block and response that are multiplied,
-    (rows, q), which are not standardised; what follows their name and a colon tells whom they are for.
+    (rows, q), which are not standardized; what follows their name and a colon tells whom they are for.
     `weights` of some of these give the weights of the rows, and with how many different ones products were
     released; in some the rows stand below one another several `times`, and some are `of_response`.
     `terms` are those of the columns of a block that is not made of a formula.
@@ -121,7 +121,7 @@ def stage_block(
     seen: Bools | None = None,
     weights: Floats | None = None,
 ) -> dict[str, Array]:
-    """Standardise the columns of the entities of a fit; release their means and standard deviations.
+    """Standardize the columns of the entities of a fit; release their means and standard deviations.
 
     The arrays are those of :func:`~fedstat.models.vertical.exchange.standardized_columns.standardize_block`,
     and `weights` that the entities have by the data, with which their products are summed.
@@ -208,7 +208,7 @@ def sum_products(
 def sum_with_response(
     data: SiteData, state: State, code: Ints, groups: Array, rows: Ints | None = None
 ) -> dict[str, Array]:
-    """Sum products of the columns with the response of the same institution by group: (G, p).
+    """Sum products of the columns with the response of the same site by group: (G, p).
 
     `rows` (n_k,) are positions of the block's entities among those of the response; by default they are the
     same.
@@ -231,7 +231,7 @@ def sum_with_response(
 
 
 def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dict[str, Array]:
-    """Sum the standardised response and its square by fold or missing pattern: ``sums`` (2, G)."""
+    """Sum the standardized response and its square by fold or missing pattern: ``sums`` (2, G)."""
     staged, G = staged_response(state), int(groups)
     y = staged.standardised
     check_lengths(data.name, code=(code, len(y)))
@@ -245,17 +245,17 @@ def sum_response(data: SiteData, state: State, code: Ints, groups: Array) -> dic
 def columns_of(
     rules: ExchangeRules, data: SiteData, state: State, which: str
 ) -> tuple[Floats, Floats | None]:
-    """Columns (rows, q) that this institution multiplies with another's, at a mean square of one.
+    """Columns (rows, q) that this site multiplies with another's, at a mean square of one.
 
     With their units (q,), where the family has columns besides "block" and "response": meant are ``columns *
-    units``. They are None for these two, which are standardised.
+    units``. They are None for these two, which are standardized.
     """
     if which in (BLOCK, RESPONSE):
         own: StandardizedBlock | StandardizedResponse = (
             staged_block(state) if which == BLOCK else staged_response(state)
         )
         X, case = own.X if isinstance(own, StandardizedBlock) else own.standardised[:, None], own.case
-        # A product of two institutions' columns has the root of the weight from either.
+        # A product of two sites' columns has the root of the weight from either.
         return X if case is None else X * np.sqrt(case)[:, None], None
     name, _, whom = which.partition(":")
     if name not in rules.columns:
@@ -362,7 +362,7 @@ def facts_behind_product(
 ) -> tuple[tuple[GroupSums, GroupSums, RowGroups], Callable[[], None]]:
     """Tell what the products of some rows by group rest on; one of the columns may be the response.
 
-    They are sums over the rows of which `both` institutions have records, also where means are filled in.
+    They are sums over the rows of which `both` sites have records, also where means are filled in.
     `marks` (groups, q, bytes) are those of the other's columns; what is returned second enters them into the
     account.
     """
@@ -405,7 +405,7 @@ SEEN = presence("which columns count as seen, of each entity that takes part", 2
 CODE = presence("fold or missing pattern of each entity", dtype="int64")
 GROUPS = control("number of folds or missing patterns", 0)
 ENTITY_FACTS = (EntityCount, RowGroups)
-INCLUDED = presence("which of the institution's entities take part", dtype="bool")
+INCLUDED = presence("which of the site's entities take part", dtype="bool")
 ROWS = presence("positions of the block's entities among those of the response", dtype="int64", optional=True)
 
 
@@ -426,7 +426,7 @@ EXCHANGE_ORDER: Mapping[str, str] = {
 
 
 def exchange_steps(rules: ExchangeRules) -> Mapping[str, Step]:
-    """Make the steps by which institutions of a family exchange sums of products."""
+    """Make the steps by which sites of a family exchange sums of products."""
     n = control("number of entities, where means fill in", 0, optional=True)
     filled = {"rows": ROWS, "n": n} if rules.fills else {}
     what = "means, standard deviations" + (", signed squares" if rules.shapes else "")

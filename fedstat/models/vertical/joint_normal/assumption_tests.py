@@ -39,7 +39,7 @@ REJECTED = 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnrestrictedNormal:
-    """A normal law of standardised (x, y), (P + 1,), and its log-likelihood of what is seen."""
+    """A normal law of standardized (x, y), (P + 1,), and its log-likelihood of what is seen."""
 
     mean: Floats
     cov: Floats
@@ -70,7 +70,7 @@ class LittleTest(NamedTuple):
 
 
 class BlockIndependence(NamedTuple):
-    """Wilks' test that two institutions' blocks are uncorrelated, on the n entities that both have.
+    """Wilks' test that two sites' blocks are uncorrelated, on the n entities that both have.
 
     Bartlett's chi-square, nan where n is too small; the largest canonical correlation; and the mean absolute
     correlation of a column of the one with a column of the other.
@@ -87,7 +87,7 @@ class BlockIndependence(NamedTuple):
 
 
 def joint_normal_of_fit(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
-    """Law of standardised (x, y) at the estimates of a fit."""
+    """Law of standardized (x, y) at the estimates of a fit."""
     if isinstance(fit, JointNormalFit):
         return UnrestrictedNormal(fit.point.mean, fit.point.cov, fit.joint)
     standard, point = fit.standard, fit.point
@@ -99,7 +99,7 @@ def joint_normal_of_fit(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
 
 
 def unrestricted_normal(fit: MomentsFit | JointNormalFit) -> UnrestrictedNormal:
-    """Law of standardised (x, y) with all covariances free, where institutions share enough entities."""
+    """Law of standardized (x, y) with all covariances free, where sites share enough entities."""
     edges = edges_between(fit.moments, "free")
     if not isinstance(fit, JointNormalFit) or (fit.moves.edges != edges).any():
         fit = fit_joint_normal(fit.moments, edges)
@@ -114,7 +114,7 @@ def little_test(fit: MomentsFit | JointNormalFit, law: UnrestrictedNormal | None
     estimate, as in R's naniar; a factor n / (n - 1) for it would make d2 smaller by the share 1 / n. Mean and
     covariance under the null, `law`, are by default those of the model, :func:`joint_normal_of_fit`. Where
     its blocks
-    are independent between institutions correlation between them may make it reject as well; Little's own
+    are independent between sites correlation between them may make it reject as well; Little's own
     test has all covariances free, as :func:`unrestricted_normal`.
 
     References
@@ -139,17 +139,17 @@ def little_test(fit: MomentsFit | JointNormalFit, law: UnrestrictedNormal | None
 def independence_lr_test(
     fit: MomentsFit | JointNormalFit, restricted: MomentsFit | JointNormalFit | None = None
 ) -> LRTest:
-    """Likelihood ratio of all covariances free against blocks independent between institutions.
+    """Likelihood ratio of all covariances free against blocks independent between sites.
 
     Unlike the pairwise tests it is valid when missingness depends on what is seen (MAR). Its degrees of
-    freedom are the pairs of columns of two institutions that share enough entities. `restricted` is the fit
+    freedom are the pairs of columns of two sites that share enough entities. `restricted` is the fit
     with independent blocks, where it is at hand.
     """
     moments = fit.moments
     free, own = (edges_between(moments, law) for law in ("free", "independent"))
     df = (free & ~own).sum() // 2
     if not df:
-        raise NotAvailableError("no two institutions share enough entities, so no correlation can be seen")
+        raise NotAvailableError("no two sites share enough entities, so no correlation can be seen")
     if restricted is None:
         within = not isinstance(fit, JointNormalFit) or (fit.moves.edges == own).all()
         restricted = fit if within else fit_joint_model(moments, "independent")
@@ -197,7 +197,7 @@ def warn_of_dependence(
 
 
 def independence_tests(moments: PatternMoments) -> list[BlockIndependence]:
-    """Test every pair of institutions for correlation between their blocks.
+    """Test every pair of sites for correlation between their blocks.
 
     Wilks' Lambda = |S| / (|S_jj| |S_kk|) of the entities that both have, by Bartlett's approximation
     -(n - 1 - (p_j + p_k + 1)/2) log Lambda ~ chi-square with p_j p_k degrees of freedom. Where missingness
@@ -208,7 +208,7 @@ def independence_tests(moments: PatternMoments) -> list[BlockIndependence]:
 
 
 def wilks(moments: PatternMoments, j: int, k: int) -> BlockIndependence:
-    """Wilks' test of one pair of institutions."""
+    """Wilks' test of one pair of sites."""
     p, q = moments.sizes[j], moments.sizes[k]
     n, S = covariance_of_shared(moments, j, k)
     names = moments.clients[j], moments.clients[k]
@@ -226,7 +226,7 @@ def wilks(moments: PatternMoments, j: int, k: int) -> BlockIndependence:
 
 
 def covariance_of_shared(moments: PatternMoments, j: int, k: int) -> tuple[float, Floats]:
-    """Count and covariance of two institutions' columns over the entities that have all of them."""
+    """Count and covariance of two sites' columns over the entities that have all of them."""
     columns = 1 + np.flatnonzero(np.isin(moments.owner, (j, k)))
     both = moments.seen[:, columns - 1].all(axis=1)
     total = moments.grams[both].sum(axis=0)
@@ -242,7 +242,7 @@ def covariance_of_shared(moments: PatternMoments, j: int, k: int) -> tuple[float
 
 
 class AssumptionTests:
-    """Tests of missingness completely at random, and of blocks that are independent between institutions.
+    """Tests of missingness completely at random, and of blocks that are independent between sites.
 
     Examples
     --------
@@ -261,7 +261,7 @@ class AssumptionTests:
         Parameters
         ----------
         structure : {"model", "unrestricted"}
-            Covariance under the null: that of the model, or free between institutions whatever the model.
+            Covariance under the null: that of the model, or free between sites whatever the model.
 
         Returns
         -------
@@ -272,7 +272,7 @@ class AssumptionTests:
         return little_test(fit, unrestricted_normal(fit) if structure == "unrestricted" else None)
 
     def independence_tests(self) -> pd.DataFrame:
-        """Test every pair of institutions for correlation between their blocks.
+        """Test every pair of sites for correlation between their blocks.
 
         Returns
         -------
@@ -283,7 +283,7 @@ class AssumptionTests:
         return pd.DataFrame(independence_tests(self._moments().moments))
 
     def independence_lr_test(self) -> LRTest:
-        """Likelihood ratio of columns that depend between institutions against independent blocks.
+        """Likelihood ratio of columns that depend between sites against independent blocks.
 
         Unlike :meth:`independence_tests` it is valid where missingness depends on what is seen.
 
@@ -294,7 +294,7 @@ class AssumptionTests:
         Raises
         ------
         NotAvailableError
-            No two institutions share enough entities; or the fit has no moments.
+            No two sites share enough entities; or the fit has no moments.
         """
         return independence_lr_test(self._moments())
 

@@ -27,7 +27,7 @@ from fedstat.typing import Floats, Ints
 # ----------------------------------------------------------------------------------------------------
 # Shape of a skewed column, told by one sum: that of the logarithm's inverse with the same signed squares.
 #
-# The mean of z |z| of a standardised column is zero where it is symmetric. Of a log-normal column, exp(s Z)
+# The mean of z |z| of a standardized column is zero where it is symmetric. Of a log-normal column, exp(s Z)
 # with normal Z, it is 2 U / V - 1 with V = exp(2 s^2) - exp(s^2), the variance, and U its part above the
 # mean,
 #
@@ -95,7 +95,7 @@ class SkewedModel:
 class ReferenceSample:
     """Random numbers of N entities, of which every law makes its sample.
 
-    `moments` are those of the data, standardised: which patterns there are, and the sums of the response and
+    `moments` are those of the data, standardized: which patterns there are, and the sums of the response and
     of the columns that nobody lacks in each.
     """
 
@@ -110,7 +110,7 @@ class ReferenceSample:
         self._chances = np.zeros_like(self._share)
 
     def draw(self, law: SkewedModel, rows: slice = slice(None), *, same: bool = False) -> PatternMoments:
-        """Sum over some rows of the sample, by pattern, in the units of the standardised data.
+        """Sum over some rows of the sample, by pattern, in the units of the standardized data.
 
         Chances of patterns are those that give the sums of the data, or the `same` as of the last draw.
         """
@@ -335,7 +335,7 @@ def estimates_of_sample(fit: JointNormalFit, law: SkewedModel, moments: PatternM
     except (EstimationError, np.linalg.LinAlgError):
         raise EstimationError(
             f"correction='skewness': {int(moments.nobs):,} simulated entities do not determine the estimate; "
-            "leave out columns or institutions that hardly any entity has"
+            "leave out columns or sites that hardly any entity has"
         ) from None
     return SkewedModel(found.point, log_sd_of(moments.shape))
 
@@ -378,7 +378,7 @@ def simulated_covariance(skewed: SkewedFit) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # The first-order bias of maximum likelihood in the joint normal model, and its correction.
 #
-# The information is that of sums over few entities where institutions share few. Of a covariance Omega that
+# The information is that of sums over few entities where sites share few. Of a covariance Omega that
 # is free the maximum likelihood estimate has no bias of order 1/n but that of the estimated means, whatever
 # is missing; coefficients and residual variance are curved functions of it. With V the covariance of the
 # parameters theta = (a, s2, beta, mu, Q), the formula of Cox and Snell (1968, equation 20) is one step of
@@ -421,7 +421,7 @@ def bias_corrected(fit: JointNormalFit) -> JointNormalFit:
 
 
 def first_order_bias(fit: JointNormalFit) -> tuple[Floats, Floats]:
-    """Bias (d,) of a, s2, beta, mu and the entries of Q, of standardised columns, and their variances.
+    """Bias (d,) of a, s2, beta, mu and the entries of Q, of standardized columns, and their variances.
 
     A LinAlgError where the information is not positive definite.
     """

@@ -55,7 +55,7 @@ def joint_normal_covariance(Sigma: Array, beta: Array, s2: complex) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointNormalPoint:
-    """A normal law of standardised (x, y): mean of x (P,) and of y, beta (P,), s2, concentration Q (P, P)."""
+    """A normal law of standardized (x, y): mean of x (P,) and of y, beta (P,), s2, concentration Q (P, P)."""
 
     mu: Floats
     a: float
@@ -168,7 +168,7 @@ def centred_sums(moments: PatternMoments, mean: Array) -> tuple[Array, Array]:
 
 
 def joint_normal_likelihood(moments: PatternMoments, mean: Floats, cov: Floats) -> float:
-    """Log-likelihood of what is seen, of the columns as they are standardised."""
+    """Log-likelihood of what is seen, of the columns as they are standardized."""
     K, log_det = inverse_by_pattern(cov, observed(moments))
     _, D = centred_sums(moments, mean)
     constant = observed(moments).sum(axis=1) * np.log(2.0 * np.pi) + log_det
@@ -245,7 +245,7 @@ def contract(K: Floats, W: Floats, i: Ints, j: Ints) -> Floats:
 #
 # Derivatives are exact, so that some six steps reach the maximum that EM approaches in hundreds. Where the
 # information is not positive definite the step is Fisher's scoring; either is halved until the log-likelihood
-# rises. With all edges between institutions left out it is the law of
+# rises. With all edges between sites left out it is the law of
 # :mod:`fedstat.models.vertical.fit`.
 
 SINGULAR = 1e-8
@@ -256,8 +256,8 @@ SINGULAR = 1e-8
 class JointNormalFit:
     """A law at its maximum; estimates in the units of the data.
 
-    `moments` are standardised and `point` the law of the standardised columns; `moves` what was free. `joint`
-    is the log-likelihood of columns and response as standardised, `log_likelihood` that of the response given
+    `moments` are standardized and `point` the law of the standardized columns; `moves` what was free. `joint`
+    is the log-likelihood of columns and response as standardized, `log_likelihood` that of the response given
     what is seen, in the units of the data: less the largest value that the columns' own likelihood takes.
     """
 
@@ -297,7 +297,7 @@ class JointNormalFit:
 
     @property
     def t(self) -> Floats:
-        """Variance of each institution's own linear predictor, (K,)."""
+        """Variance of each site's own linear predictor, (K,)."""
         member = self.moments.owner == np.arange(len(self.moments.sizes))[:, None]
         own = member * self.beta
         return np.asarray(np.einsum("ki,ij,kj->k", own, self.cov[:-1, :-1], own))
@@ -326,7 +326,7 @@ def fit_joint_normal(
     maxiter: int = 200,
     start: JointNormalPoint | None = None,
 ) -> JointNormalFit:
-    """Maximise the likelihood of what is seen; `edges` (P, P) are pairs of columns that may depend.
+    """Maximize the likelihood of what is seen; `edges` (P, P) are pairs of columns that may depend.
 
     It stops when the maximum is nearer than `tol` standard errors (the Newton decrement), or with
     ``converged=False`` after `maxiter` steps; it starts from no effects and every block at its own moments.
@@ -354,7 +354,7 @@ def without_effects(fit: JointNormalFit, effects: Bools, *, tol: float = 1e-6) -
 
 
 def response_alone(moments: PatternMoments) -> float:
-    """Largest log-likelihood of the standardised response by itself."""
+    """Largest log-likelihood of the standardized response by itself."""
     mean, square = moments.grams[:, [0, -1], -1].sum(axis=0) / moments.nobs
     return float(-0.5 * moments.nobs * (np.log(2.0 * np.pi * (square - mean**2)) + 1.0))
 
@@ -432,7 +432,7 @@ def not_determined(moments: PatternMoments) -> str:
     return (
         f"the covariance of all columns is not determined: {names[j]} and {names[k]} share "
         f"{int(both[j, k]):,} of {int(moments.nobs):,} entities, and columns may be collinear across "
-        "institutions; leave out columns or institutions, or fit with between='independent'"
+        "sites; leave out columns or sites, or fit with between='independent'"
     )
 
 
@@ -490,7 +490,7 @@ def leading_inverse(fit: JointNormalFit, information: Floats, head: int) -> Floa
 
 
 def in_psi(fit: JointNormalFit, cov: Floats) -> Floats:
-    """Bring a covariance of (a, s2, beta, mu, Q) of standardised columns to institution order and units."""
+    """Bring a covariance of (a, s2, beta, mu, Q) of standardized columns to site order and units."""
     moments = fit.moments
     i, j = fit.moves.entries
     x, y = moments.scale[:-1], moments.scale[-1]
@@ -503,7 +503,7 @@ def in_psi(fit: JointNormalFit, cov: Floats) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # Pairs of blocks with few common entities: restrictions and sensitivity of the estimates.
 #
-# A block is an institution's columns, or where entities have some of these only a set of them that are
+# A block is a site's columns, or where entities have some of these only a set of them that are
 # missing together: a unit of :class:`~fedstat.models.vertical.moments.PatternMoments`.
 #
 # Where no entity, or hardly one, has the columns of both, their covariance given all other columns and the
@@ -512,7 +512,7 @@ def in_psi(fit: JointNormalFit, cov: Floats) -> Floats:
 
 Between: TypeAlias = Literal["free", "independent"]
 MIN_COMMON_ENTITIES = 10
-"""Entities that two institutions must share for each of their columns, so that a covariance is estimated.
+"""Entities that two sites must share for each of their columns, so that a covariance is estimated.
 
 With three, covariances of few entities fit their noise: on the packaged enterprises R-squared is then .89,
 with ten .81, where the truth is .76.
@@ -559,7 +559,7 @@ def name_sparse(moments: PatternMoments) -> str:
         return ""
     return (
         f"Too few entities shared for covariances of columns, which take {MIN_COMMON_ENTITIES} for each: "
-        f"{', '.join(listed)}. Such institutions count as independent given all other columns, of which so "
+        f"{', '.join(listed)}. Such sites count as independent given all other columns, of which so "
         "few entities say little, and none nothing."
     )
 
@@ -577,7 +577,7 @@ def edges_between(moments: PatternMoments, between: Between) -> Bools:
 def fit_joint_model(
     moments: PatternMoments, between: Between, maxiter: int = 200
 ) -> MomentsFit | JointNormalFit:
-    """Maximise the likelihood of what is seen, of columns that are free to depend between sites or not."""
+    """Maximize the likelihood of what is seen, of columns that are free to depend between sites or not."""
     if between == "independent" and moments.whole:
         return fit_moments(moments, maxiter=maxiter)
     return fit_joint_normal(moments, edges_between(moments, between), maxiter=maxiter)

@@ -89,7 +89,7 @@ def squared_errors(y: Floats, given: Floats, used: Floats, code: Ints, groups: i
 
 GROUP_AVERAGES = (
     "Predictions were averaged over a few entities that have similar ones before they were counted, by the "
-    "policy of the institution that holds the response."
+    "policy of the site that holds the response."
 )
 SMALLEST, LARGEST = 1e-290, 1e140
 """Mean of a positive response, below which its logarithm has no end, and one whose square has one."""
@@ -112,7 +112,7 @@ def evaluate_at_holder(
 
     `text` is distribution and link, `code` (n,) the group of each row, of so many `groups`; for `centre` and
     `width` see :func:`bin_edges`. Released are ``bins`` (3 G, B), entities and sums of response and of
-    predictions by bin of the linear predictor, small bins counted with a neighbour and small groups not at
+    predictions by bin of the linear predictor, small bins counted with a neighbor and small groups not at
     all; ``squares`` (G,), sums of squared errors; ``spread`` (G,) about the mean of the group and
     ``deviance`` (2,) of all and of a constant, zero of a binary response; ``regression`` (9,), the response
     of all of these regressed on the linear predictor. Of predictions, see :func:`averaged`.
@@ -196,8 +196,8 @@ EVALUATION_STEPS: Mapping[str, Step] = {
         {
             "predicted": per_entity("predictions", dtype="float64", weighs="predictions"),
             "use": presence("which entities are compared", dtype="bool"),
-            "code": presence("institutions that have each entity, by number", dtype="int64"),
-            "groups": control("number of sets of institutions", 0, dtype="int64"),
+            "code": presence("sites that have each entity, by number", dtype="int64"),
+            "groups": control("number of sets of sites", 0, dtype="int64"),
             "centre": aggregate("mean of the linear predictors", 0),
             "width": aggregate("their deviation", 0),
         },
@@ -230,7 +230,7 @@ def evaluate_predictions(
     """
     partition, holder = analysis.partition, response.client
     if holder not in partition.sites:
-        raise ModelError(f"evaluate: the partition lacks institution '{holder}', which has the response")
+        raise ModelError(f"evaluate: the partition lacks site '{holder}', which has the response")
     rows = partition.rows[holder]
     has = np.zeros(partition.n_entities, dtype=np.int64)
     for k, client in enumerate(clients):
@@ -272,7 +272,7 @@ def evaluate_predictions(
     names = [" + ".join(k for i, k in enumerate(clients) if s >> i & 1) or "none" for s in sets.tolist()]
     if not there.all():
         few = ", ".join(name for name, fine in zip(names, there, strict=True) if not fine)
-        warn(f"evaluate: entities of too small sets of institutions are not counted: {few}", DataWarning)
+        warn(f"evaluate: entities of too small sets of sites are not counted: {few}", DataWarning)
     edges = np.concatenate([[-np.inf], bin_edges(distribution, *place), [np.inf]])
     squares, binary = told["squares"][there], distribution.name == "Binomial"
     accuracy = Accuracy(
@@ -296,7 +296,7 @@ def evaluate_predictions(
         recalibration=_from_array(told["regression"]),
         accuracy=None if binary else accuracy,
         remarks=() if partition.sites[holder].policy.evaluation == "any" else (GROUP_AVERAGES,),
-        counted=f"entities of one set of institutions (as {holder} counts them)",
+        counted=f"entities of one set of sites (as {holder} counts them)",
     )
 
 

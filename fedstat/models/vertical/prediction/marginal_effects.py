@@ -58,7 +58,7 @@ def effects_over_columns(
     *,
     others: Mapping[str, Any],
 ) -> MarginalEffects:
-    """Effects of all columns; `project` asks the institutions, of a factor (p + 1, r) of the covariance.
+    """Effects of all columns; `project` asks the sites, of a factor (p + 1, r) of the covariance.
 
     `others` are further arguments that statsmodels has.
     """
@@ -72,7 +72,7 @@ def effects_over_columns(
         if value:
             raise NotAvailableError(
                 f"get_margeff: {name}: the change of a column needs its values beside all others of the "
-                f"entity, which are at other institutions; {AVAILABLE_OVER_ROWS}"
+                f"entity, which are at other sites; {AVAILABLE_OVER_ROWS}"
             )
     known = np.isfinite(np.diag(of.cov))
     values, vectors = np.linalg.eigh(of.cov[np.ix_(known, known)])
@@ -83,7 +83,7 @@ def effects_over_columns(
         effects, moved, where = of.params[1:], factor[1:], "The link is the identity: the coefficients"
     elif at == "overall":
         effects, moved, n = _averages(of, factor, log, products, project)
-        where = f"Averages over the {n:,} entities that every institution has"
+        where = f"Averages over the {n:,} entities that every site has"
     else:
         effects, moved = _at_row(of, at, factor, log, products)
         where = {"mean": "At the mean of every column, which counts as known", "zero": "At zero"}[at]
@@ -141,7 +141,7 @@ def _averages(
         )
     found = project(factor)
     if not found.whole.any():
-        raise EstimationError("get_margeff: at='overall': no entity is at every institution; use at='mean'")
+        raise EstimationError("get_margeff: at='overall': no entity is at every site; use at='mean'")
     eta, rows = found.linear[found.whole], found.projection[found.whole]
     with np.errstate(all="ignore"):
         _, first, second = mean_derivatives(eta, of.distribution, log)

@@ -37,9 +37,9 @@ Found = TypeVar("Found")
 
 
 class VerticalPredictor:
-    """What prediction needs of a fit, and how it asks the institutions; `steps` is the family of these.
+    """What prediction needs of a fit, and how it asks the sites; `steps` is the family of these.
 
-    A subclass has the blocks of its fit, the mean response, and the institutions that it asks.
+    A subclass has the blocks of its fit, the mean response, and the sites that it asks.
     """
 
     __slots__ = ()
@@ -47,7 +47,7 @@ class VerticalPredictor:
 
     @property
     def blocks(self) -> FittedBlocks:
-        """Coefficients by institution."""
+        """Coefficients by site."""
         raise NotImplementedError
 
     @property
@@ -57,16 +57,16 @@ class VerticalPredictor:
 
     @property
     def response_at(self) -> tuple[str, str]:
-        """The response as it is written, and the institution that holds it."""
+        """The response as it is written, and the site that holds it."""
         raise NotImplementedError
 
     @property
     def counted(self) -> Sequence[str]:
-        """Institutions by which an evaluation sorts entities."""
+        """Sites by which an evaluation sorts entities."""
         return self.blocks.clients
 
     def asked(self, partition: ClientPartition) -> tuple[str, ...]:
-        """Institutions to ask; a ModelError where the partition lacks one that a prediction needs."""
+        """Sites to ask; a ModelError where the partition lacks one that a prediction needs."""
         raise NotImplementedError
 
     def predicted_means(self, partition: ClientPartition) -> Callable[[], FitProtocol[tuple[Floats, str]]]:
@@ -80,14 +80,14 @@ class VerticalPredictor:
     def run(
         self, call: str, partition: ClientPartition, asking: Callable[[], FitProtocol[Found]]
     ) -> tuple[Found, Ledger]:
-        """Run requests to the institutions of a partition, with a ledger of their own."""
+        """Run requests to the sites of a partition, with a ledger of their own."""
         ledger = new_ledger(partition, self.response_at[1])
         return run_analysis(self.analysis(call, partition), asking, ledger), ledger
 
     def project(self, of: Sequence[str], partition: ClientPartition, factor: Floats) -> ProjectedEntities:
         """Ask for linear predictors, and projections of columns on a factor (p + 1, r) of the covariance.
 
-        `of` (p,) names the institution of each column.
+        `of` (p,) names the site of each column.
         """
         asked = self.asked(partition)
 
@@ -152,7 +152,7 @@ class VerticalPredictions(CoefficientResults):
         """Marginal effects on the mean of the response, with errors by the delta method, as in statsmodels.
 
         ``at="mean"`` asks nothing further. ``at="overall"`` averages over the entities of the fit that every
-        institution has: as for :meth:`get_prediction`, linear predictors of these and projections of their
+        site has: as for :meth:`get_prediction`, linear predictors of these and projections of their
         columns on the covariance of the estimates go to the coordinator, and disclose the columns.
         After a lasso or an elastic net of VerticalGLM they are those of its ``refit``.
 
@@ -202,9 +202,9 @@ class VerticalPredictions(CoefficientResults):
         return effects_over_columns(mean, at, method, project, others=others)
 
     def evaluate(self, partition: ClientPartition | None = None) -> Evaluation:
-        """How well predictions agree with the response, counted at the institution that holds it.
+        """How well predictions agree with the response, counted at the site that holds it.
 
-        Every institution is asked for the linear predictors of the partition's entities, as by
+        Every site is asked for the linear predictors of the partition's entities, as by
         :meth:`predict`; the holder of the response is handed the predictions, and counts. One that answers a
         single evaluation averages them over a few entities first, which moves figures little unless a
         few predictions are far from all others.
@@ -212,20 +212,20 @@ class VerticalPredictions(CoefficientResults):
         Parameters
         ----------
         partition : ClientPartition, optional
-            With the response, at the institution that had it in the fit; by default that of the fit, on which
+            With the response, at the site that had it in the fit; by default that of the fit, on which
             the figures flatter, the more so after a selection.
 
         Returns
         -------
         Evaluation
-            By set of institutions that entities have, and of all: ``recalibration``, ``calibration()``,
+            By set of sites that entities have, and of all: ``recalibration``, ``calibration()``,
             ``plot_calibration()``; of a binary response AUC, ``roc()``, ``confusion(threshold)``, ``brier``;
             of others ``accuracy`` with R-squared, root mean squared error and deviance.
 
         Raises
         ------
         ModelError
-            The partition lacks the response, or institutions that predictions need.
+            The partition lacks the response, or sites that predictions need.
         NotAvailableError
             There is no partition: the results were read from a file; or the fit has an offset, which
             predictions leave out.

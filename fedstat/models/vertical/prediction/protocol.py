@@ -51,7 +51,7 @@ def released_specs(model: VerticalModel, clients: tuple[str, ...]) -> dict[str, 
 
 
 def store_coded(spec: str, terms: SiteTerms) -> str:
-    """Keep the coding of some of the terms of an institution."""
+    """Keep the coding of some of the terms of a site."""
     whole = BlockSpec.from_json(spec)
     if whole.terms == terms.terms:
         return spec
@@ -77,12 +77,12 @@ def store_coded(spec: str, terms: SiteTerms) -> str:
 # Linear predictors of new entities from the blocks that they have.
 #
 # An entity that lacks a block has the mean of that block's linear predictor in its place: its expectation,
-# where blocks are independent between institutions.
+# where blocks are independent between sites.
 
 
 @dataclass(frozen=True, slots=True)
 class FittedBlocks:
-    """Coefficients of a fit by institution, and how its columns are coded.
+    """Coefficients of a fit by site, and how its columns are coded.
 
     `mean` is the linear predictor of an entity without any block; `means` has what each block adds to it on
     average, zero where left out.
@@ -97,10 +97,10 @@ class FittedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class OpenedBlocks:
-    """Columns of institutions, coded as in a fit, in an open session.
+    """Columns of sites, coded as in a fit, in an open session.
 
-    `rows` are the entities of each institution that was asked, `missing` (n, K) the blocks that entities
-    lack; `has` says with which columns entities take part of which an institution has some only, (rows, p_k).
+    `rows` are the entities of each site that was asked, `missing` (n, K) the blocks that entities
+    lack; `has` says with which columns entities take part of which a site has some only, (rows, p_k).
     """
 
     missing: Bools
@@ -123,7 +123,7 @@ class PredictedBlocks:
 
 
 def present_clients(clients: Sequence[str], partition: ClientPartition) -> tuple[str, ...]:
-    """Institutions of a fit that a partition has, too; a ModelError where it is horizontal."""
+    """Sites of a fit that a partition has, too; a ModelError where it is horizontal."""
     check_layout("a prediction", partition, "vertical")
     return tuple(k for k in clients if k in partition.sites)
 
@@ -161,10 +161,10 @@ def open_blocks(
     *,
     partly: bool = False,
 ) -> FitProtocol[OpenedBlocks]:
-    """Code the columns of some institutions as in the fit.
+    """Code the columns of some sites as in the fit.
 
-    Entities with some of an institution's columns count as missing there, unless they may take part `partly`.
-    A DesignError where an institution's columns cannot be coded so.
+    Entities with some of a site's columns count as missing there, unless they may take part `partly`.
+    A DesignError where a site's columns cannot be coded so.
     """
     asking = SecureProductSession(family, partition._new_session(), None)
     missing = np.ones((partition.n_entities, len(blocks.clients)), dtype=bool)
@@ -186,7 +186,7 @@ def open_blocks(
 def predict_blocks(
     blocks: FittedBlocks, asked: Sequence[str], partition: ClientPartition, family: str
 ) -> FitProtocol[PredictedBlocks]:
-    """Add up the linear predictors of some institutions; a DesignError as in :func:`open_blocks`."""
+    """Add up the linear predictors of some sites; a DesignError as in :func:`open_blocks`."""
     linear = np.full(partition.n_entities, blocks.mean)
     opened = yield from open_blocks(blocks, asked, partition, family)
     if not asked:
@@ -209,7 +209,7 @@ def project_blocks(
 ) -> FitProtocol[tuple[PredictedBlocks, Floats]]:
     """Beside linear predictors ask for projections of the rows, (1, x), on a factor (p + 1, r).
 
-    `of` (p,) names the institution of each column. What an entity lacks counts as zero.
+    `of` (p,) names the site of each column. What an entity lacks counts as zero.
     """
     found = yield from predict_blocks(blocks, asked, partition, family)
     rows = {k: factor[1:][np.array(of) == k] for k in asked}

@@ -22,11 +22,11 @@ def predict_block(data: SiteData, state: State, beta: Floats) -> dict[str, Array
 
 
 def project_block(data: SiteData, state: State, mu: Floats, factor: Floats) -> dict[str, Array]:
-    """Project the centred rows on a factor of the covariance of the estimates."""
+    """Project the centered rows on a factor of the covariance of the estimates."""
     return {"projection": (block_of(state).X - mu) @ factor}
 
 
-PREDICTOR = per_entity("linear predictor x'beta of the institution's block", maskable=True)
+PREDICTOR = per_entity("linear predictor x'beta of the site's block", maskable=True)
 LINEAR_PREDICTOR_STEPS: Mapping[str, Step] = {
     "predict_block": Step(
         predict_block,

@@ -64,7 +64,7 @@ def staged_weights(data: SiteData, state: State) -> tuple[Floats | None, int]:
 
 
 def seed_of_stage(shared: int, stage: int) -> int:
-    """Seed of the projection of one stage, which is as hard to find as the one that institutions share."""
+    """Seed of the projection of one stage, which is as hard to find as the one that sites share."""
     # A short seed makes no longer one, and draws what it always drew.
     words = 2 if shared.bit_length() > 64 else 1
     return int.from_bytes(
@@ -89,17 +89,17 @@ STAGE = control("which columns", 0)
     },
 )
 def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array) -> dict[str, Array]:
-    """Release a random projection of the staged columns, the same one at every institution.
+    """Release a random projection of the staged columns, the same one at every site.
 
     `stage` is a place in ``STAGES``, `kind` in ``SKETCH_KINDS``. Released: ``sketch`` (size, q), and
-    ``error``, the root mean squared error of the institution's own products by it, relative to the columns'
+    ``error``, the root mean squared error of the site's own products by it, relative to the columns'
     lengths.
     """
     client, columns = block_state_of(state), staged(data, state, int(stage))
     # Structured sketches come in whole ones, of half the entities at most.
     check_allocation(data.name, (int(size) + client.n) * columns.shape[1], columns.size)
     seed = seed_of_stage(data.common_seed, int(stage))
-    # A projection of its own at every institution would make each product zero on average.
+    # A projection of its own at every site would make each product zero on average.
     draw = SKETCHES[SKETCH_KINDS[int(kind)]]
     projected = draw(columns, client.rows, client.n, int(size), seed)
     exact = columns.T @ columns
@@ -112,10 +112,10 @@ def sketch(data: SiteData, state: State, stage: Array, size: Array, kind: Array)
     FAMILY,
     f"{CROSS_STEPS} response_products",
     takes={"stage": STAGE},
-    releases={"columns": ArrayDeclaration("raw columns", "the columns themselves, centred and weighted", 2)},
+    releases={"columns": ArrayDeclaration("raw columns", "the columns themselves, centered and weighted", 2)},
 )
 def release_columns(data: SiteData, state: State, stage: Array) -> dict[str, Array]:
-    """Release the staged columns themselves, for another institution to multiply with its own."""
+    """Release the staged columns themselves, for another site to multiply with its own."""
     return {"columns": np.ascontiguousarray(staged(data, state, int(stage)))}
 
 
@@ -124,10 +124,10 @@ def release_columns(data: SiteData, state: State, stage: Array) -> dict[str, Arr
     f"{CROSS_STEPS} multiply_columns release_columns",
     takes={
         "stage": STAGE,
-        "columns": ArrayDeclaration("raw columns", "another institution's columns, centred and weighted", 2),
-        "rows": presence("positions of that institution's entities", dtype="int64"),
+        "columns": ArrayDeclaration("raw columns", "another site's columns, centered and weighted", 2),
+        "rows": presence("positions of that site's entities", dtype="int64"),
     },
-    releases={"products": declare_weighted_sums("cross-products of two institutions' columns", 2)},
+    releases={"products": declare_weighted_sums("cross-products of two sites' columns", 2)},
 )
 def multiply_columns(
     data: SiteData, state: State, stage: Array, columns: Floats, rows: Ints
@@ -154,7 +154,7 @@ ALTERNATIVES = ", or exchange='iterative' with cov_type='expected' or fs.Iterati
 
 @dataclass(frozen=True, slots=True)
 class CrossProductOptions:
-    """How cross-products between institutions are had; see :meth:`fedstat.VFEMRegression.fit`.
+    """How cross-products between sites are had; see :meth:`fedstat.VFEMRegression.fit`.
 
     A sketch has `size` rows; a secure product rests on `min_count` entities at least, and where the
     coordinator sits, `at`, matters for who may deal.
@@ -169,7 +169,7 @@ class CrossProductOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProductRequest:
-    """What products are wanted of: one of ``STAGES``, and how many columns each institution has of it."""
+    """What products are wanted of: one of ``STAGES``, and how many columns each site has of it."""
 
     stage: str
     widths: tuple[int, ...]
@@ -213,9 +213,9 @@ def no_products(
 def multiplied_products(
     layout: Layout, session: str, columns: ProductRequest, options: CrossProductOptions
 ) -> FitProtocol[CrossProducts]:
-    """Multiply in secret: exact, and neither institution nor the coordinator sees anything but the products.
+    """Multiply in secret: exact, and neither site nor the coordinator sees anything but the products.
 
-    Rows are weighted by their institution, who knows 1/v of its own entities. A product over few entities
+    Rows are weighted by their site, who knows 1/v of its own entities. A product over few entities
     would disclose rows to who knows one of the two blocks; it is not asked for, and counts as zero, its
     expectation.
     """
@@ -256,7 +256,7 @@ def product_session(layout: Layout, session: str, at: str | None) -> SecureProdu
 
 
 def check_dealers(layout: Layout, options: CrossProductOptions) -> None:
-    """Require somebody to deal for every two institutions, before anything is computed."""
+    """Require somebody to deal for every two sites, before anything is computed."""
     if options.how == "secure":
         for a, b in combinations(layout.clients, 2):
             product_session(layout, "", options.at).dealer(a, b, dealing_sites(layout))
@@ -265,9 +265,9 @@ def check_dealers(layout: Layout, options: CrossProductOptions) -> None:
 def sketched_products(
     layout: Layout, session: str, columns: ProductRequest, options: CrossProductOptions
 ) -> FitProtocol[CrossProducts]:
-    """Multiply random projections that the institutions draw from a seed which only they share.
+    """Multiply random projections that the sites draw from a seed which only they share.
 
-    TWFL Algorithm 2, mended: the institutions must use the same projection; independent ones would
+    TWFL Algorithm 2, mended: the sites must use the same projection; independent ones would
     make every cross-product zero on average.
     """
     replies = yield [
@@ -291,7 +291,7 @@ def sketched_products(
 def exchanged_products(
     layout: Layout, session: str, columns: ProductRequest, options: CrossProductOptions
 ) -> FitProtocol[CrossProducts]:
-    """Hand each institution's columns to the institutions after it, which multiply: it discloses them."""
+    """Hand each site's columns to the sites after it, which multiply: it discloses them."""
     number = columns.number
     replies = yield [vfem_request(k, "release_columns", session, stage=number) for k in layout.clients[:-1]]
     released = [reply.arrays["columns"] for reply in replies]
@@ -322,6 +322,6 @@ CROSS_PRODUCTS: Mapping[str, ProductsProtocol] = {
 def cross_products(
     layout: Layout, session: str, columns: ProductRequest, options: CrossProductOptions
 ) -> FitProtocol[CrossProducts]:
-    """Obtain X_j'X_k for every pair of institutions, as `options` say; a single institution needs none."""
+    """Obtain X_j'X_k for every pair of sites, as `options` say; a single site needs none."""
     how = options.how if len(layout.clients) > 1 else "none"
     return (yield from CROSS_PRODUCTS[how](layout, session, columns, options))

@@ -35,7 +35,7 @@ from fedstat.models.vfem.covariance.sem_protocol import SEMPoint, complete_infor
 from fedstat.typing import Array, Floats
 
 # ----------------------------------------------------------------------------------------------------
-# Supplemented EM where columns are free to depend between institutions: the Jacobian by complex steps.
+# Supplemented EM where columns are free to depend between sites: the Jacobian by complex steps.
 
 JOINT_COMPLEX_STEP = 1e-30
 
@@ -45,12 +45,12 @@ def joint_normal_sem(fit: JointNormalFit) -> tuple[Floats, float]:
 
     The covariance is arranged as in :func:`~fedstat.models.vertical.joint_normal.fit.estimates_covariance`.
 
-    A NotAvailableError where pairs of institutions have no covariance of their own: the M-step is not in
+    A NotAvailableError where pairs of sites have no covariance of their own: the M-step is not in
     closed form then. An EstimationError where the map does not contract.
     """
     if not fit.moves.edges.all():
         raise NotAvailableError(
-            "cov_type='sem' needs a covariance of every two institutions, and some share too few entities; "
+            "cov_type='sem' needs a covariance of every two sites, and some share too few entities; "
             "use cov_type='observed'"
         )
     moments, point = fit.moments, fit.point
@@ -112,7 +112,7 @@ def joint_em_step(moments: PatternMoments, mean: Array, cov: Array) -> tuple[Arr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EMPoint:
-    """Parameters of standardised columns; complex where derivatives are taken by a complex step.
+    """Parameters of standardized columns; complex where derivatives are taken by a complex step.
 
     Intercept at the origin, residual variance, beta and mu (P,), and the block diagonal Sigma (P, P).
     """
@@ -174,7 +174,7 @@ def centered_moments(T: Array, mu: Floats) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # Covariance of (a, s2, beta, mu) from moments: observed, expected, supplemented EM.
 #
-# The profile likelihood of :mod:`fedstat.models.vertical.fit` has Sigma_1..Sigma_K maximised out, so
+# The profile likelihood of :mod:`fedstat.models.vertical.fit` has Sigma_1..Sigma_K maximized out, so
 # the inverse of its information is the covariance with every nuisance parameter accounted for.
 
 CovType: TypeAlias = Literal["observed", "expected", "sem", "robust", "none"]
@@ -212,7 +212,7 @@ def moments_covariance(fit: MomentsFit | JointNormalFit, cov_type: CovType = "ob
     """Covariance of (a, s2, beta_1, mu_1, beta_2, mu_2, ...) in the units of the data, after convergence.
 
     "observed" inverts the observed information; "expected" that of data missing completely at random, where
-    blocks are independent between institutions with cross-products of two institutions at zero; "sem" is
+    blocks are independent between sites with cross-products of two sites at zero; "sem" is
     supplemented EM.
     """
     check_cov_type(cov_type)
@@ -270,13 +270,13 @@ def em_jacobian(standard: StandardizedMoments, at: EMPoint) -> Floats:
 
 
 def split(moments: PatternMoments, at: EMPoint) -> SEMPoint:
-    """Parameters of all columns by institution."""
+    """Parameters of all columns by site."""
     places = [moments.places(k) for k in range(len(moments.sizes))]
     beta, mu = ([values[here] for here in places] for values in (at.beta, at.mu))
     return SEMPoint(at.beta0, at.s2, beta, mu, [at.Sigma[here, here] for here in places])
 
 
 def join(point: SEMPoint) -> EMPoint:
-    """Parameters of all columns from those by institution."""
+    """Parameters of all columns from those by site."""
     beta, mu = np.concatenate(point.beta), np.concatenate(point.mu)
     return EMPoint(point.beta0, point.s2, beta, mu, np.asarray(block_diag(*point.Sigma)))

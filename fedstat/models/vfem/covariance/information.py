@@ -28,7 +28,7 @@ class PsiCovariance:
 
     `how` says where cross-products came from, `size` and `error` the rows and the relative error of a sketch,
     `moved` how far the products went, relatively, to be positive semi-definite, and `dealers` who dealt for
-    secure ones; `left_out` counts the pairs of institutions with too few common entities to be asked.
+    secure ones; `left_out` counts the pairs of sites with too few common entities to be asked.
     `asymmetry` is that of supplemented EM before it was made symmetric.
     """
 
@@ -58,7 +58,7 @@ class PsiCovariance:
 
 @dataclass(frozen=True, slots=True)
 class ParameterLayout:
-    """Where each institution's beta and mu stand in psi."""
+    """Where each site's beta and mu stand in psi."""
 
     sizes: tuple[int, ...]
 
@@ -68,7 +68,7 @@ class ParameterLayout:
         return 2 + 2 * sum(self.sizes)
 
     def start(self, k: int) -> int:
-        """First place of institution k."""
+        """First place of site k."""
         return 2 + 2 * sum(self.sizes[:k])
 
     def beta(self, k: int) -> slice:
@@ -131,7 +131,7 @@ class PatternCurvatures:
 class ScaleSums:
     """Second derivatives by a scale r that is no variance: -L_mr, -L_vr and -L_rr by pattern, each (G,).
 
-    And by institution the sums of its columns with -L_mr.
+    And by site the sums of its columns with -L_mr.
     """
 
     m: Floats
@@ -151,12 +151,12 @@ class InformationSums:
 
     @cached_property
     def places(self) -> ParameterLayout:
-        """Where each institution's parameters stand in psi."""
+        """Where each site's parameters stand in psi."""
         return ParameterLayout(tuple(len(part["beta"]) for part in self.parts))
 
     @cached_property
     def missing(self) -> Floats:
-        """One where an institution misses in a pattern, (G, K)."""
+        """One where a site misses in a pattern, (G, K)."""
         return self.layout.missing.astype(float)
 
     @cached_property
@@ -166,7 +166,7 @@ class InformationSums:
 
 
 def assemble_information(within: Sequence[Floats], between: Mapping[tuple[int, int], Floats]) -> Floats:
-    """Put a symmetric matrix together from blocks within institutions and, for j < k, between them."""
+    """Put a symmetric matrix together from blocks within sites and, for j < k, between them."""
     places = block_slices(within)
     whole = np.zeros((places[-1].stop, places[-1].stop))
     for here, block in zip(places, within, strict=True):
@@ -184,7 +184,7 @@ def block_slices(within: Sequence[Floats]) -> list[slice]:
 def project(within: Sequence[Floats], products: CrossProducts) -> tuple[dict[tuple[int, int], Floats], float]:
     """Bring cross-products to the nearest positive semi-definite matrix, at unit diagonal.
 
-    Returns the blocks between institutions, and how far they moved; those within institutions are exact and
+    Returns the blocks between sites, and how far they moved; those within sites are exact and
     stay.
     """
     if not products.blocks:
@@ -228,7 +228,7 @@ def fill_scale(H: Floats, at: InformationSums, scale: ScaleSums) -> None:
 
 
 def fill_pair(H: Floats, pair: tuple[int, int], at: InformationSums, uu: Floats) -> None:
-    """Enter the block of institutions j < k, with products `uu` of their columns, above the diagonal of H."""
+    """Enter the block of sites j < k, with products `uu` of their columns, above the diagonal of H."""
     (j, k), places, sums = pair, at.places, at.curvatures
     mis, seen, one, two = at.missing, at.seen, at.parts[pair[0]], at.parts[pair[1]]
     both = (mis[:, j] * mis[:, k]) @ sums.kappa
@@ -334,7 +334,7 @@ def score_of_spreads(at: InformationSums, share: Floats) -> Floats:
 
 
 def effective_score_map(at: InformationSums, Q: Floats) -> Floats:
-    """Map from the staged columns [F_1 .. F_K, z, -e, -e by absent institution] to the score of psi."""
+    """Map from the staged columns [F_1 .. F_K, z, -e, -e by absent site] to the score of psi."""
     places = at.places
     starts = np.cumsum([0, *[2 * p + 1 for p in places.sizes]])
     last, K = starts[-1], len(at.parts)

@@ -59,7 +59,7 @@ from fedstat.typing import Floats
 # ----------------------------------------------------------------------------------------------------
 # Products of effective scores where the response is not normal, as a protocol: who is asked what.
 #
-# Where a fit sends columns openly, or nobody can deal, institutions are told derivatives of the
+# Where a fit sends columns openly, or nobody can deal, sites are told derivatives of the
 # log-likelihood; elsewhere these stay at the response holder, and all products are secure
 # (:mod:`fedstat.models.vfem.covariance.score_steps`).
 
@@ -82,7 +82,7 @@ def glm_score_products(
 def request_unmasked_scores(
     iteration: QuasiNewtonIteration, options: CrossProductOptions
 ) -> FitProtocol[Floats]:
-    """Tell every institution the derivatives of its entities."""
+    """Tell every site the derivatives of its entities."""
     lay = iteration.layout
     (reply,) = yield [iteration.ask(lay.active, "glm_derivatives_openly")]
     derivatives = reply.arrays["derivatives"]
@@ -104,7 +104,7 @@ def request_unmasked_scores(
 def request_response_scores(
     iteration: QuasiNewtonIteration, told: Sequence[str]
 ) -> FitProtocol[dict[str, Floats]]:
-    """Ask the response holder for products of its own, and what hides derivatives from some institutions."""
+    """Ask the response holder for products of its own, and what hides derivatives from some sites."""
     lay = iteration.layout
     text = json.dumps([list(lay.clients), list(told)])
     (reply,) = yield [iteration.ask(lay.active, "glm_response_scores", text, missing=lay.missing)]
@@ -200,8 +200,8 @@ def symmetric(upper: Floats, width: int) -> Floats:
 # ----------------------------------------------------------------------------------------------------
 # The covariance of the estimates from the observed information, as a protocol: who is asked what.
 #
-# One round for the institutions' sums (before it, where the response is not normal, one for the response
-# holder's curvatures), cross-products between institutions, and for the robust covariance products of the
+# One round for the sites' sums (before it, where the response is not normal, one for the response
+# holder's curvatures), cross-products between sites, and for the robust covariance products of the
 # scores.
 
 
@@ -220,7 +220,7 @@ def request_information(
     curvatures: PatternCurvatures,
     weights: Mapping[str, Mapping[str, Any]],
 ) -> FitProtocol[InformationSums]:
-    """Ask every institution for its sums, given what tells it of the weights of its entities."""
+    """Ask every site for its sums, given what tells it of the weights of its entities."""
     lay, seen, asks = iteration.layout, ~iteration.layout.missing, []
     for j, k in enumerate(lay.clients):
         rows, mis, has = lay.rows[k], lay.missing[:, j], seen[:, j]
@@ -306,9 +306,9 @@ def request_unmasked_sums(iteration: QuasiNewtonIteration) -> FitProtocol[Inform
 
 
 def request_sealed_sums(iteration: QuasiNewtonIteration) -> FitProtocol[InformationSums]:
-    """Seal sums with the curvatures, and send those of entities that two institutions or more have.
+    """Seal sums with the curvatures, and send those of entities that two sites or more have.
 
-    They are sent as well where an institution alone has so few entities that sums over these would tell as
+    They are sent as well where a site alone has so few entities that sums over these would tell as
     much.
     """
     lay, remote = iteration.layout, list(iteration.dealers or ())
@@ -345,7 +345,7 @@ def score_products(
     within = [reply.arrays["gram"] for reply in clients]
     wanted = ProductRequest("scores", tuple(len(gram) for gram in within))
     products = yield from cross_products(lay, iteration.session, wanted, options)
-    # The response holder stands last, as an institution whose products with all others are known exactly.
+    # The response holder stands last, as a site whose products with all others are known exactly.
     last = {(k, len(clients)): reply.arrays["with_response"] for k, reply in enumerate(clients)}
     whole = assemble_information([*within, response.arrays["gram"]], {**products.blocks, **last})
     return delta_method(nearest_psd(whole)[0], effective_score_map(sums, eliminated.Q))

@@ -50,16 +50,16 @@ from fedstat.models.vfem.iteration.state import (
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# An institution's part of every entity's effective score, for the robust covariance.
+# A site's part of every entity's effective score, for the robust covariance.
 #
 # Effective means that the estimation of Sigma_k is accounted for. The score of entity i is ``z_i C_i +
 # V_i``, z = L_m the derivative of the log-likelihood by the linear predictor, which stays at the response
-# holder where the response is not normal; C and V are of the institution's own columns and parameters.
+# holder where the response is not normal; C and V are of the site's own columns and parameters.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreParts:
-    """C and V of the institution's entities, (n_k, 2p + 1): beta (p), mu (p), and Sigma_k's score along v."""
+    """C and V of the site's entities, (n_k, 2p + 1): beta (p), mu (p), and Sigma_k's score along v."""
 
     C: Floats
     V: Floats
@@ -99,9 +99,9 @@ MISSING = presence("missing patterns", 2)
 
 @step(FAMILY, "multiply_columns release_columns share_product sketch", releases=LOCAL)
 def scores(data: SiteData, state: State) -> dict[str, Array]:
-    """Stage the institution's part F of every entity's effective score, and release its local products.
+    """Stage the site's part F of every entity's effective score, and release its local products.
 
-    Released: ``gram`` F'F and ``with_response`` F'[z, -e, -e by absent institution], e = (1/v - z^2)/2.
+    Released: ``gram`` F'F and ``with_response`` F'[z, -e, -e by absent site], e = (1/v - z^2)/2.
     """
     client = block_state_of(state)
     F = ScoreParts.of(state, client, client.estimate).scores(client.z)
@@ -113,7 +113,7 @@ def scores(data: SiteData, state: State) -> dict[str, Array]:
 def local_products(data: SiteData, client: BlockState, of_response: Floats, by_v: Floats) -> dict[str, Array]:
     """Multiply the staged scores F with themselves, with the scores of (a, scale), (n_k, 2), and with L_v.
 
-    Released: ``gram`` F'F and ``with_response`` (2p + 1, 2 + K), with L_v by absent institution.
+    Released: ``gram`` F'F and ``with_response`` (2p + 1, 2 + K), with L_v by absent site.
     """
     F = client.staged["scores"]
     absent = safe_weighted_sums(F, by_v, ~client.staged["others"], data.min_count)[1:]
@@ -133,7 +133,7 @@ def response_products(data: SiteData, state: State, missing: Bools) -> dict[str,
 # ----------------------------------------------------------------------------------------------------
 # Products of effective scores where derivatives of the likelihood stay at the response holder.
 #
-# The score of entity i at institution k is ``z_i C_i + V_i`` (:class:`ScoreParts`), z known to the response
+# The score of entity i at site k is ``z_i C_i + V_i`` (:class:`ScoreParts`), z known to the response
 # holder H, C and V to k. What leaves are sums over entities, each by one secure product of stacked columns:
 #
 #     within k:   sum z^2 CC' + z (CV' + VC') + VV'    H [z^2; z; 1],   k [CC'; CV' + VC'; VV']
@@ -180,13 +180,13 @@ class ResponseScores:
     own: Floats
 
     def rows(self, client: str) -> Ints:
-        """Entities that an institution has, among those of the fit."""
+        """Entities that a site has, among those of the fit."""
         return np.flatnonzero(~self.missing[:, self.clients.index(client)])
 
     def columns(self, client: str) -> Floats:
-        """Return R (n, 2 + K + 2p + 1): z, score of the scale, L_v by absent institution, the own block."""
+        """Return R (n, 2 + K + 2p + 1): z, score of the scale, L_v by absent site, the own block."""
         absent, rows = np.zeros(self.missing.shape), self.rows(client)
-        # Sums over the few that an institution has and another lacks would tell of these.
+        # Sums over the few that a site has and another lacks would tell of these.
         kept = safe_weights(self.by_v[rows], self.missing[rows], self.least)[1:]
         absent[rows] = np.column_stack(kept)
         return np.column_stack([self.z, self.by_scale, absent, self.own])
@@ -199,7 +199,7 @@ class ResponseScores:
 
 
 DERIVATIVES = per_entity("first derivatives of the log-likelihood", 2)
-WHICH = control("institutions of the fit, and who is told")
+WHICH = control("sites of the fit, and who is told")
 
 
 @step(
@@ -210,7 +210,7 @@ WHICH = control("institutions of the fit, and who is told")
     name="glm_scores_openly",
 )
 def glm_scores_unmasked(data: SiteData, state: State, derivatives: Floats | None = None) -> dict[str, Array]:
-    """Stage the effective scores from derivatives of the institution's entities, (3, n_k).
+    """Stage the effective scores from derivatives of the site's entities, (3, n_k).
 
     The response holder has them, see :func:`first_derivatives`. Released are the local products, as those
     of a normal response.
@@ -282,7 +282,7 @@ def response_for_products(state: State, response: GLMResponse) -> StandardizedRe
 def shares(
     data: SiteData, state: State, held: ResponseScores, response: GLMResponse, told: Sequence[str]
 ) -> list[Array]:
-    """Seal for each institution the unit of z, z less a mask that later ones are told, and earlier masks."""
+    """Seal for each site the unit of z, z less a mask that later ones are told, and earlier masks."""
     if not told:
         return []
     keys, entities = keys_of(state), entities_of(data.table)[response.rows]
@@ -313,7 +313,7 @@ def mask_of(data: SiteData, client: str, z: Floats) -> Floats:
 def glm_scores(data: SiteData, state: State, text: str, shown: Array) -> dict[str, Array]:
     """Stage the columns of which products make those of the effective scores; nothing leaves.
 
-    `text` names the response holder, the institutions before this one, and says whether others come after it;
+    `text` names the response holder, the sites before this one, and says whether others come after it;
     `shown` is what the response holder sealed.
     """
     holder, before, last = json.loads(text)
@@ -354,7 +354,7 @@ def open_shares(
 
 
 def staged_scores(name: str, data: SiteData, state: State, of: str = "") -> Floats:
-    """Columns of an institution that are multiplied."""
+    """Columns of a site that are multiplied."""
     found = glm_block_state_of(state).block.staged.get(f"{name}:{of}" if of else name)
     if found is None:
         raise MessageError(f"{data.name}: has no columns '{name}' in this session")
@@ -362,7 +362,7 @@ def staged_scores(name: str, data: SiteData, state: State, of: str = "") -> Floa
 
 
 def response_scores(data: SiteData, state: State, of: str) -> Floats:
-    """[z R; R], for products with an institution."""
+    """[z R; R], for products with a site."""
     held = response_of_scores(state)
     R = held.columns(of)
     return np.vstack([held.z[:, None] * R, R])

@@ -2,7 +2,7 @@
 
 V = I_oc^-1 (I - DM)^-1 with I_oc the expected complete-data information and DM the Jacobian of the map
 theta -> M(theta), by central differences, two evaluations for every parameter: (beta0, s2, beta, mu) and
-the lower triangle of every Sigma_k. Standardised columns are used throughout; the result is in the units
+the lower triangle of every Sigma_k. Standardized columns are used throughout; the result is in the units
 of the data.
 """
 
@@ -23,7 +23,7 @@ from fedstat.models.vfem.iteration.protocol import EMIteration
 from fedstat.typing import Array, Floats
 
 DIFFERENCE = 1e-4
-"""Half the distance between two evaluations, of standardised parameters: balances rounding and curvature."""
+"""Half the distance between two evaluations, of standardized parameters: balances rounding and curvature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class SEMPoint:
 class EvaluatedSEM:
     """A point with what the sites answered there.
 
-    a is the mean of the linear predictor and w (p_k,) Sigma_k beta_k by institution; v (G,) and `sums` (G, 3)
-    are the variance, and the sums of z, z^2 and 1/v, by pattern; `parts` the answers of the institutions.
+    a is the mean of the linear predictor and w (p_k,) Sigma_k beta_k by site; v (G,) and `sums` (G, 3)
+    are the variance, and the sums of z, z^2 and 1/v, by pattern; `parts` the answers of the sites.
     """
 
     point: SEMPoint
@@ -78,8 +78,8 @@ class EvaluatedSEM:
 class ExactEMMap:
     """What stays fixed between evaluations of the exact EM map.
 
-    Per institution the sums of its columns by presence of the others (1 + K, p_k), and their cross-products
-    `S2`; `cross` are those between institutions, on entities that both have.
+    Per site the sums of its columns by presence of the others (1 + K, p_k), and their cross-products
+    `S2`; `cross` are those between sites, on entities that both have.
     """
 
     iteration: EMIteration
@@ -94,12 +94,12 @@ class ExactEMMap:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Columns of each institution."""
+        """Columns of each site."""
         return tuple(len(S) for S in self.S2)
 
     @property
     def places(self) -> list[slice]:
-        """Where each institution's columns stand behind the constant."""
+        """Where each site's columns stand behind the constant."""
         return block_slices([np.ones(1), *self.S2])[1:]
 
     def evaluate(self, point: SEMPoint) -> FitProtocol[tuple[SEMPoint, Floats]]:
@@ -119,7 +119,7 @@ class ExactEMMap:
         return self.image(at, P), P
 
     def predict(self, point: SEMPoint) -> FitProtocol[Floats]:
-        """Sum of the institutions' linear predictors about their means: (n,)."""
+        """Sum of the sites' linear predictors about their means: (n,)."""
         lay, ask = self.layout, self.iteration.ask
         replies = yield [
             ask(name, "sem_predictor", beta=point.beta[k], mu=point.mu[k])
@@ -128,12 +128,12 @@ class ExactEMMap:
         eta = np.zeros(lay.n)
         for name, reply in zip(lay.clients, replies, strict=True):
             part = reply.arrays["linear_predictor"]
-            # Under masks every institution sends all entities, zero where it lacks them.
+            # Under masks every site sends all entities, zero where it lacks them.
             eta[slice(None) if self.iteration.masked else lay.rows[name]] += part
         return eta
 
     def ask_sums(self, point: SEMPoint, z: Floats, sums: Floats) -> FitProtocol[list[Mapping[str, Array]]]:
-        """Each institution's part of the expected cross-products: residuals z (n,), their sums by pattern."""
+        """Each site's part of the expected cross-products: residuals z (n,), their sums by pattern."""
         lay, ask = self.layout, self.iteration.ask
         replies = yield [
             ask(
@@ -185,11 +185,11 @@ class ExactEMMap:
         return np.asarray(seen + mixed + (z2 - h) * np.outer(w[j], w[k]))
 
     def image(self, at: EvaluatedSEM, P: Floats) -> SEMPoint:
-        """M-step: regression of the expected response, TWFL (5), and the institutions' own moments (6)."""
+        """M-step: regression of the expected response, TWFL (5), and the sites' own moments (6)."""
         n, s2, counts = self.layout.n, at.point.s2, self.layout.counts
         point, v, sums, parts = at.point, at.v, at.sums, at.parts
         gradient = np.concatenate([[s2 * sums[:, 0].sum()], *[part["gradient"] for part in parts]])
-        # One regression over all blocks: the institutions know their own parts of the gradient only.
+        # One regression over all blocks: the sites know their own parts of the gradient only.
         step = np.linalg.solve(P, gradient)
         error = s2 * s2 * sums[:, 1].sum() + np.sum(counts * (v - s2) * s2 / v)
         beta = [b + step[here] for here, b in zip(self.places, point.beta, strict=True)]

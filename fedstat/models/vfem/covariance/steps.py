@@ -47,7 +47,7 @@ from fedstat.models.vfem.iteration.steps import m_step
 from fedstat.typing import Array, Bools, Floats, Ints
 
 # ----------------------------------------------------------------------------------------------------
-# The elimination of a block's covariance from the information at its institution.
+# The elimination of a block's covariance from the information at its site.
 
 MIN_EIGENVALUE = 1e-10
 """Curvature per entity in a direction of Sigma_k, in units of the estimate, below which it counts as none."""
@@ -85,7 +85,7 @@ class SigmaElimination:
 
 
 def local_scatter(client: BlockState, mu: Floats) -> tuple[Floats, Floats]:
-    """Mean of (x - mu) and of (x - mu)(x - mu)' over the rows that the institution has."""
+    """Mean of (x - mu) and of (x - mu)(x - mu)' over the rows that the site has."""
     n = client.n_seen
     mean = client.s1 / n
     d = mean - mu
@@ -114,14 +114,14 @@ def eliminate_sigma(client: BlockState, theta: BlockParameters, e: float) -> Sig
 
 
 def units(client: BlockState) -> Floats:
-    """Factors that take derivatives by (beta, mu) of standardised columns to the units of the data."""
+    """Factors that take derivatives by (beta, mu) of standardized columns to the units of the data."""
     return np.concatenate([client.scale, 1.0 / client.scale])
 
 
 # ----------------------------------------------------------------------------------------------------
-# An institution's sums for the information on the estimates.
+# A site's sums for the information on the estimates.
 #
-# Sigma_k enters the likelihood of y only through t_k = beta_k'Sigma_k beta_k, so each institution can
+# Sigma_k enters the likelihood of y only through t_k = beta_k'Sigma_k beta_k, so each site can
 # eliminate its own Sigma_k, up to a K by K system at the coordinator
 # (:mod:`fedstat.models.vfem.covariance.information`). Everything that is released here is in the units of
 # the data.
@@ -148,14 +148,14 @@ class WeightedRows:
         return cls(h, others, gram(U, h), by_h, by_cross)
 
 
-OTHER_SITES = presence("which institutions have each entity", 2, dtype="bool")
+OTHER_SITES = presence("which sites have each entity", 2, dtype="bool")
 INFORMATION: Mapping[str, ArrayDeclaration] = {
     "beta": declare_weighted_sums("coefficients"),
     "w": declare_weighted_sums("covariance of the block with its linear predictor"),
     "own": declare_weighted_sums("information on the block's coefficients and means", 2),
     "gram": declare_weighted_sums("weighted cross-products within the block", 2),
-    "by_v": declare_weighted_sums("weighted sums of the columns, by presence of other institutions", 2),
-    "by_z": declare_weighted_sums("products of columns and residuals, by absence of other institutions", 2),
+    "by_v": declare_weighted_sums("weighted sums of the columns, by presence of other sites", 2),
+    "by_z": declare_weighted_sums("products of columns and residuals, by absence of other sites", 2),
     "J": declare_weighted_sums("information lost to the block's covariance", 2),
     "j": declare_weighted_sums("information lost to the block's covariance"),
     "N": declare_weighted_sums("information lost to the block's covariance", 0),
@@ -166,7 +166,7 @@ INFORMATION: Mapping[str, ArrayDeclaration] = {
     FAMILY,
     "estimates fitted",
     takes={
-        "inverse_v": control("1/v of the institution's entities, by missing pattern", weighs="weights"),
+        "inverse_v": control("1/v of the site's entities, by missing pattern", weighs="weights"),
         "others": OTHER_SITES,
         "sums": aggregate("sums over entities of 1/v and z^2"),
     },
@@ -200,7 +200,7 @@ def information(
     },
     releases={
         **INFORMATION,
-        "by_z": declare_weighted_sums("weighted sums of the columns, by absence of other institutions", 2),
+        "by_z": declare_weighted_sums("weighted sums of the columns, by absence of other sites", 2),
     },
 )
 def glm_information(
@@ -216,9 +216,9 @@ def glm_information(
 ) -> dict[str, Array]:
     """Local sums of the information of another response.
 
-    Of the entities that another institution has as well comes `h` (n_k,), -L_mm; of those that no other has
+    Of the entities that another site has as well comes `h` (n_k,), -L_mm; of those that no other has
     the mean, `alone`, and unless they are few the sums of the columns' products with -L_mm; and of -L_mv the
-    sums of the columns by absent institution, sealed in `shown`, of these `lengths`. Where nobody can deal,
+    sums of the columns by absent site, sealed in `shown`, of these `lengths`. Where nobody can deal,
     `h` and `cross`, -L_mv, are those of all entities; the response holder has them.
     """
     client = glm_block_state_of(state)
@@ -252,8 +252,8 @@ def sealed_weighted_rows(
 ) -> WeightedRows:
     """Put the response holder's sums in the place of those of rows of which it keeps what they weigh.
 
-    `boxes` have those of -L_mv by absent institution, and unless these are few those of -L_mm at entities
-    that no other institution has.
+    `boxes` have those of -L_mv by absent site, and unless these are few those of -L_mm at entities
+    that no other site has.
     """
     mu, p = client.accepted.mu, len(client.accepted.mu)
     K, alone = rows.others.shape[1], rows.others.sum(axis=1) == 1
@@ -279,16 +279,16 @@ def sum_information(
 ) -> dict[str, Array]:
     """Eliminate Sigma_k from the information, and stage the weighted columns for products with others.
 
-    `totals` are four: of -L_vv and -L_v over the entities that the institution lacks, of -L_mm and L_m over
+    `totals` are four: of -L_vv and -L_v over the entities that the site lacks, of -L_mm and L_m over
     those that it has. Returns beta, w = Sigma beta; ``gram`` sum of h uu', u = x - mu; ``own`` the diagonal
     block of (beta, mu) without it; weighted sums of u in all and by the presence (``by_v``) or absence
-    (``by_z``) of every other institution; and what the elimination leaves.
+    (``by_z``) of every other site; and what the elimination leaves.
     """
     n, p, scale = client.n_seen, len(theta.mu), units(client)
     check_lengths(state.site, sums=(totals, 4))
     kappa, e, h_seen, z_seen = totals
     U, w, beta = client.X - theta.mu, theta.Sigma @ theta.beta, theta.beta
-    # Products of these with another institution's are the sums over common entities of h u_j u_k'.
+    # Products of these with another site's are the sums over common entities of h u_j u_k'.
     root = np.sqrt(rows.h)[:, None] * U * client.scale
     client.staged = {"U": U, "weights": rows.h, "others": rows.others, "root": root}
     elimination = eliminate_sigma(client, theta, float(e))
@@ -315,7 +315,7 @@ def sum_information(
 # ----------------------------------------------------------------------------------------------------
 # Information on the alpha of a negative binomial response, beside that on the other parameters.
 #
-# In log alpha, r: the response holder has -L_mr, -L_vr and -L_rr, and every institution learns the sums of
+# In log alpha, r: the response holder has -L_mr, -L_vr and -L_rr, and every site learns the sums of
 # its columns with -L_mr, sealed; where nobody can deal, -L_mr is sent.
 
 
@@ -335,7 +335,7 @@ MIXED_DERIVATIVE = per_entity("mixed derivative of the log-likelihood", optional
     "glm_curvature glm_curvature_openly glm_information",
     takes={"patterns": control("number of missing patterns", 0)},
     releases={"sums": CURVATURES, "cross": MIXED_DERIVATIVE, **SEALED_SUMS},
-    asks=control("which institutions learn sums"),
+    asks=control("which sites learn sums"),
 )
 def glm_scale_curvature(data: SiteData, state: State, text: str, patterns: Array) -> dict[str, Array]:
     """Release ``sums`` (G, 3) of -L_mr, -L_vr and -L_rr by pattern, and seal what shows sites their sums.
@@ -361,7 +361,7 @@ def glm_scale_curvature(data: SiteData, state: State, text: str, patterns: Array
 def glm_scale_information(
     data: SiteData, state: State, shown: Array | None = None, cross: Floats | None = None
 ) -> dict[str, Array]:
-    """Release the sums of the columns, less their means, with -L_mr of the institution's entities: (p,)."""
+    """Release the sums of the columns, less their means, with -L_mr of the site's entities: (p,)."""
     client = glm_block_state_of(state)
     block, mu = client.block, client.accepted.mu
     if shown is not None:
@@ -375,22 +375,22 @@ def glm_scale_information(
 
 
 # ----------------------------------------------------------------------------------------------------
-# An institution's part of the supplemented EM algorithm.
+# A site's part of the supplemented EM algorithm.
 #
-# The exact EM map is evaluated at points near the estimate, in standardised columns; nothing of the
-# institution's own fit changes.
+# The exact EM map is evaluated at points near the estimate, in standardized columns; nothing of the
+# site's own fit changes.
 
 
 @step(
     FAMILY,
     "estimates fitted",
-    takes={"others": presence("which institutions have each entity", 2, dtype="bool")},
+    takes={"others": presence("which sites have each entity", 2, dtype="bool")},
     releases={
-        "beta": declare_sums("coefficients of standardised columns"),
-        "mu": declare_sums("means of standardised columns"),
-        "Sigma": declare_sums("covariance of standardised columns", 2),
+        "beta": declare_sums("coefficients of standardized columns"),
+        "mu": declare_sums("means of standardized columns"),
+        "Sigma": declare_sums("covariance of standardized columns", 2),
         "scale": declare_sums("standard deviations of the columns"),
-        "s1": declare_sums("sums of the columns, by presence of other institutions", 2),
+        "s1": declare_sums("sums of the columns, by presence of other sites", 2),
         "S2": declare_sums("cross-products within the block", 2),
     },
     name="sem_constants",
@@ -398,8 +398,8 @@ def glm_scale_information(
 def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
     """Release the estimates and the sums that the EM map needs once; `others` (n_k, K) have each entity.
 
-    beta, mu, Sigma of standardised columns; ``scale``; ``s1`` sums of the columns, over all rows and over
-    those that each other institution has; ``S2`` their cross-products.
+    beta, mu, Sigma of standardized columns; ``scale``; ``s1`` sums of the columns, over all rows and over
+    those that each other site has; ``S2`` their cross-products.
     """
     client = block_state_of(state)
     theta = client.estimate
@@ -423,13 +423,11 @@ def constants(data: SiteData, state: State, others: Bools) -> dict[str, Array]:
         "beta": aggregate("coefficients near the estimate"),
         "mu": aggregate("means near the estimate"),
     },
-    releases={
-        "linear_predictor": per_entity("linear predictor x'beta of the institution's block", maskable=True)
-    },
+    releases={"linear_predictor": per_entity("linear predictor x'beta of the site's block", maskable=True)},
     name="sem_predictor",
 )
 def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[str, Array]:
-    """Centred linear predictor at another point."""
+    """Centered linear predictor at another point."""
     client = block_state_of(state)
     check_lengths(data.name, beta=(beta, len(client.scale)), mu=(mu, len(client.scale)))
     return {"linear_predictor": client.pad(row_dots(client.X, beta) - float(mu @ beta))}
@@ -439,8 +437,8 @@ def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[st
     FAMILY,
     "residuals sem_predictor",
     takes={
-        "z": per_entity("standardised residual of the response", weighs="residuals"),
-        "missing": aggregate("sums of z, z^2 and 1/v over entities the institution lacks"),
+        "z": per_entity("standardized residual of the response", weighs="residuals"),
+        "missing": aggregate("sums of z, z^2 and 1/v over entities the site lacks"),
         "s2": aggregate("residual variance", 0),
         "beta": aggregate("coefficients near the estimate"),
         "mu": aggregate("means near the estimate"),
@@ -450,9 +448,7 @@ def predictor(data: SiteData, state: State, beta: Floats, mu: Floats) -> dict[st
         "gradient": declare_weighted_sums("gradient by the coefficients"),
         "mu": declare_weighted_sums("means after the M-step"),
         "Sigma": declare_weighted_sums("covariance after the M-step", 2),
-        "u_z": declare_weighted_sums(
-            "products of columns and residuals, by absence of other institutions", 2
-        ),
+        "u_z": declare_weighted_sums("products of columns and residuals, by absence of other sites", 2),
     },
     name="sem_sums",
 )
@@ -469,7 +465,7 @@ def em_sums(
     """Local part of the exact M-step at another point.
 
     Released: ``gradient`` of s2 Q by beta; ``mu`` and ``Sigma``, TWFL (6); ``u_z``, sums of (x - mu) z over
-    the entities that each other institution lacks, (K, p).
+    the entities that each other site lacks, (K, p).
     """
     client = block_state_of(state)
     p = len(client.scale)
@@ -479,6 +475,6 @@ def em_sums(
     factor = cho_factor(Sigma, lower=True)
     image, direction, _ = m_step(client, theta, factor, z, missing, float(s2))
     u_z = safe_weighted_sums(client.X - mu, z, ~client.staged["others"], data.min_count)[1:]
-    # The coordinator solves for beta at all institutions at once, from the gradients behind their directions.
+    # The coordinator solves for beta at all sites at once, from the gradients behind their directions.
     gradient = client.n * image.Sigma @ direction if not client.eta else direction * client.n / client.eta
     return {"gradient": gradient, "mu": image.mu, "Sigma": image.Sigma, "u_z": u_z}

@@ -1,11 +1,11 @@
 """The protocol of the quasi-Newton iterations of VFEM for a response that is not normal.
 
-The observed-data likelihood is maximised by a quasi-Newton method of which every institution keeps its own
+The observed-data likelihood is maximized by a quasi-Newton method of which every site keeps its own
 part (:mod:`fedstat.models.vfem.iteration.quasi_newton`). One iteration is two round trips to the
-institutions: down, what shows each the sums of its columns with the derivatives at the response holder, and
+sites: down, what shows each the sums of its columns with the derivatives at the response holder, and
 up, inner products; down, the coefficients of a direction, and up, the linear predictors there. Of linear
-predictors, inner products and log-likelihoods sums over the institutions are needed only, so that masks may
-hide each institution's part.
+predictors, inner products and log-likelihoods sums over the sites are needed only, so that masks may
+hide each site's part.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ NO_EXCESS = ALPHAS[0] + np.log(2.0)
 UNDISPERSED = "alpha goes to zero: the counts vary no more than Poisson counts; use family Poisson"
 SEPARATED = (
     "the likelihood rises as coefficients grow without bound: columns separate the response, or too few "
-    "entities have a block to tell how large its effects are; leave out columns or institutions, or tabulate "
+    "entities have a block to tell how large its effects are; leave out columns or sites, or tabulate "
     "each column against the response"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class GLMPoint:
-    """An evaluated point: intercept, likelihood, and what the institutions are sent of it.
+    """An evaluated point: intercept, likelihood, and what the sites are sent of it.
 
-    `own` is the intercept, of standardised columns, and where the alpha of a negative binomial is estimated
+    `own` is the intercept, of standardized columns, and where the alpha of a negative binomial is estimated
     its logarithm, of which `of_alpha` (2,) has the score and the sum of its squares. The log-likelihood is
     that of response and blocks, `change` the largest since the accepted point; `sums` (G, 4) are those of
     L_m, L_v, -L_mm and L_v^2 by pattern, and
-    `shown` is what the response holder has sealed for an institution.
+    `shown` is what the response holder has sealed for a site.
     """
 
     own: Floats
@@ -68,7 +68,7 @@ class GLMPoint:
 
     @property
     def intercept(self) -> float:
-        """That of standardised columns."""
+        """That of standardized columns."""
         return float(self.own[0])
 
     @property
@@ -91,11 +91,11 @@ class GLMPoint:
 class QuasiNewtonIteration(IterationState):
     """Steps of a quasi-Newton method, for a response that is not normal.
 
-    The intercept belongs to no institution: `memory` is the coordinator's own part of the method. `edges`
+    The intercept belongs to no site: `memory` is the coordinator's own part of the method. `edges`
     counts the iterations in a row that were cut short because a linear predictor left all bounds. The
-    coordinator sits `at` an institution or at none; it has log alpha beside the intercept where that is
+    coordinator sits `at` a site or at none; it has log alpha beside the intercept where that is
     estimated (`estimates_alpha`). `curved`: curvatures will be asked for, as sums over `min_count`
-    entities or more. `dealers` deal for each institution and the response holder, None where
+    entities or more. `dealers` deal for each site and the response holder, None where
     nobody can, and what stays at the response holder elsewhere is sent.
     """
 
@@ -117,7 +117,7 @@ class QuasiNewtonIteration(IterationState):
     edges: int = 0
 
     def maximise(self) -> FitProtocol[VFEMFit]:
-        """Maximise the observed-data likelihood."""
+        """Maximize the observed-data likelihood."""
         # Under keys of all sites, which those of the masks take the place of.
         yield from self._open()
         return (yield from self.hide(self._whole()))
@@ -150,7 +150,7 @@ class QuasiNewtonIteration(IterationState):
         )
 
     def _openings(self) -> list[ColumnOpening]:
-        """Say what all institutions but the response holder open for sums with what it keeps."""
+        """Say what all sites but the response holder open for sums with what it keeps."""
         lay, openings = self.layout, []
         for k, p in zip(lay.clients, lay.sizes, strict=True):
             if k == lay.active:
@@ -167,11 +167,11 @@ class QuasiNewtonIteration(IterationState):
 
     @property
     def sealed(self) -> list[tuple[str, str]]:
-        """Columns, as they were opened, and the institution of each of the sums that an evaluation seals."""
+        """Columns, as they were opened, and the site of each of the sums that an evaluation seals."""
         return [(BLOCK, k) for k in self.dealers or ()]
 
     def alone(self, client: str) -> Bools:
-        """Which patterns have this institution's columns and no others: (G,)."""
+        """Which patterns have this site's columns and no others: (G,)."""
         seen = ~self.layout.missing
         return np.asarray(seen[:, self.layout.clients.index(client)] & (seen.sum(axis=1) == 1))
 
@@ -240,7 +240,7 @@ class QuasiNewtonIteration(IterationState):
         )
 
     def _residuals(self) -> FitProtocol[dict[str, dict[str, Any]]]:
-        """Tell every institution the sums of its columns: sealed, or where nobody can deal by the numbers."""
+        """Tell every site the sums of its columns: sealed, or where nobody can deal by the numbers."""
         lay = self.layout
         if self.dealers is not None:
             return {k: {"shown": shown} for k, shown in self.point.shown.items()}
@@ -294,7 +294,7 @@ class QuasiNewtonIteration(IterationState):
                 self.edges = self.edges + 1 if self.at_the_edge else 0
                 return True
             length /= 2.0
-        # The institutions hold the last point that was tried; the estimates are those of the accepted one.
+        # The sites hold the last point that was tried; the estimates are those of the accepted one.
         yield from self._evaluate(before.own, [weights] * len(self.layout.clients), 0.0, np.inf)
         return False
 
@@ -328,7 +328,7 @@ class QuasiNewtonIteration(IterationState):
         distribution = self.distribution
         if self.estimates_alpha:
             distribution = replace(distribution, alpha=float(np.exp(self.point.own[1])))
-        # The intercept was that of standardised columns.
+        # The intercept was that of standardized columns.
         beta0 = self.point.intercept - sum(float(a["shift"]) for a in by_client.values())
         return self.make_fit(
             by_client,

@@ -67,7 +67,7 @@ from fedstat.typing import Array, Bools, Floats, Ints
 # Steps of the response holder in the iterations of VFEM where the response is not normal.
 #
 # Released while iterating: sums by missing pattern and scalars. Derivatives of the log-likelihood per entity
-# stay here: what every institution needs of them, the sums of its columns times these, it learns alone, by
+# stay here: what every site needs of them, the sums of its columns times these, it learns alone, by
 # :mod:`fedstat.federation.protocols.running_sums`. Only where nobody can deal for that are they sent.
 
 
@@ -127,7 +127,7 @@ def glm_start_response(
         "joint_weights take_columns"
     ),
     takes={
-        "predictor": per_entity("sum of the institutions' linear predictors", weighs=""),
+        "predictor": per_entity("sum of the sites' linear predictors", weighs=""),
         "centre": control("means of missing linear predictors, by pattern"),
         "spread": control("variances of missing linear predictors, by pattern"),
         "lowest": control("likelihood below which nothing else is said", 0, optional=True),
@@ -141,7 +141,7 @@ def glm_start_response(
         **SEALED_SUMS,
     },
     rows_behind=(EntityCount,),
-    asks=control("which institutions learn sums"),
+    asks=control("which sites learn sums"),
 )
 def glm_evaluate(
     data: SiteData,
@@ -155,14 +155,14 @@ def glm_evaluate(
 ) -> dict[str, Array]:
     """Evaluate the likelihood of the response given what is seen of each entity.
 
-    `predictor` (n,) is the intercept plus the institutions' linear predictors of the blocks that an entity
-    has; `centre` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the institutions that
-    miss in each pattern. `text` names the columns whose institutions learn their sums with L_m; `alpha` is
+    `predictor` (n,) is the intercept plus the sites' linear predictors of the blocks that an entity
+    has; `centre` and `spread` (G,) are the sums of mu'beta and of beta'Sigma beta over the sites that
+    miss in each pattern. `text` names the columns whose sites learn their sums with L_m; `alpha` is
     that of a negative binomial response, where it is estimated. Released:
     ``inside``, which is 0, and nothing else comes, when a linear predictor is too large to compute with;
     ``log_likelihood``, and unless it is below `lowest`: ``sums`` (G, 4) of L_m, L_v, -L_mm and L_v^2 by
     pattern, ``of_alpha`` (2,) of its score and the squares, and ``shown``, of the ``lengths`` (K,), for each
-    institution.
+    site.
     """
     response = glm_response_of(state)
     if alpha is not None:
@@ -204,7 +204,7 @@ def with_alpha(site: str, spec: DistributionSpec, alpha: float) -> DistributionS
 
 
 def seal_of(data: SiteData, state: State, columns: str, client: str, values: Floats) -> Array:
-    """Seal the sums of columns that an institution opened with some numbers, (n,) of all entities."""
+    """Seal the sums of columns that a site opened with some numbers, (n,) of all entities."""
     taken = taken_of(state, columns, client, rows_of_numbers(state))
     return seal_sums(data, state, taken, values[taken.rows])
 
@@ -231,19 +231,19 @@ def glm_residuals(data: SiteData, state: State) -> dict[str, Array]:
     FAMILY,
     "glm_estimates glm_fitted glm_pearson",
     takes={
-        "missing": presence("which institutions miss in each pattern", 2),
+        "missing": presence("which sites miss in each pattern", 2),
         "each": control("patterns whose curvatures leave one by one", dtype="bool"),
     },
     releases={"h": CURVATURE, "sums": CURVATURES, **SEALED_SUMS},
-    asks=control("which institutions learn sums"),
+    asks=control("which sites learn sums"),
 )
 def glm_curvature(data: SiteData, state: State, text: str, missing: Bools, each: Bools) -> dict[str, Array]:
     """Release what the observed information needs of the last evaluation.
 
-    `missing` (G, K) tells which institution misses in which pattern, `each` (G,) of which patterns curvatures
-    leave one by one; `text` lists the institutions that learn sums, of block and of squares. Released:
+    `missing` (G, K) tells which site misses in which pattern, `each` (G,) of which patterns curvatures
+    leave one by one; `text` lists the sites that learn sums, of block and of squares. Released:
     ``sums`` (G, 5) of -L_mm, -L_mv, -L_vv, -L_v and L_m by missing pattern; ``h`` -L_mm per entity, and
-    ``shown``, of the ``lengths``: by institution, sums of the block with -L_mv by absent institution, and of
+    ``shown``, of the ``lengths``: by site, sums of the block with -L_mv by absent site, and of
     the squares with -L_mm.
     """
     response = glm_response_of(state)
@@ -303,7 +303,7 @@ def sum_curvatures(data: SiteData, response: GLMResponse, patterns: int) -> Floa
     },
 )
 def glm_fitted(data: SiteData, state: State) -> dict[str, Array]:
-    """Release fitted means and residuals, one per entity, to a coordinator at this institution."""
+    """Release fitted means and residuals, one per entity, to a coordinator at this site."""
     response = glm_response_of(state)
     mean = marginal_mean(kernel_of(response.spec), response.m, response.v)[0]
     return {"fitted": mean, "residuals": response.y - mean}
@@ -329,7 +329,7 @@ def glm_pearson(data: SiteData, state: State) -> dict[str, Array]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of an institution in the iterations of VFEM where the response is not normal.
+# Steps of a site in the iterations of VFEM where the response is not normal.
 #
 # The linear predictor of entity i given what is seen of it is normal with mean and variance
 #
@@ -337,8 +337,8 @@ def glm_pearson(data: SiteData, state: State) -> dict[str, Array]:
 #     v_i = sum_{k missing} beta_k' Sigma_k beta_k.
 #
 # The response holder turns m_i and v_i into the likelihood and its derivatives L_m and L_v; the score of
-# (beta_k, mu_k, Sigma_k) is a sum over the institution's own rows, of which it learns no more than that
-# sum. Columns are standardised at their institution.
+# (beta_k, mu_k, Sigma_k) is a sum over the site's own rows, of which it learns no more than that
+# sum. Columns are standardized at their site.
 
 NOT_STARTED = "this fit was not started here; ask 'glm_start' first"
 RIDGE = 1e-10
@@ -347,7 +347,7 @@ RIDGE = 1e-10
 
 @dataclass(slots=True)
 class GLMBlockState:
-    """One institution's block during a fit, and its part of the quasi-Newton method.
+    """One site's block during a fit, and its part of the quasi-Newton method.
 
     `memory` has its latest steps in (beta, mu, Sigma), written out as one vector; `trial` is the point that
     was asked about last; `inverses` (p, p) are those of the local information on beta, without terms of mean
@@ -387,7 +387,7 @@ def unpack(vector: Floats, p: int) -> BlockParameters:
 
 
 def glm_block_state_of(state: State) -> GLMBlockState:
-    """Return this fit's institution, or say that the fit was not started here."""
+    """Return this fit's site, or say that the fit was not started here."""
     client = state.use(BLOCK_STATE_ITEM, GLMBlockState, NOT_STARTED)
     if not isinstance(client, GLMBlockState):  # a fit by another algorithm was
         raise MessageError(f"{state.site}: {NOT_STARTED}")
@@ -422,7 +422,7 @@ def glm_start(
     FAMILY,
     "glm_evaluate glm_move glm_residuals",
     takes={
-        "missing": aggregate("sums of derivatives over entities that the institution lacks"),
+        "missing": aggregate("sums of derivatives over entities that the site lacks"),
         "h": aggregate("sum of curvatures over those that it has", 0),
         "shown": replace(SHOWN, optional=True),
         "z": per_entity(
@@ -441,7 +441,7 @@ def glm_score(
 ) -> dict[str, Array]:
     """Accept the latest point, and release products of the local score and of the latest steps.
 
-    `missing` (4,) are the sums of L_m, L_v, -L_mm and L_v^2 over entities that the institution lacks, `h`
+    `missing` (4,) are the sums of L_m, L_v, -L_mm and L_v^2 over entities that the site lacks, `h`
     that of -L_mm over those that it has. Of L_m at these it learns the sums with its columns, which `shown`
     brings; where nobody can deal, z (n_k,) is L_m itself, and the response holder has it. Released: ``sy``
     S'[Y, g] and ``yhy`` [Y, g]'H[Y, g]; see
@@ -481,7 +481,7 @@ def local_inverses(
 
 
 def local_score(block: BlockState, theta: BlockParameters, by_beta: Floats, missing: Floats) -> Floats:
-    """Score of (beta, mu, Sigma) of standardised columns, from the columns' sums with L_m (p,)."""
+    """Score of (beta, mu, Sigma) of standardized columns, from the columns' sums with L_m (p,)."""
     beta, mu, Sigma, n = theta.beta, theta.mu, theta.Sigma, block.n_seen
     z_mis, lv_mis = missing[:2]
     factor = cho_factor(Sigma, lower=True)
@@ -505,7 +505,7 @@ def local_score(block: BlockState, theta: BlockParameters, by_beta: Floats, miss
     releases={
         "inside": control("whether the point is admissible", 0),
         "linear_predictor": per_entity(
-            "linear predictor x'beta of the institution's block", maskable=True, optional=True
+            "linear predictor x'beta of the site's block", maskable=True, optional=True
         ),
         "centre": control("product mu'beta", 0, optional=True),
         "spread": control("product beta'Sigma beta", 0, optional=True),
@@ -520,7 +520,7 @@ def glm_move(
 
     `of_steps` (q,) and `of_scores` (q + 1,) are the coefficients of the direction; a length of 0 stays.
     Released: ``inside``, which is 0, and nothing else comes, when Sigma has left the positive cone; the
-    linear predictor of all n entities, zero where the institution lacks them; ``centre`` mu'beta and
+    linear predictor of all n entities, zero where the site lacks them; ``centre`` mu'beta and
     ``spread`` beta'Sigma beta; the log-likelihood of the block less its maximum; the largest change.
     """
     client = glm_block_state_of(state)

@@ -18,16 +18,16 @@ from fedstat.models.vfem.iteration.state import SMALLEST_MEMORY, IterationState,
 from fedstat.typing import Floats
 
 # ----------------------------------------------------------------------------------------------------
-# The coordinator's account of the institutions' points that may be mixed.
+# The coordinator's account of the sites' points that may be mixed.
 
 
 @dataclass(slots=True)
 class SitePoints:
     """What the coordinator knows of the points that may be mixed.
 
-    Of linear predictors it needs the sum over institutions only; those of the points stand in a ring of rows,
+    Of linear predictors it needs the sum over sites only; those of the points stand in a ring of rows,
     `predictors` (memory + 2, n), of which `newest` is the latest; `padded` where they come for all entities.
-    Per institution `centres` (q, q) are products mu'beta of its points, `spreads` (q, q, q) beta'Sigma beta.
+    Per site `centres` (q, q) are products mu'beta of its points, `spreads` (q, q, q) beta'Sigma beta.
     """
 
     predictors: Floats
@@ -37,7 +37,7 @@ class SitePoints:
     spreads: list[Floats] = field(default_factory=list)
 
     def take(self, layout: Layout, replies: Sequence[Reply]) -> None:
-        """Enter the newest point of every institution."""
+        """Enter the newest point of every site."""
         self.newest = (self.newest + 1) % len(self.predictors)
         total = self.predictors[self.newest]
         total[:] = 0.0
@@ -51,7 +51,7 @@ class SitePoints:
         self.spreads = [reply.arrays["spreads"] for reply in replies]
 
     def mixed(self, weights: Floats, layout: Layout) -> tuple[Floats, Floats]:
-        """Return eta (n,), the sum of centred linear predictors, and t (K,) at a mixture of the points."""
+        """Return eta (n,), the sum of centered linear predictors, and t (K,) at a mixture of the points."""
         # The newest weight goes to the newest row; rows of forgotten points weigh nothing.
         ring = np.zeros(len(self.predictors))
         ring[(self.newest - np.arange(len(weights))[::-1]) % len(ring)] = weights
@@ -81,7 +81,7 @@ class EvaluatedResponse:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStep:
-    """One M-step of (a, s2): from where, to where, and the full move of the centred intercept."""
+    """One M-step of (a, s2): from where, to where, and the full move of the centered intercept."""
 
     at: Floats
     image: Floats
@@ -99,7 +99,7 @@ class ResponseScore:
 
 @dataclass(slots=True)
 class ResponsePoints:
-    """Points (a, s2), aligned with those of the institutions.
+    """Points (a, s2), aligned with those of the sites.
 
     `counts` (G,) are the entities of each pattern, `memory` the earlier points that may be mixed; mean and
     variance of the response, `moments` (2,), are the first point.
@@ -148,8 +148,8 @@ class ResponsePoints:
     def take(self, evaluated: EvaluatedResponse, omega: float, recentring: float) -> Floats:
         """Enter the M-step of an evaluated point, and return the products of its move with the others.
 
-        `omega` is the length of the step of the regression; `recentring` how far the centred intercept goes
-        along with the means of the institutions' blocks.
+        `omega` is the length of the step of the regression; `recentring` how far the centered intercept goes
+        along with the means of the sites' blocks.
         """
         a_move, s2_move = self._moves(evaluated)
         at = np.array([evaluated.a, evaluated.s2])
@@ -160,7 +160,7 @@ class ResponsePoints:
             del self.points[0], self.evaluated[0]
         self.reference = self.reference or evaluated.s2
         n = self.counts.sum()
-        # The complete-data information of (a, s2), held fixed as that of the institutions is.
+        # The complete-data information of (a, s2), held fixed as that of the sites is.
         metric = np.array([n / self.reference, 0.5 * n / self.reference**2])
         moves = [e.image - e.at for e in self.evaluated if e is not None]
         return np.array([np.sum(moves[-1] * metric * move) for move in moves])
@@ -176,13 +176,13 @@ class ResponsePoints:
 # ----------------------------------------------------------------------------------------------------
 # The VFEM iteration as a protocol: who is asked what, and when it ends.
 #
-# One iteration is one round trip: up, per institution, the linear predictors of its entities and a few
-# scalars; down, their standardised residuals z and three sums over the entities it lacks. Between the two
-# stands one question to the active institution, answered in place where the coordinator sits there.
+# One iteration is one round trip: up, per site, the linear predictors of its entities and a few
+# scalars; down, their standardized residuals z and three sums over the entities it lacks. Between the two
+# stands one question to the active site, answered in place where the coordinator sits there.
 #
-# Of linear predictors, likelihoods, scores and products of moves only sums over institutions enter. With
-# :attr:`IterationOptions.masked` the institutions hide their own parts of them: linear predictors then go out
-# over all entities of the fit, zero where an institution lacks them. What that does not hide is said in
+# Of linear predictors, likelihoods, scores and products of moves only sums over sites enter. With
+# :attr:`IterationOptions.masked` the sites hide their own parts of them: linear predictors then go out
+# over all entities of the fit, zero where a site lacks them. What that does not hide is said in
 # :mod:`fedstat.models.vfem.notes`.
 
 ASCENT_TOLERANCE = 1e-12
@@ -191,7 +191,7 @@ SMALLEST_STEP = 2.0**-20
 
 @dataclass(slots=True)
 class EMIteration(IterationState):
-    """Accelerated steps of EM, for a normal response, from coefficients of zero or `first` by institution.
+    """Accelerated steps of EM, for a normal response, from coefficients of zero or `first` by site.
 
     `gram` holds the inner products of the moves that may be mixed, `weights` those of the next mixture;
     `accepted` is the place of the last accepted point among them, `best` its log-likelihood. `omega` is the
@@ -245,7 +245,7 @@ class EMIteration(IterationState):
             return None
         (reply,) = yield [self.ask(lay.active, "residuals", a=a, s2=s2, eta=eta, t_missing=lay.missing @ t)]
         z, z1, z2 = (reply.arrays[name] for name in ("z", "z1", "z2"))
-        # Of the entities that it lacks an institution is told three sums by pattern, and no value.
+        # Of the entities that it lacks a site is told three sums by pattern, and no value.
         sums = np.column_stack([z1, z2, lay.counts / v])
         replies = yield [
             self.ask(
@@ -263,7 +263,7 @@ class EMIteration(IterationState):
         self.forget = not all(reply.arrays["inside"] for reply in replies)
         if self.forget:
             return None
-        # Only now: a point that one institution refuses must never be mixed.
+        # Only now: a point that one site refuses must never be mixed.
         self.points.take(lay, replies)
         self.latest = EvaluatedResponse(a, s2, v, z1, z2)
         return replies
@@ -305,7 +305,7 @@ class EMIteration(IterationState):
                 self.move = "plain"
             return "go"
         # A mixture is a guess, and given up for the plain step. That one falls only where the steps of beta,
-        # which the institutions make side by side, add up to too long a one.
+        # which the sites make side by side, add up to too long a one.
         if self.move != "mixed":
             return "shorten"
         self.weights, self.move = one_hot(self.accepted, size), "plain"
@@ -328,7 +328,7 @@ class EMIteration(IterationState):
         if self.omega < SMALLEST_STEP:
             raise EstimationError(
                 "the log-likelihood falls along every step, however short; "
-                "the columns are probably collinear across institutions"
+                "the columns are probably collinear across sites"
             )
         replies = yield [self.ask(k, "shorten", point=self.accepted, omega=self.omega) for k in lay.clients]
         self.points.take(lay, replies)
@@ -374,5 +374,5 @@ def vanishing_residual_message(layout: Layout) -> str:
     return (
         f"a variance goes to zero, where the likelihood has no maximum: {complete} of the {layout.n} "
         "entities are complete, and the coefficients may reproduce their response without error; leave "
-        "out columns or institutions, or start elsewhere (init=)"
+        "out columns or sites, or start elsewhere (init=)"
     )

@@ -103,14 +103,14 @@ def null_with_offset(
 # The state of a fit at a site: its standardized block, or the response.
 
 # ----------------------------------------------------------------------------------------------------
-# One institution's block during a fit: its standardised rows, and the sums that stay fixed.
+# One site's block during a fit: its standardized rows, and the sums that stay fixed.
 #
-# Notation of Tang, Wang, Feng and Li (TWFL): an institution k holds x_i^k in R^{p_k} for n_k of n entities,
-# beta_k, mu_k and Sigma_k. Columns are standardised at their institution once; the maximum likelihood
+# Notation of Tang, Wang, Feng and Li (TWFL): a site k holds x_i^k in R^{p_k} for n_k of n entities,
+# beta_k, mu_k and Sigma_k. Columns are standardized at their site once; the maximum likelihood
 # estimate moves along with them.
 
 BLOCK_STATE_ITEM = "vfem"
-"""The one item of a fit that an institution keeps: what goes back after a refusal goes back as a whole."""
+"""The one item of a fit that a site keeps: what goes back after a refusal goes back as a whole."""
 MOST_STEPS_KEPT = 100
 MIN_OWN_VARIANCE = 1e-4
 """Entry of a vector of length one above which its column takes part in a collinearity."""
@@ -118,7 +118,7 @@ MIN_OWN_VARIANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class BlockParameters:
-    """One institution's parameters: beta (p,), mu (p,), Sigma (p, p), of standardised columns."""
+    """One site's parameters: beta (p,), mu (p,), Sigma (p, p), of standardized columns."""
 
     beta: Floats
     mu: Floats
@@ -137,11 +137,11 @@ class EvaluatedPoint:
 
 @dataclass(slots=True)
 class BlockState:
-    """One institution's block during a fit.
+    """One site's block during a fit.
 
-    Its standardised columns X (n_k, p) of the entities it has, at positions `rows` among the n of the fit,
+    Its standardized columns X (n_k, p) of the entities it has, at positions `rows` among the n of the fit,
     ascending; `shift` and `scale` (p,) are their means and standard deviations in the units of the data.
-    `padded`: values per entity go out for all n entities, zero where the institution lacks them. `table_rows`
+    `padded`: values per entity go out for all n entities, zero where the site lacks them. `table_rows`
     (n_k,) are the rows of the site's table, -1 for those that are filled in with their mean.
     """
 
@@ -192,7 +192,7 @@ class BlockState:
         return self.current
 
     def first_point(self, beta: Floats | None = None) -> BlockParameters:
-        """Coefficients of standardised columns, zero by default, beside the block's own moments."""
+        """Coefficients of standardized columns, zero by default, beside the block's own moments."""
         mean = self.s1 / self.n_seen
         first = np.zeros_like(mean) if beta is None else beta
         return BlockParameters(first, mean, self.S2 / self.n_seen - np.outer(mean, mean))
@@ -202,7 +202,7 @@ class BlockState:
         return ExternalWeights(values[self.held], what)
 
     def pad(self, values: Floats) -> Floats:
-        """Values of the institution's entities, (n_k,), as they go out: (n_k,), or padded (n,)."""
+        """Values of the site's entities, (n_k,), as they go out: (n_k,), or padded (n,)."""
         if not self.padded:
             return values
         out = np.zeros(self.n)
@@ -211,7 +211,7 @@ class BlockState:
 
 
 def block_state_of(state: State) -> BlockState:
-    """Return this fit's institution, or say that the fit was not started here."""
+    """Return this fit's site, or say that the fit was not started here."""
     return state.use(BLOCK_STATE_ITEM, BlockState, "this fit was not started here; ask 'start' first").block
 
 
@@ -221,15 +221,15 @@ BLOCK_OPENING: Mapping[str, ArrayDeclaration] = {
     "n": control("number of entities", 0),
     "filled": control("whether missing blocks count as their mean", 0),
 }
-"""What an institution is told of a fit: which rows of its block take part, and where they stand."""
+"""What a site is told of a fit: which rows of its block take part, and where they stand."""
 
 
 def stage_block_state(
     data: SiteData, state: State, keep: Bools, rows: Ints, n: int, filled: bool, memory: int
 ) -> BlockState:
-    """Standardise the rows of a fit, `keep` (n_seen,) of the opened block, at positions `rows` (n_k,) of n.
+    """Standardize the rows of a fit, `keep` (n_seen,) of the opened block, at positions `rows` (n_k,) of n.
 
-    `filled`: the entities that the institution does not have are mean-imputed (the "impute" baseline), and it
+    `filled`: the entities that the site does not have are mean-imputed (the "impute" baseline), and it
     counts as having them all.
     """
     check_lengths(data.name, rows=(rows, int(np.count_nonzero(keep))))
@@ -240,7 +240,7 @@ def stage_block_state(
     staged = standardize_block(data, state, keep, rows if filled else None, n)
     check_collinear(data.name, block_of(state).spec.names, staged.X, len(rows))
     client = summarise(staged, np.arange(n) if filled else rows, n, memory)
-    # Filled in, the block has as many rows as the fit; what it rests on are the institution's own.
+    # Filled in, the block has as many rows as the fit; what it rests on are the site's own.
     state.keep(BLOCK_STATE_ITEM, client, len(rows))
     return client
 
@@ -277,15 +277,15 @@ def check_collinear(name: str, columns: tuple[str, ...], X: Floats, n_own: int) 
 
 
 # ----------------------------------------------------------------------------------------------------
-# The response during a fit, at the institution that holds it.
+# The response during a fit, at the site that holds it.
 
 
 @dataclass(slots=True)
 class NormalResponse:
     """The response holder during a fit: y (n,), missing pattern of each entity, and its latest E-step.
 
-    Of that the centred intercept a, the sum of linear predictors eta (n,), the variance v (G,) by pattern
-    and the standardised residuals z (n,).
+    Of that the centered intercept a, the sum of linear predictors eta (n,), the variance v (G,) by pattern
+    and the standardized residuals z (n,).
     """
 
     y: Floats

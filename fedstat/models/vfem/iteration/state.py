@@ -33,7 +33,7 @@ from fedstat.typing import Array, Bools, Floats
 
 FAMILY = "vfem"
 BLOCK, SQUARES = "block", "squares"
-"""Columns that an institution opens for sums with what stays at the response holder."""
+"""Columns that a site opens for sums with what stays at the response holder."""
 CROSS_STEPS = (
     "glm_information information joint_information "
     "glm_response_scores glm_scale_information glm_scores glm_scores_openly scores"
@@ -52,7 +52,7 @@ def vfem_request(site: str, step: str, session: str, text: str = "", **arrays: o
 
 
 # ----------------------------------------------------------------------------------------------------
-# Declarations of sums that leave an institution, with what counts the entities behind them.
+# Declarations of sums that leave a site, with what counts the entities behind them.
 
 
 def declare_sums(what: str, ndim: int = 1) -> ArrayDeclaration:
@@ -113,23 +113,23 @@ class Iteration:
     Parameters
     ----------
     masked : bool
-        Whether institutions hide their linear predictors, likelihoods and scores by pairwise masks, so that
-        the coordinator and the response holder learn sums over institutions, which hides an institution's
+        Whether sites hide their linear predictors, likelihoods and scores by pairwise masks, so that
+        the coordinator and the response holder learn sums over sites, which hides a site's
         part of one round and not of many. Linear predictors then go out for all entities, zero where an
-        institution has no record; where only one institution in addition to the receiver has a record, the
-        sum is its own part (the summary counts them). With two institutions each knows the other's part.
-        ``False`` sends every institution's own.
+        site has no record; where only one site in addition to the receiver has a record, the
+        sum is its own part (the summary counts them). With two sites each knows the other's part.
+        ``False`` sends every site's own.
     cross_products : {"secure", "sketch", "exact"}
-        Where products of two institutions' columns come from. Secure multiplication, exact, reveals the
-        products only; it needs a third institution, or a coordinator apart, to deal random numbers. Random
-        projections are drawn by the institutions from a seed that they share. Or a plain exchange of
+        Where products of two sites' columns come from. Secure multiplication, exact, reveals the
+        products only; it needs a third site, or a coordinator apart, to deal random numbers. Random
+        projections are drawn by the sites from a seed that they share. Or a plain exchange of
         columns, which discloses them.
     sketch : {"structured", "gaussian"}
         Kind of projection.
     sketch_size : int
         Its rows; the relative error of a product is about sqrt(2 / rows).
     step : {"gradient", "local-newton"}
-        M-step for the coefficients: TWFL (8), or Newton's with the institution's own covariance.
+        M-step for the coefficients: TWFL (8), or Newton's with the site's own covariance.
     acceleration : {"anderson", None}
         Mix the last `memory` steps (Anderson 1965), falling back to plain steps where the likelihood would
         fall.
@@ -143,7 +143,7 @@ class Iteration:
     tol_score : float
         Stop when the score, in the complete-data information and per root of entities, is below,
     tol_change : float
-        and no parameter, of standardised columns, moved by more.
+        and no parameter, of standardized columns, moved by more.
 
     Raises
     ------
@@ -186,7 +186,7 @@ class Iteration:
             check_positive("learning_rate", self.learning_rate)
 
     def _options(self, maxiter: int) -> IterationOptions:
-        """Return the options of the maximisation."""
+        """Return the options of the maximization."""
         return IterationOptions(
             self.step,
             self.acceleration,
@@ -201,7 +201,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class IterationOptions:
-    """Options of the maximisation; see :class:`Iteration`.
+    """Options of the maximization; see :class:`Iteration`.
 
     `step`, `acceleration` and `learning_rate` belong to a normal response.
     """
@@ -221,7 +221,7 @@ class IterationOptions:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Estimates of all institutions where the maximisation ended, whatever the distribution of the response.
+# Estimates of all sites where the maximization ended, whatever the distribution of the response.
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +243,10 @@ class VFEMFit:
     """Maximum likelihood estimates, in the units of the data.
 
     a is the mean of the linear predictor, beta0 + sum_k mu_k'beta_k; s2 the residual variance, 1 where the
-    response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k go by institution.
+    response is not normal; beta, mu (p_k,) and t = beta_k'Sigma_k beta_k go by site.
     `response_moments` (2,) are mean and variance of a normal response, `null` the log-likelihood of the
     intercept alone for another one. `reason` says why the iteration ended. `law` is that of columns and
-    response where blocks are not independent between institutions, or entities have parts of them.
+    response where blocks are not independent between sites, or entities have parts of them.
     `estimates_alpha`: that of a negative binomial distribution. `dispersion` of counts are Pearson's
     statistic per entity, and its standard error.
     """
@@ -368,7 +368,7 @@ class IterationState:
         raise NotImplementedError
 
     def maximise(self) -> FitProtocol[VFEMFit]:
-        """Maximise the observed-data likelihood."""
+        """Maximize the observed-data likelihood."""
         return self.hide(self._whole())
 
     def _whole(self) -> FitProtocol[VFEMFit]:
@@ -378,11 +378,11 @@ class IterationState:
 
     @property
     def masked(self) -> bool:
-        """Whether institutions hide their parts of sums; a single institution's part is the sum."""
+        """Whether sites hide their parts of sums; a single site's part is the sum."""
         return self.options.masked and len(self.layout.clients) > 1
 
     def hide(self, protocol: FitProtocol[Fit]) -> FitProtocol[Fit]:
-        """Run rounds in which all institutions are asked alike, under masks where they are wanted."""
+        """Run rounds in which all sites are asked alike, under masks where they are wanted."""
         return masked_protocol(protocol, self.layout.clients, self.session) if self.masked else protocol
 
     def ask(self, site: str, step: str, text: str = "", **arrays: object) -> Request:
@@ -390,17 +390,17 @@ class IterationState:
         return vfem_request(site, step, self.session, text, **arrays)
 
     def opening(self, client: str) -> dict[str, Any]:
-        """Tell an institution which rows of its block take part, and where they stand."""
+        """Tell a site which rows of its block take part, and where they stand."""
         lay = self.layout
         return {"keep": lay.keep[client], "rows": lay.kept[client], "n": lay.n, "filled": lay.filled}
 
     def ask_estimates(self, step: str) -> FitProtocol[dict[str, Mapping[str, Array]]]:
-        """Ask every institution for its estimates."""
+        """Ask every site for its estimates."""
         replies = yield [self.ask(k, step) for k in self.layout.clients]
         return {k: reply.arrays for k, reply in zip(self.layout.clients, replies, strict=True)}
 
     def make_fit(self, by_client: Mapping[str, Mapping[str, Array]], **own: Any) -> VFEMFit:
-        """Put the institutions' estimates together with those that belong to no institution."""
+        """Put the sites' estimates together with those that belong to no site."""
         return VFEMFit(
             beta={k: a["beta"] for k, a in by_client.items()},
             mu={k: a["mu"] for k, a in by_client.items()},

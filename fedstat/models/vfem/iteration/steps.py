@@ -54,7 +54,7 @@ def set_first_point(client: BlockState, theta: BlockParameters) -> None:
 
 
 def recentring(old: BlockParameters, new: BlockParameters) -> Array:
-    """By how much the centred intercept moves with the means, (mu_new - mu_old)'beta_new."""
+    """By how much the centered intercept moves with the means, (mu_new - mu_old)'beta_new."""
     return np.array((new.mu - old.mu) @ new.beta)
 
 
@@ -109,7 +109,7 @@ def block_log_likelihood(client: BlockState, theta: BlockParameters, factor: tup
 
 
 def largest_change(old: BlockParameters | None, new: BlockParameters, s2: float) -> float:
-    """Largest change of any parameter, of standardised columns and relative to the residual deviation."""
+    """Largest change of any parameter, of standardized columns and relative to the residual deviation."""
     if old is None:
         return float("1e300")
     return float(
@@ -154,24 +154,24 @@ def move_products(client: BlockState) -> Floats:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Steps of an institution in the iterations of VFEM with a normal response.
+# Steps of a site in the iterations of VFEM with a normal response.
 #
-# Notation of Tang, Wang, Feng and Li (TWFL): an institution k holds x_i^k in R^{p_k} for n_k of n entities,
-# beta_k, mu_k and Sigma_k; the active institution holds y_i, a and s2. Columns are standardised at their
-# institution once; the maximum likelihood estimate moves along with them.
+# Notation of Tang, Wang, Feng and Li (TWFL): a site k holds x_i^k in R^{p_k} for n_k of n entities,
+# beta_k, mu_k and Sigma_k; the active site holds y_i, a and s2. Columns are standardized at their
+# site once; the maximum likelihood estimate moves along with them.
 #
 # Released while iterating: one linear predictor per entity, scalars of the iteration, and at the end the
 # estimates. Under `z`, the other direction, stands (y_i - E[y_i | seen blocks]) / v_g(i).
 #
 # Of linear predictors, log-likelihoods, squared scores, products of moves and recentrings only sums over
-# institutions are needed, and masks may hide each institution's own. Needed by institution, and clear, are
+# sites are needed, and masks may hide each site's own. Needed by site, and clear, are
 # the scalars of its points (mu'beta and beta'Sigma beta, which weigh by missing pattern), its largest
 # change, and whether a point is admissible.
 
 
 POINTS: Mapping[str, ArrayDeclaration] = {
     "linear_predictor": per_entity(
-        "linear predictor x'beta of the institution's block", maskable=True, optional=True
+        "linear predictor x'beta of the site's block", maskable=True, optional=True
     ),
     "centres": control("products mu'beta of the points", 2, optional=True),
     "spreads": control("products beta'Sigma beta of the points", 3, optional=True),
@@ -183,7 +183,7 @@ ITERATION: Mapping[str, ArrayDeclaration] = {
     "change": control("largest change of a parameter", 0, optional=True),
     "products": control("inner products of moves", maskable=True, optional=True, wide=True),
 }
-RECENTRING = control("move of the centred intercept", 0, maskable=True, optional=True)
+RECENTRING = control("move of the centered intercept", 0, maskable=True, optional=True)
 
 
 @step(
@@ -210,11 +210,11 @@ def start(
     padded: Array,
     beta: Array | None = None,
 ) -> dict[str, Array]:
-    """Standardise the block and set the first point.
+    """Standardize the block and set the first point.
 
     `keep`, `rows`, `n` and `filled` are those of :func:`stage_block_state`; `memory` earlier points may be
     mixed;
-    `padded` linear predictors go out for all n entities, zero where the institution lacks them, since only so
+    `padded` linear predictors go out for all n entities, zero where the site lacks them, since only so
     can they be added up under masks; `beta` (p,) are starting coefficients in the units of the data.
     Released: the first linear predictor and scalars, and the extreme eigenvalues of the local covariance.
     """
@@ -251,8 +251,8 @@ def describe_points(client: BlockState) -> dict[str, Array]:
     "residuals set_rate shorten start step",
     takes={
         "weights": control("weights of the points"),
-        "z": per_entity("standardised residual of the response", weighs="residuals"),
-        "missing": aggregate("sums of z, z^2 and 1/v over entities the institution lacks"),
+        "z": per_entity("standardized residual of the response", weighs="residuals"),
+        "missing": aggregate("sums of z, z^2 and 1/v over entities the site lacks"),
         "s2": aggregate("residual variance", 0),
         "omega": control("step length", 0),
         "forget": control("whether to forget the previous evaluation", 0),
@@ -272,9 +272,9 @@ def take_step(
 ) -> dict[str, Array]:
     """Evaluate likelihood and score at a mixture of the points, and make the local M-step there.
 
-    `weights` (q,) of the points sum to one; z (n_k,) are standardised residuals of the institution's
+    `weights` (q,) of the points sum to one; z (n_k,) are standardized residuals of the site's
     entities, `missing` (3,) the sums of z, z^2 and 1/v over those that it lacks, `omega` the length of the
-    step of beta. `forget`: drop the previous evaluation first, which another institution found inadmissible.
+    step of beta. `forget`: drop the previous evaluation first, which another site found inadmissible.
 
     Released: ``inside``, which is 0, and nothing else comes, when the mixed Sigma has left the positive cone;
     the M-step's linear predictor and its scalars, the log-likelihood of the block less its maximum, the
@@ -285,7 +285,7 @@ def take_step(
     state.tell(client.weights(z, "residuals"))
     if forget:
         client.points, client.evaluated = client.previous
-    # Another institution may find the point inadmissible: this evaluation is then taken back.
+    # Another site may find the point inadmissible: this evaluation is then taken back.
     client.previous = list(client.points), list(client.evaluated)
     client.omega = float(omega)
     theta = extrapolate(client.points, weights)
@@ -361,8 +361,8 @@ def estimates(data: SiteData, state: State) -> dict[str, Array]:
 # ----------------------------------------------------------------------------------------------------
 # Steps of the response holder in the iterations of VFEM: its start, residuals, fitted values.
 #
-# Released while iterating: one standardised residual per entity, sums by missing pattern and scalars. Where
-# the coordinator sits at this institution nothing of it leaves, but for the residuals that the institutions
+# Released while iterating: one standardized residual per entity, sums by missing pattern and scalars. Where
+# the coordinator sits at this site nothing of it leaves, but for the residuals that the sites
 # are sent.
 
 
@@ -382,13 +382,13 @@ def start_response(data: SiteData, state: State, keep: Bools, code: Ints) -> dic
     FAMILY,
     "deal_product residuals sem_predictor set_rate shorten start_response step",
     takes={
-        "a": aggregate("centred intercept", 0),
+        "a": aggregate("centered intercept", 0),
         "s2": aggregate("residual variance", 0),
-        "eta": per_entity("sum of the institutions' linear predictors", weighs=""),
+        "eta": per_entity("sum of the sites' linear predictors", weighs=""),
         "t_missing": control("variance of missing linear predictors, by pattern"),
     },
     releases={
-        "z": per_entity("standardised residual of the response"),
+        "z": per_entity("standardized residual of the response"),
         "z1": declare_sums("sum of z by pattern"),
         "z2": declare_sums("sum of z^2 by pattern"),
     },
@@ -398,8 +398,8 @@ def residuals(
 ) -> dict[str, Array]:
     """E-step of the response: z_i = (y_i - a - eta_i) / v_g(i).
 
-    eta (n,) is the sum of the institutions' centred linear predictors over the blocks that an entity has,
-    `t_missing` (G,) that of t_k over the institutions that miss in each pattern; v is s2 more.
+    eta (n,) is the sum of the sites' centered linear predictors over the blocks that an entity has,
+    `t_missing` (G,) that of t_k over the sites that miss in each pattern; v is s2 more.
     """
     active = normal_response_of(state)
     patterns = int(active.code.max()) + 1
@@ -418,7 +418,7 @@ def residuals(
     },
 )
 def fitted(data: SiteData, state: State) -> dict[str, Array]:
-    """Release fitted values and residuals, one per entity, to a coordinator at this institution."""
+    """Release fitted values and residuals, one per entity, to a coordinator at this site."""
     active = normal_response_of(state)
     values = active.a + active.eta
     return {"fitted": values, "residuals": active.y - values}
